@@ -1,0 +1,59 @@
+# Everything runs from .venv, which `make install` creates; only Python 3.11+ and make are needed.
+
+PYTHON   ?= python3
+BIN      := .venv/bin
+STAMP    := .venv/.installed
+WORKERS  ?= 2
+EXAMPLES ?= 10000
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test soak lint format bench docs clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## create .venv and install Weft with its tools (again when pyproject.toml changes)
+
+# pip -q still prints warnings and errors; nothing is hidden.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "Weft needs Python 3.11 or later; %s is %s. Try: make PYTHON=python3.11 install" \
+	  % (sys.executable, sys.version.split()[0]))'
+	@test -x $(BIN)/python || { echo "creating .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing Weft and its development tools into .venv (the first time takes a few minutes)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@
+	@echo "installed"
+
+demo: install ## the paper's two-layer example in five layouts on 8 virtual devices
+	@$(BIN)/python examples/two_layers.py
+
+test: install ## all but the slow tests
+	@$(BIN)/python -m pytest -n $(WORKERS)
+
+# Chunks that passed are kept in .soak/, by the hash of the code; an interrupted run goes on from there.
+soak: install ## the slow tests, resumable (EXAMPLES=10000)
+	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m slow -n $(WORKERS) \
+	  --soak --hypothesis-profile=soak --timeout=3600
+
+lint: install ## formatting, lints and types, nothing is changed
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/mypy weft
+
+format: install ## format, and mend what the linter can
+	@$(BIN)/ruff check --fix-only
+	@$(BIN)/ruff format
+
+bench: install ## time Weft against hand-written JAX
+	@$(BIN)/python -m benchmarks.run
+
+docs: install ## build the documentation into site/
+	@$(BIN)/mkdocs build --strict
+
+clean: ## remove what can be made again, except .venv and the record of the soak
+	@rm -rf site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv and the record of the soak as well
+	@rm -rf .venv .soak

@@ -1,0 +1,130 @@
+"""Turns callables into comparable times: alternating rounds, medians, quartiles, paired ratios.
+
+The machine's speed drifts by more than the differences we look for. So all cases run in one process,
+one call each per round, and a case is compared with the baseline's call of the *same* round; the order
+rotates, so that no case always runs first.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with its lower and upper quartile."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(samples: list[float]) -> "Spread":
+        if len(samples) == 1:
+            return Spread(samples[0], samples[0], samples[0])
+        low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+        return Spread(median, low, high)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One case's times.
+
+    `seconds` is the spread of one call, `ratio` the median over the baseline's median, `paired` the
+    spread of the per-round ratios (the number to trust on a noisy machine).
+    """
+
+    seconds: Spread
+    ratio: float
+    paired: Spread
+    samples: tuple[float, ...]
+
+
+def once(case: Callable[[], Any]) -> float:
+    """Seconds of one awaited call."""
+    start = time.perf_counter()
+    # Awaited always: virtual CPU devices can deadlock when calls pile up.
+    jax.block_until_ready(case())
+    return time.perf_counter() - start
+
+
+def alternate(
+    cases: Mapping[str, Callable[[], Any]],
+    rounds: int = 20,
+    warmup: int = 2,
+    baseline: str | None = None,
+) -> dict[str, Timing]:
+    """Times the cases alternately, after `warmup` untimed calls of each.
+
+    `baseline` names the case that the ratios are against; the first one if not given.
+    """
+    names = list(cases)
+    if not names or rounds < 1:
+        raise ValueError(f"nothing to measure: {len(names)} cases, {rounds} rounds")
+    baseline = names[0] if baseline is None else baseline
+    if baseline not in cases:
+        raise ValueError(f"baseline {baseline!r} is not among the cases {names}")
+
+    for _ in range(warmup):
+        for name in names:
+            once(cases[name])
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(rounds):
+        turn = index % len(names)
+        for name in names[turn:] + names[:turn]:
+            samples[name].append(once(cases[name]))
+
+    base = samples[baseline]
+    return {
+        name: Timing(
+            seconds=Spread.of(own),
+            ratio=statistics.median(own) / statistics.median(base),
+            paired=Spread.of([mine / theirs for mine, theirs in zip(own, base, strict=True)]),
+            samples=tuple(own),
+        )
+        for name, own in samples.items()
+    }
+
+
+def markdown(timings: Mapping[str, Timing]) -> str:
+    """A Markdown table of the timings, in milliseconds; quartiles in brackets."""
+    lines = [
+        "| case | median ms | quartiles | ratio of medians | paired ratio | quartiles |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, timing in timings.items():
+        seconds, paired = timing.seconds, timing.paired
+        lines.append(
+            f"| {name} | {1e3 * seconds.median:.1f} | {1e3 * seconds.low:.1f}–{1e3 * seconds.high:.1f} "
+            f"| {timing.ratio:.3f} | {paired.median:.3f} | {paired.low:.3f}–{paired.high:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def trace_time(fn: Callable[..., Any], *args: Any, repeats: int = 7, cold: bool = False) -> Spread:
+    """Seconds of a fresh trace of `fn(*args)`: Python to jaxpr, no lowering, no compilation.
+
+    Arguments may be `jax.ShapeDtypeStruct`s. JAX caches traces by function object, so each repeat
+    wraps `fn` anew, and a jitted `fn` is unwrapped first. Functions that JAX caches *inside* `fn`
+    (bodies of `scan` and `checkpoint` defined outside it, the jitted functions of `jax.numpy`) stay
+    cached, as in a second trace of one process. `cold=True` drops those too, as in a new process; it
+    also drops every compiled program of this one.
+    """
+    python = getattr(fn, "__wrapped__", fn) if hasattr(fn, "trace") else fn
+
+    def fresh() -> Callable[..., Any]:
+        return lambda *given: python(*given)
+
+    jax.jit(fresh()).trace(*args)
+    samples = []
+    for _ in range(repeats):
+        if cold:
+            jax.clear_caches()
+        start = time.perf_counter()
+        jax.jit(fresh()).trace(*args)
+        samples.append(time.perf_counter() - start)
+    return Spread.of(samples)

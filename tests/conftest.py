@@ -1,0 +1,155 @@
+"""What all tests share: 8 virtual CPU devices, golden texts, hypothesis profiles, the resumable soak.
+
+JAX fixes its devices at first use, so they are set here, before any test module is imported.
+
+The soak is cut into chunks, each an ordinary test with its own seed. `--soak` writes the name of every
+slow test that passed to `.soak/passed`, beside a hash of the package and the tests, and leaves those out
+of the next run: an interrupted run goes on where it stopped, after a change of code it starts over.
+"""
+
+import difflib
+import functools
+import hashlib
+import os
+from pathlib import Path
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+SOAK_PASSED = ROOT / ".soak" / "passed"
+SOAK_CHUNK = 100  # examples in a chunk; fixed, so that a larger SOAK_EXAMPLES only adds chunks
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden texts")
+    parser.addoption("--soak", action="store_true", help="leave out slow tests that already passed")
+
+
+# -- hypothesis ------------------------------------------------------------------------------------
+
+# Compiling takes as long as it takes: no deadlines, and no complaint that drawing programs is slow.
+_patient = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
+}
+hypothesis.settings.register_profile("default", **_patient, derandomize=bool(os.environ.get("CI")))
+# The seed of a chunk says all about it: nothing is taken from an example database.
+hypothesis.settings.register_profile(
+    "soak", **_patient, max_examples=SOAK_CHUNK, database=None, derandomize=False
+)
+hypothesis.settings.load_profile("default")  # --hypothesis-profile, read later, overrides this
+
+
+# -- golden texts ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def golden(request):
+    """`golden(name, text)` compares text with tests/messages/NAME.txt, or rewrites that file.
+
+    `folder` is another folder under tests/. Trailing white space does not count.
+    """
+    update = request.config.getoption("--update-golden")
+
+    def check(name, text, folder="messages"):
+        path = TESTS / folder / f"{name}.txt"
+        text = "".join(line.rstrip() + "\n" for line in text.rstrip().splitlines())
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        where = path.relative_to(ROOT)
+        if not path.exists():
+            pytest.fail(f"{where} is missing; --update-golden writes it. Its text now:\n{text}")
+        expected = path.read_text(encoding="utf-8")
+        if text != expected:
+            lines = (expected.splitlines(), text.splitlines())
+            diff = "\n".join(difflib.unified_diff(*lines, str(where), "now", lineterm=""))
+            pytest.fail(f"{where} differs; if the new text is right, use --update-golden\n{diff}")
+
+    return check
+
+
+# -- the soak --------------------------------------------------------------------------------------
+
+
+def pytest_generate_tests(metafunc):
+    """A test that takes `soak_chunk` runs once per chunk of SOAK_EXAMPLES examples."""
+    if "soak_chunk" in metafunc.fixturenames:
+        examples = int(os.environ.get("SOAK_EXAMPLES", SOAK_CHUNK))
+        metafunc.parametrize("soak_chunk", range(-(-examples // SOAK_CHUNK)))
+
+
+@pytest.fixture
+def soak(soak_chunk):
+    """`soak(check, strategies…)` runs `check` on one chunk of examples, seeded by the chunk's number."""
+
+    def run(check, *strategies, **named_strategies):
+        test = hypothesis.given(*strategies, **named_strategies)(check)
+        profile = hypothesis.settings.get_profile("soak")
+        hypothesis.seed(soak_chunk)(hypothesis.settings(profile)(test))()
+
+    return run
+
+
+@functools.cache
+def _hash_files(folder, pattern):
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob(pattern)):
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _soak_line(nodeid):
+    """The record of a passed test: its name, and a hash of all code that may decide its outcome."""
+    code = _hash_files(ROOT / "weft", "**/*.py") + _hash_files(TESTS, "**/*.py")
+    return f"{hashlib.sha256(code.encode()).hexdigest()[:16]} {nodeid}"
+
+
+def pytest_configure(config):
+    if not config.getoption("--soak"):
+        return
+    if hasattr(config, "workerinput"):  # a worker: all collect the same, also a late replacement
+        config.soak_passed = frozenset(config.workerinput["soak_passed"])
+    else:
+        lines = SOAK_PASSED.read_text().splitlines() if SOAK_PASSED.exists() else []
+        config.soak_passed = frozenset(lines)
+        config.pluginmanager.register(_SoakRecorder())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Hand the record to a worker as it was when the run began."""
+    if node.config.getoption("--soak"):
+        node.workerinput["soak_passed"] = sorted(node.config.soak_passed)
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--soak"):
+        return
+    done = [item for item in items if _soak_line(item.nodeid) in config.soak_passed]
+    if done:
+        config.hook.pytest_deselected(items=done)
+        items[:] = [item for item in items if item not in set(done)]
+
+
+class _SoakRecorder:
+    """Appends each slow test that passed to the record, at once."""
+
+    def pytest_sessionfinish(self, session, exitstatus):
+        # All passed earlier, so none was left to run: that is success, not "no tests collected".
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.soak_passed:
+            session.exitstatus = pytest.ExitCode.OK
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" and report.passed and "slow" in report.keywords:
+            SOAK_PASSED.parent.mkdir(exist_ok=True)
+            with SOAK_PASSED.open("a") as record:
+                record.write(_soak_line(report.nodeid) + "\n")

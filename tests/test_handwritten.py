@@ -1,0 +1,107 @@
+"""The three hand-written train steps agree with each other, and their loss with NumPy in float64."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+# For a run of this file alone; an earlier choice of devices (conftest, XLA_FLAGS) stands.
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    if jax.config.jax_num_cpu_devices < 0:
+        jax.config.update("jax_num_cpu_devices", 8)
+
+from benchmarks import handwritten, measure  # noqa: E402
+
+TINY = handwritten.Size(layers=2, d_model=16, d_ff=32, heads=4, d_kv=8, vocab=40, length=6, batch=8)
+STEPS = 3
+
+
+def train(step, params, tokens, targets):
+    losses = []
+    for _ in range(STEPS):
+        loss, params = step(params, tokens, targets)
+        losses.append(jax.block_until_ready(loss).item())
+    return losses, {name: np.asarray(p) for name, p in params.items()}
+
+
+@pytest.fixture(scope="module")
+def single():
+    inputs = jax.device_put((handwritten.init(0, TINY), *handwritten.batch(1, TINY)))
+    return train(handwritten.single_step(), *inputs)
+
+
+@pytest.mark.parametrize("data, model", [(4, 2), (2, 4), (8, 1)], ids=lambda n: str(n))
+@pytest.mark.parametrize("make", [handwritten.jit_step, handwritten.shard_map_step], ids=lambda f: f.__name__)
+def test_parallel_steps_equal_one_device(make, data, model, single):
+    mesh = handwritten.make_mesh(data, model)
+    inputs = handwritten.place(mesh, handwritten.init(0, TINY), *handwritten.batch(1, TINY))
+    losses, params = train(make(mesh), *inputs)
+    assert losses[0] > losses[-1]
+    np.testing.assert_allclose(losses, single[0], rtol=1e-5)
+    assert params.keys() == single[1].keys()
+    for name, expected in single[1].items():
+        np.testing.assert_allclose(params[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_loss_equals_numpy(single):
+    p = {name: a.astype(np.float64) for name, a in handwritten.init(0, TINY).items()}
+    tokens, targets = handwritten.batch(1, TINY)
+
+    def norm(x, scale):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + handwritten.EPSILON) * scale
+
+    def log_softmax(x):
+        return x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
+
+    losses = []
+    for row, wanted in zip(tokens, targets, strict=True):
+        x = p["embedding"][row] + p["positions"]
+        for i in range(TINY.layers):
+            h = norm(x, p["attention_scale"][i])
+            for head in range(TINY.heads):
+                q, k, v = (h @ p[name][i, :, head] for name in ("wq", "wk", "wv"))
+                scores = q @ k.T / np.sqrt(TINY.d_kv)
+                scores[np.triu_indices(TINY.length, 1)] = -np.inf
+                x = x + np.exp(log_softmax(scores)) @ v @ p["wo"][i, head]
+            x = x + np.maximum(norm(x, p["feed_scale"][i]) @ p["w1"][i], 0) @ p["w2"][i]
+        scored = log_softmax(norm(x, p["final_scale"]) @ p["projection"])
+        losses.append(-scored[np.arange(TINY.length), wanted])
+    np.testing.assert_allclose(single[0][0], np.mean(losses), rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [handwritten.jit_step, handwritten.shard_map_step], ids=lambda f: f.__name__)
+def test_nothing_is_gathered(make):
+    mesh = handwritten.make_mesh()
+    inputs = handwritten.place(mesh, handwritten.init(0, TINY), *handwritten.batch(1, TINY))
+    text = make(mesh).lower(*inputs).compile().as_text()
+    assert "all-reduce" in text
+    for kind in ("all-gather", "all-to-all", "collective-permute"):
+        assert kind not in text
+
+
+def test_alternate_pairs_rounds():
+    calls = []
+    cases = {name: lambda name=name: calls.append(name) for name in "abc"}
+    timings = measure.alternate(cases, rounds=3, warmup=1, baseline="b")
+    assert "".join(calls) == "abc" + "abc" + "bca" + "cab"
+    assert timings["b"].ratio == 1 and timings["b"].paired == measure.Spread(1, 1, 1)
+    assert [len(t.samples) for t in timings.values()] == [3, 3, 3]
+    assert measure.markdown(timings).count("\n") == 4
+    with pytest.raises(ValueError, match="baseline 'd'"):
+        measure.alternate(cases, 1, 0, baseline="d")
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_trace_time_traces_afresh(cold):
+    runs = []
+
+    def body(x):
+        runs.append(None)
+        return x + 1
+
+    for fn in (body, jax.jit(body), jax.jit(jax.shard_map(body, mesh=handwritten.make_mesh(8, 1), in_specs=handwritten.P(), out_specs=handwritten.P()))):
+        runs.clear()
+        spread = measure.trace_time(fn, jax.ShapeDtypeStruct((8,), "float32"), repeats=4, cold=cold)
+        assert len(runs) == 5  # one to warm up
+        assert 0 < spread.low <= spread.median <= spread.high

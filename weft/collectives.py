@@ -1,0 +1,114 @@
+"""Collectives: the only file that calls `jax.lax`'s.
+
+Each takes an array and the mesh axes, and nothing of names. JAX's types say over which axes an array
+*varies* (holds different values on different devices). They catch a sum that was forgotten, not one
+that was made twice: `psum` of a value that does not vary multiplies it, so that is asserted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import linear_call
+
+Axes = tuple[str, ...]
+
+
+def varying(array: Any) -> frozenset[str]:
+    """The axes over which an array varies."""
+    return jax.typeof(array).mat.varying
+
+
+def _check(array: Any, axes: Axes) -> None:
+    missing = set(axes) - varying(array)
+    assert not missing, f"a collective over {missing}, over which {jax.typeof(array)} doesn't vary"
+
+
+def vary(array: Any, axes: Iterable[str]) -> Any:
+    """The same values, typed as varying; its transpose is the sum over the axes."""
+    missing = tuple(sorted(set(axes) - varying(array)))
+    return lax.pcast(array, missing, to="varying") if missing else array
+
+
+def index(axes: Axes) -> Any:
+    """This device's place along the axes, counted with the last axis fastest."""
+    return lax.axis_index(axes if len(axes) > 1 else axes[0]) if axes else 0
+
+
+def all_reduce(array: Any, axes: Axes) -> Any:
+    """The sum over the axes."""
+    _check(array, axes)
+    return lax.psum(array, axes)
+
+
+def all_reduce_max(array: Any, axes: Axes) -> Any:
+    """The maximum over the axes; it has no derivative."""
+    _check(array, axes)
+    return lax.pmax(lax.stop_gradient(array), axes)
+
+
+def all_reduce_min(array: Any, axes: Axes) -> Any:
+    """The minimum over the axes; it has no derivative."""
+    _check(array, axes)
+    return lax.pmin(lax.stop_gradient(array), axes)
+
+
+def all_gather(array: Any, axes: Axes, position: int, *, stays_varying: Iterable[str] = ()) -> Any:
+    """The pieces of one position put together.
+
+    The result still varies over the axes in `stays_varying`: there the transpose is a
+    reduce-scatter; over the others it is a local slice.
+    """
+    _check(array, axes)
+    stays = set(stays_varying)
+    rest = list(axes)
+    while rest:  # the last axis is the fastest, so the pieces come together from there
+        run = [rest.pop()]
+        while rest and (rest[-1] in stays) == (run[0] in stays):
+            run.insert(0, rest.pop())
+        to = "varying" if run[0] in stays else "invarying"
+        array = lax.all_gather(array, tuple(run), axis=position, tiled=True, to=to)
+    return array
+
+
+def reduce_scatter(array: Any, axes: Axes, position: int) -> Any:
+    """The sum over the axes, of which each device keeps its piece of one position."""
+    _check(array, axes)
+    return lax.psum_scatter(array, axes, scatter_dimension=position, tiled=True)
+
+
+def all_to_all(array: Any, axes: Axes, split: int, join: int) -> Any:
+    """One position is cut and its pieces sent out; those received are joined at another."""
+    _check(array, axes)
+    return lax.all_to_all(array, axes, split_axis=split, concat_axis=join, tiled=True)
+
+
+def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
+    """Send arrays from device to device along the axes; who receives nothing has zeros."""
+    _check(array, axes)
+    return lax.ppermute(array, axes if len(axes) > 1 else axes[0], pairs)
+
+
+def local_slice(array: Any, axes: Axes, position: int, block: int) -> Any:
+    """This device's block of one position: no traffic, and an all-gather as its transpose.
+
+    JAX's own transpose of a slice of an unvarying value is an all-reduce of zeros around the piece.
+    """
+
+    def piece(array: Any) -> Any:
+        start = index(axes) * block
+        return lax.dynamic_slice_in_dim(array, start, block, position)
+
+    gathered = set(axes) & varying(array)
+    if gathered or not jnp.issubdtype(array.dtype, jnp.inexact):
+        return piece(vary(array, axes))
+    return linear_call(
+        lambda _, x: piece(vary(x, axes)),
+        lambda _, x: all_gather(x, axes, position),
+        (),
+        array,
+    )

@@ -1,0 +1,157 @@
+"""The context of a program while it is traced: its mesh, its layout, and the forms it remembers.
+
+Inside a program a tensor may be wanted in several forms: made varying over an axis, gathered, its
+pending sum resolved. Each form must be made once per tensor, not once per use: with `h` feeding q, k
+and v, three casts of `h` to varying would put three all-reduces into the backward pass, one shared cast
+leaves one. The forms are kept in a stack of frames, one for each JAX trace that we open (program, scan,
+grad, …), never on the tensor itself, where they would leak tracers.
+
+A form of a tensor that belongs to an outer frame is made *in that frame*, outside the loop: a weight
+shared by the steps of a scan is cast once, and its gradient is summed once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend import core as jax_core
+
+from .dims import Dim
+from .layout import Layout, Splits
+from .mesh import Mesh
+
+
+class PendingCarry(Exception):
+    """A loop adds a pending sum to a carry that it began resolved; the loop starts over."""
+
+    def __init__(self, frame: Frame, leaf: int, axes: frozenset[str]):
+        super().__init__()
+        self.frame, self.leaf, self.axes = frame, leaf, axes
+
+
+class Frame:
+    """One JAX trace and the forms that were made in it."""
+
+    def __init__(self, lifts_collectives: bool = True):
+        self.state = jax_core.get_opaque_trace_state()
+        with jax_core.take_current_trace() as trace:
+            self.trace = trace
+        self.forms: dict[Any, tuple[Any, Any]] = {}
+        self.known: dict[int, Any] = {}  # arrays of this trace by id; held, so that ids stay theirs
+        self.used: set[Any] = set()  # the forms that were asked for again
+        self.carries: dict[int, int] = {}  # a loop's resolved carries: id of the array → leaf
+        self.lifts_collectives = lifts_collectives
+
+
+class Context:
+    """What an op has to know about the program that is being traced."""
+
+    def __init__(self, mesh: Mesh, layout: Layout):
+        self.mesh, self.layout = mesh, layout
+        self.frames: list[Frame] = []
+        self.mapped: frozenset[str] = frozenset()  # axes of dims that an enclosing vmap hides
+        self.captured: dict[int, Any] = {}  # global tensors met inside, by id of their storage
+        self.captured_inputs: dict[int, Any] = {}  # the same, as inputs of this trace
+        self.dims_met: dict[str, Dim] = {}
+
+    def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
+        """How this program splits a tensor with these dims."""
+        for dim in dims:
+            self.dims_met.setdefault(dim.name, dim)
+        return self.layout.splits(dims, self.mesh, role)
+
+    def ways(self, axes: tuple[str, ...]) -> int:
+        """How many pieces these axes cut a dim into."""
+        return self.mesh.ways(axes)
+
+    def slice_size(self, dim: Dim, axes: tuple[str, ...]) -> int:
+        """The size of one device's piece of a dim, padding included."""
+        return -(-dim.size // self.ways(axes))
+
+    def know(self, array: Any) -> None:
+        """Note that an array belongs to the trace at hand, so that its forms can be remembered."""
+        top = self.frames[-1]
+        if top.state == jax_core.get_opaque_trace_state():
+            top.known[id(array)] = array
+
+    def remember(
+        self, array: Any, asked: Any, make: Callable[[Any], Any], *, collective: bool
+    ) -> Any:
+        """`make(array)`, once per array and request, in the outermost frame that allows it."""
+        key = (id(array), asked)
+        for frame in reversed(self.frames):
+            if key in frame.forms:
+                frame.used.add(key)
+                return frame.forms[key][1]
+        top = self.frames[-1]
+        if top.state != jax_core.get_opaque_trace_state():
+            return make(array)  # a raw JAX transformation inside ours: its tracers are not to be kept
+        home = top
+        for frame in reversed(self.frames):
+            home = frame
+            if id(array) in frame.known or (collective and not frame.lifts_collectives):
+                break
+        else:
+            home = top
+        if home is top:
+            made = make(array)
+        else:
+            with jax_core.set_current_trace(home.trace):
+                made = make(array)
+        home.forms[key] = (array, made)
+        home.known[id(made)] = made
+        return made
+
+    def wants_pending(self, array: Any, axes: frozenset[str]) -> None:
+        """A pending sum is about to be added to this array: if it is a carry, it had better pend too."""
+        frame = self.frames[-1]
+        if id(array) in frame.carries:
+            raise PendingCarry(frame, frame.carries[id(array)], axes)
+
+    @contextlib.contextmanager
+    def frame(self, lifts_collectives: bool = True) -> Iterator[Frame]:
+        """A frame for the JAX trace that has just been opened."""
+        frame = Frame(lifts_collectives)
+        self.frames.append(frame)
+        try:
+            yield frame
+        finally:
+            self.frames.remove(frame)
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.contexts: list[Context] = []
+
+
+_STACK = _Stack()
+
+
+def current() -> Context | None:
+    """The innermost program that is being traced, or None when ops run eagerly."""
+    return _STACK.contexts[-1] if _STACK.contexts else None
+
+
+def require() -> Context:
+    """The innermost program that is being traced."""
+    assert _STACK.contexts, "an op's lowering ran outside a program"
+    return _STACK.contexts[-1]
+
+
+@contextlib.contextmanager
+def entered(context: Context) -> Iterator[Context]:
+    """Trace inside a program."""
+    _STACK.contexts.append(context)
+    try:
+        yield context
+    finally:
+        _STACK.contexts.pop()
+
+
+def is_traced(array: Any) -> bool:
+    """Whether an array is a tracer."""
+    return isinstance(array, jax.core.Tracer)

@@ -1,0 +1,329 @@
+"""Forms: bring a tensor inside a program into the form that an op needs.
+
+A form is: which axes split each dim, over which axes a sum is still pending, and over which further axes
+the array has been made varying. `relayout` goes from one to another with the fewest bytes:
+
+    pending, then split on that axis     reduce-scatter
+    newly split                          local slice, no traffic
+    split elsewhere                      all-to-all
+    no longer split                      all-gather
+    still pending                        all-reduce
+
+Every form is made once per tensor (`Context.remember`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from . import collectives, context
+from .collectives import Axes
+from .context import Context
+from .dims import Dim
+from .errors import LayoutError, ProgramError, TensorTypeError
+from .layout import Splits
+from .tensor import Tensor, at_rest, describe, place
+
+
+class Overcast(Exception):
+    """A tensor that a scan made varying beforehand is needed unvarying; the scan starts over."""
+
+
+# Into the program
+
+
+def slice_tensor(
+    array: Any, dims: Sequence[Dim], splits: Splits | None = None, pending: Iterable[str] = ()
+) -> Tensor:
+    """An op's result: a slice with these dims, split as the layout says unless told otherwise."""
+    program = context.require()
+    dims = tuple(dims)
+    splits = program.splits(dims) if splits is None else splits
+    pending = frozenset(pending)
+    split_axes = {axis for axes in splits for axis in axes}
+    array = collectives.vary(array, split_axes | pending)
+    program.know(array)
+    clash = program.mapped & split_axes
+    if clash:
+        names = ", ".join(d.name for d, axes in zip(dims, splits, strict=True) if clash & set(axes))
+        raise LayoutError(
+            f"{names} is on axis {', '.join(sorted(clash))}, over which an enclosing vmap is split",
+            rule="a tensor can have at most one dim on an axis, the dims of an enclosing vmap included",
+            hint="drop one of the rules, or rename the dim",
+        )
+    return Tensor(
+        array, dims, mesh=program.mesh, layout=program.layout, splits=splits, pending=pending
+    )
+
+
+def from_whole(array: Any, dims: Sequence[Dim]) -> Tensor:
+    """A tensor inside a program from an array of the true size that every device has."""
+    array = jnp.asarray(array)
+    if collectives.varying(array) - context.require().mapped:
+        raise ProgramError(
+            f"an array that varies over {', '.join(sorted(collectives.varying(array)))} was named "
+            "as if it were whole",
+            rule="inside a program a raw array must be the same on all devices",
+            hint="work on slices with wf.local(fn, *tensors, out=dims)",
+        )
+    return slice_tensor(array, dims, splits=((),) * len(dims))
+
+
+def as_slice(x: Any) -> Tensor:
+    """An operand as a slice: whole tensors become inputs of the program, numbers become constants."""
+    if isinstance(x, Tensor):
+        return x if x.is_slice else _capture(x)
+    if getattr(x, "shape", ()) == () and (hasattr(x, "dtype") or isinstance(x, int | float | complex)):
+        return slice_tensor(jnp.asarray(x), ())
+    raise _raw(x)
+
+
+def _raw(x: Any) -> TensorTypeError:
+    return TensorTypeError(
+        f"{type(x).__name__} of shape {getattr(x, 'shape', '?')} is not a tensor"
+        if hasattr(x, "shape")
+        else f"{x!r} is not a tensor",
+        rule="operands are tensors or numbers; a raw array has no names to match by",
+        hint='name its dimensions: wf.tensor(array, "batch=64 d_model=256")',
+    )
+
+
+def _capture(t: Tensor) -> Tensor:
+    """A whole tensor met inside a program: one of its inputs, or noted to become one."""
+    program = context.require()
+    check_same_place(t, program)
+    key = id(t._array)
+    if key in program.captured_inputs:
+        return program.captured_inputs[key]
+    placed = place(t, program.mesh, program.layout)
+    program.captured[key] = (t, placed)
+    # Until the second trace, where it is an input: zeros of the right type.
+    splits = at_rest(placed)
+    shape = tuple(program.slice_size(d, a) for d, a in zip(t.dims, splits, strict=True))
+    blank = slice_tensor(jnp.zeros(shape, t.dtype), t.dims, splits)
+    return Tensor(
+        blank._array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=splits
+    )
+
+
+def check_same_place(t: Tensor, program: Context) -> None:
+    """An error if a tensor lives on another mesh or layout than the program."""
+    if t.mesh is not None and t.mesh != program.mesh:
+        raise LayoutError(
+            f'{describe(t)} lives on mesh "{t.mesh}", and the program runs on mesh "{program.mesh}"',
+            rule="the tensors of one operation live on one mesh",
+            hint="move it with wf.place(t, mesh, layout)",
+        )
+    if t.mesh is not None and t.layout != program.layout:
+        raise LayoutError(
+            f"{describe(t)} is laid out by {t.layout!r}, and the program by {program.layout!r}",
+            rule="the tensors of one operation have one layout",
+            hint="move it with wf.place(t, mesh, layout)",
+        )
+
+
+# From form to form
+
+
+def settle(t: Tensor, role: str | None = None) -> Tensor:
+    """The form its layout says: split by its role's rules, nothing pending."""
+    program = context.require()
+    role = t.role if role is None else role
+    splits = program.splits(t.dims, role)
+    array = in_form(t, splits)
+    extra = collectives.varying(array) - {axis for axes in splits for axis in axes}
+    if extra - program.mapped:
+        raise Overcast
+    if array is t._held and role == t.role:
+        return t
+    return Tensor(array, t.dims, role=role, mesh=program.mesh, layout=program.layout, splits=splits)
+
+
+def home(t: Tensor) -> Splits:
+    """How an op wants this tensor: split by the layout's rules for values."""
+    return context.require().splits(t.dims)
+
+
+def in_form(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -> Any:
+    """The tensor's array, split as told (by default as the layout says), varying over `axes` too."""
+    program = context.require()
+    splits = home(t) if splits is None else splits
+    array, axes = t._held, frozenset(axes)
+    if t.splits != splits or t.pending:
+        assert t.splits is not None
+        gathered = {a for old in t.splits for a in old} - {a for new in splits for a in new}
+        asked = ("form", t.splits, t.pending, splits, axes & gathered)
+        array = program.remember(
+            array,
+            asked,
+            lambda _: relayout(t._array, t.dims, t.splits, t.pending, splits, axes),
+            collective=True,
+        )
+    missing = axes - collectives.varying(array)
+    if not missing:
+        return t._array if array is t._held else array
+    return program.remember(
+        array,
+        ("vary", missing),
+        lambda held: collectives.vary(t._array if held is t._held else held, missing),
+        collective=False,
+    )
+
+
+def together(tensors: Sequence[Tensor], splits: Sequence[Splits] | None = None) -> list[Any]:
+    """The tensors' arrays, split as told, all varying over the same axes."""
+    wanted = [home(t) for t in tensors] if splits is None else splits
+    axes: set[str] = set()
+    for t, new in zip(tensors, wanted, strict=True):
+        axes |= {a for one in new for a in one}
+        moved = {a for one in t.splits or () for a in one} | t.pending
+        axes |= collectives.varying(t._held) - moved
+    return [in_form(t, new, axes) for t, new in zip(tensors, wanted, strict=True)]
+
+
+def relayout(
+    array: Any,
+    dims: Sequence[Dim],
+    old: Splits | None,
+    pending: frozenset[str],
+    new: Splits,
+    axes: frozenset[str] = frozenset(),
+) -> Any:
+    """An array split as `old`, with a pending sum, as an array split as `new` without one.
+
+    Args:
+      axes: where a consumer varies, a gathered array stays varying, so that the transpose is a
+        reduce-scatter.
+    """
+    assert old is not None
+    program = context.require()
+    now, open_axes = list(old), set(pending)
+    stays = {axis for one in new for axis in one} | axes
+
+    def block(position: int, axes: Axes) -> int:
+        return program.slice_size(dims[position], axes)
+
+    def nests(position: int, outer: Axes, inner: Axes) -> bool:
+        """Whether the blocks of `inner` (which continues `outer`) lie within those of `outer`."""
+        if inner[: len(outer)] != outer:
+            return False
+        rest = program.ways(inner[len(outer) :])
+        return not outer or block(position, outer) == rest * block(position, inner)
+
+    def grows(position: int) -> Axes:
+        """The axes that are to be added at the end of this dim's."""
+        if now[position] != new[position] and nests(position, now[position], new[position]):
+            return new[position][len(now[position]) :]
+        return ()
+
+    def kept(position: int) -> Axes:
+        """The axes that stay: those that both forms begin with, if their blocks nest."""
+        both = 0
+        while now[position][: both + 1] == new[position][: both + 1] != now[position][:both]:
+            both += 1
+        keep = now[position][:both]
+        return keep if nests(position, keep, now[position]) else ()
+
+    def split(array: Any, position: int, added: Axes) -> Any:
+        """Room for the pieces: a whole dim is padded to a multiple of them."""
+        return _resize(array, position, program.ways(added) * block(position, new[position]))
+
+    while True:
+        busy = {axis for one in now for axis in one} | open_axes
+        wrong = [p for p in range(len(dims)) if now[p] != new[p]]
+        scatter = next((p for p in wrong if grows(p) and set(grows(p)) <= open_axes), None)
+        if scatter is not None:
+            added = grows(scatter)
+            array = collectives.reduce_scatter(split(array, scatter, added), added, scatter)
+            open_axes -= set(added)
+            now[scatter] = new[scatter]
+            continue
+        free = next((p for p in wrong if grows(p) and not set(grows(p)) & busy), None)
+        if free is not None:
+            added = grows(free)
+            array = split(array, free, added)
+            array = collectives.local_slice(array, added, free, block(free, new[free]))
+            now[free] = new[free]
+            continue
+        if open_axes:
+            array = collectives.all_reduce(array, tuple(sorted(open_axes)))
+            array = collectives.vary(array, open_axes & axes)
+            open_axes = set()
+            continue
+        if not wrong:
+            return array
+        shrinking = [p for p in wrong if not grows(p)]
+        for source in shrinking:
+            keep = kept(source)
+            moved = now[source][len(keep) :]
+            target = next((p for p in wrong if grows(p) == moved), None)
+            if target is not None:
+                array = collectives.all_to_all(split(array, target, moved), moved, target, source)
+                array = _resize(array, source, block(source, keep))
+                now[source], now[target] = keep, new[target]
+                break
+        else:
+            source = min(shrinking, key=lambda p: program.ways(now[p]))
+            keep = kept(source)
+            gone = now[source][len(keep) :]
+            array = collectives.all_gather(array, gone, source, stays_varying=stays)
+            array = _resize(array, source, block(source, keep))
+            now[source] = keep
+
+
+def _resize(array: Any, position: int, size: int) -> Any:
+    """Zeros added, or padding cut off, at the end of one position."""
+    have = array.shape[position]
+    if have < size:
+        pads = [(0, 0, 0)] * array.ndim
+        pads[position] = (0, size - have, 0)
+        return lax.pad(array, jnp.zeros((), array.dtype), pads)
+    return array if have == size else lax.slice_in_dim(array, 0, size, axis=position)
+
+
+# Padding
+
+
+def start_of(axes: Axes, block: int) -> Any:
+    """Where this device's block begins in the whole dim."""
+    return collectives.index(axes) * block if axes else 0
+
+
+def positions(dim: Dim, axes: Axes) -> Any:
+    """The places of this device's block in the whole dim, as int32."""
+    program = context.require()
+    block = program.slice_size(dim, axes)
+    return lax.iota(jnp.int32, block) + jnp.int32(start_of(axes, block))
+
+
+def is_uneven(dim: Dim, axes: Axes) -> bool:
+    """Whether some device's block of this dim has padding."""
+    return bool(axes) and dim.size % context.require().ways(axes) != 0
+
+
+def valid(dims: Sequence[Dim], splits: Splits, only: Iterable[Dim] | None = None) -> Any:
+    """True where a slice holds an element and False where it is padding; None if nowhere."""
+    mask = None
+    for position, (dim, axes) in enumerate(zip(dims, splits, strict=True)):
+        if is_uneven(dim, axes) and (only is None or dim in only):
+            here = positions(dim, axes) < dim.size
+            here = here.reshape([-1 if p == position else 1 for p in range(len(dims))])
+            mask = here if mask is None else mask & here
+    return mask
+
+
+def fill_padding(
+    array: Any, dims: Sequence[Dim], splits: Splits, value: Any = 0, only: Iterable[Dim] | None = None
+) -> Any:
+    """The slice with its padding set to a value, by default back to zero."""
+    mask = valid(dims, splits, only)
+    if mask is None:
+        return array
+    axes = collectives.varying(array) | collectives.varying(mask)
+    array = collectives.vary(array, axes)
+    filling = jnp.asarray(value, array.dtype)
+    return jnp.where(collectives.vary(mask, axes), array, collectives.vary(filling, axes))

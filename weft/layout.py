@@ -1,0 +1,172 @@
+"""Layouts: which dims are split over which axes.
+
+A layout is a set of rules `dim:axis`. It says nothing about any tensor; it speaks of names, and so the
+same dim is split the same way everywhere. Take a mesh of 4 × 2 processors and
+
+    >>> layout = Layout("batch:data d_ff:model")
+
+Every tensor with a dim `batch` is cut into 4 along it, every tensor with a dim `d_ff` into 2, and one
+with neither is held whole by all. To split a tensor otherwise, rename its dim. A rule may name several
+axes (`batch:pod+data`), and several dims may name one axis (`d_ff:model heads:model`), as long as no
+tensor has two dims on one axis.
+
+State may be stored in another layout than it is used in: `params=` and `optimizer=` are rules that
+come on top for tensors with that role.
+
+    >>> Layout("batch:data d_ff:model", params="d_model:data").rules_for("param")
+    {'batch': ('data',), 'd_ff': ('model',), 'd_model': ('data',)}
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .dims import Dim, parse_pairs, show
+from .errors import LayoutError, nearest
+from .mesh import Mesh
+
+Splits = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that split it
+Rules = tuple[tuple[str, tuple[str, ...]], ...]
+
+ROLES = ("value", "param", "optimizer")
+
+
+class Layout:
+    """Rules `dim:axis`.
+
+    Args:
+      rules: `"batch:data d_ff:model"`, `"batch:pod+data;d_ff:model"`, a mapping, or pairs.
+      params: further rules for stored parameters (gathered where they are used).
+      optimizer: further rules for optimizer state; by default those of `params`.
+    """
+
+    __slots__ = ("_hash", "_key", "_rules")
+
+    def __init__(self, rules: Any = (), *, params: Any = None, optimizer: Any = None):
+        if isinstance(rules, Layout):
+            self._rules = rules._rules
+        else:
+            base = _parse(rules)
+            stored = base | (_parse(params) if params is not None else {})
+            state = base | _parse(optimizer) if optimizer is not None else stored
+            self._rules = {"value": base, "param": stored, "optimizer": state}
+        self._key = tuple(tuple(sorted(self._rules[role].items())) for role in ROLES)
+        self._hash = hash(self._key)
+
+    def rules_for(self, role: str = "value") -> dict[str, tuple[str, ...]]:
+        """Axes by dim name, for tensors with this role."""
+        return self._rules[role]
+
+    @property
+    def dim_names(self) -> set[str]:
+        """The dims that any rule speaks of."""
+        return {name for rules in self._rules.values() for name in rules}
+
+    def check(self, mesh: Mesh) -> None:
+        """An error if a rule names an axis that the mesh has not."""
+        unknown = {
+            (name, axis)
+            for rules in self._rules.values()
+            for name, axes in rules.items()
+            for axis in axes
+            if axis not in mesh.shape
+        }
+        if unknown:
+            shown = ", ".join(f"{axis}{nearest(axis, mesh.names)}" for _, axis in sorted(unknown))
+            raise LayoutError(
+                f'mesh "{mesh}" has no axis {shown}',
+                "rules: " + " ".join(f"{name}:{axis}" for name, axis in sorted(unknown)),
+                rule="a rule is dim:axis, and the axis is one of the mesh's",
+                hint=f"the axes are {', '.join(mesh.names) or 'none: the mesh is one device'}",
+            )
+
+    def splits(self, dims: Sequence[Dim], mesh: Mesh, role: str = "value") -> Splits:
+        """For each dim the axes that split it (axes of size 1 left out); an error if illegal."""
+        return _splits(self, tuple(dims), mesh, role)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Layout) and self._key == other._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        return _show_rules(self._rules["value"])
+
+    def __repr__(self) -> str:
+        base = self._rules["value"]
+        parts = [f'"{self}"']
+        for word, role, under in (("params", "param", base), ("optimizer", "optimizer", None)):
+            rules = self._rules[role]
+            under = self._rules["param"] if under is None else under
+            if rules != under:
+                more = {k: v for k, v in rules.items() if base.get(k) != v}
+                parts.append(f'{word}="{_show_rules(more)}"')
+        return f"Layout({', '.join(parts)})"
+
+
+def _show_rules(rules: Mapping[str, tuple[str, ...]]) -> str:
+    return " ".join(f"{name}:{'+'.join(axes)}" for name, axes in rules.items())
+
+
+def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
+    if isinstance(rules, str):
+        pairs: list[Any] = parse_pairs(rules, ":=", LayoutError, "rule", r"[A-Za-z_][\w.'+]*")
+    else:
+        pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
+    parsed: dict[str, tuple[str, ...]] = {}
+    for pair in pairs:
+        good = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)
+        if not good or not isinstance(pair[1], str | tuple | list):
+            raise LayoutError(
+                f"{pair!r} is not a rule",
+                rule="a rule is a dim's name and an axis, or several axes joined by +",
+                hint='for example "batch:data d_ff:model" or [("batch", "data")]',
+            ).located()
+        name = pair[0]
+        axes = tuple(pair[1].split("+")) if isinstance(pair[1], str) else tuple(pair[1])
+        if parsed.get(name, axes) != axes or len(set(axes)) < len(axes) or "" in axes:
+            raise LayoutError(
+                f"dim {name} has the rules {name}:{'+'.join(parsed.get(name, axes))} and "
+                f"{name}:{'+'.join(axes)}"
+                if name in parsed
+                else f"rule {name}:{'+'.join(axes)} names an axis twice or not at all",
+                rule="a dim has one rule; several axes are joined by +",
+                hint=f"for example {name}:pod+data",
+            ).located()
+        parsed[name] = axes
+    return parsed
+
+
+@functools.lru_cache(maxsize=None)
+def _splits(layout: Layout, dims: tuple[Dim, ...], mesh: Mesh, role: str) -> Splits:
+    rules = layout.rules_for(role)
+    splits = tuple(
+        tuple(axis for axis in rules.get(dim.name, ()) if mesh.shape[axis] > 1) for dim in dims
+    )
+    check_disjoint(dims, splits, layout, mesh)
+    return splits
+
+
+def check_disjoint(dims: Sequence[Dim], splits: Splits, layout: Layout, mesh: Mesh) -> None:
+    """An error if two dims are on one axis."""
+    on: dict[str, list[Dim]] = {}
+    for dim, axes in zip(dims, splits, strict=True):
+        for axis in axes:
+            on.setdefault(axis, []).append(dim)
+    for axis, several in on.items():
+        if len(several) > 1:
+            names = [dim.name for dim in several]
+            free = [a for a in mesh.names if a not in on and mesh.shape[a] > 1]
+            ways = f'put {names[0]} on {free[0]} ("{names[0]}:{free[0]}"), or ' if free else ""
+            rules = layout.rules_for("value")
+            raise LayoutError(
+                f"{' and '.join(names)} of [{show(dims)}] are both on axis {axis}",
+                f"rules: {' '.join(n + ':' + '+'.join(rules.get(n, (axis,))) for n in names)}"
+                f"     mesh: {mesh}",
+                rule="a tensor, and an einsum's union of dims, can have at most one dim on an "
+                "axis; the axis would have to hold two different pieces",
+                hint=f"{ways}drop one of the two rules, or rename one of the dims",
+            )

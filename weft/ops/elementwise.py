@@ -1,0 +1,337 @@
+"""Element-wise functions, broadcasting by name: local work, no collectives.
+
+One row for each function: the JAX function, whether f(0) = 0 (else padding is set back to zero), and
+whether it, or its derivative, is infinite or undefined at 0 (then padding is fed with ones, so that no
+0 · ∞ reaches a gradient).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import collectives, context
+from ..dims import Dim, union
+from ..errors import TensorTypeError
+from ..forms import as_slice, fill_padding, slice_tensor, together
+from ..layout import Splits
+from ..spmd import op
+from ..tensor import Tensor, describe
+
+NUMBERS = (int, float, complex, np.number)
+
+
+def elementwise(fn: Callable[..., Any], operands: Sequence[Any], zero: bool, safe: bool) -> Tensor:
+    """`fn` on the slices of all operands, aligned by name."""
+    tensors = [x if isinstance(x, NUMBERS) else as_slice(x) for x in operands]
+    named = [t for t in tensors if isinstance(t, Tensor)]
+    dims = union(t.dims for t in named)
+    splits, arrays = aligned(named, dims)
+    if safe:
+        arrays = [
+            fill_padding(a, dims, splits, 1, only=t.dims)
+            for a, t in zip(arrays, named, strict=True)
+        ]
+    rest = iter(arrays)
+    result = fn(*[next(rest) if isinstance(t, Tensor) else t for t in tensors])
+    if safe or not zero or any(set(t.dims) != set(dims) for t in named) or len(named) < len(tensors):
+        result = fill_padding(result, dims, splits)
+    return slice_tensor(result, dims, splits)
+
+
+def aligned(tensors: Sequence[Tensor], dims: Sequence[Dim]) -> tuple[Splits, list[Any]]:
+    """The slices of tensors, split alike, with their dimensions in the order of `dims`."""
+    by_name = _held_in_common(tensors, dims)
+    wanted = [tuple(by_name[d.name] for d in t.dims) for t in tensors]
+    arrays = together(tensors, wanted)
+    splits = tuple(by_name[d.name] for d in dims)
+    return splits, [align(a, t.dims, dims) for a, t in zip(arrays, tensors, strict=True)]
+
+
+def _held_in_common(tensors: Sequence[Tensor], dims: Sequence[Dim]) -> dict[str, Any]:
+    """The split of each dim: the layout's, or the operands' own if they all hold back the same gather.
+
+    An element-wise function commutes with a gather, so it can stay held back; a pending sum over the
+    held axes meets it by a reduce-scatter. (So the update of optimizer state stays where it is stored.)
+    """
+    names = tuple(d.name for d in dims)
+    home = dict(zip(names, context.require().splits(tuple(dims)), strict=True))
+    full = [t for t in tensors if t.dims]
+    settled = [t for t in full if not t.pending]
+    if not settled or any(len(t.dims) != len(dims) for t in full):
+        return home
+    forms = [dict(zip((d.name for d in t.dims), t.splits or (), strict=True)) for t in settled]
+    form = forms[0]
+    if form == home or any(f != form for f in forms):
+        return home
+    if any(home[n] and form[n] != home[n] for n in names):
+        return home
+    held = {axis for n in names if form[n] != home[n] for axis in form[n]}
+    if any(t.pending and not t.pending <= held for t in full):
+        return home
+    return form
+
+
+def align(array: Any, have: Sequence[Dim], want: Sequence[Dim]) -> Any:
+    """The array with its dimensions in the order of `want`, size 1 where it has none."""
+    if tuple(have) == tuple(want) or not have:
+        return array
+    order = [d for d in want if d in have]
+    if list(have) != order:
+        array = array.transpose([list(have).index(d) for d in order])
+    if order == list(want[len(want) - len(order) :]):
+        return array  # leading dimensions broadcast by themselves
+    sizes = iter(array.shape)
+    return array.reshape([next(sizes) if d in have else 1 for d in want])
+
+
+def _all_pending(operands: Sequence[Any]) -> bool:
+    """Whether all operands are pending sums over the same axes, in the same form."""
+    first = operands[0]
+    return all(
+        isinstance(t, Tensor)
+        and t.is_slice
+        and t.pending
+        and t.pending == first.pending
+        and set(zip(t.dims, t.splits, strict=True)) == set(zip(first.dims, first.splits, strict=True))
+        for t in operands
+    )
+
+
+def _linear(fn: Callable[..., Any], operands: Sequence[Tensor], *numbers: Any) -> Tensor:
+    """A linear function of pending sums: still pending."""
+    first = operands[0]
+    axes = frozenset().union(*(collectives.varying(t._held) for t in operands))
+    arrays = [in_varying(t, axes) for t in operands]
+    arrays = [align(a, t.dims, first.dims) for a, t in zip(arrays, operands, strict=True)]
+    return slice_tensor(fn(*arrays, *numbers), first.dims, first.splits, first.pending)
+
+
+def in_varying(t: Tensor, axes: frozenset[str]) -> Any:
+    """A tensor's array as it is, pending sum and all, varying over further axes."""
+    return collectives.vary(t._array, axes)
+
+
+# The tables
+
+UNARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
+    # name: (function, f(0) = 0, infinite or undefined at 0)
+    "abs": (jnp.abs, True, False),
+    "arccos": (jnp.arccos, False, False),
+    "arccosh": (jnp.arccosh, False, True),
+    "arcsin": (jnp.arcsin, True, False),
+    "arcsinh": (jnp.arcsinh, True, False),
+    "arctan": (jnp.arctan, True, False),
+    "arctanh": (jnp.arctanh, True, False),
+    "bitwise_not": (jnp.bitwise_not, False, False),
+    "cbrt": (jnp.cbrt, True, True),
+    "ceil": (jnp.ceil, True, False),
+    "cos": (jnp.cos, False, False),
+    "cosh": (jnp.cosh, False, False),
+    "elu": (jax.nn.elu, True, False),
+    "erf": (jax.scipy.special.erf, True, False),
+    "erfc": (jax.scipy.special.erfc, False, False),
+    "erfinv": (jax.scipy.special.erfinv, True, False),
+    "exp": (jnp.exp, False, False),
+    "exp2": (jnp.exp2, False, False),
+    "expm1": (jnp.expm1, True, False),
+    "floor": (jnp.floor, True, False),
+    "gelu": (jax.nn.gelu, True, False),
+    "isfinite": (jnp.isfinite, False, False),
+    "isinf": (jnp.isinf, True, False),
+    "isnan": (jnp.isnan, True, False),
+    "leaky_relu": (jax.nn.leaky_relu, True, False),
+    "lgamma": (jax.scipy.special.gammaln, False, True),
+    "log": (jnp.log, False, True),
+    "log10": (jnp.log10, False, True),
+    "log1p": (jnp.log1p, True, False),
+    "log2": (jnp.log2, False, True),
+    "log_sigmoid": (jax.nn.log_sigmoid, False, False),
+    "logical_not": (jnp.logical_not, False, False),
+    "reciprocal": (jnp.reciprocal, False, True),
+    "relu": (jax.nn.relu, True, False),
+    "relu6": (jax.nn.relu6, True, False),
+    "round": (jnp.round, True, False),
+    "rsqrt": (jax.lax.rsqrt, False, True),
+    "selu": (jax.nn.selu, True, False),
+    "sigmoid": (jax.nn.sigmoid, False, False),
+    "sign": (jnp.sign, True, False),
+    "silu": (jax.nn.silu, True, False),
+    "sin": (jnp.sin, True, False),
+    "sinh": (jnp.sinh, True, False),
+    "softplus": (jax.nn.softplus, False, False),
+    "softsign": (jax.nn.soft_sign, True, False),
+    "sqrt": (jnp.sqrt, True, True),
+    "square": (jnp.square, True, False),
+    "tan": (jnp.tan, True, False),
+    "tanh": (jnp.tanh, True, False),
+}
+
+BINARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
+    "arctan2": (jnp.arctan2, True, True),
+    "bitwise_and": (jnp.bitwise_and, True, False),
+    "bitwise_or": (jnp.bitwise_or, True, False),
+    "bitwise_xor": (jnp.bitwise_xor, True, False),
+    "divide": (jnp.divide, False, True),
+    "equal": (jnp.equal, False, False),
+    "floor_divide": (jnp.floor_divide, False, True),
+    "greater": (jnp.greater, True, False),
+    "greater_equal": (jnp.greater_equal, False, False),
+    "hypot": (jnp.hypot, True, True),
+    "left_shift": (jnp.left_shift, True, False),
+    "less": (jnp.less, True, False),
+    "less_equal": (jnp.less_equal, False, False),
+    "logaddexp": (jnp.logaddexp, False, False),
+    "logical_and": (jnp.logical_and, True, False),
+    "logical_or": (jnp.logical_or, True, False),
+    "logical_xor": (jnp.logical_xor, True, False),
+    "maximum": (jnp.maximum, True, False),
+    "minimum": (jnp.minimum, True, False),
+    "multiply": (jnp.multiply, True, False),
+    "not_equal": (jnp.not_equal, True, False),
+    "power": (jnp.power, False, True),
+    "remainder": (jnp.remainder, False, True),
+    "right_shift": (jnp.right_shift, True, False),
+}
+
+
+def _unary(name: str) -> Any:
+    fn, zero, safe = UNARY[name]
+
+    def lowering(x: Any, **options: Any) -> Tensor:
+        chosen = (lambda a: fn(a, **options)) if options else fn
+        return elementwise(chosen, [x], zero, safe)
+
+    lowering.__name__ = lowering.__qualname__ = name
+    lowering.__doc__ = f"`{name}` of every element, as `{_origin(fn)}.{fn.__name__}`."
+    return op(lowering, numbers="dynamic")
+
+
+def _binary(name: str) -> Any:
+    fn, zero, safe = BINARY[name]
+
+    def lowering(x: Any, y: Any) -> Tensor:
+        return elementwise(fn, [x, y], zero, safe)
+
+    lowering.__name__ = lowering.__qualname__ = name
+    lowering.__doc__ = f"`{name}` element by element, broadcasting by name, as `jax.numpy.{name}`."
+    return op(lowering, numbers="dynamic")
+
+
+def _origin(fn: Any) -> str:
+    return "jax.nn" if "nn" in getattr(fn, "__module__", "") else "jax.numpy"
+
+
+for _name in UNARY:
+    globals()[_name] = _unary(_name)
+for _name in BINARY:
+    globals()[_name] = _binary(_name)
+
+_multiply, _divide = globals()["multiply"].__wrapped__, globals()["divide"].__wrapped__
+
+
+@op(numbers="dynamic")
+def add(x: Any, y: Any) -> Tensor:
+    """`x + y`, broadcasting by name; the sum of two pending sums is one pending sum."""
+    return _add(jnp.add, x, y)
+
+
+@op(numbers="dynamic")
+def subtract(x: Any, y: Any) -> Tensor:
+    """`x - y`, broadcasting by name; the difference of two pending sums is one pending sum."""
+    return _add(jnp.subtract, x, y)
+
+
+def _add(fn: Any, x: Any, y: Any) -> Tensor:
+    if not isinstance(x, NUMBERS) and not isinstance(y, NUMBERS):
+        x, y = as_slice(x), as_slice(y)
+        if _all_pending([x, y]):
+            return _linear(fn, [x, y])
+        for one, other in ((x, y), (y, x)):
+            if one.pending and not other.pending:
+                context.require().wants_pending(other._held, one.pending)
+    return elementwise(fn, [x, y], True, False)
+
+
+@op(numbers="dynamic")
+def negative(x: Any) -> Tensor:
+    """`-x`; a pending sum stays pending."""
+    x = as_slice(x)
+    return _linear(jnp.negative, [x]) if x.pending else elementwise(jnp.negative, [x], True, False)
+
+
+@op(numbers="dynamic")
+def multiply(x: Any, y: Any) -> Tensor:
+    """`x * y`, broadcasting by name; a pending sum times a number stays pending."""
+    for one, other in ((x, y), (y, x)):
+        if isinstance(other, NUMBERS) and isinstance(one, Tensor) and one.pending:
+            return _linear(jnp.multiply, [one], other)
+    return _multiply(x, y)
+
+
+@op(numbers="dynamic")
+def divide(x: Any, y: Any) -> Tensor:
+    """`x / y`, broadcasting by name; a pending sum divided by a number stays pending."""
+    if isinstance(y, NUMBERS) and isinstance(x, Tensor):
+        if x.pending:
+            return _linear(jnp.divide, [x], y)
+        return elementwise(lambda a: jnp.divide(a, y), [x], True, y == 0)
+    return _divide(x, y)
+
+
+@op
+def astype(x: Tensor, dtype: Any) -> Tensor:
+    """The same values as another dtype; between floating types a pending sum stays pending."""
+    x = as_slice(x)
+    both_float = jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.floating)
+    if x.pending and both_float:
+        return _linear(lambda a: a.astype(dtype), [x])
+    return elementwise(lambda a: a.astype(dtype), [x], True, False)
+
+
+@op(numbers="dynamic")
+def where(condition: Any, x: Any, y: Any) -> Tensor:
+    """`x` where the condition holds and `y` elsewhere, broadcasting by name."""
+    if isinstance(condition, Tensor) and condition.dtype != jnp.bool_:
+        raise TensorTypeError(
+            f"the condition is {describe(condition)}",
+            rule="where() chooses by truth values",
+            hint="compare first, for example wf.where(x > 0, x, 0)",
+        )
+    return elementwise(jnp.where, [condition, x, y], True, False)
+
+
+@op(numbers="dynamic")
+def clip(x: Any, low: Any = None, high: Any = None) -> Tensor:
+    """`x` held between two bounds, either of which may be left out."""
+    if low is not None:
+        x = elementwise(jnp.maximum, [x, low], True, False)
+    if high is not None:
+        x = elementwise(jnp.minimum, [x, high], True, False)
+    return as_slice(x)
+
+
+@op(numbers="dynamic")
+def stop_gradient(x: Any) -> Any:
+    """The same values, constant for derivatives; takes a tensor or a tree of them."""
+    from ..tensor import is_tensor
+
+    def stop(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return jax.lax.stop_gradient(t)
+        t = as_slice(t)
+        held = slice_tensor(jax.lax.stop_gradient(t._array), t.dims, t.splits, t.pending)
+        held.role = t.role
+        return held
+
+    return jax.tree.map(stop, x, is_leaf=is_tensor)
+
+
+__all__ = [
+    "add", "astype", "clip", "divide", "multiply", "negative", "stop_gradient", "subtract", "where",
+    *UNARY, *(n for n in BINARY if n not in ("divide", "multiply")),
+]  # fmt: skip

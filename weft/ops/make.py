@@ -1,0 +1,100 @@
+"""Making tensors: constants and counters are made at slice size, without traffic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import context
+from ..dims import Dim, as_dims
+from ..forms import fill_padding, positions, slice_tensor
+from ..layout import Layout
+from ..mesh import Mesh
+from ..spmd import op
+from ..tensor import Tensor, partition_spec, stored_shape
+
+
+@op
+def full(dims: Any, value: Any, dtype: Any = None) -> Tensor:
+    """A tensor filled with one value.
+
+    >>> import weft as wf
+    >>> wf.full("a=3", 7)
+    i32[a=3] [7, 7, 7]
+    """
+    dims = as_dims(dims)
+    program = context.require()
+    splits = program.splits(dims)
+    shape = [program.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True)]
+    if isinstance(value, Tensor):
+        value = value.array
+    array = jnp.full(shape, value, dtype)
+    return slice_tensor(fill_padding(array, dims, splits), dims)
+
+
+def zeros(dims: Any, dtype: Any = jnp.float32) -> Tensor:
+    """A tensor of zeros."""
+    return full(dims, 0, dtype)
+
+
+def ones(dims: Any, dtype: Any = jnp.float32) -> Tensor:
+    """A tensor of ones.
+
+    >>> import weft as wf
+    >>> wf.ones("a=2")
+    f32[a=2] [1., 1.]
+    """
+    return full(dims, 1, dtype)
+
+
+@op
+def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
+    """0, 1, 2, … along a dim."""
+    (dim,) = as_dims(dim)
+    program = context.require()
+    (axes,) = program.splits((dim,))
+    array = positions(dim, axes).astype(dtype)
+    return slice_tensor(fill_padding(array, (dim,), (axes,)), (dim,))
+
+
+def from_callback(fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None) -> Tensor:
+    """A placed tensor of which every host makes only the slices that its devices hold.
+
+    Args:
+      fn: takes a tuple of slices in the true sizes, one for each dim; returns that part as an array.
+      dims: the dims of the whole.
+      mesh, layout: where it goes.
+      dtype: the type of the elements; by default what `fn` returns.
+
+    >>> import weft as wf, numpy as np
+    >>> whole = np.arange(6)
+    >>> wf.from_callback(lambda where: whole[where], "a=6", wf.Mesh(), wf.Layout())
+    i32[a=6] [0, 1, 2, 3, 4, 5]
+    """
+    dims, mesh, layout = as_dims(dims), Mesh(mesh), Layout(layout)
+    layout.check(mesh)
+    splits = layout.splits(dims, mesh)
+    shape = stored_shape(dims, splits, mesh)
+
+    def part(where: Any) -> np.ndarray:
+        starts = [s.start or 0 for s in where]
+        stops = [n if s.stop is None else s.stop for s, n in zip(where, shape, strict=True)]
+        true = tuple(
+            slice(min(a, d.size), min(b, d.size)) for a, b, d in zip(starts, stops, dims, strict=True)
+        )
+        array = np.asarray(fn(true), dtype)
+        missing = [(0, b - a - n) for a, b, n in zip(starts, stops, array.shape, strict=True)]
+        return np.pad(array, missing)
+
+    if not mesh.axes:
+        array = jnp.asarray(part(tuple(slice(0, n) for n in shape)))
+        return Tensor(array, dims)
+    mesh.require_devices()
+    sharding = jax.sharding.NamedSharding(mesh.jax_mesh, partition_spec(splits))
+    array = jax.make_array_from_callback(
+        shape, sharding, lambda w: part(w).astype(jax.dtypes.canonicalize_dtype(part(w).dtype))
+    )
+    return Tensor(array, dims, mesh=mesh, layout=layout)

@@ -1,0 +1,239 @@
+"""Reductions: local work, then a collective over the axes of split reduced dims.
+
+Sums stay pending. Maxima and minima fill padding with the value that never wins.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import collectives, context
+from ..dims import Dim, pick, pick_one
+from ..errors import TensorTypeError
+from ..forms import as_slice, fill_padding, home, in_form, slice_tensor
+from ..spmd import op
+from ..tensor import Tensor, describe
+from .elementwise import elementwise
+
+
+def _reduced(x: Tensor, dims: Any) -> tuple[Dim, ...]:
+    """The dims to reduce: all of them if none is named."""
+    return x.dims if dims is None else pick(x.dims, dims)
+
+
+def _split_axes(x: Tensor, gone: tuple[Dim, ...]) -> tuple[str, ...]:
+    splits = zip(x.dims, home(x), strict=True)
+    return tuple(sorted(axis for dim, axes in splits if dim in gone for axis in axes))
+
+
+def _places(x: Tensor, gone: tuple[Dim, ...]) -> tuple[int, ...]:
+    return tuple(x.dims.index(d) for d in gone)
+
+
+def _kept(x: Tensor, gone: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    return tuple(d for d in x.dims if d not in gone)
+
+
+def _linear_sum(x: Tensor, dims: Any, scale: float | None) -> Tensor:
+    x = as_slice(x)
+    gone = _reduced(x, dims)
+    if x.pending and x.splits == home(x):
+        array, pending = x._array, set(x.pending)  # a further sum keeps it pending
+    else:
+        array, pending = in_form(x), set()
+    array = fill_padding(array, x.dims, home(x), only=gone)
+    result = jnp.sum(array, axis=_places(x, gone))
+    if scale is not None:
+        result = result * jnp.asarray(scale, result.dtype)
+    return slice_tensor(result, _kept(x, gone), pending=pending | set(_split_axes(x, gone)))
+
+
+@op
+def sum(x: Tensor, dims: Any = None) -> Tensor:
+    """The sum over dims, by default over all of them.
+
+    >>> import weft as wf
+    >>> wf.sum(wf.ones("a=2 b=3"), "b")
+    f32[a=2] [3., 3.]
+    """
+    return _linear_sum(x, dims, None)
+
+
+@op
+def mean(x: Tensor, dims: Any = None) -> Tensor:
+    """The mean over dims, by default over all of them."""
+    x = as_slice(x)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        x = elementwise(lambda a: a.astype(jax.dtypes.canonicalize_dtype(float)), [x], True, False)
+    count = math.prod(d.size for d in _reduced(x, dims))
+    return _linear_sum(x, dims, 1.0 / count)
+
+
+@op
+def var(x: Tensor, dims: Any = None) -> Tensor:
+    """The (population) variance over dims, by default over all of them."""
+    centred = x - mean(x, dims)
+    return mean(centred * centred, dims)
+
+
+@op
+def std(x: Tensor, dims: Any = None) -> Tensor:
+    """The (population) standard deviation over dims, by default over all of them."""
+    return elementwise(jnp.sqrt, [var(x, dims)], True, True)
+
+
+def extreme(dtype: Any, sign: int) -> Any:
+    """The value of a dtype that never is the maximum (sign -1) or the minimum (sign +1)."""
+    if dtype == jnp.bool_:
+        return sign > 0
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return sign * jnp.inf
+    info = jnp.iinfo(dtype)
+    return info.max if sign > 0 else info.min
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def _extremum(array: Any, places: Any, axes: Any, sign: int) -> Any:
+    local = (jnp.max if sign > 0 else jnp.min)(array, axis=places)
+    reduce = collectives.all_reduce_max if sign > 0 else collectives.all_reduce_min
+    return reduce(local, axes)
+
+
+@_extremum.defjvp
+def _extremum_jvp(places: Any, axes: Any, sign: int, primals: Any, tangents: Any) -> Any:
+    (array,), (tangent,) = primals, tangents
+    best = _extremum(array, places, axes, sign)
+    # As jnp: ties share the gradient evenly, over all devices.
+    ties = (array == jnp.expand_dims(best, places)).astype(array.dtype)
+    count = collectives.all_reduce(jnp.sum(ties, axis=places), axes)
+    total = collectives.all_reduce(jnp.sum(ties * tangent, axis=places), axes)
+    return best, total / count
+
+
+def _extreme(x: Tensor, dims: Any, sign: int) -> Tensor:
+    x = as_slice(x)
+    gone = _reduced(x, dims)
+    array = fill_padding(in_form(x), x.dims, home(x), extreme(x.dtype, -sign), only=gone)
+    axes, places = _split_axes(x, gone), _places(x, gone)
+    if axes:
+        result = _extremum(array, places, axes, sign)
+    else:
+        result = (jnp.max if sign > 0 else jnp.min)(array, axis=places)
+    kept = _kept(x, gone)
+    return slice_tensor(fill_padding(result, kept, context.require().splits(kept)), kept)
+
+
+@op
+def max(x: Tensor, dims: Any = None) -> Tensor:
+    """The maximum over dims; at ties the gradient is shared, as in `jax.numpy`."""
+    return _extreme(x, dims, +1)
+
+
+@op
+def min(x: Tensor, dims: Any = None) -> Tensor:
+    """The minimum over dims; at ties the gradient is shared, as in `jax.numpy`."""
+    return _extreme(x, dims, -1)
+
+
+def _truth(x: Tensor, dims: Any, sign: int) -> Tensor:
+    x = as_slice(x)
+    if x.dtype != jnp.bool_:
+        x = elementwise(lambda a: a != 0, [x], True, False)
+    return _extreme(x, dims, sign)
+
+
+@op
+def any(x: Tensor, dims: Any = None) -> Tensor:
+    """Whether any element over dims is true."""
+    return _truth(x, dims, +1)
+
+
+@op
+def all(x: Tensor, dims: Any = None) -> Tensor:
+    """Whether all elements over dims are true."""
+    return _truth(x, dims, -1)
+
+
+@op
+def prod(x: Tensor, dims: Any = None) -> Tensor:
+    """The product over dims; devices exchange their partial products."""
+    x = as_slice(x)
+    gone = _reduced(x, dims)
+    array = fill_padding(in_form(x), x.dims, home(x), 1, only=gone)
+    result = jnp.prod(array, axis=_places(x, gone))
+    axes = _split_axes(x, gone)
+    if axes:
+        result = collectives.all_gather(result[None], axes, 0)
+        result = jnp.prod(result, axis=0)
+    kept = _kept(x, gone)
+    return slice_tensor(fill_padding(result, kept, context.require().splits(kept)), kept)
+
+
+def _require_float(x: Tensor, name: str) -> Tensor:
+    x = as_slice(x)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise TensorTypeError(
+            f"{name} was given {describe(x)}",
+            rule=f"{name} is defined for floating-point tensors",
+            hint="convert it first: x.astype(jnp.float32)",
+        )
+    return x
+
+
+def _shifted(x: Tensor, gone: tuple[Dim, ...]) -> tuple[Any, Any, tuple[str, ...], tuple[int, ...]]:
+    """x with padding at -∞, its (constant) maximum, the axes and the places that are reduced."""
+    array = fill_padding(in_form(x), x.dims, home(x), -jnp.inf, only=gone)
+    axes, places = _split_axes(x, gone), _places(x, gone)
+    top = jnp.max(jax.lax.stop_gradient(array), axis=places, keepdims=True)
+    if axes:
+        top = collectives.all_reduce_max(top, axes)
+    return array, jnp.where(jnp.isfinite(top), top, 0), axes, places
+
+
+def _total(array: Any, places: Any, axes: Any) -> Any:
+    total = jnp.sum(array, axis=places, keepdims=True)
+    return collectives.all_reduce(total, axes) if axes else total
+
+
+def _varying_as(small: Any, array: Any) -> Any:
+    return collectives.vary(small, collectives.varying(array))
+
+
+@op
+def logsumexp(x: Tensor, dims: Any = None) -> Tensor:
+    """`log(sum(exp(x)))` over dims, without overflow."""
+    x = _require_float(x, "logsumexp")
+    gone = _reduced(x, dims)
+    array, top, axes, places = _shifted(x, gone)
+    total = _total(jnp.exp(array - _varying_as(top, array)), places, axes)
+    result = jnp.squeeze(jnp.log(total) + top, places)
+    kept = _kept(x, gone)
+    return slice_tensor(fill_padding(result, kept, context.require().splits(kept)), kept)
+
+
+@op
+def softmax(x: Tensor, dim: Any) -> Tensor:
+    """`exp(x) / sum(exp(x))` over a dim."""
+    x = _require_float(x, "softmax")
+    gone = (pick_one(x.dims, dim),)
+    array, top, axes, places = _shifted(x, gone)
+    weights = jnp.exp(array - _varying_as(top, array))
+    result = weights / _varying_as(_total(weights, places, axes), weights)
+    return slice_tensor(fill_padding(result, x.dims, home(x)), x.dims)
+
+
+@op
+def log_softmax(x: Tensor, dim: Any) -> Tensor:
+    """`x - logsumexp(x)` over a dim."""
+    x = _require_float(x, "log_softmax")
+    gone = (pick_one(x.dims, dim),)
+    array, top, axes, places = _shifted(x, gone)
+    shifted = array - _varying_as(top, array)
+    total = _total(jnp.exp(shifted), places, axes)
+    result = shifted - _varying_as(jnp.log(total), shifted)
+    return slice_tensor(fill_padding(result, x.dims, home(x)), x.dims)

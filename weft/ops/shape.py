@@ -1,0 +1,210 @@
+"""Renaming and reshaping: how a tensor changes its layout.
+
+None of these moves data by itself. A renamed tensor keeps the split it has; if its new name is split
+otherwise, the gather, slice, all-to-all or reduce-scatter happens where it is first used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from .. import context
+from ..dims import Dim, as_dims, check_distinct, pick, pick_one, show, union
+from ..errors import DimError, ShapeError
+from ..forms import as_slice, fill_padding, home, in_form, slice_tensor, together
+from ..spmd import op
+from ..tensor import Tensor
+from .elementwise import align
+
+
+@op
+def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
+    """The same values with dims renamed; the way to change how a dim is split."""
+    x = as_slice(x)
+    new = {
+        pick_one(x.dims, old).name: n.name if isinstance(n, Dim) else n for old, n in names.items()
+    }
+    dims = tuple(d.rename(new.get(d.name, d.name)) for d in x.dims)
+    check_distinct(dims)
+    context.require().splits(dims)
+    return slice_tensor(x._array, dims, x.splits, x.pending)
+
+
+@op
+def transpose(x: Tensor, dims: Any) -> Tensor:
+    """The same tensor with its dims in another order."""
+    x = as_slice(x)
+    order = pick(x.dims, dims)
+    if len(order) != len(x.dims):
+        raise DimError(
+            f"[{show(order)}] are not all dims of [{show(x.dims)}]",
+            rule="transpose takes every dim once",
+            hint="to drop dims, reduce them: wf.sum(x, dims)",
+        )
+    places = [x.dims.index(d) for d in order]
+    assert x.splits is not None
+    return slice_tensor(
+        x._array.transpose(places), order, tuple(x.splits[p] for p in places), x.pending
+    )
+
+
+@op
+def broadcast_to(x: Tensor, dims: Any) -> Tensor:
+    """The tensor repeated along the dims that it has not; `dims` are all dims of the result."""
+    x = as_slice(x)
+    every = union([as_dims([d for d in ([dims] if isinstance(dims, Dim) else dims)]), x.dims])
+    wanted = as_dims(dims)
+    if len(every) != len(wanted):
+        lost = [d for d in every if d not in wanted]
+        raise DimError(
+            f"dims {show(lost)} of [{show(x.dims)}] are not in [{show(wanted)}]",
+            rule="broadcast_to adds dims and drops none",
+            hint="list all dims of the result",
+        )
+    program = context.require()
+    splits = program.splits(wanted)
+    shape = [program.slice_size(d, axes) for d, axes in zip(wanted, splits, strict=True)]
+    axes = frozenset(axis for one in splits for axis in one)
+    array = jnp.broadcast_to(_expanded(in_form(x, axes=axes), x.dims, wanted), shape)
+    return slice_tensor(fill_padding(array, wanted, splits), wanted)
+
+
+def _expanded(array: Any, have: Sequence[Dim], want: Sequence[Dim]) -> Any:
+    array = align(array, have, want)
+    return array.reshape((1,) * (len(want) - array.ndim) + array.shape)
+
+
+@op
+def reshape(x: Tensor, dims: Any) -> Tensor:
+    """The same elements, in row-major order, under other dims of the same total size."""
+    x = as_slice(x)
+    new = as_dims(dims)
+    if math.prod(d.size for d in new) != x.size:
+        raise ShapeError(
+            f"[{show(x.dims)}] has {x.size} elements and [{show(new)}] has "
+            f"{math.prod(d.size for d in new)}",
+            rule="reshape keeps the elements, so the sizes must have the same product",
+            hint="check the sizes of the new dims",
+        )
+    return _reshape(x, new)
+
+
+@op
+def split(x: Tensor, dim: Any, into: Any) -> Tensor:
+    """One dim as several, the last fastest: `split(x, "length", [blocks, block])`."""
+    x = as_slice(x)
+    old, parts = pick_one(x.dims, dim), as_dims(into)
+    _same_size([old], parts)
+    place = x.dims.index(old)
+    return _reshape(x, x.dims[:place] + parts + x.dims[place + 1 :])
+
+
+@op
+def merge(x: Tensor, dims: Any, into: Any) -> Tensor:
+    """Several dims as one, the last fastest, in the place of the first: `merge(x, ["a", "b"], ab)`."""
+    x = as_slice(x)
+    parts = pick(x.dims, dims)
+    name = into if isinstance(into, str) else into.name
+    size = math.prod(d.size for d in parts) if isinstance(into, str) else into.size
+    whole = Dim(name, size)
+    _same_size(parts, [whole])
+    first = x.dims.index(parts[0])
+    rest = [d for d in x.dims if d not in parts]
+    before = [d for d in x.dims[:first] if d not in parts]
+    after = [d for d in rest if d not in before]
+    moved = transpose(x, [*before, *parts, *after])
+    return _reshape(moved, (*before, whole, *after))
+
+
+def _same_size(old: Sequence[Dim], new: Sequence[Dim]) -> None:
+    have, want = math.prod(d.size for d in old), math.prod(d.size for d in new)
+    if have != want:
+        raise ShapeError(
+            f"[{show(old)}] has {have} elements and [{show(new)}] has {want}",
+            rule="splitting and merging dims keeps the elements",
+            hint="check the sizes",
+        )
+
+
+def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[tuple[list[Dim], list[Dim]]]:
+    """Both lists cut into runs of equal product, as short as can be."""
+    groups: list[tuple[list[Dim], list[Dim]]] = []
+    rest_old, rest_new = list(old), list(new)
+    while rest_old or rest_new:
+        left, right = rest_old[:1], rest_new[:1]
+        del rest_old[:1], rest_new[:1]
+        while math.prod(d.size for d in left) != math.prod(d.size for d in right):
+            short = math.prod(d.size for d in left) < math.prod(d.size for d in right)
+            (left if short else right).append((rest_old if short else rest_new).pop(0))
+        groups.append((left, right))
+    return groups
+
+
+def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
+    program = context.require()
+    program.splits(new)
+    assert x.splits is not None
+    now = dict(zip(x.dims, x.splits, strict=True))
+    old_splits: list[Any] = []
+    new_splits: list[Any] = []
+    shape: list[int] = []
+    for left, right in _groups(x.dims, new):
+        lead = now[left[0]] if left and right else ()
+        ways = program.ways(lead)
+        one_to_one = len(left) == 1 and len(right) == 1
+        # A split run can be reshaped locally where only its leading dim is split, and the pieces of
+        # the leading dims on both sides are whole blocks of the same elements.
+        local = bool(left and right) and not any(now[d] for d in left[1:])
+        local &= one_to_one or (left[0].size % ways == 0 and right[0].size % ways == 0)
+        keep = lead if local else ()
+        old_splits += [keep if n == 0 else () for n in range(len(left))]
+        new_splits += [keep if n == 0 else () for n in range(len(right))]
+        shape += [program.slice_size(d, keep if n == 0 else ()) for n, d in enumerate(right)]
+    array, pending = x._array, x.pending
+    if x.splits != tuple(old_splits):
+        array, pending = in_form(x, tuple(old_splits)), frozenset()
+    return slice_tensor(array.reshape(shape), new, tuple(new_splits), pending)
+
+
+@op
+def stack(tensors: Sequence[Tensor], dim: Any) -> Tensor:
+    """Tensors with the same dims put together along a new dim, which comes first."""
+    slices = [as_slice(t) for t in tensors]
+    name = dim if isinstance(dim, str) else dim.name
+    new = Dim(name, len(slices)) if slices else None
+    if new is None or (isinstance(dim, Dim) and dim.size != len(slices)):
+        raise ShapeError(
+            f"{len(slices)} tensors can't be stacked along {dim}",
+            rule="stack makes one place of the new dim for each tensor",
+            hint=f'stack(tensors, "{name}") takes the size from their number',
+        )
+    dims = union(t.dims for t in slices)
+    if any(set(t.dims) != set(dims) for t in slices):
+        raise DimError(
+            "the tensors have different dims: " + ", ".join(f"[{show(t.dims)}]" for t in slices),
+            rule="stack takes tensors with the same dims",
+            hint="wf.broadcast_to(x, dims) adds missing ones",
+        )
+    context.require().splits((new, *dims))
+    arrays = together(slices)
+    rest = context.require().splits(dims)
+    array = jnp.stack([align(a, t.dims, dims) for a, t in zip(arrays, slices, strict=True)])
+    return slice_tensor(array, (new, *dims), ((), *rest))
+
+
+@op
+def unstack(x: Tensor, dim: Any) -> list[Tensor]:
+    """The tensors at each place of a dim, as a list."""
+    x = as_slice(x)
+    gone = pick_one(x.dims, dim)
+    place = x.dims.index(gone)
+    splits = tuple(() if n == place else axes for n, axes in enumerate(home(x)))
+    array = in_form(x, splits)
+    kept = x.dims[:place] + x.dims[place + 1 :]
+    rest = splits[:place] + splits[place + 1 :]
+    whole = jnp.moveaxis(array, place, 0)
+    return [slice_tensor(whole[n], kept, rest) for n in range(gone.size)]

@@ -1,0 +1,550 @@
+"""Staging: a Python function of named tensors becomes one SPMD program.
+
+`spmd(fn, mesh, layout)` is a `Program`. Called with whole tensors it places them, traces `fn` once per
+signature inside `jax.shard_map` (there, tensors are slices and ops add the collectives that their dims
+call for), compiles, runs, and hands back whole tensors. Nothing is interpreted: the jaxpr is the graph.
+
+Eager execution is the same thing, one op at a time: an op called outside a program is staged as a program
+of its own on the mesh and layout of its operands, and cached.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from . import collectives, context
+from .context import Context
+from .errors import (
+    PACKAGE,
+    LayoutError,
+    LayoutWarning,
+    ProgramError,
+    TensorTypeError,
+    WeftError,
+    nearest,
+)
+from .forms import check_same_place, settle
+from .layout import Layout
+from .mesh import Mesh
+from .tensor import Tensor, at_rest, describe, is_tensor, partition_spec, place, short_type
+
+NUMBERS = (int, float, complex, np.number)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One trace of a program: why it was needed, and for what signature."""
+
+    reason: str
+    signature: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.signature}"
+
+
+@dataclass(eq=False)
+class _Staged:
+    """A signature's compiled function and what its flat outputs are."""
+
+    call: Any
+    captured: list[Tensor] = field(default_factory=list)
+    out_tree: Any = None
+    out_leaves: list[Any] = field(default_factory=list)  # ("tensor", static) | ("array",) | ("static", x)
+
+
+class Program:
+    """A function staged for a mesh and a layout; made by `wf.spmd`.
+
+    Attributes:
+      mesh, layout: what it is staged for.
+      traces: one entry for each time the function was traced, saying why.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        mesh: Any = None,
+        layout: Any = None,
+        *,
+        static: Sequence[int | str] = (),
+        donate: Sequence[int] = (),
+        eager: bool = False,
+        static_numbers: bool = False,
+    ):
+        self.fn = fn
+        self.mesh = Mesh(mesh if mesh is not None else ())
+        self.layout = Layout(layout if layout is not None else ())
+        self.layout.check(self.mesh)
+        self.static = (static,) if isinstance(static, int | str) else tuple(static)
+        self.donate = (donate,) if isinstance(donate, int) else tuple(donate)
+        self.traces: list[Trace] = []
+        self._eager, self._static_numbers = eager, static_numbers
+        self._staged: dict[Any, _Staged] = {}
+        self._awaits = self.mesh.size > 1
+        functools.update_wrapper(self, fn, updated=())
+
+    def __repr__(self) -> str:
+        name = getattr(self.fn, "__name__", repr(self.fn))
+        return f'<program {name} on mesh "{self.mesh}" with layout "{self.layout}">'
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        outer = context.current()
+        if outer is not None:
+            return self._nested(outer, args, kwargs)
+        try:
+            staged, arrays = self._prepare(args, kwargs)
+            if self.mesh.size > 1:
+                self.mesh.require_devices()
+        except WeftError as error:
+            raise error.located(f"program {getattr(self.fn, '__name__', '')}") from None
+        outs = staged.call(*arrays)
+        # Virtual CPU devices deadlock when calls pile up: at most one is in flight.
+        if self._awaits and outs and not context.is_traced(outs[0]):
+            if self.mesh.jax_mesh.devices.flat[0].platform == "cpu":
+                jax.block_until_ready(outs)
+        return _rebuild(staged, outs, self.mesh, self.layout)
+
+    def jaxpr(self, *args: Any, **kwargs: Any) -> Any:
+        """The traced program. Arguments may be `wf.spec`s, and the mesh needs no devices."""
+        return self._traced(args, kwargs).jaxpr
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """JAX's lowered form (`.as_text()` is StableHLO)."""
+        return self._traced(args, kwargs).lower()
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """JAX's compiled form (`.as_text()` is HLO, `.memory_analysis()` its memory)."""
+        self.mesh.require_devices()
+        return self.lower(*args, **kwargs).compile()
+
+    def export(self, *args: Any, **kwargs: Any) -> Any:
+        """The program through `jax.export`; `.serialize()` gives bytes."""
+        from jax import export
+
+        staged, arrays = self._prepare(args, kwargs)
+        return export.export(staged.call)(*self._abstract(arrays))
+
+    def collectives(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Every collective of one call: kind, axes, bytes on one device, how often it runs."""
+        from .plan.walk import collectives_of
+
+        return collectives_of(self.jaxpr(*args, **kwargs), self.mesh)
+
+    # Inside
+
+    def _traced(self, args: Any, kwargs: Any) -> Any:
+        staged, arrays = self._prepare(args, kwargs)
+        return staged.call.trace(*self._abstract(arrays))
+
+    def _abstract(self, arrays: list[Any]) -> list[Any]:
+        """Shapes for arrays that carry their sharding, so that lowering places them alike."""
+        return [a if not isinstance(a, NUMBERS) else jnp.asarray(a) for a in arrays]
+
+    def _nested(self, outer: Context, args: Any, kwargs: Any) -> Any:
+        mine = (self.mesh, self.layout)
+        if mine not in ((outer.mesh, outer.layout), (Mesh(), Layout())):
+            raise LayoutError(
+                f'a program on mesh "{self.mesh}" with layout "{self.layout}" was called inside one '
+                f'on mesh "{outer.mesh}" with layout "{outer.layout}"',
+                rule="a nested program has the mesh and layout of the one around it",
+                hint="stage both alike, or call the plain function inside",
+            ).located(f"program {getattr(self.fn, '__name__', '')}")
+        return self.fn(*args, **kwargs)
+
+    def _prepare(self, args: Any, kwargs: Any) -> tuple[_Staged, list[Any]]:
+        if self.static:
+            args, kwargs = self._mark_static(args, kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_leaf)
+        key: list[Any] = [tree]
+        arrays: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                if leaf.mesh is not self.mesh or leaf.layout is not self.layout:
+                    leaf = self._place(leaf)
+                array = leaf._array
+                key.append((leaf.dims, array.dtype, _weak(array), leaf.role))
+                arrays.append(array)
+            elif _is_dynamic(leaf, self._static_numbers):
+                if isinstance(leaf, np.ndarray):
+                    leaf = jnp.asarray(leaf)
+                key.append((np.shape(leaf), getattr(leaf, "dtype", type(leaf)), _weak(leaf)))
+                arrays.append(leaf)
+            else:
+                key.append(leaf)
+        try:
+            staged = self._staged.get(tuple(key))
+        except TypeError as error:
+            raise TensorTypeError(
+                f"an argument is neither a tensor nor hashable: {error}",
+                rule="what is not a tensor, an array or a number is static, and the program is "
+                "traced anew for each value, so it must be hashable",
+                hint="pass lists and dicts of tensors as they are; turn other things into tuples",
+            ) from None
+        if staged is None:
+            staged = self._stage(leaves, tree, tuple(key), arrays)
+        arrays += [t._array for t in staged.captured]
+        return staged, arrays
+
+    def _place(self, t: Tensor) -> Tensor:
+        if t.is_slice:
+            raise ProgramError(
+                f"{describe(t)} is a slice from inside another program",
+                rule="a program's tensors can be used inside it only; return them to use them outside",
+                hint="return the tensor from the program that made it",
+            )
+        if self._eager:
+            return place(t, self.mesh, self.layout)
+        if t.mesh is not None and t.mesh != self.mesh:
+            check_same_place(t, Context(self.mesh, self.layout))
+        return place(t, self.mesh, self.layout)
+
+    def _mark_static(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        names = list(inspect.signature(self.fn).parameters)
+        places = {names.index(s) if isinstance(s, str) and s in names else s for s in self.static}
+        args = tuple(_Static(a) if i in places else a for i, a in enumerate(args))
+        chosen = {names[p] if isinstance(p, int) and p < len(names) else p for p in places}
+        kwargs = {k: _Static(v) if k in chosen else v for k, v in kwargs.items()}
+        return args, kwargs
+
+    def _stage(self, leaves: list[Any], tree: Any, key: Any, arrays: list[Any]) -> _Staged:
+        if not self._eager:
+            self.traces.append(Trace(_reason(self, key), _signature(key, self._staged)))
+        donated = self._donated(leaves, tree)
+        staged = self._trace(leaves, tree, [], donated)
+        given = [a if isinstance(a, jax.ShapeDtypeStruct) else a for a in arrays]
+        captured, met = staged.call.begin(given)
+        if captured:  # they become inputs: trace again with them
+            staged = self._trace(leaves, tree, captured, donated)
+            _, met = staged.call.begin(given + [t._array for _, t in captured])
+        self._staged[key] = staged
+        if not self._eager:
+            self._warn_unused(met)
+        return staged
+
+    def _trace(self, leaves: list[Any], tree: Any, captured: list[Any], donated: Any) -> _Staged:
+        staged = _Staged(None, captured=[placed for _, placed in captured])
+        templates = [_template(leaf, self._static_numbers) for leaf in leaves]
+        last: dict[str, Any] = {}
+        in_specs = [
+            partition_spec(self.layout.splits(leaf.dims, self.mesh, leaf.role))
+            if isinstance(leaf, Tensor)
+            else PartitionSpec()
+            for leaf in leaves
+            if _is_dynamic(leaf, self._static_numbers)
+        ]
+        in_specs += [partition_spec(at_rest(t)) for t in staged.captured]
+        out_specs: list[Any] = []
+
+        def body(*arrays: Any) -> list[Any]:
+            program = Context(self.mesh, self.layout)
+            last["context"] = program
+            with context.entered(program), program.frame():
+                rest = list(arrays)
+                inputs = [t(rest, program) for t in templates]
+                for (whole, placed), array in zip(captured, rest, strict=True):
+                    inner = _slice_of(placed, array, program)
+                    program.captured_inputs[id(whole._array)] = inner
+                args, kwargs = jax.tree.unflatten(tree, inputs)
+                outs, specs = _outputs(staged, self.fn(*args, **kwargs))
+            out_specs[:] = specs
+            return outs
+
+        def run(*arrays: Any) -> list[Any]:
+            if self.mesh.size == 1:
+                return body(*arrays)
+            # shard_map looks at out_specs again after tracing the body, which fills the list in: the
+            # function need not be traced once more just to learn what it returns.
+            out_specs.clear()
+            return jax.shard_map(
+                body,
+                mesh=self.mesh.jax_mesh,
+                in_specs=tuple(in_specs),
+                out_specs=out_specs,
+                check_vma=True,
+            )(*arrays)
+
+        run.__name__ = run.__qualname__ = getattr(self.fn, "__name__", "program")
+        staged.call = _Call(jax.jit(run, donate_argnums=donated), last)
+        return staged
+
+    def _donated(self, leaves: list[Any], tree: Any) -> tuple[int, ...]:
+        if not self.donate:
+            return ()
+        args, _ = jax.tree.unflatten(tree, range(len(leaves)))
+        chosen = {n for i in self.donate for n in jax.tree.leaves(args[i])}
+        dynamic = [n for n, leaf in enumerate(leaves) if _is_dynamic(leaf, self._static_numbers)]
+        return tuple(place for place, n in enumerate(dynamic) if n in chosen)
+
+    def _warn_unused(self, met: dict[str, Any]) -> None:
+        for name in sorted(self.layout.dim_names - set(met)):
+            warnings.warn(
+                f"rule {name}:{'+'.join(self.layout.rules_for('optimizer').get(name, ()))} has no "
+                f"effect: no tensor of the program has a dim {name}{nearest(name, met)}; "
+                f"the dims are {', '.join(sorted(met)) or 'none'}",
+                LayoutWarning,
+                stacklevel=6,
+            )
+
+
+class _Call:
+    """A jitted function, and the context of its last trace."""
+
+    def __init__(self, jitted: Any, last: dict[str, Any]):
+        self.jitted, self.last = jitted, last
+
+    def __call__(self, *arrays: Any) -> Any:
+        return self.jitted(*arrays)
+
+    def begin(self, arrays: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Trace; what was captured, and the dims that were met."""
+        self.jitted.trace(*arrays)
+        program = self.last["context"]
+        return list(program.captured.values()), program.dims_met
+
+    def trace(self, *arrays: Any) -> Any:
+        return self.jitted.trace(*arrays)
+
+
+class _Static:
+    """An argument that is part of the signature."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Static) and bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def _is_leaf(x: Any) -> bool:
+    return isinstance(x, Tensor | _Static)
+
+
+def _is_dynamic(leaf: Any, static_numbers: bool) -> bool:
+    """Tensors, arrays and numbers are inputs; truth values, strings, functions, … are static."""
+    if isinstance(leaf, bool | _Static):
+        return False
+    if isinstance(leaf, int | float | complex):
+        return not static_numbers
+    return isinstance(leaf, Tensor | jax.Array | np.ndarray | np.number | jax.ShapeDtypeStruct)
+
+
+def _weak(array: Any) -> bool:
+    return getattr(array, "weak_type", False)
+
+
+def _template(leaf: Any, static_numbers: bool) -> Callable[[list[Any], Context], Any]:
+    """How a leaf is rebuilt inside the program; arrays are taken from the front of a list."""
+    if isinstance(leaf, _Static):
+        return lambda arrays, program: leaf.value
+    if not _is_dynamic(leaf, static_numbers):
+        return lambda arrays, program: leaf
+    if not isinstance(leaf, Tensor):
+        return lambda arrays, program: arrays.pop(0)
+    blank = Tensor(None, leaf.dims, role=leaf.role)
+    return lambda arrays, program: _slice_of(blank, arrays.pop(0), program)
+
+
+def _slice_of(t: Tensor, array: Any, program: Context) -> Tensor:
+    splits = program.splits(t.dims, t.role)
+    program.know(array)
+    return Tensor(
+        array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=splits
+    )
+
+
+def _outputs(staged: _Staged, result: Any) -> tuple[list[Any], list[Any]]:
+    leaves, staged.out_tree = jax.tree.flatten(result, is_leaf=is_tensor)
+    outs, specs, staged.out_leaves = [], [], []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            if not leaf.is_slice:
+                from .forms import as_slice
+
+                leaf = as_slice(leaf)
+            leaf = settle(leaf)
+            outs.append(leaf._array)
+            specs.append(partition_spec(leaf.splits or ()))
+            staged.out_leaves.append(("tensor", leaf.dims, leaf.role))
+        elif isinstance(leaf, jax.Array | np.ndarray | np.number | int | float | complex):
+            array = jnp.asarray(leaf)
+            if collectives.varying(array):
+                axes = ", ".join(sorted(collectives.varying(array)))
+                raise ProgramError(
+                    f"the program returns a raw array that differs between devices along {axes}",
+                    rule="what a program returns is a tensor, or the same on all devices",
+                    hint="return the tensor itself, not its .array",
+                )
+            outs.append(array)
+            specs.append(PartitionSpec())
+            staged.out_leaves.append(("array",))
+        else:
+            staged.out_leaves.append(("static", leaf))
+    return outs, specs
+
+
+def _rebuild(staged: _Staged, outs: Any, mesh: Mesh, layout: Layout) -> Any:
+    rest = iter(outs)
+    placed: Any = (mesh, layout) if mesh.axes else (None, None)
+    leaves = []
+    for leaf in staged.out_leaves:
+        if leaf[0] == "tensor":
+            _, dims, role = leaf
+            leaves.append(Tensor(next(rest), dims, role=role, mesh=placed[0], layout=placed[1]))
+        else:
+            leaves.append(next(rest) if leaf[0] == "array" else leaf[1])
+    return jax.tree.unflatten(staged.out_tree, leaves)
+
+
+# Why a trace was needed
+
+
+def _show_leaf(leaf: Any) -> str:
+    if isinstance(leaf, tuple) and len(leaf) == 4:
+        dims, dtype, _, role = leaf
+        word = "" if role == "value" else f" ({role})"
+        return f"{short_type(dtype)}[{', '.join(map(repr, dims))}]{word}"
+    if isinstance(leaf, tuple) and len(leaf) == 3:
+        shape, dtype, _ = leaf
+        name = dtype.__name__ if isinstance(dtype, type) else short_type(dtype)
+        return f"{name}{list(shape)}" if shape else name
+    return f"static {leaf!r}"
+
+
+def _signature(key: Any, staged: dict[Any, _Staged]) -> str:
+    return ", ".join(_show_leaf(leaf) for leaf in key[1:])
+
+
+def _reason(program: Program, key: Any) -> str:
+    if not program._staged:
+        return "first call"
+    near = [k for k in program._staged if k[0] == key[0]]
+    if not near:
+        return "the arguments have another structure"
+    changed = min(
+        ([(a, b) for a, b in zip(k[1:], key[1:], strict=True) if a != b] for k in near), key=len
+    )
+    return "changed " + ", ".join(f"{_show_leaf(a)} → {_show_leaf(b)}" for a, b in changed)
+
+
+# The public function, and the eager side
+
+
+def spmd(
+    fn: Callable[..., Any] | None = None,
+    mesh: Any = None,
+    layout: Any = None,
+    *,
+    static: Sequence[int | str] = (),
+    donate: Sequence[int] = (),
+) -> Any:
+    """Stage a function of named tensors for a mesh and a layout.
+
+    Args:
+      fn: takes and returns pytrees of tensors; left out, `spmd` is a decorator.
+      mesh: a `Mesh`, or what makes one.
+      layout: a `Layout`, or what makes one.
+      static: positions or names of arguments that are part of the signature.
+      donate: positions of arguments whose memory the program may reuse.
+
+    Returns:
+      A `Program`: call it with whole tensors.
+
+    >>> import weft as wf
+    >>> double = wf.spmd(lambda x: x + x, wf.Mesh(), wf.Layout())
+    >>> double(wf.arange(wf.Dim("a", 3)))
+    i32[a=3] [0, 2, 4]
+    """
+    if fn is None:
+        return functools.partial(spmd, mesh=mesh, layout=layout, static=static, donate=donate)
+    try:
+        return Program(fn, mesh, layout, static=static, donate=donate)
+    except WeftError as error:
+        raise error.located("spmd") from None
+
+
+_EAGER: dict[Any, Program] = {}
+_NOWHERE = (Mesh(), Layout())
+
+
+def op(fn: Any = None, *, numbers: str = "static", cached: bool = True) -> Any:
+    """Make a lowering a public op: inside a program it runs as it is, outside as a program of its own.
+
+    Args:
+      numbers: "static" where a Python number is part of the signature (a shift, a size), "dynamic"
+        where it is an operand.
+      cached: whether the eager program is kept; not for ops that take functions.
+    """
+    if fn is None:
+        return functools.partial(op, numbers=numbers, cached=cached)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if context.current() is not None:
+                with jax.named_scope(fn.__name__):
+                    return fn(*args, **kwargs)
+            return _run_eagerly(fn, args, kwargs, numbers, cached)
+        except WeftError as error:
+            if not sys._getframe(1).f_code.co_filename.startswith(PACKAGE):
+                error.located(asked(fn.__name__, args, kwargs))
+            raise
+
+    return call
+
+
+def _run_eagerly(fn: Any, args: Any, kwargs: Any, numbers: str, cached: bool) -> Any:
+    where = _where(args, kwargs)
+    key = (fn, *where)
+    program = _EAGER.get(key)
+    if program is None:
+        program = Program(fn, *where, eager=True, static_numbers=numbers == "static")
+        if cached:
+            _EAGER[key] = program
+    return program(*args, **kwargs)
+
+
+def _where(args: Any, kwargs: Any) -> tuple[Mesh, Layout]:
+    """The mesh and layout of the operands; unplaced ones adopt the placed one's."""
+    found: Tensor | None = None
+    for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_tensor):
+        if isinstance(leaf, Tensor) and leaf.mesh is not None:
+            if found is None:
+                found = leaf
+            elif found.mesh is not leaf.mesh or found.layout is not leaf.layout:
+                assert found.mesh is not None and found.layout is not None
+                check_same_place(leaf, Context(found.mesh, found.layout))
+    if found is None:
+        return _NOWHERE
+    assert found.mesh is not None and found.layout is not None
+    return found.mesh, found.layout
+
+
+def asked(name: str, args: Any, kwargs: Any) -> str:
+    """`einsum(f32[batch=64, io=8], f32[io=8], out=[…])`."""
+
+    def shown(x: Any) -> str:
+        if isinstance(x, Tensor):
+            return describe(x)
+        if isinstance(x, list | tuple):
+            return f"[{', '.join(map(shown, x))}]"
+        return getattr(x, "__name__", None) or repr(x)
+
+    parts = [shown(a) for a in args] + [f"{k}={shown(v)}" for k, v in kwargs.items()]
+    return f"{name}({', '.join(parts)})"

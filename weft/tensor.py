@@ -1,0 +1,469 @@
+"""Tensor: an array whose dimensions have names.
+
+Outside programs a tensor is whole: `storage` is the array at rest, padded where a dim is split unevenly,
+and `array` its true size. Inside a program a tensor is one device's slice, and its array varies over
+exactly the axes that split it, its pending axes, and those of an enclosing `vmap`.
+
+A tensor inside a program may be in another *form* than its layout says:
+
+- `pending`: axes over which the slices still have to be added up;
+- `splits`: the axes that split each dim now; more than the layout wants is a gather held back, fewer
+  is a slice not yet taken.
+
+`forms.py` brings it into the form that an op needs, with the fewest bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from . import context
+from .dims import Dim, as_dims, pick, show
+from .errors import ProgramError, ShapeError, TensorTypeError
+from .layout import Layout, Splits
+from .mesh import Mesh
+
+SHORT_TYPES = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "bool"}
+
+
+class Tensor:
+    """An array with named dims. Make one with `wf.tensor(array, dims)`.
+
+    >>> import weft as wf, numpy as np
+    >>> x = wf.tensor(np.arange(6.0).reshape(2, 3), "a=2 b=3")
+    >>> x.dims
+    (a=2, b=3)
+    >>> (x + wf.sum(x, "b")).numpy("b", "a")[0].tolist()
+    [3.0, 15.0]
+    """
+
+    __slots__ = ("_held", "_watch", "dims", "layout", "mesh", "pending", "role", "splits")
+    __array_priority__ = 1000  # NumPy scalars leave `scalar * tensor` to us
+
+    _held: Any  # the array, for looking at its type or identity only
+    _watch: Any  # called when the array is used; how `grad` knows which forms of an argument were
+    dims: tuple[Dim, ...]
+    role: str
+    mesh: Mesh | None
+    layout: Layout | None
+    splits: Splits | None  # None: a whole tensor, outside programs
+    pending: frozenset[str]
+
+    def __init__(
+        self,
+        array: Any,
+        dims: tuple[Dim, ...],
+        *,
+        role: str = "value",
+        mesh: Mesh | None = None,
+        layout: Layout | None = None,
+        splits: Splits | None = None,
+        pending: frozenset[str] = frozenset(),
+    ):
+        self._held, self._watch, self.dims, self.role = array, None, dims, role
+        self.mesh, self.layout, self.splits, self.pending = mesh, layout, splits, pending
+
+    @property
+    def _array(self) -> Any:
+        """The array, to be used in a computation."""
+        if self._watch is not None:
+            self._watch()
+        return self._held
+
+    # Looking
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether this is one device's slice, inside a program."""
+        return self.splits is not None
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the elements."""
+        return self._held.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.dims)
+
+    @property
+    def size(self) -> int:
+        """The true number of elements."""
+        return int(np.prod([dim.size for dim in self.dims], dtype=object)) if self.dims else 1
+
+    @property
+    def storage(self) -> Any:
+        """The array at rest, padding included."""
+        return self._settled()._array
+
+    @property
+    def array(self) -> Any:
+        """The whole array in its true size; inside a program this device's slice."""
+        if self.is_slice:
+            return self._settled()._array
+        shape = tuple(dim.size for dim in self.dims)
+        if tuple(self._array.shape) == shape:
+            return self._array
+        return self._array[tuple(slice(size) for size in shape)]
+
+    def numpy(self, *order: Any) -> np.ndarray:
+        """A NumPy array with the dims in the order given, by default the tensor's own.
+
+        >>> import weft as wf
+        >>> wf.arange(wf.Dim("a", 3)).numpy("a").tolist()
+        [0, 1, 2]
+        """
+        if self.is_slice or context.is_traced(self._held):
+            raise ProgramError(
+                f"{self!r} has no values yet: it is inside a program",
+                rule="a program is traced before it runs, so values can't be looked at",
+                hint="return the tensor from the program, or print it with wf.debug(x)",
+            ).located("numpy")
+        order = order or self.dims
+        wanted = pick(self.dims, order)
+        if len(wanted) != len(self.dims):
+            raise ShapeError(
+                f"[{show(wanted)}] are not all dims of [{show(self.dims)}]",
+                rule="numpy() takes every dim of the tensor once, or none for its own order",
+                hint=f"missing: {', '.join(d.name for d in self.dims if d not in wanted)}",
+            ).located("numpy")
+        storage = np.asarray(self._array)
+        whole = storage[tuple(slice(dim.size) for dim in self.dims)]
+        return whole.transpose([self.dims.index(dim) for dim in wanted])
+
+    def item(self) -> Any:
+        """The one element as a Python number."""
+        if self.size != 1:
+            raise ShapeError(
+                f"{self!r} has {self.size} elements",
+                rule="item() is for a tensor with one element",
+                hint="reduce it first, or use .numpy()",
+            ).located("item")
+        return self.numpy().item()
+
+    def astype(self, dtype: Any) -> Tensor:
+        """The same values as another dtype."""
+        return _ops().astype(self, dtype)
+
+    def rename(self, **names: str) -> Tensor:
+        """The same values with dims renamed: `x.rename(batch="rows")`."""
+        return _ops().rename(self, names)
+
+    def __getitem__(self, where: Any) -> Tensor:
+        return _ops().index(self, where)
+
+    def __repr__(self) -> str:
+        text = describe(self)
+        if not self.is_slice and not context.is_traced(self._held):
+            if isinstance(self._array, jax.ShapeDtypeStruct):
+                return text
+            if getattr(self._array, "is_fully_addressable", True):
+                shown = np.array2string(
+                    self.numpy(), threshold=20, edgeitems=2, precision=4, separator=", "
+                )
+                return f"{text} {shown}" if "\n" not in shown else f"{text}\n{shown}"
+        return text
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar("bool"))
+
+    def __int__(self) -> int:
+        return int(self._scalar("int"))
+
+    def __float__(self) -> float:
+        return float(self._scalar("float"))
+
+    def _scalar(self, kind: str) -> Any:
+        if self.is_slice or context.is_traced(self._held):
+            raise ProgramError(
+                f"a Python {kind} is wanted of {describe(self)}, which has no value yet",
+                rule="inside a program Python's if and while can't depend on a tensor's values",
+                hint="use wf.where, wf.cond or wf.while_loop; or pass the value as a static argument",
+            ).located(kind)
+        return self.item()
+
+    def _settled(self) -> Tensor:
+        if self.splits is None:
+            return self
+        from .forms import settle
+
+        return settle(self)
+
+    # Arithmetic, broadcasting by name
+
+    def __add__(self, other: Any) -> Tensor:
+        return _ops().add(self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        return _ops().add(other, self)
+
+    def __sub__(self, other: Any) -> Tensor:
+        return _ops().subtract(self, other)
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return _ops().subtract(other, self)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return _ops().multiply(self, other)
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return _ops().multiply(other, self)
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return _ops().divide(self, other)
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return _ops().divide(other, self)
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return _ops().floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return _ops().floor_divide(other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return _ops().remainder(self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return _ops().remainder(other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        return _ops().power(self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return _ops().power(other, self)
+
+    def __neg__(self) -> Tensor:
+        return _ops().negative(self)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __abs__(self) -> Tensor:
+        return _ops().abs(self)
+
+    def __invert__(self) -> Tensor:
+        return _ops().bitwise_not(self)
+
+    def __and__(self, other: Any) -> Tensor:
+        return _ops().bitwise_and(self, other)
+
+    def __rand__(self, other: Any) -> Tensor:
+        return _ops().bitwise_and(other, self)
+
+    def __or__(self, other: Any) -> Tensor:
+        return _ops().bitwise_or(self, other)
+
+    def __ror__(self, other: Any) -> Tensor:
+        return _ops().bitwise_or(other, self)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return _ops().bitwise_xor(self, other)
+
+    def __rxor__(self, other: Any) -> Tensor:
+        return _ops().bitwise_xor(other, self)
+
+    def __lt__(self, other: Any) -> Tensor:
+        return _ops().less(self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return _ops().less_equal(self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return _ops().greater(self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return _ops().greater_equal(self, other)
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
+        return _ops().equal(self, other)
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+        return _ops().not_equal(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _ops() -> Any:
+    from . import ops
+
+    return ops
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether x is a Tensor (for `is_leaf=` of JAX's tree functions)."""
+    return isinstance(x, Tensor)
+
+
+def short_type(dtype: Any) -> str:
+    """`f32`, `bf16`, `i32`, `bool`, …"""
+    name = np.dtype(dtype).name if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else "key"
+    word = name.rstrip("0123456789")
+    return SHORT_TYPES.get(word, word) + name[len(word) :]
+
+
+def describe(t: Tensor) -> str:
+    """`f32[batch=64/data·4, d_model=256]`, with pending sums behind it."""
+    mesh, splits = t.mesh, t.splits
+    if splits is None:
+        splits = at_rest(t) if mesh is not None else ((),) * len(t.dims)
+    parts = []
+    for dim, axes in zip(t.dims, splits, strict=True):
+        ways = f"/{'+'.join(axes)}·{mesh.ways(axes)}" if axes and mesh is not None else ""
+        parts.append(f"{dim}{ways}")
+    pending = f" pending sum over {', '.join(sorted(t.pending))}" if t.pending else ""
+    return f"{short_type(t.dtype)}[{', '.join(parts)}]{pending}"
+
+
+# At rest
+
+
+def at_rest(t: Tensor) -> Splits:
+    """How a whole tensor is split over its mesh."""
+    if t.mesh is None or t.layout is None:
+        return ((),) * len(t.dims)
+    return t.layout.splits(t.dims, t.mesh, t.role)
+
+
+def partition_spec(splits: Splits) -> PartitionSpec:
+    """JAX's word for splits."""
+    return PartitionSpec(*[axes if len(axes) != 1 else axes[0] for axes in splits])
+
+
+def stored_shape(dims: tuple[Dim, ...], splits: Splits, mesh: Mesh | None) -> tuple[int, ...]:
+    """The padded shape at rest: each split dim rounded up to a multiple of its pieces."""
+    ways = [mesh.ways(axes) if mesh is not None else 1 for axes in splits]
+    return tuple(-(-dim.size // n) * n for dim, n in zip(dims, ways, strict=True))
+
+
+def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
+    """Put a whole tensor on a mesh, split by a layout; `place(t, None, None)` takes it off."""
+    if t.is_slice:
+        raise ProgramError(
+            f"{describe(t)} is inside a program",
+            rule="a program's tensors are placed by the program's own layout",
+            hint="place tensors outside; inside, rename a dim to change its split",
+        ).located("place")
+    if mesh is None:
+        device = jax.devices()[0] if t.mesh is not None else None
+        array = t.array
+        array = jax.device_put(array, device) if device and not context.is_traced(array) else array
+        return Tensor(array, t.dims, role=t.role)
+    mesh, layout = Mesh(mesh), Layout(layout if layout is not None else ())
+    layout.check(mesh)
+    if t.mesh == mesh and t.layout == layout:
+        return t
+    splits = layout.splits(t.dims, mesh, t.role)
+    shape = stored_shape(t.dims, splits, mesh)
+    if isinstance(t._array, jax.ShapeDtypeStruct):
+        array = jax.ShapeDtypeStruct(shape, t.dtype)
+    elif t.mesh == mesh and at_rest(t) == splits:
+        array = t._array
+    elif not mesh.axes:
+        array = t.array
+    else:
+        mesh.require_devices()
+        array = t.array
+        if tuple(array.shape) != shape:
+            extra = [(0, new - old) for new, old in zip(shape, array.shape, strict=True)]
+            array = np.pad(array, extra) if isinstance(array, np.ndarray) else jnp.pad(array, extra)
+        array = jax.device_put(array, NamedSharding(mesh.jax_mesh, partition_spec(splits)))
+    return Tensor(array, t.dims, role=t.role, mesh=mesh, layout=layout)
+
+
+def tensor(array: Any, dims: Any) -> Tensor:
+    """A tensor from an array (or number) and the names of its dimensions.
+
+    Args:
+      array: anything JAX or NumPy can make an array of, in its true size.
+      dims: as many dims, in the array's order: Dims, or a string such as `"batch=2 length=3"`.
+
+    >>> import weft as wf
+    >>> wf.tensor([[1, 2, 3]], "row=1 column=3")
+    i32[row=1, column=3] [[1, 2, 3]]
+    """
+    dims = as_dims(dims)
+    if isinstance(array, Tensor):
+        raise TensorTypeError(
+            f"{describe(array)} is a tensor already",
+            rule="tensor() names the dimensions of a raw array",
+            hint='to rename dims use x.rename(old="new"); to reorder them wf.transpose(x, dims)',
+        ).located("tensor")
+    if not hasattr(array, "shape") or isinstance(array, np.ndarray | np.generic):
+        array = jnp.asarray(array)
+    shape = tuple(array.shape)
+    if shape != tuple(dim.size for dim in dims):
+        raise ShapeError(
+            f"an array of shape {shape} was given the dims [{show(dims)}]",
+            rule="an array needs one dim for each of its dimensions, of the same size",
+            hint="give the dims in the array's own order; wf.transpose reorders them afterwards",
+        ).located("tensor")
+    program = context.current()
+    if program is None:
+        return Tensor(array, dims)
+    from .forms import from_whole
+
+    return from_whole(array, dims)
+
+
+def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
+    """A tensor without values, for planning.
+
+    >>> import weft as wf
+    >>> wf.spec("batch=64 d_model=256")
+    f32[batch=64, d_model=256]
+    """
+    dims = as_dims(dims)
+    shape = tuple(dim.size for dim in dims)
+    return Tensor(jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)), dims, role=role)
+
+
+def parameter(t: Tensor) -> Tensor:
+    """The same tensor with the role of a parameter: stored by the layout's `params=` rules."""
+    return with_role(t, "param")
+
+
+def with_role(t: Tensor, role: str) -> Tensor:
+    """The same tensor with another role."""
+    if t.is_slice or t.mesh is None:
+        return Tensor(
+            t._array,
+            t.dims,
+            role=role,
+            mesh=t.mesh,
+            layout=t.layout,
+            splits=t.splits,
+            pending=t.pending,
+        )
+    return place(Tensor(t.array, t.dims, role=role), t.mesh, t.layout)
+
+
+# A pytree: one array leaf; dims, role, mesh and layout are static. JAX's caches go by tree and shapes:
+# without mesh and layout in the static part, what was traced under one layout would be reused under
+# another. Flattening settles a tensor, or `jax.tree.map(jnp.exp, x)` would work on a pending sum.
+
+
+def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
+    settled = t._settled()
+    return (settled._array,), (t.dims, t.role, t.mesh, t.layout, t.splits is not None)
+
+
+def _flatten_with_keys(t: Tensor) -> tuple[tuple[Any], Any]:
+    (array,), static = _flatten(t)
+    return ((jax.tree_util.GetAttrKey("array"), array),), static
+
+
+def _unflatten(static: Any, children: Any) -> Tensor:
+    dims, role, mesh, layout, is_slice = static
+    splits = layout.splits(dims, mesh, role) if is_slice else None
+    (array,) = children
+    return Tensor(array, dims, role=role, mesh=mesh, layout=layout, splits=splits)
+
+
+jax.tree_util.register_pytree_with_keys(Tensor, _flatten_with_keys, _unflatten, _flatten)
