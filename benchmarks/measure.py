@@ -1,8 +1,8 @@
 """Turns callables into comparable times: alternating rounds, medians, quartiles, paired ratios.
 
-The machine's speed drifts by more than the differences we look for. So all cases run in one process,
-one call each per round, and a case is compared with the baseline's call of the *same* round; the order
-rotates, so that no case always runs first.
+The machine's speed drifts by more than the differences we look for. So all cases run in one
+process, one call each per round, and a case is compared with the baseline's call of the *same*
+round; the order rotates, so that no case always runs first.
 """
 
 import statistics
@@ -35,21 +35,23 @@ class Timing:
     """One case's times.
 
     `seconds` is the spread of one call, `ratio` the median over the baseline's median, `paired` the
-    spread of the per-round ratios (the number to trust on a noisy machine).
+    spread of the per-round ratios (the number to trust on a noisy machine). `processor` is the time
+    of all cores together, which feels other processes less than the clock does.
     """
 
     seconds: Spread
     ratio: float
     paired: Spread
+    processor: Spread
     samples: tuple[float, ...]
 
 
-def once(case: Callable[[], Any]) -> float:
-    """Seconds of one awaited call."""
-    start = time.perf_counter()
+def once(case: Callable[[], Any]) -> tuple[float, float]:
+    """Wall-clock and processor seconds of one awaited call."""
+    start, used = time.perf_counter(), time.process_time()
     # Awaited always: virtual CPU devices can deadlock when calls pile up.
     jax.block_until_ready(case())
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - used
 
 
 def alternate(
@@ -73,10 +75,13 @@ def alternate(
         for name in names:
             once(cases[name])
     samples: dict[str, list[float]] = {name: [] for name in names}
+    processor: dict[str, list[float]] = {name: [] for name in names}
     for index in range(rounds):
         turn = index % len(names)
         for name in names[turn:] + names[:turn]:
-            samples[name].append(once(cases[name]))
+            wall, used = once(cases[name])
+            samples[name].append(wall)
+            processor[name].append(used)
 
     base = samples[baseline]
     return {
@@ -84,6 +89,7 @@ def alternate(
             seconds=Spread.of(own),
             ratio=statistics.median(own) / statistics.median(base),
             paired=Spread.of([mine / theirs for mine, theirs in zip(own, base, strict=True)]),
+            processor=Spread.of(processor[name]),
             samples=tuple(own),
         )
         for name, own in samples.items()
@@ -91,16 +97,19 @@ def alternate(
 
 
 def markdown(timings: Mapping[str, Timing]) -> str:
-    """A Markdown table of the timings, in milliseconds; quartiles in brackets."""
+    """A Markdown table of the timings, in milliseconds."""
     lines = [
-        "| case | median ms | quartiles | ratio of medians | paired ratio | quartiles |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| case | median ms | quartiles | ratio of medians "
+        "| paired ratio | quartiles | processor ms |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, timing in timings.items():
         seconds, paired = timing.seconds, timing.paired
         lines.append(
-            f"| {name} | {1e3 * seconds.median:.1f} | {1e3 * seconds.low:.1f}–{1e3 * seconds.high:.1f} "
-            f"| {timing.ratio:.3f} | {paired.median:.3f} | {paired.low:.3f}–{paired.high:.3f} |"
+            f"| {name} | {1e3 * seconds.median:.1f} "
+            f"| {1e3 * seconds.low:.1f}–{1e3 * seconds.high:.1f} "
+            f"| {timing.ratio:.3f} | {paired.median:.3f} | {paired.low:.3f}–{paired.high:.3f} "
+            f"| {1e3 * timing.processor.median:.0f} |"
         )
     return "\n".join(lines)
 
@@ -111,8 +120,8 @@ def trace_time(fn: Callable[..., Any], *args: Any, repeats: int = 7, cold: bool 
     Arguments may be `jax.ShapeDtypeStruct`s. JAX caches traces by function object, so each repeat
     wraps `fn` anew, and a jitted `fn` is unwrapped first. Functions that JAX caches *inside* `fn`
     (bodies of `scan` and `checkpoint` defined outside it, the jitted functions of `jax.numpy`) stay
-    cached, as in a second trace of one process. `cold=True` drops those too, as in a new process; it
-    also drops every compiled program of this one.
+    cached, as in a second trace of one process. `cold=True` drops those too, as in a new process;
+    it also drops every compiled program of this one.
     """
     python = getattr(fn, "__wrapped__", fn) if hasattr(fn, "trace") else fn
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 # For a run of this file alone; an earlier choice of devices (conftest, XLA_FLAGS) stands.
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    if jax.config.jax_num_cpu_devices < 0:
-        jax.config.update("jax_num_cpu_devices", 8)
+if "device_count" not in os.environ.get("XLA_FLAGS", "") and jax.config.jax_num_cpu_devices < 0:
+    jax.config.update("jax_num_cpu_devices", 8)
 
-from benchmarks import handwritten, measure  # noqa: E402
+from benchmarks import handwritten, measure
 
 TINY = handwritten.Size(layers=2, d_model=16, d_ff=32, heads=4, d_kv=8, vocab=40, length=6, batch=8)
 STEPS = 3
@@ -32,7 +31,9 @@ def single():
 
 
 @pytest.mark.parametrize("data, model", [(4, 2), (2, 4), (8, 1)], ids=lambda n: str(n))
-@pytest.mark.parametrize("make", [handwritten.jit_step, handwritten.shard_map_step], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "make", [handwritten.jit_step, handwritten.shard_map_step], ids=lambda f: f.__name__
+)
 def test_parallel_steps_equal_one_device(make, data, model, single):
     mesh = handwritten.make_mesh(data, model)
     inputs = handwritten.place(mesh, handwritten.init(0, TINY), *handwritten.batch(1, TINY))
@@ -52,7 +53,11 @@ def test_loss_equals_numpy(single):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + handwritten.EPSILON) * scale
 
     def log_softmax(x):
-        return x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
+        return (
+            x
+            - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
+            - x.max(-1, keepdims=True)
+        )
 
     losses = []
     for row, wanted in zip(tokens, targets, strict=True):
@@ -70,7 +75,9 @@ def test_loss_equals_numpy(single):
     np.testing.assert_allclose(single[0][0], np.mean(losses), rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [handwritten.jit_step, handwritten.shard_map_step], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "make", [handwritten.jit_step, handwritten.shard_map_step], ids=lambda f: f.__name__
+)
 def test_nothing_is_gathered(make):
     mesh = handwritten.make_mesh()
     inputs = handwritten.place(mesh, handwritten.init(0, TINY), *handwritten.batch(1, TINY))
@@ -100,7 +107,11 @@ def test_trace_time_traces_afresh(cold):
         runs.append(None)
         return x + 1
 
-    for fn in (body, jax.jit(body), jax.jit(jax.shard_map(body, mesh=handwritten.make_mesh(8, 1), in_specs=handwritten.P(), out_specs=handwritten.P()))):
+    replicated = jax.sharding.PartitionSpec()
+    split = jax.shard_map(
+        body, mesh=handwritten.make_mesh(), in_specs=replicated, out_specs=replicated
+    )
+    for fn in (body, jax.jit(body), jax.jit(split)):
         runs.clear()
         spread = measure.trace_time(fn, jax.ShapeDtypeStruct((8,), "float32"), repeats=4, cold=cold)
         assert len(runs) == 5  # one to warm up
