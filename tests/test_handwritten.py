@@ -1,14 +1,8 @@
 """The three hand-written train steps agree with each other, and their loss with NumPy in float64."""
 
-import os
-
 import jax
 import numpy as np
 import pytest
-
-# For a run of this file alone; an earlier choice of devices (conftest, XLA_FLAGS) stands.
-if "device_count" not in os.environ.get("XLA_FLAGS", "") and jax.config.jax_num_cpu_devices < 0:
-    jax.config.update("jax_num_cpu_devices", 8)
 
 from benchmarks import handwritten, measure
 

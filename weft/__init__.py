@@ -1,13 +1,25 @@
 """Weft: distributed tensor programs over named dimensions."""
 
+from . import random as random
+from .autodiff import custom_vjp as custom_vjp
 from .autodiff import grad as grad
+from .autodiff import jvp as jvp
+from .autodiff import remat as remat
 from .autodiff import value_and_grad as value_and_grad
+from .autodiff import vjp as vjp
 from .dims import Dim as Dim
 from .dims import dims as dims
+from .errors import WeftError as WeftError
+from .escape import callback as callback
+from .escape import debug as debug
+from .escape import local as local
 from .layout import Layout as Layout
 from .mesh import Mesh as Mesh
 from .mesh import cpu_devices as cpu_devices
 from .ops import *  # noqa: F403
+from .optimizer import optimizer as optimizer
+from .random import dropout as dropout
+from .spmd import Program as Program
 from .spmd import spmd as spmd
 from .tensor import Tensor as Tensor
 from .tensor import is_tensor as is_tensor

@@ -8,6 +8,7 @@ over all micro-batches, or scattered into the optimizer's layout.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -18,10 +19,12 @@ import jax.numpy as jnp
 
 from . import collectives, context
 from .context import Context
-from .errors import ProgramError, TensorTypeError
+from .errors import DimError, ProgramError, TensorTypeError, nearest
 from .forms import as_slice, settle, slice_tensor
-from .ops import add
-from .tensor import Tensor, describe, is_tensor
+from .ops.control import Form, around, array_of
+from .ops.elementwise import add
+from .ops.shape import transpose
+from .tensor import Tensor, describe, is_tensor, place, with_role
 
 
 def grad(
@@ -177,3 +180,162 @@ def _forms(program: Context, t: Tensor) -> list[tuple[frozenset[str], Any]]:
         for some in itertools.combinations(missing, count)
     ]
     return [(axes, collectives.vary(t._array, axes)) for axes in sets]
+
+
+def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """The value of a function and its derivative in a direction, as `jax.jvp`.
+
+    >>> import weft as wf
+    >>> x = wf.arange(wf.Dim("a", 3), float)
+    >>> wf.jvp(lambda x: x * x, (x,), (wf.ones("a=3"),))[1]
+    f32[a=3] [0., 2., 4.]
+    """
+    primals = tuple(jax.tree.map(_entered, p, is_leaf=is_tensor) for p in primals)
+    tangents = tuple(_alike(t, p) for t, p in zip(tangents, primals, strict=True))
+    return jax.jvp(_framed(f), primals, tangents)
+
+
+def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """The value of a function and the function that pulls a cotangent back, as `jax.vjp`."""
+    primals = tuple(jax.tree.map(_entered, p, is_leaf=is_tensor) for p in primals)
+    if has_aux:
+        out, pull, aux = jax.vjp(_framed(f), *primals, has_aux=True)
+        return out, lambda cotangent: pull(_alike(cotangent, out)), aux
+    out, pull = jax.vjp(_framed(f), *primals)
+    return out, lambda cotangent: pull(_alike(cotangent, out))
+
+
+def _entered(leaf: Any) -> Any:
+    """Inside a program, a leaf as a settled slice."""
+    return _settled(leaf) if context.current() is not None else leaf
+
+
+def _framed(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The function in a frame of its own, for the JAX trace that it is called under."""
+    program = context.current()
+    if program is None:
+        return f
+
+    @functools.wraps(f)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context.entered(program), program.frame():
+            return jax.tree.map(_settled, f(*args, **kwargs), is_leaf=is_tensor)
+
+    return run
+
+
+def _alike(tree: Any, like: Any) -> Any:
+    """Tensors with the dims, roles and places of other ones, so that JAX sees the same trees."""
+
+    def one(like: Any, t: Any) -> Any:
+        if not isinstance(t, Tensor) or not isinstance(like, Tensor):
+            return t
+        if set(t.dims) != set(like.dims):
+            raise DimError(
+                f"{describe(t)} stands for {describe(like)}",
+                rule="tangents and cotangents have the dims of what they belong to",
+                hint="check the order of the arguments",
+            ).located()
+        if t.dims != like.dims:
+            t = transpose(t, like.dims)
+        if like.is_slice:
+            return settle(as_slice(t), like.role)
+        return place(with_role(t, like.role), like.mesh, like.layout)
+
+    return jax.tree.map(one, like, tree, is_leaf=is_tensor)
+
+
+class custom_vjp:
+    """A function with a derivative of its own, as `jax.custom_vjp`.
+
+    >>> import weft as wf
+    >>> @wf.custom_vjp
+    ... def clipped(x):
+    ...     return x
+    >>> clipped.defvjp(lambda x: (x, None), lambda _, g: (wf.clip(g, -1.0, 1.0),))
+    >>> wf.grad(lambda x: wf.sum(clipped(x) * 5.0))(wf.ones("a=2"))
+    f32[a=2] [1., 1.]
+    """
+
+    def __init__(self, f: Callable[..., Any]):
+        self.f = f
+        functools.update_wrapper(self, f)
+
+    def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
+        """`forward(*args)` returns the value and residuals; `backward(residuals, cotangent)` the
+        cotangents of all arguments (None for one that has none)."""
+        self.forward, self.backward = forward, backward
+
+    def __call__(self, *args: Any) -> Any:
+        program = context.current()
+        args = tuple(jax.tree.map(_entered, a, is_leaf=is_tensor) for a in args)
+
+        def backward(residuals: Any, cotangent: Any) -> Any:
+            # JAX may call this after the program's own code has returned.
+            with context.entered(program) if program else contextlib.nullcontext():
+                with program.frame() if program else contextlib.nullcontext():
+                    given = self.backward(residuals, cotangent)
+                    return tuple(
+                        None if g is None else _alike(g, a)
+                        for g, a in zip(given, args, strict=True)
+                    )
+
+        call = jax.custom_vjp(_framed(self.f))
+        call.defvjp(_framed(self.forward), backward)
+        return call(*args)
+
+
+POLICIES = {
+    "nothing": jax.checkpoint_policies.nothing_saveable,
+    "everything": jax.checkpoint_policies.everything_saveable,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "sums": jax.checkpoint_policies.save_only_these_names("sum"),
+    "dots+sums": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_saveable,
+        jax.checkpoint_policies.save_only_these_names("sum"),
+    ),
+}
+
+
+def remat(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
+    """The same function, of which the backward pass computes again what it needs.
+
+    Args:
+      policy: what is kept nevertheless: "nothing" (the default), "sums" (results of all-reduces, so
+        that no collective runs twice), "dots", "dots+sums", "everything", or a JAX policy.
+    """
+    if isinstance(policy, str) and policy not in POLICIES:
+        raise ProgramError(
+            f"there is no remat policy {policy!r}{nearest(policy, POLICIES)}",
+            rule="a policy says what is kept for the backward pass",
+            hint=f"one of {', '.join(POLICIES)}, or a function of jax.checkpoint_policies",
+        ).located("remat")
+    chosen = POLICIES[policy] if isinstance(policy, str) else policy
+
+    @functools.wraps(f)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        program = context.current()
+        if program is None:
+            return jax.checkpoint(f, policy=chosen)(*args, **kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
+        leaves = [as_slice(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        dynamic = [n for n, x in enumerate(leaves) if isinstance(x, Tensor | jax.Array)]
+        forms = [Form.of(leaves[n]) for n in dynamic]
+        kept: dict[str, Any] = {}
+
+        def inner(arrays: list[Any]) -> list[Any]:
+            with program.frame(lifts_collectives=False):
+                given = list(leaves)
+                for n, form, array in zip(dynamic, forms, arrays, strict=True):
+                    given[n] = around(form, array)
+                args, kwargs = jax.tree.unflatten(tree, given)
+                out, kept["tree"] = jax.tree.flatten(f(*args, **kwargs), is_leaf=is_tensor)
+                out = [as_slice(o) if isinstance(o, Tensor) else o for o in out]
+                kept["forms"] = [Form.of(o) for o in out]
+                return [array_of(o) for o in out]
+
+        arrays = jax.checkpoint(inner, policy=chosen)([array_of(leaves[n]) for n in dynamic])
+        out = [around(form, a) for form, a in zip(kept["forms"], arrays, strict=True)]
+        return jax.tree.unflatten(kept["tree"], out)
+
+    return run

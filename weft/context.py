@@ -57,6 +57,7 @@ class Context:
         self.captured: dict[int, Any] = {}  # global tensors met inside, by id of their storage
         self.captured_inputs: dict[int, Any] = {}  # the same, as inputs of this trace
         self.dims_met: dict[str, Dim] = {}
+        self.jobs: list[Any] = []  # work on whole arrays after the SPMD part (`later.py`)
 
     def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
         """How this program splits a tensor with these dims."""

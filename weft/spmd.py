@@ -34,7 +34,8 @@ from .errors import (
     WeftError,
     nearest,
 )
-from .forms import check_same_place, settle
+from .forms import as_slice, check_same_place, settle
+from .later import Promise
 from .layout import Layout
 from .mesh import Mesh
 from .tensor import Tensor, at_rest, describe, is_tensor, partition_spec, place, short_type
@@ -60,7 +61,9 @@ class _Staged:
     call: Any
     captured: list[Tensor] = field(default_factory=list)
     out_tree: Any = None
-    out_leaves: list[Any] = field(default_factory=list)  # ("tensor", static) | ("array",) | ("static", x)
+    # For each leaf: where it comes from ("now", "later", "static"), the promise or static value, and
+    # the dims and role of a tensor.
+    out_leaves: list[tuple[str, Any, Any]] = field(default_factory=list)
 
 
 class Program:
@@ -257,12 +260,25 @@ class Program:
                     program.captured_inputs[id(whole._array)] = inner
                 args, kwargs = jax.tree.unflatten(tree, inputs)
                 outs, specs = _outputs(staged, self.fn(*args, **kwargs))
+                for job in program.jobs:
+                    for leaf in job.inputs:
+                        _add_output(leaf, outs, specs)
             out_specs[:] = specs
             return outs
 
         def run(*arrays: Any) -> list[Any]:
-            if self.mesh.size == 1:
-                return body(*arrays)
+            outs = (body if self.mesh.size == 1 else mapped)(*arrays)
+            jobs = last["context"].jobs
+            if jobs:
+                count = sum(leaf[0] == "now" for leaf in staged.out_leaves)
+                rest = iter(outs[count:])
+                for job in jobs:
+                    job.run(rest, self.mesh, self.layout)
+                promised = [leaf[1] for leaf in staged.out_leaves if leaf[0] == "later"]
+                outs = outs[:count] + [p.job.outputs[p.leaf] for p in promised]
+            return outs
+
+        def mapped(*arrays: Any) -> list[Any]:
             # shard_map looks at out_specs again after tracing the body, which fills the list in: the
             # function need not be traced once more just to learn what it returns.
             out_specs.clear()
@@ -370,45 +386,66 @@ def _slice_of(t: Tensor, array: Any, program: Context) -> Tensor:
 
 
 def _outputs(staged: _Staged, result: Any) -> tuple[list[Any], list[Any]]:
-    leaves, staged.out_tree = jax.tree.flatten(result, is_leaf=is_tensor)
-    outs, specs, staged.out_leaves = [], [], []
+    """What a program returns, as arrays with their specs; noted in `staged` how to put it together."""
+    leaves, staged.out_tree = jax.tree.flatten(result, is_leaf=_is_output)
+    outs: list[Any] = []
+    specs: list[Any] = []
+    staged.out_leaves = []
     for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            if not leaf.is_slice:
-                from .forms import as_slice
-
-                leaf = as_slice(leaf)
-            leaf = settle(leaf)
-            outs.append(leaf._array)
-            specs.append(partition_spec(leaf.splits or ()))
-            staged.out_leaves.append(("tensor", leaf.dims, leaf.role))
-        elif isinstance(leaf, jax.Array | np.ndarray | np.number | int | float | complex):
-            array = jnp.asarray(leaf)
-            if collectives.varying(array):
-                axes = ", ".join(sorted(collectives.varying(array)))
-                raise ProgramError(
-                    f"the program returns a raw array that differs between devices along {axes}",
-                    rule="what a program returns is a tensor, or the same on all devices",
-                    hint="return the tensor itself, not its .array",
-                )
-            outs.append(array)
-            specs.append(PartitionSpec())
-            staged.out_leaves.append(("array",))
+        if isinstance(leaf, Tensor) and not leaf.is_slice:
+            leaf = as_slice(leaf)
+        named = (leaf.dims, leaf.role) if isinstance(leaf, Tensor) else None
+        held = leaf._held if isinstance(leaf, Tensor) else leaf
+        if isinstance(held, Promise):
+            staged.out_leaves.append(("later", held, named))
+        elif _add_output(leaf, outs, specs):
+            staged.out_leaves.append(("now", None, named))
         else:
-            staged.out_leaves.append(("static", leaf))
+            staged.out_leaves.append(("static", leaf, None))
     return outs, specs
 
 
+def _is_output(x: Any) -> bool:
+    return isinstance(x, Tensor | Promise)
+
+
+def _add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
+    """Add a leaf's array to what leaves the SPMD part; False if it is not an array."""
+    if isinstance(leaf, Tensor):
+        if isinstance(leaf._held, Promise):
+            return False
+        leaf = settle(leaf)
+        outs.append(leaf._array)
+        specs.append(partition_spec(leaf.splits or ()))
+        return True
+    if isinstance(leaf, bool) or not isinstance(
+        leaf, jax.Array | np.ndarray | np.number | int | float | complex
+    ):
+        return False
+    array = jnp.asarray(leaf)
+    if collectives.varying(array):
+        axes = ", ".join(sorted(collectives.varying(array)))
+        raise ProgramError(
+            f"the program returns a raw array that differs between devices along {axes}",
+            rule="what a program returns is a tensor, or the same on all devices",
+            hint="return the tensor itself, not its .array",
+        )
+    outs.append(array)
+    specs.append(PartitionSpec())
+    return True
+
+
 def _rebuild(staged: _Staged, outs: Any, mesh: Mesh, layout: Layout) -> Any:
-    rest = iter(outs)
+    count = sum(kind == "now" for kind, *_ in staged.out_leaves)
+    sources = {"now": iter(outs[:count]), "later": iter(outs[count:])}
     placed: Any = (mesh, layout) if mesh.axes else (None, None)
     leaves = []
-    for leaf in staged.out_leaves:
-        if leaf[0] == "tensor":
-            _, dims, role = leaf
-            leaves.append(Tensor(next(rest), dims, role=role, mesh=placed[0], layout=placed[1]))
-        else:
-            leaves.append(next(rest) if leaf[0] == "array" else leaf[1])
+    for kind, static, named in staged.out_leaves:
+        leaf = static if kind == "static" else next(sources[kind])
+        if named is not None:
+            dims, role = named
+            leaf = Tensor(leaf, dims, role=role, mesh=placed[0], layout=placed[1])
+        leaves.append(leaf)
     return jax.tree.unflatten(staged.out_tree, leaves)
 
 

@@ -15,6 +15,7 @@ A tensor inside a program may be in another *form* than its layout says:
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jax
@@ -450,8 +451,29 @@ def with_role(t: Tensor, role: str) -> Tensor:
 
 
 def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
+    if t.splits is not None:
+        _refuse_optax()
     settled = t._settled()
     return (settled._array,), (t.dims, t.role, t.mesh, t.layout, t.splits is not None)
+
+
+def _refuse_optax() -> None:
+    """An error if it is optax that takes a slice apart."""
+    frame = sys._getframe(2)
+    for _ in range(12):
+        if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] == "optax":
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    else:
+        return
+    if frame is not None:
+        raise ProgramError(
+            "an optax transformation was called on slices inside a program",
+            rule="optax sees plain arrays: inside a program those are slices, and a global norm, "
+            "say, would be that of one slice",
+            hint="wrap it: opt = wf.optimizer(tx); state = opt.init(params); "
+            "params, state = opt.apply(grads, state, params)",
+        ).located()
 
 
 def _flatten_with_keys(t: Tensor) -> tuple[tuple[Any], Any]:

@@ -1,0 +1,298 @@
+"""Look-up along a dim: take, one_hot and scatter_add, against jax.numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import weft as wf
+from weft.errors import DimError, LayoutError, ShapeError, TensorTypeError
+
+# vocab has 10 places (even over 2), or 9 (over 8: some devices hold nothing but padding).
+PLACES = [
+    ("x=2", "vocab:x", 10),
+    ("x=2", "batch:x", 9),
+    ("x=2", "d:x", 9),
+    ("x=8", "vocab:x", 9),
+    ("x=2 y=2", "vocab:x batch:y", 9),
+    ("x=2 y=2", "vocab:x+y", 9),
+    ("x=2 y=2 z=2", "vocab:x batch:y d:z", 9),
+    ("x=2 y=2", "length:x d:y", 10),
+]
+places = pytest.mark.parametrize(
+    "mesh, layout, size", PLACES, ids=[f"{m}-{lay}-{size}" for m, lay, size in PLACES]
+)
+
+
+def normal(seed, **sizes):
+    array = np.random.default_rng(seed).normal(size=tuple(sizes.values())).astype(np.float32)
+    return wf.tensor(array, [wf.Dim(name, size) for name, size in sizes.items()])
+
+
+def whole(seed, low, high, **sizes):
+    array = np.random.default_rng(seed).integers(low, high, size=tuple(sizes.values()))
+    return wf.tensor(array.astype(np.int32), [wf.Dim(name, size) for name, size in sizes.items()])
+
+
+def weights(shape):
+    return np.random.default_rng(7).normal(size=shape).astype(np.float32)
+
+
+def check(fn, oracle, mesh, layout, *tensors):
+    """Outputs, and gradients with respect to all tensors, against an oracle on arrays."""
+
+    def both(*tensors):
+        def loss(*tensors):
+            outs = fn(*tensors)
+            parts = [wf.sum(t * wf.tensor(weights([d.size for d in t.dims]), t.dims)) for t in outs]
+            return sum(parts[1:], parts[0]), outs
+
+        return wf.grad(loss, argnums=range(len(tensors)), has_aux=True)(*tensors)
+
+    def oracle_loss(*arrays):
+        outs = oracle(*arrays)
+        return sum(jnp.sum(a * weights(a.shape)) for a in outs), outs
+
+    grads, outs = wf.spmd(both, mesh, layout)(*tensors)
+    arrays = [jnp.asarray(t.numpy()) for t in tensors]
+    want = jax.grad(oracle_loss, argnums=range(len(arrays)), has_aux=True)(*arrays)
+    for got, expected in zip((*grads, *outs), (*want[0], *want[1]), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
+        # What is stored behind the true size is zero, always.
+        storage = np.asarray(got.storage).copy()
+        storage[tuple(slice(d.size) for d in got.dims)] = 0
+        assert not storage.any()
+
+
+def collectives(jaxpr):
+    """(primitive, shape of the result) of every collective in a jaxpr, sums of scalars left out."""
+    found = []
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name.startswith(("psum", "all_", "reduce_scatter", "ppermute", "pmax", "pmin")):
+            shape = equation.outvars[0].aval.shape
+            found += [(name, shape)] if shape else []
+        for inner in jax.tree.leaves(
+            list(equation.params.values()),
+            is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr"),
+        ):
+            if hasattr(inner, "jaxpr"):
+                inner = inner.jaxpr
+            if hasattr(inner, "eqns"):
+                found += collectives(inner)
+    return found
+
+
+# take
+
+
+@places
+def test_take_with_gradients(mesh, layout, size):
+    """An embedding, a choice for each row, and both in one; some indices out of range, filled."""
+    table, logits = normal(0, vocab=size, d=3), normal(1, batch=3, vocab=size, d=3)
+    ids = whole(2, -2, size + 3, batch=3, length=5)
+    targets = whole(3, 0, size, batch=3)
+    rest = np.where((ids.numpy() < 0) | (ids.numpy() >= size), size, ids.numpy())
+
+    def fn(table, logits):
+        return [
+            wf.take(table, ids, "vocab", fill=0.5),
+            wf.take(logits, targets, "vocab"),
+            wf.take(logits, ids, "vocab", fill=-1),
+        ]
+
+    def oracle(table, logits):
+        # Axis 1 of the logits is the vocabulary, and the indices' own dim comes in its place.
+        batch = np.arange(3)[:, None]
+        return [
+            table.at[rest].get(mode="fill", fill_value=0.5),
+            jnp.take_along_axis(logits, targets.numpy()[:, None, None], 1)[:, 0],
+            logits.at[batch, rest].get(mode="fill", fill_value=-1),
+        ]
+
+    check(fn, oracle, mesh, layout, table, logits)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8, np.int8, np.bool_, np.complex64])
+@pytest.mark.parametrize("mesh, layout", [("x=4", "vocab:x"), ("x=4", "d:x")])
+def test_take_out_of_range(mesh, layout, dtype):
+    """Inside a program the filling is NaN, or an integer that can't be mistaken: as jnp.take."""
+    table = np.arange(1, 28).reshape(9, 3).astype(dtype)
+    ids = np.array([-1, 8, 9, 11, 0, 12, -12, np.iinfo(np.int32).max], np.int32)
+    named = wf.tensor(table, "vocab=9 d=3"), wf.tensor(ids, "length=8")
+    got = wf.spmd(lambda table, ids: wf.take(table, ids, "vocab"), mesh, layout)(*named)
+    want = jnp.take(table, np.where(ids < 0, 9, ids), axis=0, mode="fill")
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got.numpy("length", "d"), want)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint32])
+def test_take_by_small_and_unsigned_indices(dtype):
+    table, ids = normal(0, vocab=200), np.array([0, 127, 3], dtype)
+    if dtype == np.uint32:
+        ids[1] = 2**32 - 1
+    got = wf.spmd(lambda t, i: wf.take(t, i, "vocab", fill=0), "x=4", "vocab:x")(
+        table, wf.tensor(ids, "length=3")
+    )
+    want = [0.0 if n > 200 else table.numpy()[n] for n in ids]
+    np.testing.assert_array_equal(got.numpy(), np.asarray(want, np.float32))
+
+
+def test_take_order_of_dims():
+    table = normal(0, a=2, vocab=4, b=3)
+    ids = whole(1, 0, 4, p=2, b=3, q=5)
+    out = wf.take(table, ids, "vocab")
+    assert [d.name for d in out.dims] == ["a", "p", "q", "b"]
+    want = np.empty((2, 2, 5, 3), np.float32)
+    for a, p, q, b in np.ndindex(*want.shape):
+        want[a, p, q, b] = table.numpy()[a, ids.numpy()[p, b, q], b]
+    np.testing.assert_array_equal(out.numpy(), want)
+
+
+def test_take_one_number():
+    table = wf.place(normal(0, vocab=9, d=3), wf.Mesh("x=4"), wf.Layout("vocab:x"))
+    np.testing.assert_array_equal(wf.take(table, 7, "vocab").numpy(), table.numpy()[7])
+
+
+@pytest.mark.parametrize("where", ["plain", "placed"])
+def test_take_eagerly_tells_the_index(where):
+    table, ids = normal(0, vocab=9, d=3), wf.tensor(np.array([0, 12, 3]), "length=3")
+    if where == "placed":
+        table = wf.place(table, wf.Mesh("x=4"), wf.Layout("vocab:x"))
+    with pytest.raises(ShapeError, match="index 12 is out of range for vocab=9") as caught:
+        wf.take(table, ids, "vocab")
+    assert "test_lookup.py" in str(caught.value) and "take(f32[vocab=9, d=3]" in str(caught.value)
+    with pytest.raises(ShapeError, match="index -1 is"):
+        wf.take(table, -1, "vocab")
+    filled = wf.take(table, ids, "vocab", fill=np.nan).numpy("length", "d")
+    np.testing.assert_array_equal(filled[[0, 2]], table.numpy()[[0, 3]])
+    assert np.isnan(filled[1]).all()
+
+
+# Collectives
+
+
+def test_a_split_vocabulary_is_never_gathered():
+    """Cross-entropy: only sums (and a maximum) of results without the vocabulary travel."""
+    hidden, vocab_table = wf.spec("batch=4 d=6", jnp.float32), wf.spec("vocab=40 d=6", jnp.float32)
+    targets = wf.spec("batch=4", jnp.int32)
+
+    def loss(hidden, table, targets):
+        logits = wf.einsum(hidden, table, reduce=["d"])
+        return wf.mean(wf.logsumexp(logits, "vocab") - wf.take(logits, targets, "vocab"))
+
+    program = wf.spmd(wf.value_and_grad(loss, argnums=(0, 1)), "x=4", "vocab:x")
+    found = collectives(program.jaxpr(hidden, vocab_table, targets).jaxpr)
+    # Forward: the maximum, the sum of exponentials, the targets' logits. Backward: d hidden.
+    assert sorted(found) == [
+        ("pmax", (4, 1)),
+        ("psum_invariant", (4,)),
+        ("psum_invariant", (4, 1)),
+        ("psum_invariant", (4, 6)),
+    ]
+
+
+def test_an_embedding_is_one_all_reduce():
+    table, ids = wf.spec("vocab=40 d=6", jnp.float32), wf.spec("batch=4 length=5", jnp.int32)
+
+    def travels(fn, layout, *args):
+        return collectives(wf.spmd(fn, "x=2 y=2", layout).jaxpr(*args).jaxpr)
+
+    embed = lambda table, ids: wf.take(table, ids, "vocab")  # noqa: E731
+    squares = wf.grad(lambda table, ids: wf.sum(embed(table, ids) ** 2))
+    assert travels(embed, "vocab:x", table, ids) == [("psum_invariant", (4, 5, 6))]
+    assert travels(squares, "vocab:x", table, ids) == [("psum_invariant", (4, 5, 6))]
+    assert travels(embed, "batch:x d:y", table, ids) == []
+    # Data parallel: the table's gradient, of its own block.
+    assert travels(squares, "batch:y vocab:x", table, ids) == [
+        ("psum_invariant", (2, 5, 6)),
+        ("psum_invariant", (20, 6)),
+    ]
+    scatter = lambda table, ids: wf.scatter_add(table, ids, 1, "vocab")  # noqa: E731
+    assert travels(scatter, "vocab:x d:y", table, ids) == []
+    assert travels(scatter, "batch:x", table, ids) == [("psum_invariant", (40, 6))]
+    one_hot = lambda ids: wf.one_hot(ids, wf.Dim("vocab", 40))  # noqa: E731
+    assert travels(one_hot, "vocab:x batch:y", ids) == []
+
+
+# one_hot
+
+
+@pytest.mark.parametrize(
+    "mesh, layout", [("x=4", "vocab:x"), ("x=2", "batch:x"), ("x=2 y=2", "vocab:x batch:y")]
+)
+def test_one_hot(mesh, layout):
+    ids, vocab = whole(0, -3, 13, batch=3, length=5), wf.Dim("vocab", 9)
+
+    def fn(ids):
+        return [wf.one_hot(ids, vocab), wf.one_hot(ids, vocab, dtype=jnp.int32)]
+
+    outs = wf.spmd(fn, mesh, layout)(ids)
+    for got, eager, dtype in zip(outs, fn(ids), (jnp.float32, jnp.int32), strict=True):
+        want = jax.nn.one_hot(ids.numpy(), 9, dtype=dtype)
+        assert got.dtype == want.dtype and [d.name for d in got.dims] == [
+            "batch",
+            "length",
+            "vocab",
+        ]
+        np.testing.assert_array_equal(got.numpy(), want)
+        np.testing.assert_array_equal(eager.numpy(), want)
+        assert np.asarray(got.storage).sum() == want.sum()
+
+
+# scatter_add
+
+
+@places
+def test_scatter_add_with_gradients(mesh, layout, size):
+    """A histogram's and an embedding gradient's scatter, aligned rows, and updates that broadcast."""
+    table, rows = normal(0, vocab=size, d=3), normal(1, batch=3, vocab=size, d=3)
+    ids, targets = whole(2, -2, size + 3, batch=3, length=5), whole(3, 0, size, batch=3)
+    full, single = normal(4, batch=3, length=5, d=3), normal(5, length=5)
+    drop = np.where(ids.numpy() < 0, size, ids.numpy())
+
+    def fn(table, rows, full, single):
+        return [
+            wf.scatter_add(table, ids, full, "vocab"),
+            wf.scatter_add(rows, ids, full, "vocab"),
+            wf.scatter_add(rows, ids, single, "vocab"),
+            wf.scatter_add(rows, targets, 2.5, "vocab"),
+        ]
+
+    def oracle(table, rows, full, single):
+        batch = np.arange(3)[:, None]
+        return [
+            table.at[drop].add(full, mode="drop"),
+            rows.at[batch, drop].add(full, mode="drop"),
+            rows.at[batch, drop].add(single[None, :, None], mode="drop"),
+            rows.at[np.arange(3), targets.numpy()].add(2.5),
+        ]
+
+    check(fn, oracle, mesh, layout, table, rows, full, single)
+
+
+def test_scatter_add_eagerly():
+    x = wf.place(wf.zeros("word=5", jnp.int32), wf.Mesh("x=4"), wf.Layout("word:x"))
+    ids = wf.tensor(np.array([0, 4, 4, 5, -1]), "length=5")
+    assert wf.scatter_add(x, ids, 1, "word").numpy().tolist() == [1, 0, 0, 0, 2]
+
+
+# Errors
+
+
+def test_errors():
+    table, ids = normal(0, vocab=9, d=3), whole(1, 0, 9, batch=4)
+    with pytest.raises(TensorTypeError, match="the indices are f32"):
+        wf.take(table, ids.astype(jnp.float32), "vocab")
+    with pytest.raises(DimError, match="have the dim vocab that they index"):
+        wf.take(table, ids.rename(batch="vocab"), "vocab")
+    with pytest.raises(DimError, match="there is no dim voc.*did you mean vocab"):
+        wf.take(table, ids, "voc")
+    with pytest.raises(DimError, match="batch occurs twice"):
+        wf.one_hot(ids, wf.Dim("batch", 3))
+    with pytest.raises(DimError, match="dims length=2 of the updates"):
+        wf.scatter_add(table, ids, normal(2, batch=4, length=2), "vocab")
+    with pytest.raises(LayoutError, match="vocab and batch .* both on axis x"):
+        program = wf.spmd(lambda t, i: wf.take(t, i, "vocab"), "x=2", "vocab:x batch:x")
+        program(table, ids)

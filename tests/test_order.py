@@ -1,0 +1,256 @@
+"""Order along a dim: argmax, top_k, sort and running totals, against jax.numpy and jax.lax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import weft as wf
+from weft.errors import DimError, LayoutError, ShapeError
+
+NAN, INF = np.nan, np.inf
+
+# 8 over 2 divides, 9 over 2 does not, 9 over 8 leaves devices with nothing but padding.
+PLACES = [
+    ("x=2", "a:x", 9),
+    ("x=4", "b:x", 8),
+    ("x=4", "b:x best:x", 9),
+    ("x=8", "b:x", 9),
+    ("x=2 y=2", "a:x b:y", 9),
+    ("x=2 y=2", "b:x+y", 9),
+    ("x=2 y=2", "b:x best:y", 8),
+]
+places = pytest.mark.parametrize(
+    "mesh, layout, size", PLACES, ids=[f"{m}-{lay}-{size}" for m, lay, size in PLACES]
+)
+
+
+def weights(shape):
+    return np.random.default_rng(7).normal(size=shape).astype(np.float32)
+
+
+def with_gradients(fn):
+    """The outputs of a function, and the gradients of a weighted sum of those that are floats."""
+
+    def both(*tensors):
+        def loss(*tensors):
+            outs = fn(*tensors)
+            floats = [t for t in outs if jnp.issubdtype(t.dtype, jnp.floating)]
+            parts = [
+                wf.sum(t * wf.tensor(weights([d.size for d in t.dims]), t.dims)) for t in floats
+            ]
+            return sum(parts, wf.zeros("")), outs
+
+        grads, outs = wf.grad(loss, argnums=range(len(tensors)), has_aux=True)(*tensors)
+        return outs, grads
+
+    return both
+
+
+def oracle_with_gradients(fn, *arrays):
+    def loss(*arrays):
+        outs = fn(*arrays)
+        floats = [a for a in outs if jnp.issubdtype(a.dtype, jnp.floating)]
+        return sum((jnp.sum(a * weights(a.shape)) for a in floats), jnp.zeros(())), outs
+
+    grads, outs = jax.grad(loss, argnums=range(len(arrays)), has_aux=True)(*arrays)
+    return outs, grads
+
+
+def check(fn, oracle, mesh, layout, *tensors):
+    outs, grads = wf.spmd(with_gradients(fn), mesh, layout)(*tensors)
+    expected, expected_grads = oracle_with_gradients(
+        oracle, *(jnp.asarray(t.numpy()) for t in tensors)
+    )
+    for got, want in zip((*outs, *grads), (*expected, *expected_grads), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+        # What is stored behind the true size is zero, always.
+        storage = np.asarray(got.storage).copy()
+        storage[tuple(slice(d.size) for d in got.dims)] = 0
+        assert not storage.any()
+
+
+def collectives(jaxpr):
+    """(primitive, shape of the result) of every collective in a jaxpr, sums of scalars left out."""
+    found = []
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name.startswith(("psum", "all_", "reduce_scatter", "ppermute", "pmax", "pmin")):
+            shape = equation.outvars[0].aval.shape
+            found += [(name, shape)] if shape else []
+        for inner in jax.tree.leaves(
+            list(equation.params.values()),
+            is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr"),
+        ):
+            if hasattr(inner, "jaxpr"):
+                inner = inner.jaxpr
+            if hasattr(inner, "eqns"):
+                found += collectives(inner)
+    return found
+
+
+def data(rows, size, seed=0):
+    array = np.random.default_rng(seed).normal(size=(rows, size)).astype(np.float32)
+    return wf.tensor(array, [wf.Dim("a", rows), wf.Dim("b", size)])
+
+
+def hard_rows(size):
+    """Rows in which padding, ties or NaN could win, wrongly."""
+    negative_nan = -np.float32(NAN)
+    return np.array(
+        [
+            np.full(size, -INF),
+            np.full(size, INF),
+            np.full(size, -3.0),
+            [NAN if n in (2, 6) else n for n in range(size)],
+            [negative_nan if n != 5 else -INF for n in range(size)],
+            [-INF if n < size - 1 else -1.0 for n in range(size)],
+        ],
+        np.float32,
+    )
+
+
+@places
+def test_all_with_gradients(mesh, layout, size):
+    k = wf.Dim("best", 3)
+
+    def fn(x):
+        values, indices = wf.top_k(x, "b", k)
+        return [
+            values, indices, wf.argmax(x, "b"), wf.argmin(x, "b"), wf.sort(x, "b"),
+            wf.argsort(x, "b"), wf.cumsum(x, "b"), wf.cumsum(x, "b", exclusive=True, reverse=True),
+        ]  # fmt: skip
+
+    def oracle(x):
+        values, indices = lax.top_k(x, 3)
+        return [
+            values, indices, jnp.argmax(x, 1).astype(jnp.int32), jnp.argmin(x, 1).astype(jnp.int32),
+            jnp.sort(x, 1), jnp.argsort(x, 1).astype(jnp.int32), jnp.cumsum(x, 1),
+            lax.cumsum(x, 1, reverse=True) - x,
+        ]  # fmt: skip
+
+    check(fn, oracle, mesh, layout, data(5, size))
+
+
+@pytest.mark.parametrize("mesh, layout", [("x=4", "b:x"), ("x=8", "b:x"), ("x=2 y=2", "a:x b:y")])
+def test_padding_ties_and_nan(mesh, layout):
+    size = 9
+    floats = hard_rows(size)
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    whole = np.array([[low] * 9, [high] * 9, [-1] * 9, [low, low + 1] * 4 + [low]])
+    truth = whole[2:] > low
+    arrays = [floats, whole.astype(np.int32), truth, np.abs(whole).astype(np.uint32) % 3]
+    tensors = [wf.tensor(array, [wf.Dim("a", len(array)), wf.Dim("b", size)]) for array in arrays]
+    all_of_them = wf.Dim("best", size)
+
+    def fn(tensors):
+        return [
+            [wf.argmax(x, "b"), wf.argmin(x, "b"), *wf.top_k(x, "b", all_of_them),
+             wf.sort(x, "b", descending=True), wf.argsort(x, "b", descending=True)]
+            for x in tensors
+        ]  # fmt: skip
+
+    for outs, array in zip(wf.spmd(fn, mesh, layout)(tensors), arrays, strict=True):
+        expected = [
+            jnp.argmax(array, 1), jnp.argmin(array, 1), *lax.top_k(array, size),
+            jnp.sort(array, 1, descending=True), jnp.argsort(array, 1, descending=True),
+        ]  # fmt: skip
+        for got, want in zip(outs, expected, strict=True):
+            np.testing.assert_array_equal(got.numpy(), want)
+
+
+@pytest.mark.parametrize("k", [1, 2, 9])
+def test_top_k_of_more_than_a_block(k):
+    """9 over 8: blocks of 2, three devices with padding only."""
+    x, best = data(3, 9), wf.Dim("best", k)
+    fn = lambda x: wf.top_k(x, "b", best)  # noqa: E731
+    check(fn, lambda x: lax.top_k(x, k), "x=8", "b:x", x)
+
+
+RUNNING = [("x=4", "b:x", 8), ("x=4", "b:x", 9), ("x=2 y=2", "b:x+y", 9), ("x=2", "a:x", 8)]
+
+
+@pytest.mark.parametrize("mesh, layout, size", RUNNING, ids=[f"{m}-{n}-{k}" for m, n, k in RUNNING])
+def test_running_totals(mesh, layout, size):
+    array = data(5, size).numpy().copy()
+    array[1, 2] = array[2, 5] = array[2, 6] = 0  # the derivative of a product at zeros
+    x = wf.tensor(array, data(5, size).dims)
+
+    def shifted(total, reverse, first):
+        edge = jnp.full_like(total[:, :1], first)
+        parts = [total[:, 1:], edge] if reverse else [edge, total[:, :-1]]
+        return jnp.concatenate(parts, 1)
+
+    def fn(x):
+        options = [(e, r) for e in (False, True) for r in (False, True)]
+        return [
+            op(x, "b", exclusive=e, reverse=r) for op in (wf.cumsum, wf.cumprod) for e, r in options
+        ]
+
+    def oracle(x):
+        outs = []
+        for op, first in ((lax.cumsum, 0), (lax.cumprod, 1)):
+            inclusive = [op(x, 1, reverse=r) for r in (False, True)]
+            outs += inclusive + [shifted(t, r, first) for r, t in enumerate(inclusive)]
+        return outs
+
+    check(fn, oracle, mesh, layout, x)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.int32])
+def test_running_totals_of_integers(dtype):
+    array = (np.arange(18).reshape(2, 9) % 3).astype(dtype)
+    x = wf.tensor(array, "a=2 b=9")
+    outs = wf.spmd(lambda x: [wf.cumsum(x, "b"), wf.cumprod(x, "b")], "x=4", "b:x")(x)
+    for got, want in zip(outs, [jnp.cumsum(array, 1), jnp.cumprod(array, 1)], strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got.numpy(), want)
+
+
+def test_eager_equals_staged():
+    best = wf.Dim("best", 4)
+
+    def fn(x):
+        return [*wf.top_k(x, "b", best), wf.argmax(x, "a"), wf.sort(x, "b"), wf.cumsum(x, "b")]
+
+    x = data(5, 9)
+    placed = wf.place(x, wf.Mesh("x=4"), wf.Layout("b:x"))
+    staged = wf.spmd(fn, "x=4", "b:x")(x)
+    for one, two, three in zip(fn(x), fn(placed), staged, strict=True):
+        assert one.dims == two.dims == three.dims
+        np.testing.assert_allclose(two.numpy(), one.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(three.numpy(), one.numpy(), rtol=1e-6)
+
+
+def test_only_candidates_and_totals_travel():
+    best = wf.Dim("best", 2)
+    x = wf.spec("a=3 b=64", jnp.float32)
+
+    def travels(fn):
+        return collectives(wf.spmd(fn, "x=4", "b:x").jaxpr(x).jaxpr)
+
+    assert travels(lambda x: wf.argmax(x, "b")) == [("all_gather_invariant", (3, 4))] * 2
+    assert travels(lambda x: wf.top_k(x, "b", best)) == [("all_gather_invariant", (3, 8))] * 2
+    assert travels(lambda x: wf.cumsum(x, "b")) == [("all_gather", (3, 4))]
+    backward = wf.grad(lambda x: wf.sum(wf.cumsum(x, "b") ** 2))
+    assert sorted(travels(backward)) == [("all_gather", (3, 4)), ("reduce_scatter", (3, 1))]
+    backward = wf.grad(lambda x: wf.sum(wf.top_k(x, "b", best)[0] ** 2))
+    assert travels(backward) == [("all_gather_invariant", (3, 8))] * 2
+    for fn in (wf.argmax, wf.argmin, wf.sort, wf.cumsum):
+        assert travels(lambda x, fn=fn: fn(x, "a")) == []
+
+
+def test_errors():
+    x = data(3, 4)
+    with pytest.raises(ShapeError, match=r"5 elements \(best=5\) are wanted of 4 \(b=4\)"):
+        wf.top_k(x, "b", wf.Dim("best", 5))
+    with pytest.raises(DimError, match="a occurs twice"):
+        wf.top_k(x, "b", wf.Dim("a", 2))
+    with pytest.raises(DimError, match="2 dims"):
+        wf.top_k(x, "b", "c=2 d=2")
+    with pytest.raises(DimError, match="did you mean|there is no dim"):
+        wf.argmax(x, "c")
+    with pytest.raises(LayoutError, match="both on axis x"):
+        wf.spmd(lambda x: wf.top_k(x, "b", wf.Dim("best", 2)), "x=2", "a:x best:x")(x)

@@ -1,0 +1,149 @@
+"""Ways out of the language: raw JAX on slices, Python from inside a program, printing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import collectives, context
+from .dims import Dim, as_dims, pick, show, union
+from .errors import LayoutError, ProgramError, ShapeError
+from .forms import as_slice, fill_padding, from_whole, in_form, slice_tensor, together
+from .spmd import op
+from .tensor import Tensor, short_type
+
+
+@op(cached=False)
+def local(
+    fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterable[Any] = ()
+) -> Any:
+    """A raw JAX function on the slices: for kernels, or for what the language has no word for.
+
+    Args:
+      fn: takes one array for each tensor (its slice, dimensions in the tensor's order) and returns an
+        array, or a tuple of them.
+      out: the dims of the result; a list of lists of dims if `fn` returns a tuple.
+      splittable: the dims that `fn` works on piece by piece. A split of any other dim is an error.
+
+    >>> import weft as wf, jax.numpy as jnp
+    >>> x = wf.ones("batch=2 d=3")
+    >>> wf.local(lambda a: jnp.cumsum(a, axis=1), x, out=x.dims, splittable=["batch"])
+    f32[batch=2, d=3]
+    [[1., 2., 3.],
+     [1., 2., 3.]]
+    """
+    program = context.require()
+    slices = [as_slice(t) for t in tensors]
+    several = bool(out) and not isinstance(out, str) and not isinstance(next(iter(out)), Dim | str)
+    outs = [_known_dims(o, slices) for o in (out if several else [out])]
+    every = union([*(t.dims for t in slices), *outs])
+    allowed = {d.name for d in pick(every, list(splittable))}
+    splits = dict(zip(every, program.splits(every), strict=True))
+    wrong = [d for d in every if splits[d] and d.name not in allowed]
+    if wrong:
+        rules = " ".join(f"{d.name}:{'+'.join(splits[d])}" for d in wrong)
+        raise LayoutError(
+            f"the layout splits {', '.join(d.name for d in wrong)}, which the local function does not "
+            "declare splittable",
+            f"rules: {rules}     splittable: {', '.join(sorted(allowed)) or 'none'}",
+            rule="a local function sees slices; it says which dims it can work on piece by piece",
+            hint="declare it (splittable=[...]) if each piece can be computed alone, else drop the rule",
+        )
+    results = fn(*together(slices))
+    results = list(results) if several else [results]
+    if len(results) != len(outs):
+        raise ShapeError(
+            f"the local function returned {len(results)} arrays, and out= names {len(outs)}",
+            rule="out= has the dims of each result",
+            hint="out=[[batch, d], [batch]] for two results",
+        )
+    made = [_result(array, dims) for array, dims in zip(results, outs, strict=True)]
+    return tuple(made) if several else made[0]
+
+
+def _known_dims(wanted: Any, slices: list[Tensor]) -> tuple[Dim, ...]:
+    """Dims of a result: new ones as Dims, those of the operands also by name."""
+    if isinstance(wanted, str) and "=" in wanted:
+        return as_dims(wanted)
+    known = union(t.dims for t in slices)
+    items = [wanted] if isinstance(wanted, Dim | str) else list(wanted)
+    return as_dims([pick(known, d)[0] if isinstance(d, str) else d for d in items])
+
+
+def _result(array: Any, dims: tuple[Dim, ...]) -> Tensor:
+    program = context.require()
+    splits = program.splits(dims)
+    shape = tuple(program.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True))
+    if tuple(array.shape) != shape:
+        raise ShapeError(
+            f"the local function returned the shape {tuple(array.shape)}",
+            f"a slice of [{show(dims)}] is {shape} here",
+            rule="a local function returns a slice for each result",
+            hint="check out=; a split dim has its slice's size inside",
+        )
+    extra = collectives.varying(array) - {a for one in splits for a in one} - program.mapped
+    if extra:
+        raise ProgramError(
+            f"the local function's result differs between devices along {', '.join(sorted(extra))}, "
+            f"which split none of [{show(dims)}]",
+            rule="what is summed over a split dim has to be summed over devices too",
+            hint="keep the dim in out= and reduce it outside: wf.sum(...); or call jax.lax.psum inside",
+        )
+    return slice_tensor(fill_padding(array, dims, splits), dims)
+
+
+@op(cached=False)
+def callback(fn: Callable[..., Any], *tensors: Tensor, out: Any) -> Any:
+    """A Python function on whole values, called from inside a program.
+
+    Args:
+      fn: takes NumPy arrays in their true sizes and returns an array; must be pure, as every device
+        calls it.
+      out: a `wf.spec` of the result.
+
+    >>> import weft as wf, numpy as np
+    >>> x = wf.ones("a=2")
+    >>> wf.callback(lambda a: np.asarray(a) * 2, x, out=wf.spec(x.dims))
+    f32[a=2] [2., 2.]
+    """
+    shape = tuple(d.size for d in out.dims)
+
+    def call(*arrays: Any) -> Any:
+        result = np.asarray(fn(*map(np.asarray, arrays)), out.dtype)
+        if result.shape != shape:
+            raise ShapeError(
+                f"the callback returned the shape {result.shape}",
+                rule=f"out= says [{show(out.dims)}]",
+                hint="return the whole result",
+            )
+        return result
+
+    arrays = [_whole(as_slice(t)) for t in tensors]
+    return from_whole(
+        jax.pure_callback(call, jax.ShapeDtypeStruct(shape, out.dtype), *arrays), out.dims
+    )
+
+
+def _whole(t: Tensor) -> Any:
+    return in_form(t, ((),) * len(t.dims))
+
+
+@op(cached=False)
+def debug(x: Tensor, label: str = "") -> Tensor:
+    """Print a tensor when the program runs (gathering it), and hand it on unchanged."""
+    x = as_slice(x)
+    program = context.require()
+    kind = f"{short_type(x.dtype)}[{show(x.dims)}]"
+
+    def show_values(array: Any, place: Any) -> None:
+        if int(place) == 0:
+            print(f"{label + ': ' if label else ''}{kind} {np.array2string(np.asarray(array))}")
+
+    axes = tuple(a for a, n in program.mesh.axes if n > 1)
+    array = _whole(x)
+    jax.debug.callback(show_values, array, jnp.int32(collectives.index(axes)))
+    return x

@@ -1,0 +1,260 @@
+"""Look-up by index along a dim.
+
+Where the dim is split, every device looks up the indices that fall into its own block and has zero
+for the others: the result is a pending sum. The table stays where it is, and so does its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import collectives, context
+from ..collectives import Axes
+from ..dims import Dim, as_dims, check_distinct, pick_one, show, union
+from ..errors import DimError, ShapeError, TensorTypeError, WeftError
+from ..forms import (
+    as_slice,
+    fill_padding,
+    in_form,
+    positions,
+    slice_tensor,
+    start_of,
+    together,
+)
+from ..spmd import asked, op
+from ..tensor import Tensor, describe
+from .elementwise import add, align, astype
+
+
+def take(table: Tensor, ids: Any, dim: Any, fill: Any = None) -> Tensor:
+    """The elements of a table at given indices along a dim.
+
+    Dims that both have are aligned. The others of `ids` stand in the result where `dim` stood.
+
+    Args:
+      table: the tensor to look up in.
+      ids: whole numbers, a tensor or one number; negative ones are out of range.
+      dim: the dim of the table that they index.
+      fill: what an index out of range gives. By default it is an error where the indices are known
+        (outside programs), and else NaN, or for integers the lowest (unsigned: the greatest) one.
+
+    >>> import weft as wf
+    >>> table = wf.tensor([[1.0, 2.0], [3.0, 4.0]], "vocab=2 d_model=2")
+    >>> wf.take(table, wf.tensor([1, 0, 1], "length=3"), "vocab").numpy().tolist()
+    [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]
+    """
+    try:
+        if fill is None and context.current() is None:
+            _check_range(table, ids, dim)
+        return _take(table, ids, dim, fill)
+    except WeftError as error:
+        raise error.located(asked("take", (table, ids, dim), {})) from None
+
+
+@op(numbers="dynamic")
+def _take(table: Tensor, ids: Any, dim: Any, fill: Any) -> Tensor:
+    table, ids = as_slice(table), _as_ids(ids)
+    chosen = _index_dim(table, ids, dim)
+    if table.dtype == jnp.bool_:  # a pending sum can't be of truth values
+        return astype(_look_up(astype(table, jnp.int32), ids, chosen, fill), jnp.bool_)
+    return _look_up(table, ids, chosen, fill)
+
+
+def _look_up(table: Tensor, ids: Tensor, chosen: Dim, fill: Any) -> Tensor:
+    every = union([table.dims, ids.dims])
+    splits = dict(zip(every, context.require().splits(every), strict=True))
+    shared, added, rest = _groups(table, ids, chosen)
+    array, index = together([table, ids])
+    array = align(array, table.dims, (*shared, chosen, *rest))
+    index = align(_wide(index), ids.dims, (*shared, *added))
+    result = _for_each(shared, _rows)(array, _local_places(index, chosen, splits[chosen]))
+    filling = jnp.asarray(_default_fill(result.dtype) if fill is None else fill, result.dtype)
+    outside = _outside(index, chosen)
+    if splits[chosen]:  # one device alone adds the filling, so that the sum has it once
+        outside &= collectives.index(splits[chosen]) == 0
+    result = jnp.where(outside.reshape(outside.shape + (1,) * len(rest)), filling, result)
+    place = table.dims.index(chosen)
+    dims = (*table.dims[:place], *added, *table.dims[place + 1 :])
+    result = align(result, (*shared, *added, *rest), dims)
+    result = fill_padding(result, dims, tuple(splits[d] for d in dims))
+    return slice_tensor(result, dims, pending=splits[chosen])
+
+
+@op
+def one_hot(ids: Any, dim: Dim, dtype: Any = jnp.float32) -> Tensor:
+    """1 where the index along a new last dim is `ids`, else 0; out of range all is 0.
+
+    Args:
+      ids: whole numbers.
+      dim: the new dim.
+      dtype: the type of the elements.
+
+    >>> import weft as wf
+    >>> wf.one_hot(wf.tensor([2, 0], "batch=2"), wf.Dim("vocab", 3)).numpy().tolist()
+    [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    """
+    ids = _as_ids(ids)
+    dims = (*ids.dims, *as_dims(dim))
+    check_distinct(dims)
+    program = context.require()
+    splits = program.splits(dims)
+    axes = {axis for one in splits for axis in one}
+    index = _wide(in_form(ids, axes=axes))[..., None]
+    result = (index == positions(dims[-1], splits[-1])).astype(dtype)
+    return slice_tensor(fill_padding(result, dims, splits), dims)
+
+
+@op(numbers="dynamic")
+def scatter_add(x: Tensor, ids: Any, updates: Any, dim: Any) -> Tensor:
+    """`x` with updates added at given indices along a dim; those out of range are dropped.
+
+    Dims that `ids` and `x` both have are aligned; over the others of `ids` updates are added up.
+
+    Args:
+      x: what is added to.
+      ids: whole numbers; negative ones are out of range.
+      updates: a tensor with dims of `ids` and of `x` (without `dim`), or a number.
+      dim: the dim of `x` that is indexed.
+
+    >>> import weft as wf
+    >>> wf.scatter_add(wf.zeros("word=3"), wf.tensor([0, 2, 2], "length=3"), 1, "word")
+    f32[word=3] [1., 0., 2.]
+    """
+    x, ids, updates = as_slice(x), _as_ids(ids), as_slice(updates)
+    chosen = _index_dim(x, ids, dim)
+    every = union([x.dims, ids.dims, updates.dims])
+    splits = dict(zip(every, context.require().splits(every), strict=True))
+    shared, summed, rest = _groups(x, ids, chosen)
+    lost = [d for d in updates.dims if d not in (*shared, *summed, *rest)]
+    if lost:
+        raise DimError(
+            f"dims {show(lost)} of the updates [{show(updates.dims)}] have no place in the result",
+            rule="updates have dims of the indices and of the tensor, without the one indexed",
+            hint=f'sum them first: wf.sum(updates, "{lost[0].name}")',
+        )
+    added = _scattered(x, ids, updates, chosen, splits)
+    return add(x, added)
+
+
+def _scattered(
+    x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dict[Dim, Axes]
+) -> Tensor:
+    """The updates at their places among zeros, pending over the axes of dims that are added up."""
+    shared, summed, rest = _groups(x, ids, chosen)
+    axes = {axis for one in splits.values() for axis in one}
+    mapped = collectives.varying(ids._held) | collectives.varying(updates._held)
+    axes |= mapped & context.require().mapped
+    index, array = in_form(ids, axes=axes), in_form(updates, axes=axes)
+    place = _local_places(_wide(index), chosen, splits[chosen])
+    # The padding of the indices is zero, which is an index like any other.
+    ids_splits = tuple(splits[d] for d in ids.dims)
+    sizes = {d: context.require().slice_size(d, one) for d, one in splits.items()}
+    place = fill_padding(place, ids.dims, ids_splits, sizes[chosen])
+    place = align(place, ids.dims, (*shared, *summed))
+    order = (*shared, *summed, *rest)
+    array = align(array, updates.dims, order).astype(x.dtype)
+    array = jnp.broadcast_to(array, [sizes[d] for d in order])
+    zeros = jnp.zeros([sizes[d] for d in (*shared, chosen, *rest)], x.dtype)
+    zeros = collectives.vary(zeros, collectives.varying(array))
+    result = _for_each(shared, _add_rows)(zeros, place, array)
+    result = align(result, (*shared, chosen, *rest), x.dims)
+    result = fill_padding(result, x.dims, tuple(splits[d] for d in x.dims))
+    return slice_tensor(result, x.dims, pending={a for d in summed for a in splits[d]})
+
+
+# What they share
+
+
+def _as_ids(ids: Any) -> Tensor:
+    ids = as_slice(ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TensorTypeError(
+            f"the indices are {describe(ids)}",
+            rule="indices are whole numbers",
+            hint="convert them: ids.astype(jnp.int32)",
+        )
+    return ids
+
+
+def _index_dim(table: Tensor, ids: Tensor, dim: Any) -> Dim:
+    chosen = pick_one(table.dims, dim)
+    if any(d.name == chosen.name for d in ids.dims):
+        raise DimError(
+            f"the indices [{show(ids.dims)}] have the dim {chosen.name} that they index",
+            rule="dims that both have are aligned, so the dim that is indexed is the table's alone",
+            hint=f'rename the indices\' dim: ids.rename({chosen.name}="{chosen.name}2")',
+        )
+    return chosen
+
+
+def _groups(table: Tensor, ids: Tensor, chosen: Dim) -> tuple[list[Dim], list[Dim], list[Dim]]:
+    """The dims that both have, those of the indices alone, and those of the table alone."""
+    shared = [d for d in table.dims if d in ids.dims]
+    alone = [d for d in ids.dims if d not in table.dims]
+    return shared, alone, [d for d in table.dims if d not in shared and d != chosen]
+
+
+def _wide(index: Any) -> Any:
+    """Indices in a signed type that holds every size: unsigned ones too large become negative."""
+    return index.astype(jnp.int64 if index.dtype.itemsize == 8 else jnp.int32)
+
+
+def _outside(index: Any, dim: Dim) -> Any:
+    return (index < 0) | (index >= dim.size)
+
+
+def _local_places(index: Any, dim: Dim, axes: Axes) -> Any:
+    """Where each index lies in this device's block; if it doesn't, the place behind its end."""
+    block = context.require().slice_size(dim, axes)
+    place = index - start_of(axes, block)
+    return jnp.where(_outside(index, dim) | (place < 0) | (place >= block), block, place)
+
+
+def _for_each(shared: list[Dim], fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` for each element of the leading shared dims."""
+    for _ in shared:
+        fn = jax.vmap(fn)
+    return fn
+
+
+def _rows(table: Any, places: Any) -> Any:
+    return table.at[places].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def _add_rows(x: Any, places: Any, updates: Any) -> Any:
+    return x.at[places].add(updates, mode="drop", wrap_negative_indices=False)
+
+
+def _default_fill(dtype: Any) -> Any:
+    """What can't be mistaken for an element, as `jax.numpy.take(mode="fill")` has it."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.nan
+    info = jnp.iinfo(dtype)
+    return info.max if info.min == 0 else info.min
+
+
+def _check_range(table: Tensor, ids: Any, dim: Any) -> None:
+    """An error that tells an index out of range, where the indices are known."""
+    array = ids._held if isinstance(ids, Tensor) else ids
+    known = isinstance(array, int | np.integer) or (
+        isinstance(array, jax.Array)
+        and not context.is_traced(array)
+        and array.is_fully_addressable
+        and jnp.issubdtype(array.dtype, jnp.integer)
+    )
+    if not known or not isinstance(table, Tensor):
+        return  # there is nothing to look at, or the op will say what is wrong
+    chosen = pick_one(table.dims, dim)
+    values = ids.numpy() if isinstance(ids, Tensor) else np.asarray(ids)
+    wrong = values[(values < 0) | (values >= chosen.size)]
+    if wrong.size:
+        raise ShapeError(
+            f"index {wrong.flat[0]} is out of range for {chosen}",
+            rule=f"indices along {chosen.name} are 0 to {chosen.size - 1}",
+            hint="fix the index, or say what it gives: take(…, fill=0)",
+        )

@@ -1,0 +1,1 @@
+"""What a program will do, read off its jaxpr."""
