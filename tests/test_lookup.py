@@ -162,7 +162,7 @@ def test_take_eagerly_tells_the_index(where):
         table = wf.place(table, wf.Mesh("x=4"), wf.Layout("vocab:x"))
     with pytest.raises(ShapeError, match="index 12 is out of range for vocab=9") as caught:
         wf.take(table, ids, "vocab")
-    assert "test_lookup.py" in str(caught.value) and "take(f32[vocab=9, d=3]" in str(caught.value)
+    assert "test_lookup.py" in str(caught.value) and "in take(f32[vocab=9" in str(caught.value)
     with pytest.raises(ShapeError, match="index -1 is"):
         wf.take(table, -1, "vocab")
     filled = wf.take(table, ids, "vocab", fill=np.nan).numpy("length", "d")
@@ -199,7 +199,7 @@ def test_an_embedding_is_one_all_reduce():
     def travels(fn, layout, *args):
         return collectives(wf.spmd(fn, "x=2 y=2", layout).jaxpr(*args).jaxpr)
 
-    embed = lambda table, ids: wf.take(table, ids, "vocab")  # noqa: E731
+    embed = lambda table, ids: wf.take(table, ids, "vocab")
     squares = wf.grad(lambda table, ids: wf.sum(embed(table, ids) ** 2))
     assert travels(embed, "vocab:x", table, ids) == [("psum_invariant", (4, 5, 6))]
     assert travels(squares, "vocab:x", table, ids) == [("psum_invariant", (4, 5, 6))]
@@ -209,10 +209,10 @@ def test_an_embedding_is_one_all_reduce():
         ("psum_invariant", (2, 5, 6)),
         ("psum_invariant", (20, 6)),
     ]
-    scatter = lambda table, ids: wf.scatter_add(table, ids, 1, "vocab")  # noqa: E731
+    scatter = lambda table, ids: wf.scatter_add(table, ids, 1, "vocab")
     assert travels(scatter, "vocab:x d:y", table, ids) == []
     assert travels(scatter, "batch:x", table, ids) == [("psum_invariant", (40, 6))]
-    one_hot = lambda ids: wf.one_hot(ids, wf.Dim("vocab", 40))  # noqa: E731
+    one_hot = lambda ids: wf.one_hot(ids, wf.Dim("vocab", 40))
     assert travels(one_hot, "vocab:x batch:y", ids) == []
 
 
@@ -287,12 +287,12 @@ def test_errors():
         wf.take(table, ids.astype(jnp.float32), "vocab")
     with pytest.raises(DimError, match="have the dim vocab that they index"):
         wf.take(table, ids.rename(batch="vocab"), "vocab")
-    with pytest.raises(DimError, match="there is no dim voc.*did you mean vocab"):
+    with pytest.raises(DimError, match=r"there is no dim voc.*did you mean vocab"):
         wf.take(table, ids, "voc")
     with pytest.raises(DimError, match="batch occurs twice"):
         wf.one_hot(ids, wf.Dim("batch", 3))
     with pytest.raises(DimError, match="dims length=2 of the updates"):
         wf.scatter_add(table, ids, normal(2, batch=4, length=2), "vocab")
-    with pytest.raises(LayoutError, match="vocab and batch .* both on axis x"):
+    with pytest.raises(LayoutError, match=r"vocab and batch .* both on axis x"):
         program = wf.spmd(lambda t, i: wf.take(t, i, "vocab"), "x=2", "vocab:x batch:x")
         program(table, ids)

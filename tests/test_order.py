@@ -165,11 +165,11 @@ def test_padding_ties_and_nan(mesh, layout):
 def test_top_k_of_more_than_a_block(k):
     """9 over 8: blocks of 2, three devices with padding only."""
     x, best = data(3, 9), wf.Dim("best", k)
-    fn = lambda x: wf.top_k(x, "b", best)  # noqa: E731
+    fn = lambda x: wf.top_k(x, "b", best)
     check(fn, lambda x: lax.top_k(x, k), "x=8", "b:x", x)
 
 
-RUNNING = [("x=4", "b:x", 8), ("x=4", "b:x", 9), ("x=2 y=2", "b:x+y", 9), ("x=2", "a:x", 8)]
+RUNNING = [("x=4", "b:x", 8), ("x=2 y=2", "b:x+y", 9), ("x=2", "a:x", 9)]
 
 
 @pytest.mark.parametrize("mesh, layout, size", RUNNING, ids=[f"{m}-{n}-{k}" for m, n, k in RUNNING])
@@ -250,7 +250,7 @@ def test_errors():
         wf.top_k(x, "b", wf.Dim("a", 2))
     with pytest.raises(DimError, match="2 dims"):
         wf.top_k(x, "b", "c=2 d=2")
-    with pytest.raises(DimError, match="did you mean|there is no dim"):
+    with pytest.raises(DimError, match="there is no dim c"):
         wf.argmax(x, "c")
     with pytest.raises(LayoutError, match="both on axis x"):
         wf.spmd(lambda x: wf.top_k(x, "b", wf.Dim("best", 2)), "x=2", "a:x best:x")(x)

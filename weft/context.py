@@ -25,8 +25,8 @@ from .layout import Layout, Splits
 from .mesh import Mesh
 
 
-class PendingCarry(Exception):
-    """A loop adds a pending sum to a carry that it began resolved; the loop starts over."""
+class CarryForm(Exception):
+    """A loop's carry had better be pending over other axes than it began with; the loop starts over."""
 
     def __init__(self, frame: Frame, leaf: int, axes: frozenset[str]):
         super().__init__()
@@ -43,7 +43,8 @@ class Frame:
         self.forms: dict[Any, tuple[Any, Any]] = {}
         self.known: dict[int, Any] = {}  # arrays of this trace by id; held, so that ids stay theirs
         self.used: set[Any] = set()  # the forms that were asked for again
-        self.carries: dict[int, int] = {}  # a loop's resolved carries: id of the array → leaf
+        self.carries: dict[int, int] = {}  # a loop's carries: id of the array → leaf
+        self.consumed: set[int] = set()  # the carries that were used otherwise than in a sum
         self.lifts_collectives = lifts_collectives
 
 
@@ -108,10 +109,18 @@ class Context:
         return made
 
     def wants_pending(self, array: Any, axes: frozenset[str]) -> None:
-        """A pending sum is about to be added to this array: if it is a carry, it had better pend too."""
+        """A pending sum is about to be added to this array. A carry that only accumulates pends too."""
         frame = self.frames[-1]
-        if id(array) in frame.carries:
-            raise PendingCarry(frame, frame.carries[id(array)], axes)
+        leaf = frame.carries.get(id(array))
+        if leaf is not None and leaf not in frame.consumed:
+            raise CarryForm(frame, leaf, axes)
+
+    def resolves(self, array: Any) -> None:
+        """A pending sum is about to be resolved: if it is a carry, it had better not pend."""
+        for frame in self.frames:
+            leaf = frame.carries.get(id(array))
+            if leaf is not None:
+                raise CarryForm(frame, leaf, frozenset())
 
     @contextlib.contextmanager
     def frame(self, lifts_collectives: bool = True) -> Iterator[Frame]:

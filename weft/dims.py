@@ -47,7 +47,7 @@ class Dim:
                 f"{self.name!r} is not a name for a dim",
                 rule="a name is letters, digits and underscores, starting with a letter",
                 hint='for example Dim("batch", 64)',
-            ).located()
+            ).located(f"Dim({self.name!r}, {self.size!r})")
         try:
             object.__setattr__(self, "size", operator.index(self.size))
         except TypeError:
@@ -55,13 +55,13 @@ class Dim:
                 f"the size of dim {self.name} is {self.size!r}",
                 rule="a size is a whole number, at least 1",
                 hint=f'for example Dim("{self.name}", 64)',
-            ).located() from None
+            ).located(f"Dim({self.name!r}, {self.size!r})") from None
         if self.size < 1:
             raise DimError(
                 f"the size of dim {self.name} is {self.size}",
                 rule="a size is a whole number, at least 1",
                 hint="leave the dim out where there is nothing to count",
-            ).located()
+            ).located(f"Dim({self.name!r}, {self.size})")
 
     def rename(self, name: str) -> Dim:
         """The same size under another name."""
@@ -85,11 +85,13 @@ def dims(text: str) -> tuple[Dim, ...]:
     >>> dims("batch=2 length=3")
     (batch=2, length=3)
     """
-    return tuple(Dim(name, int(size)) for name, size in parse_pairs(text, "=:", DimError, "dim"))
+    return tuple(
+        Dim(name, int(size)) for name, size in parse_pairs(text, "=:", DimError, "dims", "dim")
+    )
 
 
 def parse_pairs(
-    text: str, marks: str, error: type[Any], what: str, value: str = r"-?\d+"
+    text: str, marks: str, error: type[Any], asked: str, what: str, value: str = r"-?\d+"
 ) -> list[tuple[str, str]]:
     """`"a=2 b=3"` → `[("a", "2"), ("b", "3")]`; separators are blanks, commas and semicolons."""
     pairs, at = [], 0
@@ -110,7 +112,7 @@ def parse_pairs(
                 caret(text, wrong),
                 rule=f"a {what} is written name{marks[0]}value, separated by blanks",
                 hint=f'for example "{example}"',
-            ).located()
+            ).located(f"{asked}({text!r})")
         pairs.append((match[1], match[2]))
         at = match.end()
     return pairs

@@ -17,6 +17,7 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable
+from types import FrameType
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -29,6 +30,7 @@ class WeftError(Exception):
         self.fact, self.details, self.rule, self.hint = fact, details, rule, hint
         self.asked = ""
         self.where = ""
+        self._frame: int | None = None  # the user's frame that the line is of
 
     def __str__(self) -> str:
         lines = [self.fact]
@@ -40,9 +42,13 @@ class WeftError(Exception):
         return "\n".join(lines)
 
     def located(self, asked: str = "") -> WeftError:
-        """The same error with what was asked and the user's line, unless it has them already."""
-        self.asked = self.asked or asked
-        self.where = self.where or user_line()
+        """The same error with the user's line and what was asked there: the outermost of our functions
+        below that line. What is further out, beyond the user's own code, does not change it."""
+        frame = user_frame()
+        if self._frame is None:
+            self._frame, self.where = id(frame), show_line(frame)
+        if self._frame == id(frame):
+            self.asked = asked or self.asked
         return self
 
 
@@ -74,18 +80,28 @@ class LayoutWarning(UserWarning):
     """A rule without effect."""
 
 
-def user_line() -> str:
-    """`file:line` of the innermost frame that is the user's: not ours, not a library's."""
-    frame = sys._getframe(1)
+def user_frame() -> FrameType | None:
+    """The innermost frame that is the user's: not ours, not a library's."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        ours = name.startswith(PACKAGE)
+        # A dataclass's __init__ has no file: it is told by its module.
+        made = name == "<string>" and frame.f_globals.get("__name__", "").startswith("weft.")
+        ours = name.startswith(PACKAGE) or made
         library = f"{os.sep}site-packages{os.sep}" in name or f"{os.sep}lib{os.sep}python" in name
         if not ours and not library and not name.startswith("<frozen"):
-            short = os.path.relpath(name) if os.path.isabs(name) else name
-            return f"{name if short.startswith('..') else short}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def show_line(frame: FrameType | None) -> str:
+    """`file:line` of a frame, relative to where we are."""
+    if frame is None:
+        return ""
+    name = frame.f_code.co_filename
+    short = os.path.relpath(name) if os.path.isabs(name) else name
+    return f"{name if short.startswith('..') else short}:{frame.f_lineno}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

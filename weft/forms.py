@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -100,7 +101,8 @@ def _capture(t: Tensor) -> Tensor:
     key = id(t._array)
     if key in program.captured_inputs:
         return program.captured_inputs[key]
-    placed = place(t, program.mesh, program.layout)
+    with jax.ensure_compile_time_eval():  # its values are known: placing is no part of the trace
+        placed = place(t, program.mesh, program.layout)
     program.captured[key] = (t, placed)
     # Until the second trace, where it is an input: zeros of the right type.
     splits = at_rest(placed)
@@ -156,6 +158,8 @@ def in_form(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
     array, axes = t._held, frozenset(axes)
     if t.splits != splits or t.pending:
         assert t.splits is not None
+        if t.pending:
+            program.resolves(array)
         gathered = {a for old in t.splits for a in old} - {a for new in splits for a in new}
         asked = ("form", t.splits, t.pending, splits, axes & gathered)
         array = program.remember(

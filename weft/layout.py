@@ -113,7 +113,9 @@ def _show_rules(rules: Mapping[str, tuple[str, ...]]) -> str:
 
 def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
     if isinstance(rules, str):
-        pairs: list[Any] = parse_pairs(rules, ":=", LayoutError, "rule", r"[A-Za-z_][\w.'+]*")
+        pairs: list[Any] = parse_pairs(
+            rules, ":=", LayoutError, "Layout", "rule", r"[A-Za-z_][\w.'+]*"
+        )
     else:
         pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
     parsed: dict[str, tuple[str, ...]] = {}
@@ -124,7 +126,7 @@ def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
                 f"{pair!r} is not a rule",
                 rule="a rule is a dim's name and an axis, or several axes joined by +",
                 hint='for example "batch:data d_ff:model" or [("batch", "data")]',
-            ).located()
+            ).located(f"Layout({rules!r})")
         name = pair[0]
         axes = tuple(pair[1].split("+")) if isinstance(pair[1], str) else tuple(pair[1])
         if parsed.get(name, axes) != axes or len(set(axes)) < len(axes) or "" in axes:
@@ -135,7 +137,7 @@ def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
                 else f"rule {name}:{'+'.join(axes)} names an axis twice or not at all",
                 rule="a dim has one rule; several axes are joined by +",
                 hint=f"for example {name}:pod+data",
-            ).located()
+            ).located(f"Layout({rules!r})")
         parsed[name] = axes
     return parsed
 

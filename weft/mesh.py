@@ -33,7 +33,7 @@ def cpu_devices(count: int) -> None:
                 f"JAX already runs with {len(jax.devices())} devices, not {count}",
                 rule="the number of virtual CPU devices is fixed at the first use of JAX",
                 hint="call wf.cpu_devices at the top of the program, before any array is made",
-            ).located() from None
+            ).located(f"cpu_devices({count})") from None
 
 
 class Mesh:
@@ -51,7 +51,9 @@ class Mesh:
         if isinstance(axes, Mesh):
             axes, devices = axes.axes, devices or axes._devices
         if isinstance(axes, str):
-            pairs = [(n, int(s)) for n, s in parse_pairs(axes, "=:", MeshError, "mesh axis")]
+            pairs = [
+                (n, int(s)) for n, s in parse_pairs(axes, "=:", MeshError, "Mesh", "mesh axis")
+            ]
         else:
             pairs = list(axes.items() if isinstance(axes, Mapping) else axes)
         self.axes: tuple[tuple[str, int], ...] = _checked(pairs, devices)
@@ -106,9 +108,7 @@ class Mesh:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, Mesh)
-            and self.axes == other.axes
-            and self._devices == other._devices
+            isinstance(other, Mesh) and self.axes == other.axes and self._devices == other._devices
         )
 
     def __hash__(self) -> int:
@@ -129,7 +129,7 @@ def _checked(pairs: list[Any], devices: Any) -> tuple[tuple[str, int], ...]:
                 f"{pair!r} is not an axis of a mesh",
                 rule="an axis is a name and a whole size",
                 hint='for example Mesh("data=4 model=2") or Mesh([("data", 4), ("model", 2)])',
-            ).located()
+            ).located(f"Mesh({pairs!r})")
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     open_axes = [name for name, size in pairs if size == -1]
@@ -147,7 +147,7 @@ def _checked(pairs: list[Any], devices: Any) -> tuple[tuple[str, int], ...]:
             f'{fact} "{shown}"',
             rule="axes have different names and sizes of at least 1; at most one size is -1",
             hint='for example "data=-1 model=2" takes all devices, two by two',
-        ).located()
+        ).located(f'Mesh("{shown}")')
     if open_axes:
         have = len(devices) if devices is not None else len(jax.devices())
         rest = math.prod(size for _, size in pairs if size != -1)
@@ -157,6 +157,6 @@ def _checked(pairs: list[Any], devices: Any) -> tuple[tuple[str, int], ...]:
                 f"{have} / {rest} is not whole",
                 rule="the axis of size -1 takes the devices that are left, evenly",
                 hint="choose the other sizes so that they divide the number of devices",
-            ).located()
+            ).located(f'Mesh("{shown}")')
         pairs = [(name, have // rest if size == -1 else size) for name, size in pairs]
     return tuple((name, size) for name, size in pairs)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from . import collectives, context
 from .context import Context
 from .errors import (
-    PACKAGE,
     LayoutError,
     LayoutWarning,
     ProgramError,
@@ -38,7 +36,16 @@ from .forms import as_slice, check_same_place, settle
 from .later import Promise
 from .layout import Layout
 from .mesh import Mesh
-from .tensor import Tensor, at_rest, describe, is_tensor, partition_spec, place, short_type
+from .tensor import (
+    Tensor,
+    asked,
+    at_rest,
+    describe,
+    is_tensor,
+    partition_spec,
+    place,
+    short_type,
+)
 
 NUMBERS = (int, float, complex, np.number)
 
@@ -105,12 +112,7 @@ class Program:
         outer = context.current()
         if outer is not None:
             return self._nested(outer, args, kwargs)
-        try:
-            staged, arrays = self._prepare(args, kwargs)
-            if self.mesh.size > 1:
-                self.mesh.require_devices()
-        except WeftError as error:
-            raise error.located(f"program {getattr(self.fn, '__name__', '')}") from None
+        staged, arrays = self._prepare(args, kwargs, runs=True)
         outs = staged.call(*arrays)
         # Virtual CPU devices deadlock when calls pile up: at most one is in flight.
         if self._awaits and outs and not context.is_traced(outs[0]):
@@ -162,10 +164,23 @@ class Program:
                 f'on mesh "{outer.mesh}" with layout "{outer.layout}"',
                 rule="a nested program has the mesh and layout of the one around it",
                 hint="stage both alike, or call the plain function inside",
-            ).located(f"program {getattr(self.fn, '__name__', '')}")
+            ).located(asked(f"program {getattr(self.fn, '__name__', '')}", args, kwargs))
         return self.fn(*args, **kwargs)
 
-    def _prepare(self, args: Any, kwargs: Any) -> tuple[_Staged, list[Any]]:
+    def _prepare(self, args: Any, kwargs: Any, *, runs: bool = False) -> tuple[_Staged, list[Any]]:
+        try:
+            found = self._find(args, kwargs)
+            if runs and self.mesh.size > 1:
+                self.mesh.require_devices()
+            return found
+        except WeftError as error:
+            # An op that runs eagerly says itself what was asked.
+            name = getattr(self.fn, "__name__", "")
+            raise error.located(
+                "" if self._eager else asked(f"program {name}", args, kwargs)
+            ) from None
+
+    def _find(self, args: Any, kwargs: Any) -> tuple[_Staged, list[Any]]:
         if self.static:
             args, kwargs = self._mark_static(args, kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_leaf)
@@ -513,7 +528,7 @@ def spmd(
     try:
         return Program(fn, mesh, layout, static=static, donate=donate)
     except WeftError as error:
-        raise error.located("spmd") from None
+        raise error.located(asked("spmd", (fn, mesh, layout), {})) from None
 
 
 _EAGER: dict[Any, Program] = {}
@@ -539,8 +554,7 @@ def op(fn: Any = None, *, numbers: str = "static", cached: bool = True) -> Any:
                     return fn(*args, **kwargs)
             return _run_eagerly(fn, args, kwargs, numbers, cached)
         except WeftError as error:
-            if not sys._getframe(1).f_code.co_filename.startswith(PACKAGE):
-                error.located(asked(fn.__name__, args, kwargs))
+            error.located(asked(fn.__name__.lstrip("_"), args, kwargs))
             raise
 
     return call
@@ -571,17 +585,3 @@ def _where(args: Any, kwargs: Any) -> tuple[Mesh, Layout]:
         return _NOWHERE
     assert found.mesh is not None and found.layout is not None
     return found.mesh, found.layout
-
-
-def asked(name: str, args: Any, kwargs: Any) -> str:
-    """`einsum(f32[batch=64, io=8], f32[io=8], out=[…])`."""
-
-    def shown(x: Any) -> str:
-        if isinstance(x, Tensor):
-            return describe(x)
-        if isinstance(x, list | tuple):
-            return f"[{', '.join(map(shown, x))}]"
-        return getattr(x, "__name__", None) or repr(x)
-
-    parts = [shown(a) for a in args] + [f"{k}={shown(v)}" for k, v in kwargs.items()]
-    return f"{name}({', '.join(parts)})"

@@ -15,8 +15,10 @@ A tensor inside a program may be in another *form* than its layout says:
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +27,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import context
 from .dims import Dim, as_dims, pick, show
-from .errors import ProgramError, ShapeError, TensorTypeError
+from .errors import ProgramError, ShapeError, TensorTypeError, WeftError
 from .layout import Layout, Splits
 from .mesh import Mesh
 
-SHORT_TYPES = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "bool"}
+Function = TypeVar("Function", bound=Callable[..., Any])
+SHORT_TYPES = {
+    "float": "f",
+    "bfloat": "bf",
+    "int": "i",
+    "uint": "u",
+    "complex": "c",
+    "bool": "bool",
+}
 
 
 class Tensor:
@@ -322,6 +332,42 @@ def describe(t: Tensor) -> str:
     return f"{short_type(t.dtype)}[{', '.join(parts)}]{pending}"
 
 
+# What was asked
+
+
+def asked(name: str, args: Any, kwargs: Any) -> str:
+    """`einsum(f32[batch=64, io=8], f32[io=8], out=[…])`, for messages."""
+
+    def shown(x: Any) -> str:
+        if isinstance(x, Tensor):
+            return describe(x)
+        if isinstance(x, list | tuple):
+            return f"[{', '.join(map(shown, x))}]"
+        if isinstance(x, dict):
+            return f"{{{', '.join(f'{k}: {shown(v)}' for k, v in x.items())}}}"
+        if hasattr(x, "shape") and hasattr(x, "dtype"):
+            return f"{type(x).__name__.removesuffix('Impl')} of shape {tuple(x.shape)}"
+        text = getattr(x, "__name__", None) or repr(x)
+        return text if len(text) < 60 else f"{text[:50]}…"
+
+    parts = [shown(a) for a in args] + [f"{k}={shown(v)}" for k, v in kwargs.items()]
+    return f"{name}({', '.join(parts)})"
+
+
+def entry(fn: Function) -> Function:
+    """Let the errors of a public function say what was asked, and on which line."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except WeftError as error:
+            error.located(asked(fn.__name__, args, kwargs))
+            raise
+
+    return call  # type: ignore[return-value]
+
+
 # At rest
 
 
@@ -343,6 +389,7 @@ def stored_shape(dims: tuple[Dim, ...], splits: Splits, mesh: Mesh | None) -> tu
     return tuple(-(-dim.size // n) * n for dim, n in zip(dims, ways, strict=True))
 
 
+@entry
 def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
     """Put a whole tensor on a mesh, split by a layout; `place(t, None, None)` takes it off."""
     if t.is_slice:
@@ -350,7 +397,7 @@ def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
             f"{describe(t)} is inside a program",
             rule="a program's tensors are placed by the program's own layout",
             hint="place tensors outside; inside, rename a dim to change its split",
-        ).located("place")
+        )
     if mesh is None:
         device = jax.devices()[0] if t.mesh is not None else None
         array = t.array
@@ -378,6 +425,7 @@ def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
     return Tensor(array, t.dims, role=t.role, mesh=mesh, layout=layout)
 
 
+@entry
 def tensor(array: Any, dims: Any) -> Tensor:
     """A tensor from an array (or number) and the names of its dimensions.
 
@@ -395,7 +443,7 @@ def tensor(array: Any, dims: Any) -> Tensor:
             f"{describe(array)} is a tensor already",
             rule="tensor() names the dimensions of a raw array",
             hint='to rename dims use x.rename(old="new"); to reorder them wf.transpose(x, dims)',
-        ).located("tensor")
+        )
     if not hasattr(array, "shape") or isinstance(array, np.ndarray | np.generic):
         array = jnp.asarray(array)
     shape = tuple(array.shape)
@@ -404,7 +452,7 @@ def tensor(array: Any, dims: Any) -> Tensor:
             f"an array of shape {shape} was given the dims [{show(dims)}]",
             rule="an array needs one dim for each of its dimensions, of the same size",
             hint="give the dims in the array's own order; wf.transpose reorders them afterwards",
-        ).located("tensor")
+        )
     program = context.current()
     if program is None:
         return Tensor(array, dims)
@@ -413,6 +461,7 @@ def tensor(array: Any, dims: Any) -> Tensor:
     return from_whole(array, dims)
 
 
+@entry
 def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
     """A tensor without values, for planning.
 
@@ -422,7 +471,9 @@ def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
     """
     dims = as_dims(dims)
     shape = tuple(dim.size for dim in dims)
-    return Tensor(jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)), dims, role=role)
+    return Tensor(
+        jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)), dims, role=role
+    )
 
 
 def parameter(t: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ that a carry accumulates stay pending until after the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import collectives, context
-from ..context import Context, Frame, PendingCarry
+from ..context import Context, Frame, CarryForm
 from ..dims import Dim, check_distinct, pick_one, show
 from ..errors import DimError, ProgramError, TensorTypeError
 from ..forms import Overcast, as_slice, fill_padding, in_form, settle, slice_tensor, valid
@@ -186,19 +187,19 @@ def scan(
     cast_early, pending = True, dict[int, frozenset[str]]()
     while True:
         begun = [
-            _as_pending(c, Form(c.dims, c.role, c.splits, pending[n])) if n in pending else c
+            _as_pending(c, Form(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
             for n, c in enumerate(carries)
         ]
         try:
-            return attempt.run(begun, items, cast_early, {n for n in pending})
+            return attempt.run(begun, items, cast_early, fixed=set(pending))
         except Overcast:
             if not cast_early:
                 raise
             cast_early = False
-        except PendingCarry as surprise:
-            if surprise.frame is not attempt.frame:
+        except CarryForm as better:
+            if better.frame is not attempt.frame:
                 raise
-            pending[surprise.leaf] = surprise.axes
+            pending[better.leaf] = better.axes
 
 
 def slice_or_array(leaf: Any) -> Any:
@@ -237,8 +238,9 @@ class _Scan:
     frame: Frame | None = None
 
     def run(
-        self, carries: list[Any], items: list[Any], cast_early: bool, pending: Iterable[int]
+        self, carries: list[Any], items: list[Any], cast_early: bool, fixed: set[int]
     ) -> tuple[Any, Any]:
+        """One attempt; `fixed` are the carries that were found to be better pending, or not."""
         program = context.require()
         carry_forms = [Form.of(c) for c in carries]
         axes = _carry_axes(carries) if cast_early else frozenset()
@@ -250,11 +252,11 @@ class _Scan:
             with program.frame() as frame:
                 self.frame = frame
                 inner = [around(f, a) for f, a in zip(carry_forms, carry, strict=True)]
-                frame.carries = {
-                    id(t._held): n
-                    for n, t in enumerate(inner)
-                    if isinstance(t, Tensor) and n not in pending
-                }
+                for n, t in enumerate(inner):
+                    # A carry that is found pending too late is fixed as resolved, and that's that.
+                    if isinstance(t, Tensor) and (n not in fixed or t.pending):
+                        frame.carries[id(t._held)] = n
+                        t._watch = functools.partial(frame.consumed.add, n)
                 given = [around(f, a) for f, a in zip(item_forms, item, strict=True)]
                 out = self.f(
                     jax.tree.unflatten(self.carry_tree, inner),

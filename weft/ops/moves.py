@@ -1,9 +1,9 @@
 """Moving elements along a dim: index, slice, update, concat, pad, shift, roll, flip.
 
-Over a split dim every device fetches the places that its block of the result needs, by permutes of what it
-lacks (`blocks.fetch`). What depends on the data (a place or a start that is a tensor) can't be a permute,
-whose pairs are fixed when the program is traced: there each device gives what it has of the result, and
-the result is a pending sum. A single place is such a sum too: it is one all-reduce of that place alone.
+Over a split dim every device fetches the places that its block of the result needs, by permutes of
+what it lacks (`blocks.fetch`). What depends on the data (a place or a start that is a tensor) can't
+be a permute, whose pairs are fixed when the program is traced: there each device gives what it has of
+the result, which is a pending sum. So is a single place: one all-reduce of that place alone.
 
 A dim that is cut or extended keeps its name, and with it its split, in new blocks.
 """
@@ -44,7 +44,7 @@ from .elementwise import align
 
 @dataclass(frozen=True)
 class Range:
-    """A Python slice that can be part of a signature (slices can't be hashed before Python 3.12)."""
+    """A Python slice that can be part of a signature: before Python 3.12 slices can't be hashed."""
 
     start: int | None
     stop: int | None
@@ -60,7 +60,9 @@ class Range:
             )
         found = range(dim.size)[builtins.slice(self.start, self.stop, self.step)]
         if not found:
-            bounds = ":".join("" if n is None else str(n) for n in (self.start, self.stop, self.step))
+            bounds = ":".join(
+                "" if n is None else str(n) for n in (self.start, self.stop, self.step)
+            )
             raise ShapeError(
                 f"the slice {bounds.removesuffix(':')} of dim {dim} is empty",
                 rule="a dim has at least one place",
@@ -76,8 +78,8 @@ def index(x: Tensor, where: Any) -> Tensor:
       x: a tensor.
       where: pairs of a dim and what is wanted of it. A whole number drops the dim, and out of range
         is an error. A slice keeps the dim, resized; bounds and steps are as in NumPy. An integer
-        tensor without dims drops the dim too; its value is known only when the program runs, so it is
-        clamped to the dim, as in JAX (negative ones are first counted from the end).
+        tensor without dims drops the dim too; its value is known only when the program runs, so it
+        is clamped to the dim, as in JAX (negative ones are first counted from the end).
 
     >>> import weft as wf
     >>> x = wf.arange(wf.Dim("a", 6))
@@ -182,7 +184,7 @@ def _strided(x: Tensor, dim: Dim, places: range) -> Tensor:
 
 
 def _range(array: Any, position: int, dim: Dim, axes: Axes, places: range) -> Any:
-    """This device's block of some places, in rising order: fetch what covers them, keep each step's."""
+    """This device's block of some rising places: the range that covers them, without the rest."""
     program = context.require()
     if places == range(dim.size):
         return array
@@ -236,7 +238,7 @@ def slice(x: Tensor, dim: Any, start: Any, size: Any) -> Tensor:
 
 
 def _own_part(array: Any, position: int, axes: Axes, start: Any, length: int) -> Any:
-    """The places `[start, start + length)` of the whole, as far as this device has them, else zeros."""
+    """The places `[start, start + length)` of the whole; zeros where this device lacks them."""
     block = array.shape[position]
     array = _widened(array, position, length)
     first = jnp.clip(start - start_of(axes, block) + length, 0, block + length)
@@ -563,7 +565,11 @@ def _as_it_is(x: Tensor) -> tuple[Any, frozenset[str]]:
 
 
 def _given_by_all(
-    array: Any, dims: Sequence[Dim], splits: Splits, axes: Axes, pending: frozenset[str] = frozenset()
+    array: Any,
+    dims: Sequence[Dim],
+    splits: Splits,
+    axes: Axes,
+    pending: frozenset[str] = frozenset(),
 ) -> Tensor:
     """A tensor of which each device along the axes gave its part, and zeros for the rest."""
     if axes and array.dtype == jnp.bool_:  # the sum of truth values is not a truth value

@@ -517,15 +517,13 @@ def _pooled(
     for slide in slides:
         place = dims.index(slide.dim)
         axes = splits[place]
-        sizes[place], strides[place], pads[place] = (
-            slide.window,
-            slide.stride,
-            (slide.low, slide.high),
-        )
+        sizes[place], strides[place] = slide.window, slide.stride
+        pads[place] = (slide.low, slide.high)
         if axes:
             array, pads[place], _ = _near(array, place, slide, axes)
-            step = program.slice_size(slide.out, axes) * slide.stride
-            array = outside(array, place, slide, collectives.index(axes) * step - slide.low)
+            if slide.low or slide.high:  # else only results that are padding look outside
+                step = program.slice_size(slide.out, axes) * slide.stride
+                array = outside(array, place, slide, collectives.index(axes) * step - slide.low)
     # JAX knows the maximum and the sum, and their gradients, by a start value that is not traced.
     return lax.reduce_window(array, np.array(start, array.dtype), combine, sizes, strides, pads)
 

@@ -216,14 +216,31 @@ def logsumexp(x: Tensor, dims: Any = None) -> Tensor:
     return slice_tensor(fill_padding(result, kept, context.require().splits(kept)), kept)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _softmax(array: Any, places: Any, axes: Any) -> Any:
+    top = jnp.max(array, axis=places, keepdims=True)
+    if axes:
+        top = collectives.all_reduce_max(top, axes)
+    weights = jnp.exp(array - _varying_as(top, array))
+    return weights / _varying_as(_total(weights, places, axes), weights)
+
+
+@_softmax.defjvp
+def _softmax_jvp(places: Any, axes: Any, primals: Any, tangents: Any) -> Any:
+    # Of the result alone: nothing else has to be kept for the backward pass.
+    (array,), (tangent,) = primals, tangents
+    result = _softmax(array, places, axes)
+    pull = _varying_as(_total(result * tangent, places, axes), result)
+    return result, result * (tangent - pull)
+
+
 @op
 def softmax(x: Tensor, dim: Any) -> Tensor:
     """`exp(x) / sum(exp(x))` over a dim."""
     x = _require_float(x, "softmax")
     gone = (pick_one(x.dims, dim),)
-    array, top, axes, places = _shifted(x, gone)
-    weights = jnp.exp(array - _varying_as(top, array))
-    result = weights / _varying_as(_total(weights, places, axes), weights)
+    array = fill_padding(in_form(x), x.dims, home(x), -jnp.inf, only=gone)
+    result = _softmax(array, _places(x, gone), _split_axes(x, gone))
     return slice_tensor(fill_padding(result, x.dims, home(x)), x.dims)
 
 

@@ -1,0 +1,956 @@
+"""Every mistake gets a message that says what was asked, what is wrong, the rule, and a way out.
+
+A mistake is a function below; its offending line ends in `# wrong`. The message must be the golden one in
+`tests/messages/` (the line's number left out), and the line that it shows must be the offending one.
+"""
+
+import linecache
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import weft as wf
+from weft.errors import LayoutWarning, WeftError
+
+MESH, LAYOUT = wf.Mesh("data=4 model=2"), wf.Layout("batch:data d_ff:model")
+OTHER_MESH = wf.Mesh("data=2")
+
+MISTAKES = {}
+
+
+def mistake(fn):
+    MISTAKES[fn.__name__] = fn
+    return fn
+
+
+def ones(dims, dtype=np.float32):
+    dims = wf.dims(dims)
+    return wf.tensor(np.ones([d.size for d in dims], dtype), dims)
+
+
+def staged(fn, *args, mesh=MESH, layout=LAYOUT):
+    """Trace a program; nothing is compiled."""
+    return wf.spmd(fn, mesh, layout).jaxpr(*args)
+
+
+# -- names ------------------------------------------------------------------------------------------
+
+
+@mistake
+def sum_misspelt_dim():
+    x = ones("batch=4 length=3")
+    wf.sum(x, "lenght")  # wrong
+
+
+@mistake
+def sum_dim_of_another_size():
+    x = ones("batch=4 length=3")
+    wf.sum(x, wf.Dim("length", 5))  # wrong
+
+
+@mistake
+def einsum_misspelt_out():
+    x, w = ones("batch=4 d_io=3"), ones("d_io=3 d_h=5")
+    wf.einsum(x, w, out=["batch", "d_hh"])  # wrong
+
+
+@mistake
+def einsum_out_of_no_operand():
+    x, w = ones("batch=4 d_io=3"), ones("d_io=3 d_h=5")
+    wf.einsum(x, w, out=[wf.Dim("batch", 4), wf.Dim("vocab", 7)])  # wrong
+
+
+@mistake
+def einsum_with_out_and_reduce():
+    x, w = ones("batch=4 d_io=3"), ones("d_io=3 d_h=5")
+    wf.einsum(x, w, out=["batch"], reduce=["d_io"])  # wrong
+
+
+@mistake
+def einsum_without_out():
+    x, w = ones("batch=4 d_io=3"), ones("d_io=3 d_h=5")
+    wf.einsum(x, w)  # wrong
+
+
+@mistake
+def rename_misspelt_dim():
+    ones("batch=4 length=3").rename(bacth="rows")  # wrong
+
+
+@mistake
+def rename_to_a_dim_it_has():
+    ones("batch=4 length=3").rename(batch="length")  # wrong
+
+
+@mistake
+def index_misspelt_dim():
+    ones("batch=4 length=3")["lengt", 0]  # wrong
+
+
+@mistake
+def index_without_dim():
+    ones("batch=4 length=3")[0]  # wrong
+
+
+@mistake
+def index_out_of_range():
+    ones("batch=4 length=3")["length", 3]  # wrong
+
+
+@mistake
+def index_empty_slice():
+    ones("batch=4 length=3")["length", 2:1]  # wrong
+
+
+@mistake
+def numpy_without_all_dims():
+    ones("batch=4 length=3").numpy("batch")  # wrong
+
+
+@mistake
+def transpose_without_all_dims():
+    wf.transpose(ones("batch=4 length=3"), ["length"])  # wrong
+
+
+@mistake
+def dim_without_size():
+    wf.Dim("batch", "many")  # wrong
+
+
+@mistake
+def dim_of_size_zero():
+    wf.Dim("batch", 0)  # wrong
+
+
+@mistake
+def dim_with_a_blank_in_its_name():
+    wf.Dim("my batch", 4)  # wrong
+
+
+@mistake
+def dims_string():
+    wf.dims("batch=4 length 3")  # wrong
+
+
+# -- sizes and kinds --------------------------------------------------------------------------------
+
+
+@mistake
+def size_clash():
+    x, y, z = ones("batch=4 d_io=3"), ones("d_io=5 d_h=2"), ones("d_h=2 batch=4")
+    wf.einsum(x, y, z, out=["batch"])  # wrong
+
+
+@mistake
+def size_clash_of_operator():
+    x, y = ones("batch=4 d_io=3"), ones("d_io=5")
+    x + y  # wrong
+
+
+@mistake
+def size_clash_inside_program():
+    def program(x, y):
+        h = wf.relu(x)
+        return h * y  # wrong
+
+    staged(program, ones("batch=4 d_io=3"), ones("d_io=5"))
+
+
+@mistake
+def array_with_too_few_dims():
+    wf.tensor(np.ones((2, 3)), "batch=2")  # wrong
+
+
+@mistake
+def array_with_dims_in_another_order():
+    wf.tensor(np.ones((2, 3)), "length=3 batch=2")  # wrong
+
+
+@mistake
+def tensor_of_a_tensor():
+    wf.tensor(ones("batch=2"), "rows=2")  # wrong
+
+
+@mistake
+def tensor_with_a_dim_twice():
+    wf.tensor(np.ones((2, 2)), "batch=2 batch=2")  # wrong
+
+
+@mistake
+def zeros_with_names_only():
+    wf.zeros(["batch", "length"])  # wrong
+
+
+@mistake
+def raw_array_as_operand():
+    ones("batch=4") * np.ones(4)  # wrong
+
+
+@mistake
+def raw_array_on_the_left():
+    np.ones(4) * ones("batch=4")  # wrong
+
+
+@mistake
+def list_as_operand():
+    wf.maximum(ones("batch=4"), [1.0, 2.0])  # wrong
+
+
+@mistake
+def none_as_operand():
+    wf.relu(None)  # wrong
+
+
+@mistake
+def softmax_of_integers():
+    wf.softmax(ones("batch=4 vocab=3", np.int32), "vocab")  # wrong
+
+
+@mistake
+def where_with_numbers():
+    x = ones("batch=4")
+    wf.where(x, x, 0.0)  # wrong
+
+
+@mistake
+def bitwise_and_of_floats():
+    x = ones("batch=4")
+    x & x  # wrong
+
+
+@mistake
+def unknown_dtype():
+    ones("batch=4").astype("float23")  # wrong
+
+
+@mistake
+def grad_of_integers():
+    wf.grad(lambda x: wf.sum(x))(ones("batch=4", np.int32))  # wrong
+
+
+@mistake
+def grad_of_a_vector():
+    wf.grad(lambda x: x * x)(ones("batch=4"))  # wrong
+
+
+@mistake
+def grad_of_an_argument_that_is_not_there():
+    wf.grad(lambda x: wf.sum(x), argnums=1)(ones("batch=4"))  # wrong
+
+
+@mistake
+def grad_without_aux():
+    wf.grad(lambda x: wf.sum(x), has_aux=True)(ones("batch=4"))  # wrong
+
+
+@mistake
+def tangent_of_other_dims():
+    wf.jvp(lambda x: x * x, (ones("batch=4"),), (ones("length=4"),))  # wrong
+
+
+@mistake
+def unknown_remat_policy():
+    wf.remat(lambda x: x, policy="dot")  # wrong
+
+
+@mistake
+def reshape_sizes():
+    wf.reshape(ones("batch=4 length=3"), "rows=5 columns=2")  # wrong
+
+
+@mistake
+def split_sizes():
+    wf.split(ones("batch=4 length=6"), "length", wf.dims("blocks=2 block=4"))  # wrong
+
+
+@mistake
+def merge_sizes():
+    wf.merge(ones("batch=4 length=6"), ["batch", "length"], wf.Dim("rows", 20))  # wrong
+
+
+@mistake
+def broadcast_that_drops_a_dim():
+    wf.broadcast_to(ones("batch=4 length=6"), wf.dims("batch=4 heads=2"))  # wrong
+
+
+@mistake
+def stack_of_different_dims():
+    wf.stack([ones("batch=4"), ones("length=4")], "layer")  # wrong
+
+
+@mistake
+def concat_of_different_dims():
+    wf.concat([ones("batch=4 length=3"), ones("batch=5 length=3")], "length")  # wrong
+
+
+@mistake
+def slice_too_long():
+    wf.slice(ones("batch=4"), "batch", 0, 5)  # wrong
+
+
+@mistake
+def update_of_another_dim():
+    wf.update(ones("batch=4"), "batch", 0, ones("length=2"))  # wrong
+
+
+@mistake
+def pad_by_less_than_nothing():
+    wf.pad(ones("batch=4"), "batch", -1, 0)  # wrong
+
+
+@mistake
+def item_of_many():
+    ones("batch=4").item()  # wrong
+
+
+@mistake
+def truth_of_many():
+    if ones("batch=4") > 0:  # wrong
+        pass
+
+
+# -- look-up, order, neighbours, draws -----------------------------------------------------------
+
+
+@mistake
+def take_out_of_range():
+    table, ids = ones("vocab=3 d_model=2"), wf.tensor([0, 3, 5], "length=3")
+    wf.take(table, ids, "vocab")  # wrong
+
+
+@mistake
+def take_by_floats():
+    wf.take(ones("vocab=3 d_model=2"), ones("length=3"), "vocab")  # wrong
+
+
+@mistake
+def take_with_ids_that_have_the_dim():
+    wf.take(ones("vocab=3 d_model=2"), ones("vocab=3", np.int32), "vocab")  # wrong
+
+
+@mistake
+def scatter_of_a_lost_dim():
+    ids, updates = ones("length=3", np.int32), ones("length=3 heads=2")
+    wf.scatter_add(ones("vocab=3"), ids, updates, "vocab")  # wrong
+
+
+@mistake
+def one_hot_of_a_name():
+    wf.one_hot(ones("length=3", np.int32), "vocab")  # wrong
+
+
+@mistake
+def top_k_of_too_many():
+    wf.top_k(ones("batch=4"), "batch", wf.Dim("best", 5))  # wrong
+
+
+@mistake
+def conv_without_window():
+    wf.conv(ones("h=8 c=2"), ones("kh=3 c=2 o=4"), ["h"])  # wrong
+
+
+@mistake
+def conv_misspelt_stride():
+    wf.conv(ones("high=8 c=2"), ones("kh=3 c=2 o=4"), {"high": "kh"}, stride={"hihg": 2})  # wrong
+
+
+@mistake
+def conv_window_too_large():
+    wf.conv(ones("h=8 c=2"), ones("kh=9 c=2 o=4"), {"h": "kh"}, padding="VALID")  # wrong
+
+
+@mistake
+def conv_padding_word():
+    wf.conv(ones("h=8 c=2"), ones("kh=3 c=2 o=4"), {"h": "kh"}, padding="FULL")  # wrong
+
+
+@mistake
+def conv_that_loses_a_dim():
+    wf.conv(ones("batch=2 h=8 c=2"), ones("kh=3 c=2 o=4"), {"h": "kh"}, out=["h", "o"])  # wrong
+
+
+@mistake
+def pool_stride_zero():
+    wf.max_pool(ones("h=8 c=2"), {"h": 2}, stride=0)  # wrong
+
+
+@mistake
+def draw_with_a_seed():
+    wf.random.normal(0, "batch=4")  # wrong
+
+
+@mistake
+def draw_with_two_keys():
+    wf.random.normal(jax.random.split(jax.random.key(0)), "batch=4")  # wrong
+
+
+@mistake
+def draw_with_another_generator():
+    wf.random.uniform(jax.random.key(0, impl="rbg"), "batch=4")  # wrong
+
+
+@mistake
+def draw_of_integers_as_normal():
+    wf.random.normal(jax.random.key(0), "batch=4", dtype=jnp.int32)  # wrong
+
+
+@mistake
+def randint_of_nothing():
+    wf.random.randint(jax.random.key(0), "batch=4", 3, 3)  # wrong
+
+
+@mistake
+def randint_with_a_seed():
+    wf.random.randint(0, "batch=4", 0, 3)  # wrong
+
+
+@mistake
+def dropout_rate():
+    wf.dropout(ones("batch=4"), 1.5, jax.random.key(0))  # wrong
+
+
+# -- meshes and layouts --------------------------------------------------------------------------
+
+
+@mistake
+def mesh_string():
+    wf.Mesh("data=4 model2")  # wrong
+
+
+@mistake
+def mesh_size():
+    wf.Mesh("data=four")  # wrong
+
+
+@mistake
+def mesh_axis_twice():
+    wf.Mesh("data=4 data=2")  # wrong
+
+
+@mistake
+def mesh_axis_of_size_zero():
+    wf.Mesh([("data", 0), ("model", 2)])  # wrong
+
+
+@mistake
+def mesh_pair():
+    wf.Mesh([("data", 4.0)])  # wrong
+
+
+@mistake
+def mesh_rest_not_whole():
+    wf.Mesh("data=-1 model=3")  # wrong
+
+
+@mistake
+def mesh_two_rests():
+    wf.Mesh("data=-1 model=-1")  # wrong
+
+
+@mistake
+def mesh_too_large():
+    program = wf.spmd(lambda x: x + 1, "data=32 model=16", "batch:data")
+    program(ones("batch=4"))  # wrong
+
+
+@mistake
+def place_on_too_large_a_mesh():
+    wf.place(ones("batch=4"), wf.Mesh("data=512"), wf.Layout("batch:data"))  # wrong
+
+
+@mistake
+def layout_string():
+    wf.Layout("batch:data d_ff>model")  # wrong
+
+
+@mistake
+def layout_rule_twice():
+    wf.Layout("batch:data d_ff:model batch:model")  # wrong
+
+
+@mistake
+def layout_axis_twice_in_a_rule():
+    wf.Layout("batch:data+data")  # wrong
+
+
+@mistake
+def layout_pair():
+    wf.Layout([("batch", 3)])  # wrong
+
+
+@mistake
+def layout_misspelt_axis():
+    wf.spmd(lambda x: x, MESH, "batch:dat d_ff:model")  # wrong
+
+
+@mistake
+def place_misspelt_axis():
+    wf.place(ones("batch=4"), MESH, wf.Layout("batch:modell"))  # wrong
+
+
+@mistake
+def two_dims_on_one_axis():
+    layout = wf.Layout("batch:data heads:data")
+    wf.place(ones("batch=4 heads=8"), MESH, layout)  # wrong
+
+
+@mistake
+def two_dims_of_a_result_on_one_axis():
+    def program(x, y):
+        return x + y  # wrong
+
+    staged(program, ones("batch=4"), ones("heads=8"), layout="batch:data heads:data")
+
+
+@mistake
+def two_dims_of_an_einsum_on_one_axis():
+    def program(x, w):
+        return wf.einsum(x, w, out=["batch"])  # wrong
+
+    staged(program, ones("batch=4"), ones("heads=8"), layout="batch:data heads:data")
+
+
+@mistake
+def rename_onto_an_axis_in_use():
+    def program(x):
+        return x.rename(heads="d_ff")  # wrong
+
+    staged(program, ones("heads=4 vocab=8"), layout="d_ff:model vocab:model")
+
+
+@mistake
+def two_meshes():
+    x = wf.place(ones("batch=4"), MESH, LAYOUT)
+    y = wf.place(ones("batch=4"), OTHER_MESH, "batch:data")
+    x + y  # wrong
+
+
+@mistake
+def two_layouts():
+    x = wf.place(ones("batch=4"), MESH, LAYOUT)
+    y = wf.place(ones("batch=4"), MESH, "batch:model")
+    wf.maximum(x, y)  # wrong
+
+
+@mistake
+def input_of_another_mesh():
+    program = wf.spmd(lambda x: x + 1, MESH, LAYOUT)
+    program(wf.place(ones("batch=4"), OTHER_MESH, "batch:data"))  # wrong
+
+
+@mistake
+def captured_tensor_of_another_mesh():
+    y = wf.place(ones("batch=4"), OTHER_MESH, "batch:data")
+
+    def program(x):
+        return x + y  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def nested_program_with_another_mesh():
+    inner = wf.spmd(lambda x: x + 1, OTHER_MESH, "batch:data")
+
+    def program(x):
+        return inner(x)  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def cpu_devices_too_late():
+    wf.cpu_devices(16)  # wrong
+
+
+@mistake
+def callback_of_another_shape():
+    wf.from_callback(lambda where: np.ones((2, 2)), "batch=4", OTHER_MESH, "batch:data")  # wrong
+
+
+@mistake
+def vmap_over_an_axis_in_use():
+    def program(x, y):
+        return wf.vmap(lambda x: x + y, "batch")(x)  # wrong
+
+    staged(program, ones("batch=4"), ones("heads=8"), layout="batch:data heads:data")
+
+
+@mistake
+def vmap_misspelt_dim():
+    wf.vmap(lambda x: x, "bacth")(ones("batch=4"))  # wrong
+
+
+# -- programs ------------------------------------------------------------------------------------
+
+
+@mistake
+def python_if_on_a_tensor():
+    def program(x):
+        if wf.sum(x) > 0:  # wrong
+            return x
+        return -x
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def numpy_inside_a_program():
+    def program(x):
+        return x.numpy().sum()  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def np_function_of_a_tensor_inside_a_program():
+    def program(x):
+        return np.asarray(x)  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def place_inside_a_program():
+    def program(x):
+        return wf.place(x, MESH, "batch:model")  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def leaked_tensor():
+    leaked = []
+    staged(lambda x: leaked.append(x + 1), ones("batch=4"))
+    leaked[0] * 2  # wrong
+
+
+@mistake
+def leaked_tensor_given_to_a_program():
+    leaked = []
+    staged(lambda x: leaked.append(x + 1), ones("batch=4"))
+    staged(lambda x: x, leaked[0])  # wrong
+
+
+@mistake
+def leaked_tensor_captured_by_a_program():
+    leaked = []
+    staged(lambda x: leaked.append(x + 1), ones("batch=4"))
+
+    def program(x):
+        return x + leaked[0]  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def leaked_tensor_looked_at():
+    leaked = []
+    staged(lambda x: leaked.append(x + 1), ones("batch=4"))
+    leaked[0].numpy()  # wrong
+
+
+@mistake
+def raw_slice_returned():
+    staged(lambda x: x.array, ones("batch=4"))  # wrong
+
+
+@mistake
+def raw_slice_named_as_whole():
+    def program(x):
+        return wf.tensor(x.array * 2, "batch=1")  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def string_operand_of_another_kind():
+    program = wf.spmd(lambda x, options: x, MESH, LAYOUT)
+    program(ones("batch=4"), {1, 2})  # wrong
+
+
+@mistake
+def unhashable_static_argument():
+    program = wf.spmd(lambda x, sizes: x, MESH, LAYOUT, static=("sizes",))
+    program(ones("batch=4"), [1, 2])  # wrong
+
+
+@mistake
+def static_name_misspelt():
+    wf.spmd(lambda x, sizes: x, MESH, LAYOUT, static=("size",))  # wrong
+
+
+@mistake
+def donated_position_out_of_range():
+    program = wf.spmd(lambda x: x + 1, MESH, LAYOUT, donate=(1,))
+    program(ones("batch=4"))  # wrong
+
+
+@mistake
+def optax_update_inside_a_program():
+    tx = optax.adam(0.1)
+
+    def program(grads, state):
+        return tx.update(grads, state)  # wrong
+
+    w = ones("batch=4")
+    staged(program, w, tx.init(w))
+
+
+@mistake
+def optax_init_inside_a_program():
+    def program(w):
+        return optax.adam(0.1).init(w)  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def optax_apply_updates_inside_a_program():
+    def program(w, g):
+        return optax.apply_updates(w, g)  # wrong
+
+    staged(program, ones("batch=4"), ones("batch=4"))
+
+
+@mistake
+def optimizer_result_used_inside():
+    opt = wf.optimizer(optax.sgd(0.1))
+
+    def program(w, g, state):
+        w, state = opt.apply(g, state, w)
+        return wf.sum(w), state  # wrong
+
+    w = wf.parameter(ones("batch=4"))
+    staged(program, w, w, opt.init(w))
+
+
+@mistake
+def optimizer_with_gradients_of_other_dims():
+    opt = wf.optimizer(optax.sgd(0.1))
+    w = wf.parameter(ones("batch=4"))
+    opt.apply(ones("length=4"), opt.init(w), w)  # wrong
+
+
+# -- control flow --------------------------------------------------------------------------------
+
+
+@mistake
+def cond_with_many_predicates():
+    def program(x):
+        return wf.cond(x > 0, lambda x: x, lambda x: -x, x)  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def cond_with_a_split_raw_predicate():
+    def program(x):
+        return wf.cond(x.array[0] > 0, lambda x: x, lambda x: -x, x)  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def cond_with_a_number():
+    x = ones("batch=4")
+    wf.cond(wf.sum(x), lambda x: x, lambda x: -x, x)  # wrong
+
+
+@mistake
+def cond_branches_of_other_dims():
+    x = ones("batch=4 length=3")
+    wf.cond(wf.sum(x) > 0, lambda x: x, lambda x: wf.sum(x, "length"), x)  # wrong
+
+
+@mistake
+def cond_branches_of_other_structure():
+    x = ones("batch=4")
+    wf.cond(wf.sum(x) > 0, lambda x: (x, x), lambda x: x, x)  # wrong
+
+
+@mistake
+def cond_branches_of_other_dtypes():
+    x = ones("batch=4")
+    wf.cond(wf.sum(x) > 0, lambda x: x, lambda x: x > 0, x)  # wrong
+
+
+@mistake
+def while_with_many_predicates():
+    def program(x):
+        return wf.while_loop(lambda x: x < 10, lambda x: x * 2, x)  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def while_carry_of_other_dims():
+    x = ones("batch=4")
+    wf.while_loop(lambda x: wf.sum(x) < 10, lambda x: wf.sum(x), x)  # wrong
+
+
+@mistake
+def while_carry_of_another_dtype():
+    n = wf.tensor(1, ())
+    wf.while_loop(lambda n: n < 10, lambda n: n * 1.5, n)  # wrong
+
+
+@mistake
+def fori_carry_of_another_structure():
+    wf.fori_loop(0, 3, lambda n, x: (x, n), ones("batch=4"))  # wrong
+
+
+@mistake
+def scan_carry_of_other_dims():
+    x = ones("step=3 batch=4")
+    wf.scan(lambda c, x: (c + x, None), 0.0, x, "step")  # wrong
+
+
+@mistake
+def scan_carry_of_another_dtype():
+    x = ones("step=3")
+    wf.scan(lambda c, x: (c + x, None), 0, x, "step")  # wrong
+
+
+@mistake
+def scan_carry_of_another_structure():
+    x = ones("step=3")
+    wf.scan(lambda c, x: ((c, x), None), 0.0, x, "step")  # wrong
+
+
+@mistake
+def scan_without_pair():
+    x = ones("step=3")
+    wf.scan(lambda c, x: c + x, 0.0, x, "step")  # wrong
+
+
+@mistake
+def scan_without_dim():
+    wf.scan(lambda c, _: (c + 1, None), 0, None, "step")  # wrong
+
+
+@mistake
+def scan_misspelt_dim():
+    wf.scan(lambda c, x: (c + x, None), 0.0, ones("step=3"), "stpe")  # wrong
+
+
+@mistake
+def scan_of_two_lengths():
+    xs = ones("step=3"), ones("step=4")
+    wf.scan(lambda c, x: (c, None), 0.0, xs, "step")  # wrong
+
+
+@mistake
+def inside_scan():
+    def body(carry, x):
+        h = carry + x
+        return wf.sum(h, "lenght"), None  # wrong
+
+    wf.scan(body, ones("length=4"), ones("step=3 length=4"), "step")
+
+
+@mistake
+def inside_grad_inside_remat_inside_scan():
+    def layer(x, w):
+        return wf.einsum(x, w, out=["d_out"])  # wrong
+
+    def loss(w, x):
+        body = wf.remat(lambda c, w: (layer(c, w), None))
+        return wf.sum(wf.scan(body, x, w, "layer")[0])
+
+    staged(wf.grad(loss), ones("layer=2 d=3"), ones("d=3"))
+
+
+@mistake
+def inside_jax_grad():
+    def loss(x):
+        return wf.sum(x * ones("batch=5")).array  # wrong
+
+    jax.grad(loss)(ones("batch=4"))
+
+
+# -- escapes -------------------------------------------------------------------------------------
+
+
+@mistake
+def local_of_an_undeclared_split():
+    def program(x):
+        return wf.local(jnp.cumsum, x, out=x.dims)  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def local_misspelt_splittable():
+    def program(x):
+        return wf.local(jnp.exp, x, out=x.dims, splittable=["bacth"])  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def local_result_of_another_shape():
+    def program(x):
+        return wf.local(lambda a: jnp.ones(4), x, out=x.dims, splittable=["batch"])  # wrong
+
+    staged(program, ones("batch=8"))
+
+
+@mistake
+def local_result_that_differs():
+    def program(x):
+        return wf.local(jnp.sum, x, out=(), splittable=["batch"])  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def local_with_too_few_results():
+    x = ones("batch=4")
+    wf.local(lambda a: (a,), x, out=[x.dims, x.dims])  # wrong
+
+
+@mistake
+def local_that_fails():
+    x = ones("batch=4 length=3")
+    wf.local(lambda a: a @ a, x, out=x.dims)  # wrong
+
+
+@mistake
+def callback_without_spec():
+    x = ones("batch=4")
+    wf.callback(np.sin, x, out=x.dims)  # wrong
+
+
+# -- the tests -----------------------------------------------------------------------------------
+
+WHERE = re.compile(r"  at (\S+):(\d+)$", re.MULTILINE)
+
+
+def check_line(text):
+    """The message shows one line: this file's, the offending one. It is left out of the golden text."""
+    (file, line), *more = WHERE.findall(text)
+    assert not more and file.replace("\\", "/") == "tests/test_errors.py", text
+    shown = linecache.getline(__file__, int(line))
+    assert shown.rstrip().endswith("# wrong"), f"the line shown is {shown}\n{text}"
+    return WHERE.sub(r"  at \1:LINE", text)
+
+
+@pytest.fixture(autouse=True)
+def _from_the_root(monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)  # files are shown relative to where one is
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_message(name, golden):
+    with pytest.raises(WeftError) as caught:
+        MISTAKES[name]()
+    error = caught.value
+    assert isinstance(error, ValueError | TypeError)
+    for part in ("asked", "fact", "rule", "hint"):
+        assert getattr(error, part), f"the message has no part: {part}\n{error}"
+    golden(name, f"{type(error).__name__}: {check_line(str(error))}")
