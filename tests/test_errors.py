@@ -6,6 +6,7 @@ A mistake is a function below; its offending line ends in `# wrong`. The message
 
 import linecache
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ def ones(dims, dtype=np.float32):
     return wf.tensor(np.ones([d.size for d in dims], dtype), dims)
 
 
-def staged(fn, *args, mesh=MESH, layout=LAYOUT):
+def staged(fn, *args, mesh=MESH, layout="batch:data"):
     """Trace a program; nothing is compiled."""
     return wf.spmd(fn, mesh, layout).jaxpr(*args)
 
@@ -225,6 +226,11 @@ def bitwise_and_of_floats():
 @mistake
 def unknown_dtype():
     ones("batch=4").astype("float23")  # wrong
+
+
+@mistake
+def zeros_of_an_unknown_dtype():
+    wf.zeros("batch=4", "float23")  # wrong
 
 
 @mistake
@@ -633,13 +639,25 @@ def leaked_tensor():
 def leaked_tensor_given_to_a_program():
     leaked = []
     staged(lambda x: leaked.append(x + 1), ones("batch=4"))
-    staged(lambda x: x, leaked[0])  # wrong
+    program = wf.spmd(lambda x: x, MESH, "batch:data")
+    program(leaked[0])  # wrong
 
 
 @mistake
 def leaked_tensor_captured_by_a_program():
     leaked = []
     staged(lambda x: leaked.append(x + 1), ones("batch=4"))
+
+    def program(x):
+        return x + leaked[0]  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+@mistake
+def leaked_tensor_of_another_mesh_captured():
+    leaked = []
+    staged(lambda x: leaked.append(x + 1), ones("batch=4"), mesh=OTHER_MESH)
 
     def program(x):
         return x + leaked[0]  # wrong
@@ -656,7 +674,8 @@ def leaked_tensor_looked_at():
 
 @mistake
 def raw_slice_returned():
-    staged(lambda x: x.array, ones("batch=4"))  # wrong
+    program = wf.spmd(lambda x: x.array, MESH, "batch:data")
+    program(ones("batch=4"))  # wrong
 
 
 @mistake
@@ -668,7 +687,7 @@ def raw_slice_named_as_whole():
 
 
 @mistake
-def string_operand_of_another_kind():
+def set_as_an_argument():
     program = wf.spmd(lambda x, options: x, MESH, LAYOUT)
     program(ones("batch=4"), {1, 2})  # wrong
 
@@ -686,8 +705,7 @@ def static_name_misspelt():
 
 @mistake
 def donated_position_out_of_range():
-    program = wf.spmd(lambda x: x + 1, MESH, LAYOUT, donate=(1,))
-    program(ones("batch=4"))  # wrong
+    wf.spmd(lambda x: x + 1, MESH, LAYOUT, donate=(1,))  # wrong
 
 
 @mistake
@@ -727,6 +745,13 @@ def optimizer_result_used_inside():
 
     w = wf.parameter(ones("batch=4"))
     staged(program, w, w, opt.init(w))
+
+
+@mistake
+def optimizer_with_too_few_gradients():
+    opt = wf.optimizer(optax.sgd(0.1))
+    w = [wf.parameter(ones("batch=4")), wf.parameter(ones("length=3"))]
+    opt.apply(w[:1], opt.init(w), w)  # wrong
 
 
 @mistake
@@ -915,12 +940,6 @@ def local_with_too_few_results():
 
 
 @mistake
-def local_that_fails():
-    x = ones("batch=4 length=3")
-    wf.local(lambda a: a @ a, x, out=x.dims)  # wrong
-
-
-@mistake
 def callback_without_spec():
     x = ones("batch=4")
     wf.callback(np.sin, x, out=x.dims)  # wrong
@@ -954,3 +973,19 @@ def test_message(name, golden):
     for part in ("asked", "fact", "rule", "hint"):
         assert getattr(error, part), f"the message has no part: {part}\n{error}"
     golden(name, f"{type(error).__name__}: {check_line(str(error))}")
+
+
+def test_warning(golden):
+    """A rule whose dim never occurs is a warning from the program that ran."""
+    program = wf.spmd(lambda x: x + 1, MESH, "batch:data d_fff:model")
+    with pytest.warns(LayoutWarning) as caught:
+        program.jaxpr(ones("batch=8 d_ff=4"))  # wrong
+    (warning,) = caught
+    assert warning.filename == __file__
+    assert linecache.getline(__file__, warning.lineno).rstrip().endswith("# wrong")
+    golden("rule_without_effect", f"LayoutWarning: {check_line(str(warning.message))}")
+
+
+def test_every_golden_text_has_its_mistake():
+    names = {path.stem for path in (Path(__file__).parent / "messages").glob("*.txt")}
+    assert names == {*MISTAKES, "rule_without_effect"}

@@ -1,7 +1,5 @@
 """conv, pools and windows against `jax.lax` and NumPy at the true size, under every kind of layout."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,17 +45,23 @@ def with_gradients(fn):
     return run
 
 
-def check(fn, oracle, tensors, mesh, layout):
+_expected = {}  # by case: the oracle is asked once for all layouts
+
+
+def check(fn, oracle, tensors, mesh, layout, case):
     """Values, gradients and padding of `fn` on a mesh are those of `oracle` on arrays."""
-    expected, pull = jax.vjp(oracle, *[t.array for t in tensors])
+    if case not in _expected:
+        result, pull = jax.vjp(oracle, *[t.array for t in tensors])
+        weights = np.random.default_rng(7).normal(size=result.shape).astype(np.float32)
+        _expected[case] = result, weights, pull(jnp.asarray(weights))
+    result, weights, cotangents = _expected[case]
     out_dims = jax.eval_shape(fn, *tensors).dims
-    assert expected.shape == tuple(d.size for d in out_dims)
-    weights = draw(" ".join(map(repr, out_dims)), 7)
+    weights = wf.tensor(weights, out_dims)
     out, grads = wf.spmd(with_gradients(fn), mesh, layout)(weights, *tensors)
     assert out.dims == out_dims
-    close(out.numpy(), expected)
+    close(out.numpy(), result)
     assert padding_of(out) == 0
-    for ours, theirs in zip(grads, pull(weights.array), strict=True):
+    for ours, theirs in zip(grads, cotangents, strict=True):
         close(ours.numpy(), theirs)
         assert padding_of(ours) == 0
 
@@ -85,12 +89,12 @@ CONVS = {
         "b=2 h=13 w=8 c=3", "kh=3 kw=3 c=3 o=4", HW, {},
         [("x=4", "h:x"), ("x=2 y=2", "h:x w:y"), ("x=2 y=2", "b:x c:y"), ("x=2 y=4", "o:x h:y")],
     ),
-    "even size": ("b=2 h=16 c=3", "kh=4 c=3 o=2", H, {}, [("x=8", "h:x"), ("x=2 y=2", "h:x+y")]),
+    "even size": ("b=2 h=16 c=3", "kh=4 c=3 o=2", H, {}, [("x=2 y=2", "h:x+y")]),
     "mostly padding": (
-        "b=1 h=9 c=2", "kh=3 c=2 o=2", H, {}, [("x=8", "h:x"), ("x=2 y=4", "h:x+y")]
+        "b=1 h=9 c=2", "kh=3 c=2 o=2", H, {}, [("x=2 y=4", "h:x+y")]
     ),
     "window over several blocks": (
-        "b=1 h=9 w=3 c=2", "kh=7 kw=5 c=2 o=2", HW, {}, [("x=8", "h:x"), ("x=4 y=2", "h:x w:y")]
+        "b=1 h=9 w=3 c=2", "kh=7 kw=5 c=2 o=2", HW, {}, [("x=8", "h:x")]
     ),
     "valid": (
         "b=2 h=13 w=5 c=2", "kh=3 kw=2 c=2 o=3", HW, {"padding": "VALID"},
@@ -100,12 +104,12 @@ CONVS = {
     "stride and dilation": (
         "b=2 h=13 w=9 c=2", "kh=3 kw=3 c=2 o=3", HW,
         {"stride": {"h": 2, "w": 3}, "dilation": {"h": 1, "w": 2}},
-        [("x=4", "h:x"), ("x=2 y=2", "w:y h:x"), ("x=2 y=2", "w:x+y")],
+        [("x=2 y=2", "w:y h:x"), ("x=2 y=2", "w:x+y")],
     ),
     "explicit": (
         "b=2 h=13 w=9 c=2", "kh=3 kw=4 c=2 o=3", HW,
         {"stride": 2, "padding": {"h": (5, -1), "w": (-2, 4)}},
-        [("x=4", "h:x"), ("x=2 y=2", "w:x h:y")],
+        [("x=2 y=2", "w:x h:y")],
     ),
     "pairs": ("b=2 h=7 c=2", "kh=3 c=2 o=3", H, {"padding": (1, 2)}, [("x=4", "h:x")]),
     "three dims": (
@@ -119,12 +123,12 @@ CONVS = {
     ),
     "transpose, phases differ": (
         "b=2 h=5 w=7 c=2", "kh=3 kw=4 c=2 o=3", HW, {"transpose": True, "stride": {"h": 3, "w": 2}},
-        [("x=4", "h:x"), ("x=2 y=2", "h:x w:y"), ("x=2 y=4", "w:y o:x")],
+        [("x=2 y=2", "h:x w:y"), ("x=2 y=4", "w:y o:x")],
     ),
     "transpose, valid": (
         "b=2 h=9 c=2", "kh=2 c=2 o=3", H,
         {"transpose": True, "stride": 3, "padding": "VALID", "dilation": 2},
-        [("x=8", "h:x"), ("x=2 y=2", "h:x+y")],
+        [("x=8", "h:x")],
     ),
     "transpose, explicit": (
         "b=2 h=7 w=3 c=2", "kh=3 kw=1 c=2 o=3", HW,
@@ -134,21 +138,23 @@ CONVS = {
 }  # fmt: skip
 
 CONV_CASES = [
-    pytest.param(*case[:4], mesh, layout, id=f"{name}|{mesh}|{layout}")
+    pytest.param(name, mesh, layout, id=f"{name}|{mesh}|{layout}")
     for name, case in CONVS.items()
     for mesh, layout in case[4]
 ]
 
 
-@pytest.mark.parametrize("x, kernel, window, options, mesh, layout", CONV_CASES)
-def test_conv(x, kernel, window, options, mesh, layout):
+@pytest.mark.parametrize("name, mesh, layout", CONV_CASES)
+def test_conv(name, mesh, layout):
+    x, kernel, window, options, _ = CONVS[name]
+
     def ours(x, kernel):
         return wf.conv(x, kernel, window, **options)
 
     def theirs(x, kernel):
         return lax_conv(x, kernel, window, **options)
 
-    check(ours, theirs, [draw(x, 1), draw(kernel, 2)], mesh, layout)
+    check(ours, theirs, [draw(x, 1), draw(kernel, 2)], mesh, layout, ("conv", name))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +170,8 @@ def test_groups_are_a_dim_in_out(mesh, layout):
         x, kernel = x.reshape(2, 7, 6), kernel.reshape(3, 2, 15)
         return lax_conv(x, kernel, H, stride=2, groups=3).reshape(2, 4, 3, 5)
 
-    check(ours, theirs, [draw("b=2 h=7 g=3 c=2", 1), draw("kh=3 c=2 g=3 o=5", 2)], mesh, layout)
+    tensors = [draw("b=2 h=7 g=3 c=2", 1), draw("kh=3 c=2 g=3 o=5", 2)]
+    check(ours, theirs, tensors, mesh, layout, "groups")
 
 
 @pytest.mark.parametrize("mesh, layout", [("x=2 y=2", "h:x c:y"), ("x=4", "c:x")])
@@ -177,7 +184,8 @@ def test_depthwise_with_several_batch_dims_in_another_order(mesh, layout):
         result = lax_conv(x, kernel.T.reshape(3, 1, 5), H, groups=5)
         return result.reshape(2, 2, 7, 5).transpose(3, 2, 1, 0)
 
-    check(ours, theirs, [draw("c=5 b=2 time=2 h=7", 1), draw("c=5 kh=3", 2)], mesh, layout)
+    tensors = [draw("c=5 b=2 time=2 h=7", 1), draw("c=5 kh=3", 2)]
+    check(ours, theirs, tensors, mesh, layout, "depthwise")
 
 
 def test_several_contracted_and_feature_dims():
@@ -190,7 +198,7 @@ def test_several_contracted_and_feature_dims():
         return lax_conv(x, kernel, H).reshape(2, 7, 4, 2)
 
     tensors = [draw("e=2 b=2 h=7 c=3", 1), draw("o=4 e=2 kh=3 p=2 c=3", 2)]
-    check(ours, theirs, tensors, "x=2 y=2", "h:x e:y")
+    check(ours, theirs, tensors, "x=2 y=2", "h:x e:y", "several")
 
 
 def test_default_order_of_dims_and_dims_as_keys():
@@ -220,21 +228,22 @@ def lax_pool(kind, x, window, stride, padding):
 
 POOLS = {
     # name: (sizes, window, stride, padding, [(mesh, layout), …])
-    "even": ((16, 6), (2, 2), (2, 2), "VALID", [("x=4", "h:x"), ("x=2 y=2", "h:x c:y")]),
-    "uneven": ((13, 7), (2, 3), (2, 3), "VALID", [("x=4", "h:x"), ("x=2 y=2", "h:x w:y")]),
+    "even": ((16, 6), (2, 2), (2, 2), "VALID", [("x=2 y=2", "h:x c:y")]),
+    "uneven": ((13, 7), (2, 3), (2, 3), "VALID", [("x=2 y=2", "h:x w:y")]),
     "overlapping": ((9, 5), (3, 2), (1, 2), "SAME", [("x=8", "h:x"), ("x=2 y=2", "b:x h:y")]),
     "explicit": ((7, 5), (4, 3), (3, 2), ((2, 3), (0, 2)), [("x=4", "h:x"), ("x=4", "w:x")]),
-    "large": ((9, 3), (7, 1), (2, 1), "SAME", [("x=2 y=2", "h:x+y"), ("x=8", "h:x")]),
+    "large": ((9, 3), (7, 1), (2, 1), "SAME", [("x=2 y=2", "h:x+y")]),
 }
 POOL_CASES = [
-    pytest.param(*case[:4], mesh, layout, id=f"{name}|{mesh}|{layout}")
+    pytest.param(name, mesh, layout, id=f"{name}|{mesh}|{layout}")
     for name, case in POOLS.items()
     for mesh, layout in case[4]
 ]
 
 
-@pytest.mark.parametrize("sizes, window, stride, padding, mesh, layout", POOL_CASES)
-def test_pools(sizes, window, stride, padding, mesh, layout):
+@pytest.mark.parametrize("name, mesh, layout", POOL_CASES)
+def test_pools(name, mesh, layout):
+    sizes, window, stride, padding, _ = POOLS[name]
     x = draw(f"b=3 h={sizes[0]} w={sizes[1]} c=2", 3)
     x = wf.tensor(np.round(2 * x.numpy()) - 4, x.dims)  # ties, and mostly below the padding's zero
     by_dim = lambda pair: dict(zip("hw", pair, strict=True))
@@ -248,12 +257,12 @@ def test_pools(sizes, window, stride, padding, mesh, layout):
     def theirs(x):
         return jnp.stack([lax_pool(kind, x, window, stride, padding) for kind in pools])
 
-    check(ours, theirs, [x], mesh, layout)
+    check(ours, theirs, [x], mesh, layout, ("pools", name))
 
 
 def test_pools_of_whole_numbers_and_truth_values():
     numbers = wf.arange(wf.Dim("h", 7)) - 9
-    truth = numbers == -5
+    truth = numbers == -6
 
     def all_three(numbers, truth):
         options = {"window": {"h": 3}, "stride": 2, "padding": "SAME"}
@@ -280,14 +289,15 @@ WINDOWS = {
     "cut": (8, 2, 1, (-2, -1), 1, [("x=4", "t:x")]),
 }
 WINDOWS_CASES = [
-    pytest.param(*case[:5], mesh, layout, id=f"{name}|{mesh}|{layout}")
+    pytest.param(name, mesh, layout, id=f"{name}|{mesh}|{layout}")
     for name, case in WINDOWS.items()
     for mesh, layout in case[5]
 ]
 
 
-@pytest.mark.parametrize("size, window, stride, padding, dilation, mesh, layout", WINDOWS_CASES)
-def test_windows(size, window, stride, padding, dilation, mesh, layout):
+@pytest.mark.parametrize("name, mesh, layout", WINDOWS_CASES)
+def test_windows(name, mesh, layout):
+    size, window, stride, padding, dilation, _ = WINDOWS[name]
     reach = (window - 1) * dilation + 1
     before, behind = padding if isinstance(padding, tuple) else (0, 0)
     if padding == "SAME":
@@ -301,7 +311,7 @@ def test_windows(size, window, stride, padding, dilation, mesh, layout):
         view = np.lib.stride_tricks.sliding_window_view
         return x[:, view(np.arange(x.shape[1]), reach)[::stride, ::dilation]]
 
-    check(ours, theirs, [draw(f"b=2 t={size} c=3", 4)], mesh, layout)
+    check(ours, theirs, [draw(f"b=2 t={size} c=3", 4)], mesh, layout, ("windows", name))
 
 
 # What travels
@@ -405,7 +415,6 @@ def test_eager_is_staged_and_the_layout_has_no_say():
         assert one.dims == two.dims == three.dims
         close(two.numpy(), one.numpy())
         close(three.numpy(), one.numpy())
-        assert math.prod(d.size for d in one.dims) == one.size
 
 
 # Mistakes
@@ -424,7 +433,7 @@ MISTAKES = {
     "spatial dim in the kernel": (DimError, "kernel has that dim too", lambda x, k: wf.conv(x, k.rename(o="h"), HW)),
     "negative padding": (ShapeError, "not negative", lambda x, k: wf.max_pool(x, {"h": 2}, padding=(-1, 0))),
     "pool by number": (TensorTypeError, "by name", lambda x, k: wf.avg_pool(x, 2)),
-    "window dim without size": (DimError, "", lambda x, k: wf.windows(x, "h", ["k"])),
+    "window dim without size": (DimError, "is not a Dim", lambda x, k: wf.windows(x, "h", ["k"])),
     "window dim taken": (DimError, "occurs twice", lambda x, k: wf.windows(x, "h", wf.Dim("w", 2))),
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ from .forms import as_slice, settle, slice_tensor
 from .ops.control import Form, around, array_of
 from .ops.elementwise import add
 from .ops.shape import transpose
-from .tensor import Tensor, describe, is_tensor, place, with_role
+from .tensor import Tensor, describe, entry, is_tensor, place, with_role
 
 
 def grad(
@@ -61,6 +61,7 @@ def value_and_grad(
 
     @functools.wraps(f)
     def run(*args: Any, **kwargs: Any) -> Any:
+        _check_places(places, args)
         chosen = [args[n] for n in places]
         leaves, tree = jax.tree.flatten(chosen, is_leaf=is_tensor)
         _check_inputs(leaves)
@@ -68,7 +69,7 @@ def value_and_grad(
         def call(leaves: list[Any]) -> tuple[Any, Any]:
             new = dict(zip(places, jax.tree.unflatten(tree, leaves), strict=True))
             out = f(*[new.get(n, a) for n, a in enumerate(args)], **kwargs)
-            value, aux = out if has_aux else (out, None)
+            value, aux = _pair(out) if has_aux else (out, None)
             return _scalar(value), aux
 
         program = context.current()
@@ -80,7 +81,29 @@ def value_and_grad(
         grads = grads[0] if isinstance(argnums, int) else tuple(grads)
         return ((value, aux) if has_aux else value), grads
 
-    return run
+    return entry(run, "grad of ")
+
+
+def _check_places(places: Sequence[int], args: Sequence[Any]) -> None:
+    wrong = [n for n in places if not -len(args) <= n < len(args)]
+    if wrong:
+        raise ProgramError(
+            f"a gradient is asked with respect to argument {', '.join(map(str, wrong))}, and "
+            f"{len(args)} were given by position",
+            rule="argnums= are positions of arguments, counted from 0",
+            hint="give the arguments to differentiate by position, and check argnums=",
+        )
+
+
+def _pair(out: Any) -> Any:
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        shown = describe(out) if isinstance(out, Tensor) else repr(out)
+        raise ProgramError(
+            f"with has_aux=True the function to differentiate returned {shown}",
+            rule="with has_aux=True it returns a pair: the loss, and anything else",
+            hint="return loss, aux; or drop has_aux=True",
+        )
+    return out
 
 
 def _check_inputs(leaves: list[Any]) -> None:
@@ -92,7 +115,7 @@ def _check_inputs(leaves: list[Any]) -> None:
                 f"a gradient is asked with respect to {shown}",
                 rule="gradients exist for floating-point tensors",
                 hint="choose other arguments with argnums=, or convert with x.astype(jnp.float32)",
-            ).located("grad")
+            )
 
 
 def _scalar(value: Any) -> Tensor:
@@ -102,7 +125,7 @@ def _scalar(value: Any) -> Tensor:
             f"the function to differentiate returned {shown}",
             rule="a gradient is that of one floating-point number",
             hint="reduce it: wf.mean(loss); with more to return, use has_aux=True",
-        ).located("grad")
+        )
     return value
 
 
@@ -182,6 +205,7 @@ def _forms(program: Context, t: Tensor) -> list[tuple[frozenset[str], Any]]:
     return [(axes, collectives.vary(t._array, axes)) for axes in sets]
 
 
+@entry
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     """The value of a function and its derivative in a direction, as `jax.jvp`.
 
@@ -195,6 +219,7 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     return jax.jvp(_framed(f), primals, tangents)
 
 
+@entry
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """The value of a function and the function that pulls a cotangent back, as `jax.vjp`."""
     primals = tuple(jax.tree.map(_entered, p, is_leaf=is_tensor) for p in primals)
@@ -297,6 +322,7 @@ POLICIES = {
 }
 
 
+@entry
 def remat(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     """The same function, of which the backward pass computes again what it needs.
 
@@ -309,7 +335,7 @@ def remat(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
             f"there is no remat policy {policy!r}{nearest(policy, POLICIES)}",
             rule="a policy says what is kept for the backward pass",
             hint=f"one of {', '.join(POLICIES)}, or a function of jax.checkpoint_policies",
-        ).located("remat")
+        )
     chosen = POLICIES[policy] if isinstance(policy, str) else policy
 
     @functools.wraps(f)

@@ -93,10 +93,11 @@ def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
     return lax.ppermute(array, axes if len(axes) > 1 else axes[0], pairs)
 
 
-def local_slice(array: Any, axes: Axes, position: int, block: int) -> Any:
+def local_slice(array: Any, axes: Axes, position: int, block: int, *, plain: bool = False) -> Any:
     """This device's block of one position: no traffic, and an all-gather as its transpose.
 
-    JAX's own transpose of a slice of an unvarying value is an all-reduce of zeros around the piece.
+    JAX's own transpose of a slice of an unvarying value is an all-reduce of zeros around the piece;
+    `plain` leaves it at that, for under vmap, where `linear_call` has no rule.
     """
 
     def piece(array: Any) -> Any:
@@ -104,7 +105,7 @@ def local_slice(array: Any, axes: Axes, position: int, block: int) -> Any:
         return lax.dynamic_slice_in_dim(array, start, block, position)
 
     gathered = set(axes) & varying(array)
-    if gathered or not jnp.issubdtype(array.dtype, jnp.inexact):
+    if plain or gathered or not jnp.issubdtype(array.dtype, jnp.inexact):
         return piece(vary(array, axes))
     return linear_call(
         lambda _, x: piece(vary(x, axes)),

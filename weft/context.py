@@ -55,6 +55,7 @@ class Context:
         self.mesh, self.layout = mesh, layout
         self.frames: list[Frame] = []
         self.mapped: frozenset[str] = frozenset()  # axes of dims that an enclosing vmap hides
+        self.vmaps = 0  # how many of them there are
         self.captured: dict[int, Any] = {}  # global tensors met inside, by id of their storage
         self.captured_inputs: dict[int, Any] = {}  # the same, as inputs of this trace
         self.dims_met: dict[str, Dim] = {}

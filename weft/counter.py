@@ -161,7 +161,11 @@ def _key_words(key: jax.Array) -> Words:
 
 def _available(dtype: DTypeLike, kind: type) -> np.dtype:
     if not jnp.issubdtype(dtype, kind):
-        raise ValueError(f"a draw of {jnp.dtype(dtype)}: it has to be {kind.__name__}")
+        raise ValueError(
+            f"a draw of {jnp.dtype(dtype)}: it has to be {kind.__name__}\n"
+            "  numbers are drawn in the dtype in which their distribution is defined\n"
+            "hint: convert them afterwards: x.astype(...)"
+        )
     return jnp.zeros((), dtype).dtype  # without x64 64 bits become 32, and JAX warns
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from .errors import DimError, caret, nearest
 
+EXAMPLES = {"dims": "batch=64 length=128", "Mesh": "data=4 model=2", "Layout": "batch:data d_ff:model"}
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.']*")
 
 
@@ -104,14 +105,14 @@ def parse_pairs(
         if not match:
             name = NAME.match(text, at)
             wrong = name.end() if name else at
+            form = "dim:axis" if asked == "Layout" else f"name{marks[0]}size"
             if name and wrong < len(text) and text[wrong] in marks:
                 wrong += 1
-            example = "batch:data" if value != r"-?\d+" else f"data{marks[0]}4"
             raise error(
                 f"can't read the {what} at character {wrong + 1}",
                 caret(text, wrong),
-                rule=f"a {what} is written name{marks[0]}value, separated by blanks",
-                hint=f'for example "{example}"',
+                rule=f"a {what} is written {form}; several are separated by blanks",
+                hint=f'for example "{EXAMPLES[asked]}"',
             ).located(f"{asked}({text!r})")
         pairs.append((match[1], match[2]))
         at = match.end()

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import collectives, context
 from .dims import Dim, as_dims, pick, show, union
-from .errors import LayoutError, ProgramError, ShapeError
+from .errors import LayoutError, ProgramError, ShapeError, TensorTypeError
 from .forms import as_slice, fill_padding, from_whole, in_form, slice_tensor, together
 from .spmd import op
 from .tensor import Tensor, short_type
@@ -89,7 +89,7 @@ def _result(array: Any, dims: tuple[Dim, ...]) -> Tensor:
     if extra:
         raise ProgramError(
             f"the local function's result differs between devices along {', '.join(sorted(extra))}, "
-            f"which split none of [{show(dims)}]",
+            f"which split none of its dims [{show(dims)}]",
             rule="what is summed over a split dim has to be summed over devices too",
             hint="keep the dim in out= and reduce it outside: wf.sum(...); or call jax.lax.psum inside",
         )
@@ -110,6 +110,12 @@ def callback(fn: Callable[..., Any], *tensors: Tensor, out: Any) -> Any:
     >>> wf.callback(lambda a: np.asarray(a) * 2, x, out=wf.spec(x.dims))
     f32[a=2] [2., 2.]
     """
+    if not isinstance(out, Tensor):
+        raise TensorTypeError(
+            f"out= is {out!r}",
+            rule="a callback's result is known by its spec: dims and dtype",
+            hint="out=wf.spec(dims, dtype)",
+        )
     shape = tuple(d.size for d in out.dims)
 
     def call(*arrays: Any) -> Any:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -28,7 +27,15 @@ from .context import Context
 from .dims import Dim
 from .errors import LayoutError, ProgramError, TensorTypeError
 from .layout import Splits
-from .tensor import Tensor, at_rest, describe, place
+from .tensor import Tensor, describe
+
+
+class Absent:
+    """Held by a tensor in place of an array that is not there yet (`later.py`)."""
+
+    def refused(self) -> ProgramError:
+        """The error for a use of it."""
+        raise NotImplementedError
 
 
 class Overcast(Exception):
@@ -78,17 +85,31 @@ def from_whole(array: Any, dims: Sequence[Dim]) -> Tensor:
 def as_slice(x: Any) -> Tensor:
     """An operand as a slice: whole tensors become inputs of the program, numbers become constants."""
     if isinstance(x, Tensor):
+        _check_there(x)
         return x if x.is_slice else _capture(x)
     if getattr(x, "shape", ()) == () and (hasattr(x, "dtype") or isinstance(x, int | float | complex)):
         return slice_tensor(jnp.asarray(x), ())
     raise _raw(x)
 
 
+def _check_there(t: Tensor) -> None:
+    """An error if a tensor has no array: not yet, or no longer."""
+    if isinstance(t._held, Absent):
+        raise t._held.refused()
+    program = context.require()
+    if t.is_slice and (t.mesh, t.layout) != (program.mesh, program.layout):
+        raise ProgramError(
+            f"{describe(t)} is a slice from inside another program",
+            rule="a program's tensors can be used inside it only",
+            hint="return the tensor from the program that made it, and use what that returns",
+        )
+
+
 def _raw(x: Any) -> TensorTypeError:
+    kind = "an array" if hasattr(x, "dtype") else f"a {type(x).__name__}"
+    shape = f" of shape {tuple(x.shape)}" if hasattr(x, "shape") else ""
     return TensorTypeError(
-        f"{type(x).__name__} of shape {getattr(x, 'shape', '?')} is not a tensor"
-        if hasattr(x, "shape")
-        else f"{x!r} is not a tensor",
+        f"{'None' if x is None else kind + shape} is not a tensor",
         rule="operands are tensors or numbers; a raw array has no names to match by",
         hint='name its dimensions: wf.tensor(array, "batch=64 d_model=256")',
     )
@@ -98,33 +119,30 @@ def _capture(t: Tensor) -> Tensor:
     """A whole tensor met inside a program: one of its inputs, or noted to become one."""
     program = context.require()
     check_same_place(t, program)
-    key = id(t._array)
+    key = id(t._held)
     if key in program.captured_inputs:
         return program.captured_inputs[key]
-    with jax.ensure_compile_time_eval():  # its values are known: placing is no part of the trace
-        placed = place(t, program.mesh, program.layout)
-    program.captured[key] = (t, placed)
+    program.captured[key] = t
     # Until the second trace, where it is an input: zeros of the right type.
-    splits = at_rest(placed)
+    splits = program.splits(t.dims, t.role)
     shape = tuple(program.slice_size(d, a) for d, a in zip(t.dims, splits, strict=True))
     blank = slice_tensor(jnp.zeros(shape, t.dtype), t.dims, splits)
-    return Tensor(
-        blank._array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=splits
-    )
+    blank.role = t.role
+    return blank
 
 
 def check_same_place(t: Tensor, program: Context) -> None:
     """An error if a tensor lives on another mesh or layout than the program."""
     if t.mesh is not None and t.mesh != program.mesh:
         raise LayoutError(
-            f'{describe(t)} lives on mesh "{t.mesh}", and the program runs on mesh "{program.mesh}"',
-            rule="the tensors of one operation live on one mesh",
+            f'{describe(t)} lives on mesh "{t.mesh}", and this runs on mesh "{program.mesh}"',
+            rule="the tensors of one operation, or program, live on one mesh",
             hint="move it with wf.place(t, mesh, layout)",
         )
     if t.mesh is not None and t.layout != program.layout:
         raise LayoutError(
-            f"{describe(t)} is laid out by {t.layout!r}, and the program by {program.layout!r}",
-            rule="the tensors of one operation have one layout",
+            f"{describe(t)} is laid out by {t.layout!r}, and this by {program.layout!r}",
+            rule="the tensors of one operation, or program, have one layout",
             hint="move it with wf.place(t, mesh, layout)",
         )
 
@@ -134,6 +152,7 @@ def check_same_place(t: Tensor, program: Context) -> None:
 
 def settle(t: Tensor, role: str | None = None) -> Tensor:
     """The form its layout says: split by its role's rules, nothing pending."""
+    _check_there(t)
     program = context.require()
     role = t.role if role is None else role
     splits = program.splits(t.dims, role)
@@ -251,7 +270,9 @@ def relayout(
         if free is not None:
             added = grows(free)
             array = split(array, free, added)
-            array = collectives.local_slice(array, added, free, block(free, new[free]))
+            array = collectives.local_slice(
+                array, added, free, block(free, new[free]), plain=program.vmaps > 0
+            )
             now[free] = new[free]
             continue
         if open_axes:

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from . import context
 from .dims import Dim
 from .errors import ProgramError
-from .forms import as_slice, settle
+from .forms import Absent, as_slice, settle
 from .layout import Layout
 from .mesh import Mesh
 from .tensor import Tensor, is_tensor, partition_spec, stored_shape
@@ -32,7 +32,7 @@ class Result:
 
 
 @dataclass
-class Promise:
+class Promise(Absent):
     """A leaf that will be there after the SPMD part."""
 
     shape: tuple[int, ...]
@@ -40,8 +40,9 @@ class Promise:
     job: Job
     leaf: int
 
-    def __jax_array__(self) -> Any:
-        raise promised()
+    def refused(self) -> ProgramError:
+        """The error for a use of it inside the program."""
+        return promised()
 
 
 @dataclass(eq=False)

@@ -100,7 +100,8 @@ class Mesh:
             have = len(jax.devices())
             raise MeshError(
                 f'mesh "{self}" needs {self.size} devices, and there are {have}',
-                f"{' · '.join(str(s) for _, s in self.axes)} = {self.size} > {have}",
+                f"{' · '.join(str(s) for _, s in self.axes)}"
+                f"{f' = {self.size}' if len(self.axes) > 1 else ''} > {have}",
                 rule="running needs one device for each place of the mesh; planning needs none",
                 hint=f"on a CPU call wf.cpu_devices({self.size}) before the first use of JAX; "
                 "or take a smaller mesh",

@@ -14,9 +14,11 @@ import jax
 import optax
 
 from . import context
+from .errors import DimError, ProgramError
 from .forms import as_slice, settle
 from .later import Result, later, whole_arrays
-from .tensor import Tensor, is_tensor, place
+from .ops.shape import transpose
+from .tensor import Tensor, describe, entry, is_tensor, place
 
 
 class Optimizer:
@@ -25,15 +27,21 @@ class Optimizer:
     def __init__(self, tx: optax.GradientTransformation):
         self.tx = tx
 
+    def __repr__(self) -> str:
+        return "optimizer(tx)"
+
+    @entry
     def init(self, params: Any) -> Any:
         """The state to begin with: what is shaped like a parameter has its dims."""
         arrays = _shapes(params)
         return _run(self.tx.init, (params,), self._state_results(arrays, params), params)
 
+    @entry
     def update(self, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
         """The updates to add to the parameters, and the new state, as `tx.update`."""
         return self._update(self.tx.update, grads, state, params)
 
+    @entry
     def apply(self, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
         """The new parameters and the new state."""
 
@@ -44,7 +52,7 @@ class Optimizer:
         return self._update(new, grads, state, params)
 
     def _update(self, fn: Callable[..., Any], grads: Any, state: Any, params: Any) -> Any:
-        arrays = _shapes(params)
+        grads, arrays = _aligned(grads, params), _shapes(params)
         as_params = jax.tree.map(_like_param, params, is_leaf=is_tensor)
         results = (as_params, self._state_results(arrays, params))
         if context.current() is not None:
@@ -96,6 +104,29 @@ def _shapes(params: Any) -> Any:
         return jax.ShapeDtypeStruct(t.shape, t.dtype)
 
     return jax.tree.map(shape, params, is_leaf=is_tensor)
+
+
+def _aligned(grads: Any, params: Any) -> Any:
+    """Gradients with their dims in the order of the parameters': optax goes by position."""
+    leaves, tree = jax.tree.flatten(grads, is_leaf=is_tensor)
+    wanted, wanted_tree = jax.tree.flatten(params, is_leaf=is_tensor)
+    rule = "there is a gradient for each parameter, with the same dims"
+    if tree != wanted_tree:
+        raise ProgramError(
+            f"there are {len(leaves)} gradients for {len(wanted)} parameters, or otherwise nested",
+            rule=rule,
+            hint="pass what wf.grad gives for the parameters",
+        )
+    for n, (g, p) in enumerate(zip(leaves, wanted, strict=True)):
+        if isinstance(g, Tensor) and isinstance(p, Tensor) and g.dims != p.dims:
+            if set(g.dims) != set(p.dims):
+                raise DimError(
+                    f"the gradient {describe(g)} belongs to the parameter {describe(p)}",
+                    rule=rule,
+                    hint="pass what wf.grad gives for the parameters",
+                )
+            leaves[n] = transpose(g, p.dims)
+    return jax.tree.unflatten(tree, leaves)
 
 
 def _like_param(t: Any) -> Result:

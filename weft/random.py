@@ -25,12 +25,7 @@ from .tensor import Tensor
 def _draw(draw: Any, key: Any, dims: Any) -> Tensor:
     """A tensor of which every device draws its own block."""
     dims = as_dims(dims)
-    if not _is_key(key):
-        raise TensorTypeError(
-            f"{key!r} is not a key",
-            rule="draws take a key of JAX's, and the same key gives the same numbers",
-            hint="key = jax.random.key(0); split it with jax.random.split(key)",
-        )
+    _check_key(key)
     program = context.require()
     splits = program.splits(dims)
     shape = tuple(d.size for d in dims)
@@ -39,9 +34,20 @@ def _draw(draw: Any, key: Any, dims: Any) -> Tensor:
     try:
         array = draw(key, shape, starts, sizes)
     except ValueError as error:
-        fact, _, rest = str(error).partition("\n")
-        raise TensorTypeError(fact, rule=rest.split("hint:")[0].strip()) from None
+        said, _, hint = str(error).partition("hint:")
+        fact, _, rule = said.strip().partition("\n")
+        raise TensorTypeError(fact, rule=rule.strip(), hint=hint.strip()) from None
     return slice_tensor(fill_padding(array, dims, splits), dims)
+
+
+def _check_key(key: Any) -> None:
+    if not _is_key(key):
+        shape = f"an array of shape {tuple(key.shape)}" if hasattr(key, "shape") else repr(key)
+        raise TensorTypeError(
+            f"{shape} is not a key",
+            rule="draws take one key of JAX's, and the same key gives the same numbers",
+            hint="key = jax.random.key(0); several: first, second = jax.random.split(key)",
+        )
 
 
 def _is_key(key: Any) -> bool:
@@ -124,6 +130,7 @@ def randint(key: Any, dims: Any, low: int, high: int, dtype: Any = jnp.int32) ->
             rule="randint draws from low up to, not including, high",
             hint="check the bounds",
         )
+    _check_key(key)
     first, second = jax.random.split(key)
 
     def draw(_: Any, *where: Any) -> Any:

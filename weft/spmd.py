@@ -31,6 +31,7 @@ from .errors import (
     TensorTypeError,
     WeftError,
     nearest,
+    user_frame,
 )
 from .forms import as_slice, check_same_place, settle
 from .later import Promise
@@ -98,6 +99,8 @@ class Program:
         self.layout.check(self.mesh)
         self.static = (static,) if isinstance(static, int | str) else tuple(static)
         self.donate = (donate,) if isinstance(donate, int) else tuple(donate)
+        if self.static or self.donate:
+            self._check_chosen()
         self.traces: list[Trace] = []
         self._eager, self._static_numbers = eager, static_numbers
         self._staged: dict[Any, _Staged] = {}
@@ -188,7 +191,11 @@ class Program:
         arrays: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, Tensor):
-                if leaf.mesh is not self.mesh or leaf.layout is not self.layout:
+                if (
+                    leaf.mesh is not self.mesh
+                    or leaf.layout is not self.layout
+                    or leaf.splits is not None
+                ):
                     leaf = self._place(leaf)
                 array = leaf._array
                 key.append((leaf.dims, array.dtype, _weak(array), leaf.role))
@@ -202,13 +209,8 @@ class Program:
                 key.append(leaf)
         try:
             staged = self._staged.get(tuple(key))
-        except TypeError as error:
-            raise TensorTypeError(
-                f"an argument is neither a tensor nor hashable: {error}",
-                rule="what is not a tensor, an array or a number is static, and the program is "
-                "traced anew for each value, so it must be hashable",
-                hint="pass lists and dicts of tensors as they are; turn other things into tuples",
-            ) from None
+        except TypeError:
+            raise _unhashable(key) from None
         if staged is None:
             staged = self._stage(leaves, tree, tuple(key), arrays)
         arrays += [t._array for t in staged.captured]
@@ -235,17 +237,42 @@ class Program:
         kwargs = {k: _Static(v) if k in chosen else v for k, v in kwargs.items()}
         return args, kwargs
 
+    def _check_chosen(self) -> None:
+        """An error if `static` or `donate` speak of arguments that the function has not."""
+        try:
+            parameters = inspect.signature(self.fn).parameters
+        except (TypeError, ValueError):  # a builtin
+            return
+        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
+            return
+        for word, chosen in (("static", self.static), ("donate", self.donate)):
+            wrong = [
+                c
+                for c in chosen
+                if (c not in parameters if isinstance(c, str) else not 0 <= c < len(parameters))
+            ]
+            if wrong:
+                names = ", ".join(f"{c}{nearest(str(c), parameters)}" for c in wrong)
+                raise ProgramError(
+                    f"{word}= speaks of argument {names}",
+                    f"{len(parameters)} arguments: {', '.join(parameters) or 'none'}",
+                    rule="arguments are chosen by position, counted from 0"
+                    + (", or by name" if word == "static" else ""),
+                    hint=f"for example {word}=(0,)",
+                )
+
     def _stage(self, leaves: list[Any], tree: Any, key: Any, arrays: list[Any]) -> _Staged:
         if not self._eager:
             self.traces.append(Trace(_reason(self, key), _signature(key, self._staged)))
         donated = self._donated(leaves, tree)
         staged = self._trace(leaves, tree, [], donated)
-        given = [a if isinstance(a, jax.ShapeDtypeStruct) else a for a in arrays]
-        captured, met = staged.call.begin(given)
+        captured, met = staged.call.begin(arrays)
         if captured:  # they become inputs: trace again with them
-            staged = self._trace(leaves, tree, captured, donated)
-            _, met = staged.call.begin(given + [t._array for _, t in captured])
-        self._staged[key] = staged
+            pairs = [(t, place(t, self.mesh, self.layout)) for t in captured]
+            staged = self._trace(leaves, tree, pairs, donated)
+            _, met = staged.call.begin(arrays + [t._array for _, t in pairs])
+        if not any(context.is_traced(t._held) for t in captured):  # else good for this call only
+            self._staged[key] = staged
         if not self._eager:
             self._warn_unused(met)
         return staged
@@ -272,7 +299,7 @@ class Program:
                 inputs = [t(rest, program) for t in templates]
                 for (whole, placed), array in zip(captured, rest, strict=True):
                     inner = _slice_of(placed, array, program)
-                    program.captured_inputs[id(whole._array)] = inner
+                    program.captured_inputs[id(whole._held)] = inner
                 args, kwargs = jax.tree.unflatten(tree, inputs)
                 outs, specs = _outputs(staged, self.fn(*args, **kwargs))
                 for job in program.jobs:
@@ -318,14 +345,34 @@ class Program:
         return tuple(place for place, n in enumerate(dynamic) if n in chosen)
 
     def _warn_unused(self, met: dict[str, Any]) -> None:
+        frame = user_frame()
         for name in sorted(self.layout.dim_names - set(met)):
-            warnings.warn(
-                f"rule {name}:{'+'.join(self.layout.rules_for('optimizer').get(name, ()))} has no "
-                f"effect: no tensor of the program has a dim {name}{nearest(name, met)}; "
-                f"the dims are {', '.join(sorted(met)) or 'none'}",
-                LayoutWarning,
-                stacklevel=6,
-            )
+            axes = self.layout.rules_for("param").get(name)
+            axes = axes or self.layout.rules_for("optimizer")[name]
+            text = LayoutError(
+                f"rule {name}:{'+'.join(axes)} has no effect: no tensor of the program has a dim "
+                f"{name}{nearest(name, met)}",
+                rule="a rule splits the dim that it names, wherever that occurs",
+                hint=f"the dims are {', '.join(sorted(met)) or 'none'}; "
+                "correct the rule's name, or drop the rule",
+            ).located(repr(self).strip("<>"))
+            if frame is not None:
+                place = (frame.f_code.co_filename, frame.f_lineno)
+                warnings.warn_explicit(str(text), LayoutWarning, *place)
+
+
+def _unhashable(key: list[Any]) -> TensorTypeError:
+    shown = []
+    for leaf in key:
+        try:
+            hash(leaf)
+        except TypeError:
+            shown.append(repr(leaf))
+    return TensorTypeError(
+        f"{', '.join(shown)} is a static argument, and can't be hashed",
+        rule="what is not a tensor, an array or a number is part of the program's signature",
+        hint="pass a tuple instead of a list or a set; lists and dicts of tensors need not be static",
+    )
 
 
 class _Call:
@@ -443,7 +490,7 @@ def _add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
         raise ProgramError(
             f"the program returns a raw array that differs between devices along {axes}",
             rule="what a program returns is a tensor, or the same on all devices",
-            hint="return the tensor itself, not its .array",
+            hint="return the tensor itself, not its .array; or reduce it over the axes inside wf.local",
         )
     outs.append(array)
     specs.append(PartitionSpec())
@@ -528,7 +575,8 @@ def spmd(
     try:
         return Program(fn, mesh, layout, static=static, donate=donate)
     except WeftError as error:
-        raise error.located(asked("spmd", (fn, mesh, layout), {})) from None
+        more = {k: v for k, v in {"static": static, "donate": donate}.items() if v != ()}
+        raise error.located(asked("spmd", (fn, mesh, layout), more)) from None
 
 
 _EAGER: dict[Any, Program] = {}

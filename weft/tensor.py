@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, TypeVar
 
 import jax
@@ -132,10 +133,10 @@ class Tensor:
         """
         if self.is_slice or context.is_traced(self._held):
             raise ProgramError(
-                f"{self!r} has no values yet: it is inside a program",
+                f"{describe(self)} has no values yet: it is inside a program",
                 rule="a program is traced before it runs, so values can't be looked at",
                 hint="return the tensor from the program, or print it with wf.debug(x)",
-            ).located("numpy")
+            ).located(asked("numpy", (self, *order), {}))
         order = order or self.dims
         wanted = pick(self.dims, order)
         if len(wanted) != len(self.dims):
@@ -143,19 +144,22 @@ class Tensor:
                 f"[{show(wanted)}] are not all dims of [{show(self.dims)}]",
                 rule="numpy() takes every dim of the tensor once, or none for its own order",
                 hint=f"missing: {', '.join(d.name for d in self.dims if d not in wanted)}",
-            ).located("numpy")
+            ).located(asked("numpy", (self, *order), {}))
         storage = np.asarray(self._array)
         whole = storage[tuple(slice(dim.size) for dim in self.dims)]
         return whole.transpose([self.dims.index(dim) for dim in wanted])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)
 
     def item(self) -> Any:
         """The one element as a Python number."""
         if self.size != 1:
             raise ShapeError(
-                f"{self!r} has {self.size} elements",
-                rule="item() is for a tensor with one element",
-                hint="reduce it first, or use .numpy()",
-            ).located("item")
+                f"{describe(self)} has {self.size} elements",
+                rule="item(), bool(), int() and float() are for a tensor with one element",
+                hint="reduce it first (wf.sum, wf.any, wf.all), or use .numpy()",
+            ).located(asked("item", (self,), {}))
         return self.numpy().item()
 
     def astype(self, dtype: Any) -> Tensor:
@@ -196,7 +200,7 @@ class Tensor:
                 f"a Python {kind} is wanted of {describe(self)}, which has no value yet",
                 rule="inside a program Python's if and while can't depend on a tensor's values",
                 hint="use wf.where, wf.cond or wf.while_loop; or pass the value as a static argument",
-            ).located(kind)
+            ).located(asked(kind, (self,), {}))
         return self.item()
 
     def _settled(self) -> Tensor:
@@ -332,6 +336,18 @@ def describe(t: Tensor) -> str:
     return f"{short_type(t.dtype)}[{', '.join(parts)}]{pending}"
 
 
+def known_dtype(dtype: Any) -> Any:
+    """What JAX makes of a dtype: without x64, 64 bits become 32."""
+    try:
+        return jax.dtypes.canonicalize_dtype(dtype)
+    except TypeError:
+        raise TensorTypeError(
+            f"{dtype!r} is not a dtype",
+            rule="a dtype is one of JAX's or NumPy's, or its name",
+            hint='for example jnp.float32, jnp.bfloat16 or "int32"',
+        ) from None
+
+
 # What was asked
 
 
@@ -345,8 +361,12 @@ def asked(name: str, args: Any, kwargs: Any) -> str:
             return f"[{', '.join(map(shown, x))}]"
         if isinstance(x, dict):
             return f"{{{', '.join(f'{k}: {shown(v)}' for k, v in x.items())}}}"
+        if isinstance(x, slice):
+            ends = ["" if n is None else str(n) for n in (x.start, x.stop, x.step)]
+            return ":".join(ends if x.step is not None else ends[:2])
         if hasattr(x, "shape") and hasattr(x, "dtype"):
-            return f"{type(x).__name__.removesuffix('Impl')} of shape {tuple(x.shape)}"
+            kind = "key" if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else "array"
+            return f"{kind} of shape {tuple(x.shape)}" if x.shape or kind == "array" else kind
         text = getattr(x, "__name__", None) or repr(x)
         return text if len(text) < 60 else f"{text[:50]}…"
 
@@ -354,7 +374,7 @@ def asked(name: str, args: Any, kwargs: Any) -> str:
     return f"{name}({', '.join(parts)})"
 
 
-def entry(fn: Function) -> Function:
+def entry(fn: Function, before: str = "") -> Function:
     """Let the errors of a public function say what was asked, and on which line."""
 
     @functools.wraps(fn)
@@ -362,7 +382,7 @@ def entry(fn: Function) -> Function:
         try:
             return fn(*args, **kwargs)
         except WeftError as error:
-            error.located(asked(fn.__name__, args, kwargs))
+            error.located(asked(before + getattr(fn, "__name__", "function"), args, kwargs))
             raise
 
     return call  # type: ignore[return-value]
@@ -471,9 +491,7 @@ def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
     """
     dims = as_dims(dims)
     shape = tuple(dim.size for dim in dims)
-    return Tensor(
-        jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)), dims, role=role
-    )
+    return Tensor(jax.ShapeDtypeStruct(shape, known_dtype(dtype)), dims, role=role)
 
 
 def parameter(t: Tensor) -> Tensor:
@@ -510,11 +528,11 @@ def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
 
 def _refuse_optax() -> None:
     """An error if it is optax that takes a slice apart."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(12):
         if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] == "optax":
             break
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     else:
         return
     if frame is not None:
@@ -524,7 +542,7 @@ def _refuse_optax() -> None:
             "say, would be that of one slice",
             hint="wrap it: opt = wf.optimizer(tx); state = opt.init(params); "
             "params, state = opt.apply(grads, state, params)",
-        ).located()
+        ).located(f"optax's {frame.f_code.co_name.removesuffix('_fn')}")
 
 
 def _flatten_with_keys(t: Tensor) -> tuple[tuple[Any], Any]:

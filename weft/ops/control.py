@@ -19,7 +19,7 @@ from jax import lax
 from .. import collectives, context
 from ..context import Context, Frame, CarryForm
 from ..dims import Dim, check_distinct, pick_one, show
-from ..errors import DimError, ProgramError, TensorTypeError
+from ..errors import DimError, ProgramError, TensorTypeError, nearest
 from ..forms import Overcast, as_slice, fill_padding, in_form, settle, slice_tensor, valid
 from ..layout import Splits
 from ..spmd import op
@@ -83,22 +83,27 @@ def exact(leaf: Any) -> Any:
     return leaf
 
 
-def _like(leaf: Any, form: Form | None, what: str) -> Any:
+def _shape_of(tree: Any) -> str:
+    """A tree's structure for messages: `(*, {'a': *})`."""
+    return str(tree).removeprefix("PyTreeDef(").removesuffix(")")
+
+
+def _like(leaf: Any, form: Form | None, what: str, other: str = "was") -> Any:
     """A loop's or branch's result in the form it has to have; an error if it is another thing."""
     if form is None or not isinstance(leaf, Tensor):
         if form is not None and not form.dims and not hasattr(leaf, "shape"):
-            return _like(slice_tensor(jnp.asarray(leaf), ()), form, what)
+            return _like(slice_tensor(jnp.asarray(leaf), ()), form, what, other)
         if (form is None) != (not isinstance(leaf, Tensor)):
             raise ProgramError(
-                f"{what} is {describe(leaf) if isinstance(leaf, Tensor) else repr(leaf)}, and was "
-                f"{'a raw array' if form is None else f'[{show(form.dims)}]'}",
+                f"{what} is {describe(leaf) if isinstance(leaf, Tensor) else 'a raw array'}, and "
+                f"{other} {'a raw array' if form is None else f'a tensor [{show(form.dims)}]'}",
                 rule="a carry, and the results of both branches, keep their kind and dims",
                 hint="return the same kind of thing",
             )
         return leaf
     if set(leaf.dims) != set(form.dims):
         raise DimError(
-            f"{what} has the dims [{show(leaf.dims)}] and was [{show(form.dims)}]",
+            f"{what} has the dims [{show(leaf.dims)}], and {other} [{show(form.dims)}]",
             rule="a carry, and the results of both branches, keep their dims and sizes",
             hint="check what the function returns; wf.broadcast_to adds a dim",
         )
@@ -279,15 +284,15 @@ class _Scan:
     def _results(self, out: Any, forms: list[Any], before: list[Any], kept: dict[str, Any]) -> Any:
         if not isinstance(out, tuple) or len(out) != 2:
             raise ProgramError(
-                f"the function of scan returned {type(out).__name__}",
+                f"the function of scan returned a {type(out).__name__}",
                 rule="it returns a pair: the new carry, and what to keep of this step (or None)",
-                hint="return carry, None",
+                hint="return carry, None; or return carry, y to keep y",
             )
         carries, tree = _flatten(out[0])
         if tree != self.carry_tree:
             raise ProgramError(
-                f"the carry became {tree} and was {self.carry_tree}",
-                rule="the function of scan returns a carry like the one it was given",
+                f"the carry becomes {_shape_of(tree)} and was {_shape_of(self.carry_tree)}",
+                rule="the function of scan returns a carry with the same structure of tensors (*)",
                 hint="return the same structure",
             )
         new = [_like(c, f, "a carry of scan") for c, f in zip(carries, forms, strict=True)]
@@ -350,9 +355,11 @@ def _predicate(p: Any, what: str) -> Any:
             )
         return settle(p)._array
     array = jnp.asarray(p)
-    if array.shape or array.dtype != jnp.bool_ or collectives.varying(array):
+    axes = collectives.varying(array)
+    if array.shape or array.dtype != jnp.bool_ or axes:
         raise ProgramError(
-            f"the predicate of {what} is {jax.typeof(array)}",
+            f"the predicate of {what} is a raw {array.dtype} array of shape {array.shape}"
+            + (f" that differs between devices along {', '.join(sorted(axes))}" if axes else ""),
             rule="a predicate is one truth value, the same on all devices",
             hint="make it of tensors: wf.any(x) or wf.all(x)",
         )
@@ -406,8 +413,8 @@ def _loop(carry: Any, start: Any, condition: Any, body: Any) -> Any:
             out, out_tree = _flatten(body(rebuilt(arrays), *more))
             if out_tree != tree:
                 raise ProgramError(
-                    f"the carry became {out_tree} and was {tree}",
-                    rule="the body of a loop returns a carry like the one it was given",
+                    f"the carry becomes {_shape_of(out_tree)} and was {_shape_of(tree)}",
+                    rule="the body of a loop returns a carry with the same structure of tensors (*)",
                     hint="return the same structure",
                 )
             new = [array_of(_like(c, f, "a carry")) for c, f in zip(out, forms, strict=True)]
@@ -444,15 +451,16 @@ def cond(
                 first_tree, first_forms, types = results[0]
                 if out_tree != first_tree:
                     raise ProgramError(
-                        f"one branch of cond returns {first_tree} and the other {out_tree}",
-                        rule="both branches return the same structure",
+                        f"true_fn returns {_shape_of(first_tree)} and false_fn {_shape_of(out_tree)}",
+                        rule="both branches of cond return the same structure of tensors (*)",
                         hint="make them alike",
                     )
-                new = [_like(o, f, "a result") for o, f in zip(out, first_forms, strict=True)]
+                words = ("a result of false_fn", "that of true_fn is")
+                new = [_like(o, f, *words) for o, f in zip(out, first_forms, strict=True)]
                 for n, dtype in zip(new, types, strict=True):
                     if n.dtype != dtype:
                         raise TensorTypeError(
-                            f"one branch of cond returns {dtype} and the other {n.dtype}",
+                            f"true_fn returns {dtype} and false_fn {n.dtype}",
                             rule="both branches return the same dtypes",
                             hint="convert with .astype(...)",
                         )
@@ -495,10 +503,11 @@ def _vmap(f: Callable[..., Any], dim: Any, args: Any) -> Any:
         n for n, t in enumerate(leaves) if isinstance(t, Tensor) and name in [d.name for d in t.dims]
     ]
     if not mapped:
+        known = list(dict.fromkeys(d.name for t in leaves if is_tensor(t) for d in t.dims))
         raise DimError(
-            f"no argument of the mapped function has a dim {name}",
+            f"no argument of the mapped function has a dim {name}{nearest(name, known)}",
             rule="vmap maps over a dim that at least one argument has",
-            hint="check the name: " + ", ".join(describe(t) for t in leaves if is_tensor(t)),
+            hint=f"the dims are {', '.join(known) or 'none'}",
         )
     found = _scanned_dim([leaves[n] for n in mapped], dim)
     (axes,) = program.splits((found,))
@@ -565,8 +574,10 @@ class _mapping:
     def __enter__(self) -> None:
         self.before = self.program.mapped
         self.program.mapped = self.before | set(self.axes)
+        self.program.vmaps += 1
 
     def __exit__(self, *_: Any) -> None:
         self.program.mapped = self.before
+        self.program.vmaps -= 1
 
 

@@ -20,7 +20,7 @@ from ..errors import TensorTypeError
 from ..forms import as_slice, fill_padding, slice_tensor, together
 from ..layout import Splits
 from ..spmd import op
-from ..tensor import Tensor, describe
+from ..tensor import Tensor, describe, known_dtype
 
 NUMBERS = (int, float, complex, np.number)
 
@@ -37,10 +37,23 @@ def elementwise(fn: Callable[..., Any], operands: Sequence[Any], zero: bool, saf
             for a, t in zip(arrays, named, strict=True)
         ]
     rest = iter(arrays)
-    result = fn(*[next(rest) if isinstance(t, Tensor) else t for t in tensors])
+    try:
+        result = fn(*[next(rest) if isinstance(t, Tensor) else t for t in tensors])
+    except TypeError as error:
+        raise _wrong_types(tensors, error) from None
     if safe or not zero or any(set(t.dims) != set(dims) for t in named) or len(named) < len(tensors):
         result = fill_padding(result, dims, splits)
     return slice_tensor(result, dims, splits)
+
+
+def _wrong_types(operands: Sequence[Any], error: TypeError) -> TensorTypeError:
+    shown = [describe(t) if isinstance(t, Tensor) else repr(t) for t in operands]
+    return TensorTypeError(
+        f"the function is not defined for {' and '.join(shown)}",
+        f"JAX says: {str(error).splitlines()[0]}",
+        rule="element-wise functions take the dtypes that jax.numpy's take",
+        hint="convert first: x.astype(jnp.float32), x.astype(jnp.int32), or compare: x > 0",
+    )
 
 
 def aligned(tensors: Sequence[Tensor], dims: Sequence[Dim]) -> tuple[Splits, list[Any]]:
@@ -287,6 +300,7 @@ def divide(x: Any, y: Any) -> Tensor:
 def astype(x: Tensor, dtype: Any) -> Tensor:
     """The same values as another dtype; between floating types a pending sum stays pending."""
     x = as_slice(x)
+    known_dtype(dtype)
     both_float = jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.floating)
     if x.pending and both_float:
         return _linear(lambda a: a.astype(dtype), [x])

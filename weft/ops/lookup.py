@@ -238,6 +238,12 @@ def _default_fill(dtype: Any) -> Any:
     return info.max if info.min == 0 else info.min
 
 
+def _some(numbers: np.ndarray) -> str:
+    """The first few of several numbers, each once."""
+    found = list(dict.fromkeys(numbers.flat))
+    return ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
+
+
 def _check_range(table: Tensor, ids: Any, dim: Any) -> None:
     """An error that tells an index out of range, where the indices are known."""
     array = ids._held if isinstance(ids, Tensor) else ids
@@ -254,7 +260,7 @@ def _check_range(table: Tensor, ids: Any, dim: Any) -> None:
     wrong = values[(values < 0) | (values >= chosen.size)]
     if wrong.size:
         raise ShapeError(
-            f"index {wrong.flat[0]} is out of range for {chosen}",
+            f"index {_some(wrong)} is out of range for {chosen}",
             rule=f"indices along {chosen.name} are 0 to {chosen.size - 1}",
             hint="fix the index, or say what it gives: take(…, fill=0)",
         )

@@ -10,11 +10,12 @@ import numpy as np
 
 from .. import context
 from ..dims import Dim, as_dims
+from ..errors import ShapeError
 from ..forms import fill_padding, positions, slice_tensor
 from ..layout import Layout
 from ..mesh import Mesh
 from ..spmd import op
-from ..tensor import Tensor, partition_spec, stored_shape
+from ..tensor import Tensor, entry, known_dtype, partition_spec, stored_shape
 
 
 @op
@@ -31,15 +32,19 @@ def full(dims: Any, value: Any, dtype: Any = None) -> Tensor:
     shape = [program.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True)]
     if isinstance(value, Tensor):
         value = value.array
+    if dtype is not None:
+        known_dtype(dtype)
     array = jnp.full(shape, value, dtype)
     return slice_tensor(fill_padding(array, dims, splits), dims)
 
 
+@entry
 def zeros(dims: Any, dtype: Any = jnp.float32) -> Tensor:
     """A tensor of zeros."""
     return full(dims, 0, dtype)
 
 
+@entry
 def ones(dims: Any, dtype: Any = jnp.float32) -> Tensor:
     """A tensor of ones.
 
@@ -60,6 +65,7 @@ def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
     return slice_tensor(fill_padding(array, (dim,), (axes,)), (dim,))
 
 
+@entry
 def from_callback(fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None) -> Tensor:
     """A placed tensor of which every host makes only the slices that its devices hold.
 
@@ -86,6 +92,14 @@ def from_callback(fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None)
             slice(min(a, d.size), min(b, d.size)) for a, b, d in zip(starts, stops, dims, strict=True)
         )
         array = np.asarray(fn(true), dtype)
+        wanted = tuple(s.stop - s.start for s in true)
+        if array.shape != wanted:
+            places = ", ".join(f"{s.start}:{s.stop}" for s in true)
+            raise ShapeError(
+                f"the callback returned the shape {array.shape} for [{places}], whose shape is {wanted}",
+                rule="the callback returns the part of the whole that it is asked for",
+                hint="index the whole array by what the callback is given: whole[where]",
+            )
         missing = [(0, b - a - n) for a, b, n in zip(starts, stops, array.shape, strict=True)]
         return np.pad(array, missing)
 

@@ -2,8 +2,8 @@
 
 Over a split dim every device fetches the places that its block of the result needs, by permutes of
 what it lacks (`blocks.fetch`). What depends on the data (a place or a start that is a tensor) can't
-be a permute, whose pairs are fixed when the program is traced: there each device gives what it has of
-the result, which is a pending sum. So is a single place: one all-reduce of that place alone.
+be a permute, whose pairs are fixed when the program is traced: there each device gives what it has
+of the result, which is a pending sum. So is a single place: one all-reduce of that place alone.
 
 A dim that is cut or extended keeps its name, and with it its split, in new blocks.
 """
@@ -511,7 +511,7 @@ def _rolled(array: Any, position: int, dim: Dim, axes: Axes, by: int) -> Any:
         round_the_end = _within(round_the_end, dim, block)
     else:
         onward = _within(onward, dim, block)
-    moved = blocks.fetch(array, position, dim, axes, onward, block)
+    moved = blocks.fetch(array, position, dim.resize(dim.size - by), axes, onward, block)
     wrapped = blocks.fetch(array, position, dim, axes, round_the_end, block)
     return _choose(_along(positions(dim, axes) < by, position, array.ndim), wrapped, moved)
 

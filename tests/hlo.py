@@ -1,0 +1,126 @@
+"""Reads compiled HLO text: the bytes of collectives by kind and mesh axes, with trip counts.
+
+An oracle for what the program says of itself: this is what XLA will run.
+"""
+
+import itertools
+import math
+import re
+from collections import Counter
+
+import numpy as np
+
+KINDS = {
+    "all-reduce": "all-reduce",
+    "all-gather": "all-gather",
+    "reduce-scatter": "reduce-scatter",
+    "all-to-all": "all-to-all",
+    "collective-permute": "permute",
+}
+SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "f64": 8}
+SIZES |= {"s64": 8, "u64": 8}
+SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+OPCODE = re.compile(r"= (\([^=]*?\)|\S+) ([a-z\-]+)\(")
+
+
+def collective_bytes(text, mesh):
+    """Bytes on one device, as DESIGN counts them: `{(kind, axes): bytes}`."""
+    computations, entry = _computations(text)
+    total = Counter()
+    _count(computations, entry, 1, mesh, total)
+    return dict(total)
+
+
+def bytes_by_axes(text, mesh):
+    """The same summed over kinds: `{axes: bytes}`."""
+    total = Counter()
+    for (_, axes), size in collective_bytes(text, mesh).items():
+        total[axes] += size
+    return dict(total)
+
+
+def instructions(text):
+    """The number of HLO instructions."""
+    return sum(bool(re.match(r"\s+(ROOT )?%?\S+ = ", line)) for line in text.splitlines())
+
+
+def _computations(text):
+    found, name, entry = {}, None, None
+    for line in text.splitlines():
+        head = re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line)
+        if head and not line.startswith(" "):
+            name = head[2]
+            found[name] = []
+            entry = name if head[1] else entry
+        elif name is not None and line.startswith(" "):
+            found[name].append(line)
+    return found, entry
+
+
+def _count(computations, name, times, mesh, total):
+    for line in computations[name]:
+        match = OPCODE.search(line)
+        if not match:
+            continue
+        result, opcode = match[1], match[2].removesuffix("-start")
+        if opcode in KINDS:
+            size, ways = _bytes(result), 1
+            if opcode == "collective-permute":
+                axes = _permuted_axes(line, mesh)
+            else:
+                groups = _groups(line)
+                axes, ways = _axes_of(groups, mesh), len(groups[0])
+            if ways == 1 and opcode != "collective-permute":
+                continue
+            size *= ways if opcode == "reduce-scatter" else 1
+            total[KINDS[opcode], axes] += size * times
+            continue
+        trips = re.search(r'known_trip_count[^\d]*(\d+)', line)
+        inner = times * int(trips[1]) if opcode == "while" and trips else times
+        assert opcode != "while" or trips, f"a loop without a trip count: {line}"
+        for called in re.findall(r"(?:body|condition|to_apply|calls)=%?([\w.\-]+)", line):
+            if opcode not in ("reduce", "all-reduce", "sort", "scatter"):
+                _count(computations, called, inner, mesh, total)
+
+
+def _bytes(shapes):
+    return sum(
+        SIZES[kind] * math.prod(int(n) for n in sizes.split(",") if n)
+        for kind, sizes in SHAPE.findall(shapes)
+        if kind in SIZES
+    )
+
+
+def _groups(line):
+    listed = re.search(r"replica_groups=\{(\{.*?\})\}", line)
+    if listed:
+        return [[int(n) for n in g.split(",")] for g in re.findall(r"\{([\d,]+)\}", listed[1])]
+    iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
+    assert iota, line
+    shape, dims = ([int(n) for n in iota[k].split(",")] for k in (1, 2))
+    ids = np.arange(math.prod(dims)).reshape(dims)
+    if iota[3]:
+        ids = ids.transpose([int(n) for n in iota[3].split(",")])
+    return ids.reshape(shape).tolist()
+
+
+def _axes_of(groups, mesh):
+    ids = np.arange(mesh.size).reshape([size for _, size in mesh.axes])
+    wanted = {frozenset(g) for g in groups}
+    for count in range(len(mesh.axes) + 1):
+        for some in itertools.combinations(range(len(mesh.axes)), count):
+            rest = [k for k in range(len(mesh.axes)) if k not in some]
+            made = ids.transpose([*rest, *some]).reshape(-1, math.prod(ids.shape[k] for k in some))
+            if {frozenset(g) for g in made.tolist()} == wanted:
+                return tuple(mesh.names[k] for k in some if ids.shape[k] > 1)
+    raise AssertionError(f"groups {groups} are not those of any axes of {mesh}")
+
+
+def _permuted_axes(line, mesh):
+    pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", line + "}")[1]
+    shape = [size for _, size in mesh.axes]
+    changed = set()
+    for pair in re.findall(r"\{(\d+),(\d+)", pairs + "}"):
+        a, b = (np.unravel_index(int(n), shape) for n in pair)
+        changed |= {name for name, i, j in zip(mesh.names, a, b, strict=True) if i != j}
+    return tuple(n for n in mesh.names if n in changed)
