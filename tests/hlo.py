@@ -46,7 +46,7 @@ def instructions(text):
 
 def _computations(text):
     found, name, entry = {}, None, None
-    for line in text.splitlines():
+    for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
         head = re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line)
         if head and not line.startswith(" "):
             name = head[2]
@@ -75,7 +75,7 @@ def _count(computations, name, times, mesh, total):
             size *= ways if opcode == "reduce-scatter" else 1
             total[KINDS[opcode], axes] += size * times
             continue
-        trips = re.search(r'known_trip_count[^\d]*(\d+)', line)
+        trips = re.search(r"known_trip_count[^\d]*(\d+)", line)
         inner = times * int(trips[1]) if opcode == "while" and trips else times
         assert opcode != "while" or trips, f"a loop without a trip count: {line}"
         for called in re.findall(r"(?:body|condition|to_apply|calls)=%?([\w.\-]+)", line):

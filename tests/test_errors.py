@@ -48,6 +48,11 @@ def sum_misspelt_dim():
 
 
 @mistake
+def sum_by_position():
+    wf.sum(ones("batch=4 length=3"), 0)  # wrong
+
+
+@mistake
 def sum_dim_of_another_size():
     x = ones("batch=4 length=3")
     wf.sum(x, wf.Dim("length", 5))  # wrong
@@ -105,6 +110,11 @@ def index_out_of_range():
 @mistake
 def index_empty_slice():
     ones("batch=4 length=3")["length", 2:1]  # wrong
+
+
+@mistake
+def numpy_misspelt_dim():
+    ones("batch=4 length=3").numpy("batch", "lenght")  # wrong
 
 
 @mistake
@@ -182,6 +192,11 @@ def tensor_with_a_dim_twice():
 
 
 @mistake
+def zeros_with_sizes_only():
+    wf.zeros((4, 3))  # wrong
+
+
+@mistake
 def zeros_with_names_only():
     wf.zeros(["batch", "length"])  # wrong
 
@@ -194,6 +209,16 @@ def raw_array_as_operand():
 @mistake
 def raw_array_on_the_left():
     np.ones(4) * ones("batch=4")  # wrong
+
+
+@mistake
+def matmul():
+    ones("batch=4 d_io=3") @ ones("d_io=3 d_h=5")  # wrong
+
+
+@mistake
+def place_of_an_array():
+    wf.place(np.ones(4), MESH, LAYOUT)  # wrong
 
 
 @mistake
@@ -445,6 +470,11 @@ def mesh_axis_of_size_zero():
 @mistake
 def mesh_pair():
     wf.Mesh([("data", 4.0)])  # wrong
+
+
+@mistake
+def mesh_of_a_number():
+    wf.Mesh(8)  # wrong
 
 
 @mistake

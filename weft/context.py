@@ -13,6 +13,7 @@ shared by the steps of a scan is cast once, and its gradient is summed once.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,11 +49,15 @@ class Frame:
         self.lifts_collectives = lifts_collectives
 
 
+_SERIALS = itertools.count(1)
+
+
 class Context:
     """What an op has to know about the program that is being traced."""
 
     def __init__(self, mesh: Mesh, layout: Layout):
         self.mesh, self.layout = mesh, layout
+        self.serial = next(_SERIALS)  # slices know their program by it
         self.frames: list[Frame] = []
         self.mapped: frozenset[str] = frozenset()  # axes of dims that an enclosing vmap hides
         self.vmaps = 0  # how many of them there are

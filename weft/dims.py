@@ -124,7 +124,7 @@ def as_dims(given: Any) -> tuple[Dim, ...]:
     if isinstance(given, str):
         found = dims(given)
     else:
-        found = (given,) if isinstance(given, Dim) else tuple(given)
+        found = tuple(given) if isinstance(given, Iterable) else (given,)
     for dim in found:
         if not isinstance(dim, Dim):
             raise DimError(
@@ -150,7 +150,7 @@ def check_distinct(found: Sequence[Dim]) -> None:
 
 def pick(found: Sequence[Dim], asked: Any) -> tuple[Dim, ...]:
     """The dims of a tensor that are meant by a Dim, a name, or a sequence of either."""
-    items = (asked,) if isinstance(asked, Dim | str) else tuple(asked)
+    items = (asked,) if isinstance(asked, str) or not isinstance(asked, Iterable) else tuple(asked)
     by_name = {dim.name: dim for dim in found}
     picked = []
     for item in items:

@@ -96,8 +96,7 @@ def _check_there(t: Tensor) -> None:
     """An error if a tensor has no array: not yet, or no longer."""
     if isinstance(t._held, Absent):
         raise t._held.refused()
-    program = context.require()
-    if t.is_slice and (t.mesh, t.layout) != (program.mesh, program.layout):
+    if t._owner and t._owner != context.require().serial:
         raise ProgramError(
             f"{describe(t)} is a slice from inside another program",
             rule="a program's tensors can be used inside it only",

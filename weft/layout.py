@@ -20,7 +20,7 @@ come on top for tensors with that role.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .dims import Dim, parse_pairs, show
@@ -116,8 +116,10 @@ def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
         pairs: list[Any] = parse_pairs(
             rules, ":=", LayoutError, "Layout", "rule", r"[A-Za-z_][\w.'+]*"
         )
-    else:
+    elif isinstance(rules, Iterable):
         pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
+    else:
+        pairs = [rules]
     parsed: dict[str, tuple[str, ...]] = {}
     for pair in pairs:
         good = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -54,8 +54,10 @@ class Mesh:
             pairs = [
                 (n, int(s)) for n, s in parse_pairs(axes, "=:", MeshError, "Mesh", "mesh axis")
             ]
-        else:
+        elif isinstance(axes, Iterable):
             pairs = list(axes.items() if isinstance(axes, Mapping) else axes)
+        else:
+            pairs = [axes]
         self.axes: tuple[tuple[str, int], ...] = _checked(pairs, devices)
         self._devices = None if devices is None else tuple(devices)
         self._hash = hash((self.axes, self._devices))

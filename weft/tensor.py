@@ -43,6 +43,43 @@ SHORT_TYPES = {
 }
 
 
+def asked(name: str, args: Any, kwargs: Any) -> str:
+    """`einsum(f32[batch=64, io=8], f32[io=8], out=[…])`, for messages."""
+
+    def shown(x: Any) -> str:
+        if isinstance(x, Tensor):
+            return describe(x)
+        if isinstance(x, list | tuple):
+            return f"[{', '.join(map(shown, x))}]"
+        if isinstance(x, dict):
+            return f"{{{', '.join(f'{k}: {shown(v)}' for k, v in x.items())}}}"
+        if isinstance(x, slice):
+            ends = ["" if n is None else str(n) for n in (x.start, x.stop, x.step)]
+            return ":".join(ends if x.step is not None else ends[:2])
+        if hasattr(x, "shape") and hasattr(x, "dtype"):
+            kind = "key" if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else "array"
+            return f"{kind} of shape {tuple(x.shape)}" if x.shape or kind == "array" else kind
+        text = getattr(x, "__name__", None) or repr(x)
+        return text if len(text) < 60 else f"{text[:50]}…"
+
+    parts = [shown(a) for a in args] + [f"{k}={shown(v)}" for k, v in kwargs.items()]
+    return f"{name}({', '.join(parts)})"
+
+
+def entry(fn: Function, before: str = "") -> Function:
+    """Let the errors of a public function say what was asked, and on which line."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except WeftError as error:
+            error.located(asked(before + getattr(fn, "__name__", "function"), args, kwargs))
+            raise
+
+    return call  # type: ignore[return-value]
+
+
 class Tensor:
     """An array with named dims. Make one with `wf.tensor(array, dims)`.
 
@@ -54,10 +91,11 @@ class Tensor:
     [3.0, 15.0]
     """
 
-    __slots__ = ("_held", "_watch", "dims", "layout", "mesh", "pending", "role", "splits")
+    __slots__ = ("_held", "_owner", "_watch", "dims", "layout", "mesh", "pending", "role", "splits")
     __array_priority__ = 1000  # NumPy scalars leave `scalar * tensor` to us
 
     _held: Any  # the array, for looking at its type or identity only
+    _owner: int  # the serial number of a slice's program, 0 if not known
     _watch: Any  # called when the array is used; how `grad` knows which forms of an argument were
     dims: tuple[Dim, ...]
     role: str
@@ -79,6 +117,8 @@ class Tensor:
     ):
         self._held, self._watch, self.dims, self.role = array, None, dims, role
         self.mesh, self.layout, self.splits, self.pending = mesh, layout, splits, pending
+        program = context.current() if splits is not None else None
+        self._owner = program.serial if program is not None else 0
 
     @property
     def _array(self) -> Any:
@@ -124,6 +164,7 @@ class Tensor:
             return self._array
         return self._array[tuple(slice(size) for size in shape)]
 
+    @entry
     def numpy(self, *order: Any) -> np.ndarray:
         """A NumPy array with the dims in the order given, by default the tensor's own.
 
@@ -136,7 +177,7 @@ class Tensor:
                 f"{describe(self)} has no values yet: it is inside a program",
                 rule="a program is traced before it runs, so values can't be looked at",
                 hint="return the tensor from the program, or print it with wf.debug(x)",
-            ).located(asked("numpy", (self, *order), {}))
+            )
         order = order or self.dims
         wanted = pick(self.dims, order)
         if len(wanted) != len(self.dims):
@@ -144,7 +185,7 @@ class Tensor:
                 f"[{show(wanted)}] are not all dims of [{show(self.dims)}]",
                 rule="numpy() takes every dim of the tensor once, or none for its own order",
                 hint=f"missing: {', '.join(d.name for d in self.dims if d not in wanted)}",
-            ).located(asked("numpy", (self, *order), {}))
+            )
         storage = np.asarray(self._array)
         whole = storage[tuple(slice(dim.size) for dim in self.dims)]
         return whole.transpose([self.dims.index(dim) for dim in wanted])
@@ -152,6 +193,7 @@ class Tensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
 
+    @entry
     def item(self) -> Any:
         """The one element as a Python number."""
         if self.size != 1:
@@ -159,7 +201,7 @@ class Tensor:
                 f"{describe(self)} has {self.size} elements",
                 rule="item(), bool(), int() and float() are for a tensor with one element",
                 hint="reduce it first (wf.sum, wf.any, wf.all), or use .numpy()",
-            ).located(asked("item", (self,), {}))
+            )
         return self.numpy().item()
 
     def astype(self, dtype: Any) -> Tensor:
@@ -302,6 +344,13 @@ class Tensor:
     def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
         return _ops().not_equal(self, other)
 
+    def __matmul__(self, other: Any) -> Tensor:
+        raise TensorTypeError(
+            "@ does not say which dims to sum",
+            rule="tensors are multiplied by name: einsum sums the dims that are not in out=",
+            hint="wf.einsum(x, w, out=[...]), or wf.einsum(x, w, reduce=[...])",
+        ).located(asked("matmul", (self, other), {}))
+
     __hash__ = None  # type: ignore[assignment]
 
 
@@ -336,6 +385,15 @@ def describe(t: Tensor) -> str:
     return f"{short_type(t.dtype)}[{', '.join(parts)}]{pending}"
 
 
+def _check_tensor(t: Any) -> None:
+    if not isinstance(t, Tensor):
+        raise TensorTypeError(
+            f"a {type(t).__name__} is not a tensor",
+            rule="a tensor is an array with named dims",
+            hint='name its dimensions: wf.tensor(array, "batch=64 d_model=256")',
+        )
+
+
 def known_dtype(dtype: Any) -> Any:
     """What JAX makes of a dtype: without x64, 64 bits become 32."""
     try:
@@ -346,46 +404,6 @@ def known_dtype(dtype: Any) -> Any:
             rule="a dtype is one of JAX's or NumPy's, or its name",
             hint='for example jnp.float32, jnp.bfloat16 or "int32"',
         ) from None
-
-
-# What was asked
-
-
-def asked(name: str, args: Any, kwargs: Any) -> str:
-    """`einsum(f32[batch=64, io=8], f32[io=8], out=[…])`, for messages."""
-
-    def shown(x: Any) -> str:
-        if isinstance(x, Tensor):
-            return describe(x)
-        if isinstance(x, list | tuple):
-            return f"[{', '.join(map(shown, x))}]"
-        if isinstance(x, dict):
-            return f"{{{', '.join(f'{k}: {shown(v)}' for k, v in x.items())}}}"
-        if isinstance(x, slice):
-            ends = ["" if n is None else str(n) for n in (x.start, x.stop, x.step)]
-            return ":".join(ends if x.step is not None else ends[:2])
-        if hasattr(x, "shape") and hasattr(x, "dtype"):
-            kind = "key" if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else "array"
-            return f"{kind} of shape {tuple(x.shape)}" if x.shape or kind == "array" else kind
-        text = getattr(x, "__name__", None) or repr(x)
-        return text if len(text) < 60 else f"{text[:50]}…"
-
-    parts = [shown(a) for a in args] + [f"{k}={shown(v)}" for k, v in kwargs.items()]
-    return f"{name}({', '.join(parts)})"
-
-
-def entry(fn: Function, before: str = "") -> Function:
-    """Let the errors of a public function say what was asked, and on which line."""
-
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return fn(*args, **kwargs)
-        except WeftError as error:
-            error.located(asked(before + getattr(fn, "__name__", "function"), args, kwargs))
-            raise
-
-    return call  # type: ignore[return-value]
 
 
 # At rest
@@ -412,6 +430,7 @@ def stored_shape(dims: tuple[Dim, ...], splits: Splits, mesh: Mesh | None) -> tu
 @entry
 def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
     """Put a whole tensor on a mesh, split by a layout; `place(t, None, None)` takes it off."""
+    _check_tensor(t)
     if t.is_slice:
         raise ProgramError(
             f"{describe(t)} is inside a program",
@@ -494,6 +513,7 @@ def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
     return Tensor(jax.ShapeDtypeStruct(shape, known_dtype(dtype)), dims, role=role)
 
 
+@entry
 def parameter(t: Tensor) -> Tensor:
     """The same tensor with the role of a parameter: stored by the layout's `params=` rules."""
     return with_role(t, "param")
@@ -501,6 +521,7 @@ def parameter(t: Tensor) -> Tensor:
 
 def with_role(t: Tensor, role: str) -> Tensor:
     """The same tensor with another role."""
+    _check_tensor(t)
     if t.is_slice or t.mesh is None:
         return Tensor(
             t._array,
@@ -536,6 +557,10 @@ def _refuse_optax() -> None:
     else:
         return
     if frame is not None:
+        while frame.f_back is not None and frame.f_back.f_globals.get(
+            "__name__", ""
+        ).startswith(("optax", "jax")):
+            frame = frame.f_back
         raise ProgramError(
             "an optax transformation was called on slices inside a program",
             rule="optax sees plain arrays: inside a program those are slices, and a global norm, "

@@ -239,9 +239,10 @@ def _default_fill(dtype: Any) -> Any:
 
 
 def _some(numbers: np.ndarray) -> str:
-    """The first few of several numbers, each once."""
+    """`index 3 is`, or `indices 3, 5, … are`: the first few, each once."""
     found = list(dict.fromkeys(numbers.flat))
-    return ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
+    shown = ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
+    return f"indices {shown} are" if len(found) > 1 else f"index {shown} is"
 
 
 def _check_range(table: Tensor, ids: Any, dim: Any) -> None:
@@ -260,7 +261,7 @@ def _check_range(table: Tensor, ids: Any, dim: Any) -> None:
     wrong = values[(values < 0) | (values >= chosen.size)]
     if wrong.size:
         raise ShapeError(
-            f"index {_some(wrong)} is out of range for {chosen}",
+            f"{_some(wrong)} out of range for {chosen}",
             rule=f"indices along {chosen.name} are 0 to {chosen.size - 1}",
             hint="fix the index, or say what it gives: take(…, fill=0)",
         )

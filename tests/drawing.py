@@ -1,0 +1,255 @@
+"""Drawing programs, meshes and legal layouts for the theorem (`theorem.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from families import FAMILIES, MOST_ELEMENTS, OPS
+from hypothesis import strategies as st
+from theorem import Body, Case, Input, Named, Step, Unfit
+
+import weft as wf
+
+NAMES = "abcdefgh"
+MESHES = [
+    "x=2", "x=3", "x=4", "x=8", "x=5", "x=2 y=2", "x=2 y=3", "x=3 y=2", "x=4 y=2", "x=2 y=4",
+    "x=1 y=4", "x=2 y=2 z=2",
+]  # fmt: skip
+TRIES = 12  # how often another op is drawn where one did not fit
+
+
+class Places:
+    """What a program asks of a layout: the names that must be legal together, and those kept whole."""
+
+    def __init__(self) -> None:
+        self.together: set[frozenset[str]] = set()
+        self.whole: set[str] = set()
+        self.sizes: dict[str, int] = {}
+
+    def names(self) -> list[str]:
+        return sorted(set().union(*self.together))
+
+    def rivals(self, name: str) -> set[str]:
+        """The names that may not be on an axis of this one."""
+        return set().union(*[group for group in self.together if name in group]) - {name}
+
+
+class Drawer:
+    """Draws steps, with the values computed so far at hand."""
+
+    def __init__(
+        self,
+        draw: Callable[..., Any],
+        env: Sequence[Named],
+        places: Places,
+        depth: int = 0,
+        avoid: Sequence[str] = (),
+        mapped: Sequence[str] = (),
+    ):
+        self.draw, self.env, self.places, self.depth = draw, list(env), places, depth
+        self.avoid, self.mapped = tuple(avoid), tuple(mapped)
+        self.steps: list[Step] = []
+
+    # What ops draw with
+
+    def choose(self, items: Sequence[Any]) -> Any:
+        return self.draw(st.sampled_from(list(items)))
+
+    def chance(self, one_in: int) -> bool:
+        return self.draw(st.integers(0, one_in - 1)) == one_in - 1
+
+    def some(self, items: Sequence[Any], least: int = 1) -> list[Any]:
+        """Some of the items, in any order."""
+        count = self.draw(st.integers(least, len(items)))
+        return list(self.draw(st.permutations(list(items))))[:count]
+
+    def value(
+        self, kinds: str = "f", least: int = 0, most: int = 3, test: Callable[..., bool] | None = None
+    ) -> int:
+        """A value of a kind and a number of dims; the newest one half of the time."""
+        found = [
+            n
+            for n, x in enumerate(self.env)
+            if x.kind in kinds and least <= len(x.names) <= most and (test is None or test(x))
+        ]
+        if not found:
+            raise Unfit
+        return self.choose([found[-1]] * len(found) + found[::-1])
+
+    def name(self, avoid: Sequence[str] = ()) -> str:
+        return self.choose([n for n in NAMES if n not in avoid and n not in self.avoid])
+
+    def size(self, name: str) -> int:
+        """The usual size of a dim: mostly one for each name, so that tensors agree."""
+        if name not in self.places.sizes or self.chance(8):
+            self.places.sizes[name] = self.choose([3, 2, 5, 4, 1, 6, 7, 8, 9])
+        return self.places.sizes[name]
+
+    def dims(self, count: int) -> list[tuple[str, int]]:
+        dims: list[tuple[str, int]] = []
+        for _ in range(count):
+            name = self.name([n for n, _ in dims])
+            dims.append((name, self.size(name)))
+        if math.prod(size for _, size in dims) > MOST_ELEMENTS // 2:
+            raise Unfit
+        return dims
+
+    def keep_whole(self, name: str) -> None:
+        self.places.whole.add(name)
+
+    def body(
+        self, given: Sequence[Named], avoid: Sequence[str] = (), mapped: Sequence[str] = ()
+    ) -> tuple[Body, list[Named]]:
+        """A function of some values, drawn in a drawer of its own, and its environment."""
+        inner = Drawer(
+            self.draw,
+            given,
+            self.places,
+            self.depth + 1,
+            (*self.avoid, *avoid),
+            (*self.mapped, *mapped),
+        )
+        for n in inner.env:
+            inner.note([n.names])
+        for _ in range(self.draw(st.integers(1, 3))):
+            inner.step()
+        floats = [n for n, x in enumerate(inner.env) if x.kind == "f" and len(x.names) <= 2]
+        if not floats:
+            raise Unfit
+        return Body(tuple(inner.steps), floats[-1]), inner.env
+
+    # Steps
+
+    def note(self, groups: Sequence[Sequence[str]]) -> None:
+        """Names that are in one tensor, or one op."""
+        for group in groups:
+            self.places.together.add(frozenset({*group, *self.mapped}))
+
+    def step(self) -> None:
+        """One more step, if any of several draws fits."""
+        deep = {"control", "calculus"} if self.depth else set()
+        families = [f for f in FAMILIES if f not in deep]
+        if self.depth == 1 and self.chance(6):
+            families = sorted(deep)
+        for _ in range(TRIES):
+            name = self.choose(FAMILIES[self.choose(families)])
+            before = set(self.places.together), set(self.places.whole)
+            try:
+                operands, options = OPS[name].draw(self)
+                given = [self.env[n] for n in operands]
+                results = OPS[name].apply(given, options)
+            except Unfit:
+                self.places.together, self.places.whole = before
+                continue
+            if any(len(x.names) > 4 for x in results):
+                continue
+            self.steps.append(Step(name, tuple(operands), options))
+            self.env += results
+            groups = [x.names for x in (*given, *results)]
+            if not OPS[name].apart:
+                groups = [[n for group in groups for n in group]]
+            if name == "conv":
+                groups += _conv_groups(given, options)
+            self.note(groups)
+            return
+
+
+def _conv_groups(given: Sequence[Named], options: dict[str, Any]) -> list[list[str]]:
+    kernel = [options["names"][n] for n in given[1].names]
+    rest = [n for n in kernel if n not in options["window"].values()]
+    return [kernel, [*given[0].names, *rest]]
+
+
+# Cases
+
+
+def _input(d: Drawer, kind: str, most: int) -> Input:
+    try:
+        dims = d.dims(d.draw(st.integers(1, most)))
+    except Unfit:
+        dims = [(d.name(), 3)]
+    text = " ".join(f"{n}={size}" for n, size in dims)
+    role = d.choose(["value", "value", "value", "param", "optimizer"]) if kind != "index" else "value"
+    return Input(text, kind, role, captured=d.chance(6), seed=d.draw(st.integers(0, 99)))
+
+
+def _layout(draw: Any, places: Places, axes: list[str]) -> dict[str, tuple[str, ...]]:
+    """Rules for the dims of a program, no two rivals on one axis."""
+    rules: dict[str, tuple[str, ...]] = {}
+    for name in draw(st.permutations(places.names())):
+        taken = {axis for rival in places.rivals(name) for axis in rules.get(rival, ())}
+        free = [axis for axis in axes if axis not in taken]
+        if name in places.whole or not free:
+            continue
+        count = draw(st.sampled_from([n for n in (1, 1, 2, 0, 3) if n <= len(free)]))
+        if count:
+            rules[name] = tuple(draw(st.permutations(free))[:count])
+    return rules
+
+
+def _stored(
+    draw: Any, rules: dict[str, tuple[str, ...]], inputs: Sequence[Input], role: str, axes: list[str]
+) -> dict[str, tuple[str, ...]]:
+    """Further rules for inputs of a role."""
+    new: dict[str, tuple[str, ...]] = {}
+    tensors = [[d.name for d in wf.dims(i.dims)] for i in inputs if i.role == role]
+    for name in sorted({n for names in tensors for n in names}):
+        merged = rules | new
+        taken = {
+            axis
+            for names in tensors
+            if name in names
+            for other in names
+            if other != name
+            for axis in merged.get(other, ())
+        }
+        free = [axis for axis in axes if axis not in taken]
+        count = draw(st.sampled_from([n for n in (0, 1, 2) if n <= len(free)]))
+        if count:
+            new[name] = tuple(draw(st.permutations(free))[:count])
+    return new
+
+
+def _text(rules: dict[str, tuple[str, ...]]) -> str:
+    return " ".join(f"{name}:{'+'.join(axes)}" for name, axes in rules.items())
+
+
+@st.composite
+def cases(draw: Any, most_steps: int = 8) -> Case:
+    """Programs of several ops, a mesh, and a layout that is legal for them."""
+    places = Places()
+    d = Drawer(draw, [], places)
+    kinds = ["real", *draw(st.lists(st.sampled_from(["real", "positive", "grid"]), max_size=2))]
+    kinds += draw(st.sampled_from([["index"], ["index"], [], ["truth"]]))
+    inputs = tuple(_input(d, kind, 3 if kind != "index" else 2) for kind in kinds)
+    inputs = (Input(inputs[0].dims, role=inputs[0].role, seed=inputs[0].seed), *inputs[1:])
+    for given in inputs:
+        names = tuple(dim.name for dim in wf.dims(given.dims))
+        exact = given.kind not in ("real", "positive")
+        d.env.append(Named(given.values(), names, exact))
+        d.note([names])
+    for _ in range(draw(st.integers(3, most_steps))):
+        d.step()
+    used = {n for step in d.steps for n in step.operands}
+    ends = [n for n in range(len(inputs), len(d.env)) if n not in used]
+    others = [n for n in range(len(d.env)) if n not in ends]
+    kept = draw(st.lists(st.sampled_from(others), unique=True, max_size=2)) if others else []
+    results = tuple(sorted({*ends, *kept}))
+    plain = tuple(n for n in results if d.chance(3))
+    mesh = draw(st.sampled_from(MESHES))
+    axes = list(wf.Mesh(mesh).names)
+    rules = _layout(draw, places, axes)
+    params = _stored(draw, rules, inputs, "param", axes)
+    state = _stored(draw, rules, inputs, "optimizer", axes)
+    return Case(
+        inputs,
+        tuple(d.steps),
+        results,
+        plain,
+        mesh,
+        _text(rules),
+        _text(params) if any(i.role == "param" for i in inputs) else None,
+        _text(state) if any(i.role == "optimizer" for i in inputs) else None,
+    )
