@@ -66,7 +66,11 @@ class Drawer:
         return list(self.draw(st.permutations(list(items))))[:count]
 
     def value(
-        self, kinds: str = "f", least: int = 0, most: int = 3, test: Callable[..., bool] | None = None
+        self,
+        kinds: str = "f",
+        least: int = 0,
+        most: int = 3,
+        test: Callable[..., bool] | None = None,
     ) -> int:
         """A value of a kind and a number of dims; the newest one half of the time."""
         found = [
@@ -171,7 +175,9 @@ def _input(d: Drawer, kind: str, most: int) -> Input:
     except Unfit:
         dims = [(d.name(), 3)]
     text = " ".join(f"{n}={size}" for n, size in dims)
-    role = d.choose(["value", "value", "value", "param", "optimizer"]) if kind != "index" else "value"
+    role = (
+        d.choose(["value", "value", "value", "param", "optimizer"]) if kind != "index" else "value"
+    )
     return Input(text, kind, role, captured=d.chance(6), seed=d.draw(st.integers(0, 99)))
 
 
@@ -190,7 +196,11 @@ def _layout(draw: Any, places: Places, axes: list[str]) -> dict[str, tuple[str, 
 
 
 def _stored(
-    draw: Any, rules: dict[str, tuple[str, ...]], inputs: Sequence[Input], role: str, axes: list[str]
+    draw: Any,
+    rules: dict[str, tuple[str, ...]],
+    inputs: Sequence[Input],
+    role: str,
+    axes: list[str],
 ) -> dict[str, tuple[str, ...]]:
     """Further rules for inputs of a role."""
     new: dict[str, tuple[str, ...]] = {}

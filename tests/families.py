@@ -8,6 +8,7 @@ nearly equal numbers, a logarithm near 0) is seen and not drawn. See `theorem.py
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import string
 from collections.abc import Callable, Sequence
@@ -252,6 +253,10 @@ def sigmoid(a: Any) -> Any:
     return 1 / (1 + np.exp(-a))
 
 
+def gelu(a: Any) -> Any:
+    return a / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3)))
+
+
 positive = within(0.05, 100)
 
 UNARY: dict[str, tuple[Any, Any, Callable[..., bool]]] = {
@@ -273,7 +278,7 @@ UNARY: dict[str, tuple[Any, Any, Callable[..., bool]]] = {
     "exp2": (np.exp2, jnp.exp2, within(-4, 4)),
     "expm1": (np.expm1, jnp.expm1, within(-4, 4)),
     "floor": (np.floor, jnp.floor, apart_from(0, period=1)),
-    "gelu": (lambda a: a * sigmoid(1.7 * a), jax.nn.gelu, anywhere),
+    "gelu": (gelu, jax.nn.gelu, anywhere),
     "leaky_relu": (lambda a: np.where(a > 0, a, a / 100), jax.nn.leaky_relu, apart_from(0)),
     "lgamma": (scipy.special.gammaln, jax.scipy.special.gammaln, within(0.2, 9)),
     "log": (np.log, jnp.log, positive),
@@ -287,7 +292,11 @@ UNARY: dict[str, tuple[Any, Any, Callable[..., bool]]] = {
     "relu6": (lambda a: np.clip(a, 0, 6), jax.nn.relu6, apart_from(0, 6)),
     "round": (np.round, jnp.round, apart_from(0.5, period=1)),
     "rsqrt": (lambda a: 1 / np.sqrt(a), lax.rsqrt, positive),
-    "selu": (lambda a: np.where(a > 0, a, np.expm1(a)), jax.nn.selu, apart_from(0)),
+    "selu": (
+        lambda a: 1.0507009873554805 * np.where(a > 0, a, 1.6732632423543772 * np.expm1(a)),
+        jax.nn.selu,
+        apart_from(0),
+    ),
     "sigmoid": (sigmoid, jax.nn.sigmoid, anywhere),
     "sign": (np.sign, jnp.sign, apart_from(0)),
     "silu": (lambda a: a * sigmoid(a), jax.nn.silu, anywhere),
@@ -422,11 +431,12 @@ family(
 )
 family(
     "discrete",
-    {name: _binary(name, "f", differ) for name in ("equal", "greater", "greater_equal", "less_equal")}
-    | {name: _binary(name, "fi", differ) for name in ("less", "not_equal")}
-    | {
-        name: _binary(name, "b", None) for name in ("logical_and", "logical_or", "logical_xor")
+    {
+        name: _binary(name, "f", differ)
+        for name in ("equal", "greater", "greater_equal", "less_equal")
     }
+    | {name: _binary(name, "fi", differ) for name in ("less", "not_equal")}
+    | {name: _binary(name, "b", None) for name in ("logical_and", "logical_or", "logical_xor")}
     | {
         "logical_not": Op(one("b"), wf.logical_not, lambda x: Named(~x.array, x.names)),
         "isfinite": Op(one("f"), wf.isfinite, lambda x: Named(A.isfinite(x.array), x.names)),
@@ -481,14 +491,19 @@ family(
         "einsum reduce": Op(
             draw_einsum,
             lambda *xs, out: wf.einsum(
-                *xs, reduce=[n for n in dict.fromkeys(d.name for x in xs for d in x.dims) if n not in out]
+                *xs,
+                reduce=[
+                    n for n in dict.fromkeys(d.name for x in xs for d in x.dims) if n not in out
+                ],
             ),
             lambda *xs, out: einsum(*xs, out=[n for n in union(*xs) if n in out]),
             exact=True,
         ),
         "x @ x": Op(  # both operands the same tensor, its dims renamed
             one_along(),
-            lambda x, dim: wf.einsum(x, x.rename(**{dim: "z"}), reduce=[d for d in x.dims if d.name != dim]),
+            lambda x, dim: wf.einsum(
+                x, x.rename(**{dim: "z"}), reduce=[d for d in x.dims if d.name != dim]
+            ),
             lambda x, dim: einsum(
                 x, Named(x.array, tuple("z" if n == dim else n for n in x.names)), out=(dim, "z")
             ),
@@ -589,9 +604,7 @@ family(
         "sort": Op(
             one_along(descending=st.booleans()), wf.sort, along(_sorted), distinct, exact=True
         ),
-        "argsort": Op(
-            one_along(descending=st.booleans()), wf.argsort, along(_ranked), distinct
-        ),
+        "argsort": Op(one_along(descending=st.booleans()), wf.argsort, along(_ranked), distinct),
         "top_k": Op(
             draw_top_k,
             lambda x, dim, k_dim: wf.top_k(x, dim, wf.Dim(*k_dim)),
@@ -666,7 +679,9 @@ def _merge(x: Named, dims: Any, into: str) -> Named:
     after = [n for n in x.names if n not in before and n not in dims]
     size = math.prod(x.sizes[n] for n in dims)
     x = swapped(x, [*before, *dims, *after])
-    return _reshape(x, [(n, x.sizes[n]) for n in before] + [(into, size)] + [(n, x.sizes[n]) for n in after])
+    return _reshape(
+        x, [(n, x.sizes[n]) for n in before] + [(into, size)] + [(n, x.sizes[n]) for n in after]
+    )
 
 
 def draw_broadcast(d: Any) -> Any:
@@ -682,7 +697,9 @@ def alike(d: Any, n: int, dim: str | None = None, most: int = 3) -> tuple[int, .
 
     def fits(y: Named) -> bool:
         x = d.env[n]
-        return set(x.names) == set(y.names) and all(y.sizes[m] == x.sizes[m] for m in x.names if m != dim)
+        return set(x.names) == set(y.names) and all(
+            y.sizes[m] == x.sizes[m] for m in x.names if m != dim
+        )
 
     count = d.draw(st.integers(0, most - 1))
     return (n, *[d.value(d.env[n].kind, test=fits) for _ in range(count)])
@@ -721,7 +738,11 @@ family(
             apart=True,
         ),
         "reshape": Op(
-            draw_reshape, lambda x, dims: wf.reshape(x, as_dims(dims)), _reshape, exact=True, apart=True
+            draw_reshape,
+            lambda x, dims: wf.reshape(x, as_dims(dims)),
+            _reshape,
+            exact=True,
+            apart=True,
         ),
         "split": Op(
             draw_split,
@@ -732,7 +753,9 @@ family(
         ),
         "merge": Op(draw_merge, wf.merge, _merge, exact=True, apart=True),
         "transpose": Op(
-            lambda d: (lambda n: ((n,), {"dims": d.draw(st.permutations(d.env[n].names))}))(d.value("fi", 1)),
+            lambda d: (lambda n: ((n,), {"dims": d.draw(st.permutations(d.env[n].names))}))(
+                d.value("fi", 1)
+            ),
             wf.transpose,
             lambda x, dims: swapped(x, dims),
             exact=True,
@@ -744,7 +767,10 @@ family(
             exact=True,
         ),
         "fit": Op(
-            lambda d: (lambda n: ((n,), {"dims": d.dims(2)}))(d.value("f")), _fit_weft, _fit, apart=True
+            lambda d: (lambda n: ((n,), {"dims": d.dims(2)}))(d.value("f")),
+            _fit_weft,
+            _fit,
+            apart=True,
         ),
         "stack": Op(draw_stack, lambda *xs, dim: wf.stack(xs, dim), _stack, exact=True),
         "unstack": Op(one_along("fi"), wf.unstack, _unstack, exact=True),
@@ -801,7 +827,9 @@ def _start(ids: Named, size: int, length: int) -> Any:
 def _index_at(x: Named, ids: Named, dim: str) -> Named:
     axis = x.names.index(dim)
     place = _start(ids, x.sizes[dim], 1)
-    return Named(A.take(x.array, place, axis=axis, mode="clip"), tuple(n for n in x.names if n != dim))
+    return Named(
+        A.take(x.array, place, axis=axis, mode="clip"), tuple(n for n in x.names if n != dim)
+    )
 
 
 def draw_slice(d: Any) -> Any:
@@ -810,7 +838,11 @@ def draw_slice(d: Any) -> Any:
     dim = d.choose(x.names)
     size = d.draw(st.integers(1, x.sizes[dim]))
     start = d.draw(st.integers(-x.sizes[dim], x.sizes[dim]))
-    return (n,), {"dim": dim, "start": start, "new": (d.name([m for m in x.names if m != dim]), size)}
+    return (n,), {
+        "dim": dim,
+        "start": start,
+        "new": (d.name([m for m in x.names if m != dim]), size),
+    }
 
 
 def draw_slice_at(d: Any) -> Any:
@@ -831,7 +863,9 @@ def draw_update(d: Any) -> Any:
     dim = d.choose(x.names)
 
     def fits(y: Named) -> bool:
-        return all(y.sizes[m] == x.sizes.get(m) or (m == dim and y.sizes[m] < x.sizes[m]) for m in y.names)
+        return all(
+            y.sizes[m] == x.sizes.get(m) or (m == dim and y.sizes[m] < x.sizes[m]) for m in y.names
+        )
 
     start = d.draw(st.integers(-x.sizes[dim], x.sizes[dim]))
     return (n, d.value("f", test=fits)), {"dim": dim, "start": start}
@@ -922,7 +956,9 @@ family(
             draw_concat,
             lambda *xs, dim: wf.concat(xs, dim),
             lambda *xs, dim: Named(
-                A.concatenate([swapped(x, xs[0].names).array for x in xs], axis=xs[0].names.index(dim)),
+                A.concatenate(
+                    [swapped(x, xs[0].names).array for x in xs], axis=xs[0].names.index(dim)
+                ),
                 xs[0].names,
             ),
             exact=True,
@@ -941,7 +977,10 @@ family(
             one_along("fi", by=DISTANCE, wrap=st.booleans()), wf.shift, along(_shift), exact=True
         ),
         "roll": Op(
-            one_along("fi", by=DISTANCE), wf.roll, along(lambda a, n, by: A.roll(a, by, axis=n)), exact=True
+            one_along("fi", by=DISTANCE),
+            wf.roll,
+            along(lambda a, n, by: A.roll(a, by, axis=n)),
+            exact=True,
         ),
         "flip": Op(one_along("fib"), wf.flip, along(lambda a, n: A.flip(a, n)), exact=True),
     },
@@ -986,7 +1025,9 @@ def draw_scatter(d: Any) -> Any:
 
 
 def _scatter(x: Named, ids: Named, updates: Named, dim: str) -> Named:
-    ones = Named(np.ones([x.sizes[n] for n in x.names if n != dim]), tuple(n for n in x.names if n != dim))
+    ones = Named(
+        np.ones([x.sizes[n] for n in x.names if n != dim]), tuple(n for n in x.names if n != dim)
+    )
     added = einsum(ones, updates, _chosen(ids, dim, x.sizes[dim]), out=x.names)
     return Named(x.array + added.array, x.names)
 
@@ -1015,10 +1056,23 @@ family(
 # Neighbours
 
 
-def slid(x: Named, dim: str, new: str, size: int, stride: int, pads: Any, dilation: int, fill: float = 0.0) -> Named:
+def slid(
+    x: Named,
+    dim: str,
+    new: str,
+    size: int,
+    stride: int,
+    pads: Any,
+    dilation: int,
+    fill: float = 0.0,
+) -> Named:
     """The windows along a dim, by a table of places."""
     axis = x.names.index(dim)
-    low, high = lax.padtype_to_pads([x.sizes[dim]], [(size - 1) * dilation + 1], [stride], pads)[0] if isinstance(pads, str) else pads
+    low, high = (
+        lax.padtype_to_pads([x.sizes[dim]], [(size - 1) * dilation + 1], [stride], pads)[0]
+        if isinstance(pads, str)
+        else pads
+    )
     padded = _padded(x.array, axis, low, high, fill)
     count = (padded.shape[axis] - (size - 1) * dilation - 1) // stride + 1
     if count < 1:
@@ -1036,7 +1090,11 @@ def draw_windows(d: Any) -> Any:
     n = d.value("f", 1)
     x = d.env[n]
     dim, new = d.choose(x.names), (d.name(x.names), d.draw(st.integers(1, 4)))
-    options = {"stride": d.draw(STRIDE), "padding": d.draw(PADDING), "dilation": d.choose([1, 1, 2])}
+    options = {
+        "stride": d.draw(STRIDE),
+        "padding": d.draw(PADDING),
+        "dilation": d.choose([1, 1, 2]),
+    }
     return (n,), {"dim": dim, "new": new, **options}
 
 
@@ -1056,7 +1114,9 @@ def _pool(reduce: str, fill: float) -> Callable[..., Named]:
     def pool(x: Named, window: Any, stride: Any, padding: Any) -> Named:
         names = x.names
         for dim, size in window.items():
-            x = slid(x, dim, f"{dim}.window", size, size if stride is None else stride, padding, 1, fill)
+            x = slid(
+                x, dim, f"{dim}.window", size, size if stride is None else stride, padding, 1, fill
+            )
         axes = tuple(x.names.index(f"{dim}.window") for dim in window)
         return Named(getattr(A, reduce)(x.array, axis=axes), names)
 
@@ -1144,7 +1204,10 @@ family(
             exact=True,
         ),
         "max_pool": Op(
-            draw_pool, wf.max_pool, _pool("max", -np.inf), lambda x, **_: distinct(x) and not x.exact
+            draw_pool,
+            wf.max_pool,
+            _pool("max", -np.inf),
+            lambda x, **_: distinct(x) and not x.exact,
         ),
         "avg_pool": Op(draw_pool, wf.avg_pool, _pool("nanmean", np.nan)),
         "conv": Op(draw_conv, _conv_weft, _conv, exact=True, apart=True),
@@ -1155,42 +1218,46 @@ family(
 # Random tensors; those that jax.random has no equal of are drawn by Weft on one device
 
 
-def draw_random(**options: Any) -> Callable[..., Any]:
-    return lambda d: (
-        (),
-        {"dims": d.dims(d.draw(st.integers(1, 3))), "seed": d.draw(st.integers(0, 99))}
-        | {k: d.draw(s) for k, s in options.items()},
-    )
+def draw_random(d: Any) -> Any:
+    return (), {"dims": d.dims(d.draw(st.integers(1, 3))), "seed": d.draw(st.integers(0, 99))}
 
 
 def _random(fn: Callable[..., Any], theirs: Callable[..., Any] | None = None, **fixed: Any) -> Op:
     """A draw by a seed and dims: `theirs(key, shape, …)` is the oracle, or our own eager op."""
 
-    def weft(dims: Any, seed: int, **options: Any) -> wf.Tensor:
-        return fn(jax.random.key(seed), as_dims(dims), **options, **fixed)
+    def weft(dims: Any, seed: int) -> wf.Tensor:
+        return fn(jax.random.key(seed), as_dims(dims), **fixed)
 
-    def oracle(dims: Any, seed: int, **options: Any) -> Named:
-        if theirs is not None:
-            array = theirs(jax.random.key(seed), tuple(size for _, size in dims), **options)
-        else:
-            array = weft(dims, seed, **options).array
-        return Named(np.asarray(array), tuple(n for n, _ in dims))
+    @functools.lru_cache
+    def draw(dims: Any, seed: int) -> Any:
+        with jax.ensure_compile_time_eval():
+            if theirs is None:
+                return weft(dims, seed).numpy()
+            return np.asarray(theirs(jax.random.key(seed), tuple(size for _, size in dims)))
 
-    return Op(draw_random(), weft, oracle)
+    def oracle(dims: Any, seed: int) -> Named:
+        return Named(draw(tuple(dims), seed), tuple(n for n, _ in dims))
+
+    return Op(draw_random, weft, oracle)
 
 
 def draw_drop(d: Any) -> Any:
     return (d.value("f", 1),), {"rate": d.choose([0.1, 0.5]), "seed": d.draw(st.integers(0, 99))}
 
 
+def _ours(fn: Callable[..., Any], x: Named, seed: int, *more: Any) -> np.ndarray:
+    """A draw by Weft on one device, with the dims of x."""
+    with jax.ensure_compile_time_eval():
+        return fn(jax.random.key(seed), as_dims(dims_of(x)), *more).numpy()
+
+
 def _dropped(x: Named, rate: float, seed: int) -> Named:
-    kept = wf.random.bernoulli(jax.random.key(seed), as_dims(dims_of(x)), 1.0 - rate).numpy()
+    kept = _ours(wf.random.bernoulli, x, seed, 1.0 - rate)
     return Named(A.where(kept, x.array / (1.0 - rate), 0), x.names)
 
 
 def _categorical(x: Named, dim: str, seed: int) -> Named:
-    noise = wf.random.gumbel(jax.random.key(seed), as_dims(dims_of(x))).numpy()
-    return _place("argmax")(Named(x.array + noise, x.names), dim)
+    return _place("argmax")(Named(x.array + _ours(wf.random.gumbel, x, seed), x.names), dim)
 
 
 family(
@@ -1238,11 +1305,18 @@ def draw_carry(d: Any, avoid: Sequence[str] = ()) -> tuple[int, tuple[int, ...]]
     return carry, extra
 
 
-def carried(d: Any, given: Sequence[Named], carry: int, avoid: Sequence[str] = ()) -> tuple[Body, int]:
+def carried(
+    d: Any, given: Sequence[Named], carry: int, avoid: Sequence[str] = ()
+) -> tuple[Body, int]:
     """A body that returns a new carry, made of the given value `carry`, and what else it computed."""
     body, env = d.body(given, avoid=avoid)
     fitted = Step("fit", (body.result,), {"dims": dims_of(given[carry])})
-    how = d.choose([[Step("add", (carry, len(env)))], [Step("multiply", (carry, len(env))), Step("tanh", (len(env) + 1,))]])
+    how = d.choose(
+        [
+            [Step("add", (carry, len(env)))],
+            [Step("multiply", (carry, len(env))), Step("tanh", (len(env) + 1,))],
+        ]
+    )
     steps = (*body.steps, fitted, *how)
     return Body(steps, len(env) + len(how)), body.result
 
@@ -1258,7 +1332,13 @@ def draw_scan(d: Any) -> Any:
 
 
 def _scan_weft(
-    x: wf.Tensor, carry: wf.Tensor, *extra: wf.Tensor, dim: str, body: Body, keep: Any, reverse: bool
+    x: wf.Tensor,
+    carry: wf.Tensor,
+    *extra: wf.Tensor,
+    dim: str,
+    body: Body,
+    keep: Any,
+    reverse: bool,
 ) -> list[wf.Tensor]:
     def step(carry: wf.Tensor, row: wf.Tensor) -> Any:
         env = run_weft(body.steps, [carry, row, *extra])
@@ -1316,7 +1396,9 @@ def _for(carry: Named, *extra: Named, body: Body, trips: int) -> Named:
 
 def _while(carry: Named, *extra: Named, body: Body, trips: int) -> Named:
     if isinstance(carry.array, jax.Array):
-        carry, *extra = [dataclasses.replace(x, array=lax.stop_gradient(x.array)) for x in (carry, *extra)]
+        carry, *extra = [
+            dataclasses.replace(x, array=lax.stop_gradient(x.array)) for x in (carry, *extra)
+        ]
     return _for(carry, *extra, body=body, trips=trips)
 
 
@@ -1365,7 +1447,9 @@ def _vmap_weft(*xs: wf.Tensor, dim: str, body: Body, captured: bool) -> wf.Tenso
 
     def row(*some: wf.Tensor) -> wf.Tensor:
         rest = iter(some)
-        return run_weft(body.steps, [x if n in outside else next(rest) for n, x in enumerate(xs)])[body.result]
+        return run_weft(body.steps, [x if n in outside else next(rest) for n, x in enumerate(xs)])[
+            body.result
+        ]
 
     return wf.vmap(row, dim)(*[x for n, x in enumerate(xs) if n not in outside])
 
@@ -1429,7 +1513,9 @@ def _jvp(*xs: Named, body: Body) -> list[Named]:
         names: list[Any] = []
 
         def fn(array: Any) -> Any:
-            out = run_oracle(body.steps, [dataclasses.replace(xs[0], array=array), *xs[1:]])[body.result]
+            out = run_oracle(body.steps, [dataclasses.replace(xs[0], array=array), *xs[1:]])[
+                body.result
+            ]
             names[:] = [out.names]
             return out.array
 
@@ -1447,7 +1533,9 @@ def _vjp_weft(*xs: wf.Tensor, body: Body) -> wf.Tensor:
 def _vjp(*xs: Named, body: Body) -> list[Named]:
     def pulled(*xs: Named) -> list[Named]:
         def fn(array: Any) -> Any:
-            return run_oracle(body.steps, [dataclasses.replace(xs[0], array=array), *xs[1:]])[body.result].array
+            return run_oracle(body.steps, [dataclasses.replace(xs[0], array=array), *xs[1:]])[
+                body.result
+            ].array
 
         out, pull = jax.vjp(fn, xs[0].array)
         return [Named(pull(jnp.cos(out))[0], xs[0].names)]
@@ -1470,7 +1558,10 @@ def _grad(*xs: Named, body: Body) -> list[Named]:
             out = run_oracle(body.steps, values)[body.result].array
             return jnp.sum(out * weights(out.shape))
 
-        return [Named(g, x.names) for g, x in zip(jax.grad(loss)([x.array for x in xs]), xs, strict=True)]
+        return [
+            Named(g, x.names)
+            for g, x in zip(jax.grad(loss)([x.array for x in xs]), xs, strict=True)
+        ]
 
     return _by_jax(grads, xs)
 
@@ -1539,7 +1630,8 @@ family(
     {
         "remat": Op(
             draw_body(
-                policy=st.sampled_from([None, "sums", "dots", "everything"]), handed=st.integers(0, 2)
+                policy=st.sampled_from([None, "sums", "dots", "everything"]),
+                handed=st.integers(0, 2),
             ),
             _remat_weft,
             _inline,

@@ -494,6 +494,12 @@ def mesh_too_large():
 
 
 @mistake
+def compile_for_too_large_a_mesh():
+    program = wf.spmd(lambda x: x + 1, "data=512", "batch:data")
+    program.compile(wf.spec("batch=1024"))  # wrong
+
+
+@mistake
 def place_on_too_large_a_mesh():
     wf.place(ones("batch=4"), wf.Mesh("data=512"), wf.Layout("batch:data"))  # wrong
 

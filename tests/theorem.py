@@ -68,7 +68,9 @@ class Step:
 
     def __str__(self) -> str:
         given = [f"v{n}" for n in self.operands]
-        given += [f"{k}={v}" if isinstance(v, Body) else f"{k}={v!r}" for k, v in self.options.items()]
+        given += [
+            f"{k}={v}" if isinstance(v, Body) else f"{k}={v!r}" for k, v in self.options.items()
+        ]
         return f"{self.op}({', '.join(given)})"
 
 
@@ -233,7 +235,9 @@ def _compare(case: Case, where: str, got: Any, want: Any) -> None:
     total, results, grads = got
     close = functools.partial(_close, case, where)
     for n, x, y in zip(case.results, results, want[1], strict=True):
-        assert tuple(d.name for d in x.dims) == y.names, f"dims of v{n} {where}: {x.dims}, {y.names}"
+        assert tuple(d.name for d in x.dims) == y.names, (
+            f"dims of v{n} {where}: {x.dims}, {y.names}"
+        )
         close(f"v{n}", x, y.array)
     close("the loss", total, want[0])
     chosen = [n for n, given in enumerate(case.inputs) if given.has_gradient]

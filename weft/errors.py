@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterable
 from types import FrameType
+from typing import Self
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -41,7 +42,7 @@ class WeftError(Exception):
         lines += ["", "hint: " + self.hint] if self.hint else []
         return "\n".join(lines)
 
-    def located(self, asked: str = "") -> WeftError:
+    def located(self, asked: str = "") -> Self:
         """The same error with the user's line and what was asked there: the outermost of our functions
         below that line. What is further out, beyond the user's own code, does not change it."""
         frame = user_frame()

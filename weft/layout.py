@@ -44,16 +44,20 @@ class Layout:
 
     __slots__ = ("_hash", "_key", "_rules")
 
+    _rules: dict[str, dict[str, tuple[str, ...]]]
+
     def __init__(self, rules: Any = (), *, params: Any = None, optimizer: Any = None):
-        if isinstance(rules, Layout):
-            self._rules = rules._rules
-        else:
-            base = _parse(rules)
-            stored = base | (_parse(params) if params is not None else {})
-            state = base | _parse(optimizer) if optimizer is not None else stored
-            self._rules = {"value": base, "param": stored, "optimizer": state}
+        base = _parse(rules)
+        stored = base | (_parse(params) if params is not None else {})
+        state = base | _parse(optimizer) if optimizer is not None else stored
+        self._rules = {"value": base, "param": stored, "optimizer": state}
         self._key = tuple(tuple(sorted(self._rules[role].items())) for role in ROLES)
         self._hash = hash(self._key)
+
+    @classmethod
+    def of(cls, given: Any) -> Layout:
+        """A layout as it is, or one made of what makes one; None splits nothing."""
+        return given if isinstance(given, Layout) else cls(() if given is None else given)
 
     def rules_for(self, role: str = "value") -> dict[str, tuple[str, ...]]:
         """Axes by dim name, for tensors with this role."""

@@ -48,8 +48,6 @@ class Mesh:
     __slots__ = ("__dict__", "_devices", "_hash", "axes")
 
     def __init__(self, axes: Any = (), devices: Any = None):
-        if isinstance(axes, Mesh):
-            axes, devices = axes.axes, devices or axes._devices
         if isinstance(axes, str):
             pairs = [
                 (n, int(s)) for n, s in parse_pairs(axes, "=:", MeshError, "Mesh", "mesh axis")
@@ -61,6 +59,11 @@ class Mesh:
         self.axes: tuple[tuple[str, int], ...] = _checked(pairs, devices)
         self._devices = None if devices is None else tuple(devices)
         self._hash = hash((self.axes, self._devices))
+
+    @classmethod
+    def of(cls, given: Any) -> Mesh:
+        """A mesh as it is, or one made of what makes one; None is one device."""
+        return given if isinstance(given, Mesh) else cls(() if given is None else given)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,7 +110,7 @@ class Mesh:
                 rule="running needs one device for each place of the mesh; planning needs none",
                 hint=f"on a CPU call wf.cpu_devices({self.size}) before the first use of JAX; "
                 "or take a smaller mesh",
-            )
+            ).located(repr(self))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (

@@ -108,6 +108,7 @@ def _shapes(params: Any) -> Any:
 
 def _aligned(grads: Any, params: Any) -> Any:
     """Gradients with their dims in the order of the parameters': optax goes by position."""
+    tree: Any
     leaves, tree = jax.tree.flatten(grads, is_leaf=is_tensor)
     wanted, wanted_tree = jax.tree.flatten(params, is_leaf=is_tensor)
     rule = "there is a gradient for each parameter, with the same dims"

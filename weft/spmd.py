@@ -94,8 +94,8 @@ class Program:
         static_numbers: bool = False,
     ):
         self.fn = fn
-        self.mesh = Mesh(mesh if mesh is not None else ())
-        self.layout = Layout(layout if layout is not None else ())
+        self.mesh = Mesh.of(mesh)
+        self.layout = Layout.of(layout)
         self.layout.check(self.mesh)
         self.static = (static,) if isinstance(static, int | str) else tuple(static)
         self.donate = (donate,) if isinstance(donate, int) else tuple(donate)

@@ -442,7 +442,7 @@ def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
         array = t.array
         array = jax.device_put(array, device) if device and not context.is_traced(array) else array
         return Tensor(array, t.dims, role=t.role)
-    mesh, layout = Mesh(mesh), Layout(layout if layout is not None else ())
+    mesh, layout = Mesh.of(mesh), Layout.of(layout)
     layout.check(mesh)
     if t.mesh == mesh and t.layout == layout:
         return t

@@ -80,7 +80,7 @@ def from_callback(fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None)
     >>> wf.from_callback(lambda where: whole[where], "a=6", wf.Mesh(), wf.Layout())
     i32[a=6] [0, 1, 2, 3, 4, 5]
     """
-    dims, mesh, layout = as_dims(dims), Mesh(mesh), Layout(layout)
+    dims, mesh, layout = as_dims(dims), Mesh.of(mesh), Layout.of(layout)
     layout.check(mesh)
     splits = layout.splits(dims, mesh)
     shape = stored_shape(dims, splits, mesh)
