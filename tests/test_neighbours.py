@@ -130,6 +130,10 @@ CONVS = {
         {"transpose": True, "stride": 3, "padding": "VALID", "dilation": 2},
         [("x=8", "h:x")],
     ),
+    "transpose, blocks without padding": (  # XLA aborted
+        "b=1 h=3 w=5 c=3", "kh=7 kw=4 c=3 o=3", HW, {"transpose": True, "stride": {"h": 3, "w": 2}},
+        [("x=8", "w:x")],
+    ),
     "transpose, explicit": (
         "b=2 h=7 w=3 c=2", "kh=3 kw=1 c=2 o=3", HW,
         {"transpose": True, "stride": 3, "padding": {"h": (-1, 4), "w": (2, -2)}},

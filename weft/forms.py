@@ -87,7 +87,9 @@ def as_slice(x: Any) -> Tensor:
     if isinstance(x, Tensor):
         _check_there(x)
         return x if x.is_slice else _capture(x)
-    if getattr(x, "shape", ()) == () and (hasattr(x, "dtype") or isinstance(x, int | float | complex)):
+    if getattr(x, "shape", ()) == () and (
+        hasattr(x, "dtype") or isinstance(x, int | float | complex)
+    ):
         return slice_tensor(jnp.asarray(x), ())
     raise _raw(x)
 
@@ -223,82 +225,129 @@ def relayout(
         reduce-scatter.
     """
     assert old is not None
-    program = context.require()
-    now, open_axes = list(old), set(pending)
+    work = _Relayout(array, dims, old, pending, new)
     stays = {axis for one in new for axis in one} | axes
+    while work.pending or work.wrong():
+        # First what is free, then what makes the rest smaller; a gather comes last.
+        work.slice() or work.scatter() or work.move() or work.sum(axes) or work.gather(stays)
+    return work.array
 
-    def block(position: int, axes: Axes) -> int:
-        return program.slice_size(dims[position], axes)
 
-    def nests(position: int, outer: Axes, inner: Axes) -> bool:
-        """Whether the blocks of `inner` (which continues `outer`) lie within those of `outer`."""
-        if inner[: len(outer)] != outer:
+class _Relayout:
+    """A relayout under way. Its steps say whether there was something for them to do.
+
+    A dim's axes are added and taken away at the end, and only where blocks nest: 6 over x+y has
+    blocks of 2, which do not lie within the blocks of 3 that it has over x. From one to the other
+    such a dim goes by way of the whole one.
+    """
+
+    def __init__(
+        self, array: Any, dims: Sequence[Dim], old: Splits, pending: frozenset[str], new: Splits
+    ):
+        self.array, self.dims, self.new = array, dims, new
+        self.now, self.pending = list(old), set(pending)
+        self.program = context.require()
+
+    def wrong(self) -> list[int]:
+        """The positions that are not yet split as they are to be."""
+        return [p for p in range(len(self.dims)) if self.now[p] != self.new[p]]
+
+    def slice(self) -> bool:
+        """Splits a dim on axes that nothing is on."""
+        busy = {axis for one in self.now for axis in one} | self.pending
+        for position, added in self._growing():
+            if not busy & set(added):
+                self._make_room(position, added)
+                self.now[position] += added
+                block = self._block(position, self.now[position])
+                self.array = collectives.local_slice(
+                    self.array, added, position, block, plain=self.program.vmaps > 0
+                )
+                return True
+        return False
+
+    def scatter(self) -> bool:
+        """Splits a dim on axes over which a sum is pending."""
+        for position, added in self._growing():
+            if self.pending >= set(added):
+                self._make_room(position, added)
+                self.now[position] += added
+                self.array = collectives.reduce_scatter(self.array, added, position)
+                self.pending -= set(added)
+                return True
+        return False
+
+    def move(self) -> bool:
+        """Takes the last axes of one dim to another."""
+        for source in self.wrong():
+            for keep in self._keeping(source):
+                moved = self.now[source][len(keep) :]
+                for target, added in self._growing():
+                    if moved == added:
+                        self._make_room(target, added)
+                        self.array = collectives.all_to_all(self.array, added, target, source)
+                        self.now[target] += added
+                        self._keep(source, keep)
+                        return True
+        return False
+
+    def sum(self, axes: frozenset[str]) -> bool:
+        """Makes the sum that is pending; the result varies over those of its axes that are in `axes`."""
+        if not self.pending:
             return False
-        rest = program.ways(inner[len(outer) :])
-        return not outer or block(position, outer) == rest * block(position, inner)
+        summed = collectives.all_reduce(self.array, tuple(sorted(self.pending)))
+        summed = checkpoint_name(summed, "sum")  # for the remat policy "sums"
+        self.array = collectives.vary(summed, self.pending & axes)
+        self.pending.clear()
+        return True
 
-    def grows(position: int) -> Axes:
-        """The axes that are to be added at the end of this dim's."""
-        if now[position] != new[position] and nests(position, now[position], new[position]):
-            return new[position][len(now[position]) :]
-        return ()
+    def gather(self, stays: set[str]) -> bool:
+        """Takes axes from the dim that is split least; the result still varies over those in `stays`."""
+        source = min(
+            (p for p in self.wrong() if self._keeping(p)),
+            key=lambda p: self.program.ways(self.now[p]),
+        )
+        keep = self._keeping(source)[0]
+        gone = self.now[source][len(keep) :]
+        self.array = collectives.all_gather(self.array, gone, source, stays_varying=stays)
+        self._keep(source, keep)
+        return True
 
-    def kept(position: int) -> Axes:
-        """The axes that stay: those that both forms begin with, if their blocks nest."""
-        both = 0
-        while now[position][: both + 1] == new[position][: both + 1] != now[position][:both]:
-            both += 1
-        keep = now[position][:both]
-        return keep if nests(position, keep, now[position]) else ()
+    def _growing(self) -> list[tuple[int, Axes]]:
+        """The axes that can be added to dims on the way to the new form, for each dim the most first."""
+        growing = []
+        for p in self.wrong():
+            have, want = self.now[p], self.new[p]
+            for n in range(len(want), len(have), -1):
+                if self._nests(p, have, want[:n]) and self._nests(p, want[:n], want):
+                    growing.append((p, want[len(have) : n]))
+        return growing
 
-    def split(array: Any, position: int, added: Axes) -> Any:
-        """Room for the pieces: a whole dim is padded to a multiple of them."""
-        return _resize(array, position, program.ways(added) * block(position, new[position]))
+    def _keeping(self, position: int) -> list[Axes]:
+        """What can be left of a dim's axes when those that have to go are taken, the least first."""
+        have, want = self.now[position], self.new[position]
+        fits = [n for n in range(len(have) + 1) if self._nests(position, have[:n], have)]
+        stays = max(n for n in fits if self._nests(position, have[:n], want))
+        return [have[:n] for n in fits if stays <= n < len(have)]
 
-    while True:
-        busy = {axis for one in now for axis in one} | open_axes
-        wrong = [p for p in range(len(dims)) if now[p] != new[p]]
-        scatter = next((p for p in wrong if grows(p) and set(grows(p)) <= open_axes), None)
-        if scatter is not None:
-            added = grows(scatter)
-            array = collectives.reduce_scatter(split(array, scatter, added), added, scatter)
-            open_axes -= set(added)
-            now[scatter] = new[scatter]
-            continue
-        free = next((p for p in wrong if grows(p) and not set(grows(p)) & busy), None)
-        if free is not None:
-            added = grows(free)
-            array = split(array, free, added)
-            array = collectives.local_slice(
-                array, added, free, block(free, new[free]), plain=program.vmaps > 0
-            )
-            now[free] = new[free]
-            continue
-        if open_axes:
-            array = collectives.all_reduce(array, tuple(sorted(open_axes)))
-            array = checkpoint_name(array, "sum")  # for the remat policy "sums"
-            array = collectives.vary(array, open_axes & axes)
-            open_axes = set()
-            continue
-        if not wrong:
-            return array
-        shrinking = [p for p in wrong if not grows(p)]
-        for source in shrinking:
-            keep = kept(source)
-            moved = now[source][len(keep) :]
-            target = next((p for p in wrong if grows(p) == moved), None)
-            if target is not None:
-                array = collectives.all_to_all(split(array, target, moved), moved, target, source)
-                array = _resize(array, source, block(source, keep))
-                now[source], now[target] = keep, new[target]
-                break
-        else:
-            source = min(shrinking, key=lambda p: program.ways(now[p]))
-            keep = kept(source)
-            gone = now[source][len(keep) :]
-            array = collectives.all_gather(array, gone, source, stays_varying=stays)
-            array = _resize(array, source, block(source, keep))
-            now[source] = keep
+    def _nests(self, position: int, outer: Axes, inner: Axes) -> bool:
+        """Whether `inner` continues `outer`, and its blocks lie within those of `outer`."""
+        rest = self.program.ways(inner[len(outer) :])
+        within = self._block(position, outer) == rest * self._block(position, inner)
+        return inner[: len(outer)] == outer and (within or not outer)
+
+    def _block(self, position: int, axes: Axes) -> int:
+        return self.program.slice_size(self.dims[position], axes)
+
+    def _make_room(self, position: int, added: Axes) -> None:
+        """Pads a whole dim to a multiple of the pieces that it is to be cut into."""
+        block = self._block(position, self.now[position] + added)
+        self.array = _resize(self.array, position, self.program.ways(added) * block)
+
+    def _keep(self, position: int, axes: Axes) -> None:
+        """Leaves a dim these axes, and cuts the padding off that the others needed."""
+        self.now[position] = axes
+        self.array = _resize(self.array, position, self._block(position, axes))
 
 
 def _resize(array: Any, position: int, size: int) -> Any:
@@ -343,7 +392,11 @@ def valid(dims: Sequence[Dim], splits: Splits, only: Iterable[Dim] | None = None
 
 
 def fill_padding(
-    array: Any, dims: Sequence[Dim], splits: Splits, value: Any = 0, only: Iterable[Dim] | None = None
+    array: Any,
+    dims: Sequence[Dim],
+    splits: Splits,
+    value: Any = 0,
+    only: Iterable[Dim] | None = None,
 ) -> Any:
     """The slice with its padding set to a value, by default back to zero."""
     mask = valid(dims, splits, only)

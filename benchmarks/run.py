@@ -1,0 +1,167 @@
+"""`make bench`: Weft beside hand-written JAX, in one process, alternating; writes RESULTS.md.
+
+    python -m benchmarks.run [--rounds 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import weft as wf
+from benchmarks import handwritten, lm
+from benchmarks.measure import Spread, alternate, markdown
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+
+
+def weft_case(program: wf.Program) -> Callable[[], Any]:
+    """Each call is the next train step, from the same numbers as the hand-written cases."""
+    params, (tokens, targets) = lm.named(handwritten.init(0)), lm.rows(*handwritten.batch(0))
+    if program.mesh.axes:
+        params = {n: wf.place(t, program.mesh, program.layout) for n, t in params.items()}
+        tokens, targets = (wf.place(t, program.mesh, program.layout) for t in (tokens, targets))
+
+    def run() -> Any:
+        nonlocal params
+        value, params = program(params, tokens, targets)
+        jax.block_until_ready([t.storage for t in params.values()])
+        return value.storage
+
+    return run
+
+
+def train_steps(rounds: int) -> str:
+    cases = handwritten.cases()
+    eight = {n: cases[n] for n in ("shard_map", "jit")} | {"weft": weft_case(lm.step())}
+    one = {"single": cases["single"], "weft, 1 device": weft_case(lm.step(mesh="", layout=""))}
+    losses = {name: float(case()) for name, case in (eight | one).items()}
+    assert max(losses.values()) - min(losses.values()) < 1e-4, losses
+    parts = []
+    for title, some in (("8 virtual devices, mesh data=4 model=2", eight), ("1 device", one)):
+        timings = alternate(some, rounds=rounds, warmup=1)
+        last = list(some)[-1]
+        fastest = min((n for n in some if n != last), key=lambda n: timings[n].seconds.median)
+        pairs = zip(timings[last].samples, timings[fastest].samples, strict=True)
+        ratio = Spread.of([mine / theirs for mine, theirs in pairs])
+        parts.append(
+            f"### {title}\n\n{markdown(timings)}\n\nWeft against the faster hand-written one "
+            f"({fastest}): {ratio.median:.3f} (quartiles {ratio.low:.3f}–{ratio.high:.3f})"
+        )
+    return "\n\n".join(parts)
+
+
+def traces(repeats: int) -> str:
+    """Python to jaxpr, alternating, each time from a fresh function."""
+    mesh = handwritten.make_mesh()
+    params, tokens, targets = handwritten.init(0), *handwritten.batch(0)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (params, tokens, targets))
+    specs = lm.specs()
+    fresh = {
+        "shard_map": lambda: handwritten.shard_map_step(mesh).trace(*shapes),
+        "jit": lambda: handwritten.jit_step(mesh).trace(*shapes),
+        "weft": lambda: lm.step().jaxpr(*specs),
+    }
+    samples: dict[str, list[float]] = {name: [] for name in fresh}
+    for turn in range(repeats + 1):
+        for name, trace in fresh.items():
+            start = time.perf_counter()
+            trace()
+            if turn:
+                samples[name].append(time.perf_counter() - start)
+    lines = ["| traced | median ms | quartiles | against shard_map |", "|---|---:|---:|---:|"]
+    base = statistics.median(samples["shard_map"])
+    for name, own in samples.items():
+        s = Spread.of(own)
+        lines.append(
+            f"| {name} | {1e3 * s.median:.0f} | {1e3 * s.low:.0f}–{1e3 * s.high:.0f} "
+            f"| {s.median / base:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def eager_ops(rounds: int) -> str:
+    """An eager op on placed tensors against the same op as a cached `jit(shard_map(op))`."""
+    mesh, layout = wf.Mesh("data=4 model=2"), wf.Layout("batch:data d_ff:model")
+    x = wf.place(wf.tensor(np.ones((64, 64), np.float32), "batch=64 d_ff=64"), mesh, layout)
+    spec, array = P("data", "model"), x.storage
+
+    def raw(fn: Any, count: int) -> Callable[[], Any]:
+        mapped = jax.shard_map(fn, mesh=mesh.jax_mesh, in_specs=(spec,) * count, out_specs=spec)
+        jitted = jax.jit(mapped)
+        return lambda: jitted(*[array] * count)
+
+    cases = {
+        "raw tanh": raw(jnp.tanh, 1),
+        "weft tanh": lambda: wf.tanh(x).storage,
+        "raw add": raw(jnp.add, 2),
+        "weft add": lambda: (x + x).storage,
+    }
+    timings = alternate(cases, rounds=rounds, warmup=3)
+    lines = ["| op | raw µs | Weft µs | ratio |", "|---|---:|---:|---:|"]
+    for name in ("tanh", "add"):
+        mine, theirs = timings[f"weft {name}"].seconds, timings[f"raw {name}"].seconds
+        ratio = mine.median / theirs.median
+        lines.append(
+            f"| {name} | {1e6 * theirs.median:.0f} | {1e6 * mine.median:.0f} | {ratio:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return (
+        f"{model}, {os.cpu_count()} cores; Python {platform.python_version()}, jax {jax.__version__}; "
+        f"{time.strftime('%Y-%m-%d')}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20, help="alternating rounds of train steps")
+    rounds = parser.parse_args().rounds
+    wf.cpu_devices(8)
+    text = f"""# Results
+
+Made by `make bench` on {machine()}. All cases of a table ran in one process, alternating, {rounds} rounds;
+medians, with quartiles as the spread. The machine is shared, so trust the ratios, not the times.
+
+## A Transformer LM train step
+
+4 layers, d_model 256, d_ff 1024, 8 heads of 32, vocabulary 8192, length 128, batch 16, float32, SGD.
+`shard_map` and `jit` are written by hand in plain JAX (`handwritten.py`); Weft's is `lm.py`.
+
+{train_steps(rounds)}
+
+## Tracing it
+
+{traces(7)}
+
+## An eager op on a placed tensor
+
+{eager_ops(rounds * 20)}
+"""
+    RESULTS.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
