@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
-from hypothesis import strategies as st
 from jax import lax
 from theorem import Body, Named, Step, Unfit, run_oracle, run_weft, weights
 
@@ -191,6 +190,14 @@ def spread(x: Named, dims: Any = None, **_: Any) -> bool:
 # How ops are drawn
 
 
+def sampled(items: Sequence[Any]) -> Callable[..., Any]:
+    return lambda d: d.choose(items)
+
+
+def integers(low: int, high: int) -> Callable[..., Any]:
+    return lambda d: d.random.randint(low, high)
+
+
 def one(kinds: str = "f", least: int = 0, **options: Any) -> Callable[..., Any]:
     """Any value, and options from strategies."""
     return lambda d: ((d.value(kinds, least),), {k: d.draw(s) for k, s in options.items()})
@@ -230,7 +237,7 @@ def several(count: int, kinds: str = "f", most: int = 3) -> Callable[..., Any]:
     return draw
 
 
-SIGNED = st.sampled_from([0.5, -0.75, 1.25, 2.0, -1.0])
+SIGNED = sampled([0.5, -0.75, 1.25, 2.0, -1.0])
 
 OPS: dict[str, Op] = {}
 FAMILIES: dict[str, list[str]] = {}
@@ -242,11 +249,6 @@ def family(name: str, rows: dict[str, Op]) -> None:
 
 
 # Element-wise
-
-
-def dispatched(numpy: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of JAX's own, with a stand-in for NumPy's arrays."""
-    return lambda a: ours(a) if isinstance(a, jax.Array) else numpy(a)
 
 
 def sigmoid(a: Any) -> Any:
@@ -379,19 +381,16 @@ def _clipped(x: Named, low: Any, high: Any) -> Named:
     return Named(A.clip(x.array, low, high), x.names)
 
 
-family(
-    "elementwise",
-    {
-        name: Op(
-            one(),
-            getattr(wf, name),
-            lambda x, fn=dispatched(numpy, ours): Named(fn(x.array), x.names),
-            sound,
-            exact=name in EXACT_UNARY,
-        )
-        for name, (numpy, ours, sound) in UNARY.items()
-    },
-)
+def _unary(name: str) -> Op:
+    numpy, ours, sound = UNARY[name]
+
+    def oracle(x: Named) -> Named:
+        return Named((ours if isinstance(x.array, jax.Array) else numpy)(x.array), x.names)
+
+    return Op(one(), getattr(wf, name), oracle, sound, exact=name in EXACT_UNARY)
+
+
+family("elementwise", {name: _unary(name) for name in UNARY})
 family(
     "binary",
     {name: _binary(name, "f", *row) for name, row in BINARY.items()}
@@ -410,7 +409,7 @@ family(
             lambda x, than: apart_from(than)(x),
         ),
         "clip": Op(
-            one(low=st.sampled_from([None, -0.5, 0.25]), high=st.sampled_from([None, 0.25, 1.0])),
+            one(low=sampled([None, -0.5, 0.25]), high=sampled([None, 0.25, 1.0])),
             lambda x, low, high: wf.clip(x, low, high),
             _clipped,
             lambda x, low, high: (
@@ -473,7 +472,7 @@ def _truth_operands(d: Any) -> tuple[int, ...]:
 
 
 def draw_einsum(d: Any) -> Any:
-    found, _ = several(d.draw(st.integers(1, 3)), most=4)(d)
+    found, _ = several(d.draw(integers(1, 3)), most=4)(d)
     names = union(*[d.env[n] for n in found])
     out = d.some(names, least=0)
     return found, {"out": out[: 3 if len(out) > 3 else len(out)]}
@@ -578,7 +577,7 @@ def draw_top_k(d: Any) -> Any:
     n = d.value("f", 1)
     x = d.env[n]
     dim = d.choose(x.names)
-    size = d.draw(st.integers(1, x.sizes[dim]))
+    size = d.draw(integers(1, x.sizes[dim]))
     return (n,), {"dim": dim, "k_dim": (d.name([m for m in x.names if m != dim]), size)}
 
 
@@ -595,16 +594,22 @@ family(
         "argmax": Op(one_along("fi"), wf.argmax, _place("argmax"), distinct),
         "argmin": Op(one_along("fi"), wf.argmin, _place("argmin"), distinct),
         "cumsum": Op(
-            one_along(exclusive=st.booleans(), reverse=st.booleans()),
+            one_along(exclusive=sampled([False, True]), reverse=sampled([False, True])),
             wf.cumsum,
             along(_running),
             exact=True,
         ),
         "cumprod": Op(one_along(), wf.cumprod, along(lambda a, n: A.cumprod(a, axis=n))),
         "sort": Op(
-            one_along(descending=st.booleans()), wf.sort, along(_sorted), distinct, exact=True
+            one_along(descending=sampled([False, True])),
+            wf.sort,
+            along(_sorted),
+            distinct,
+            exact=True,
         ),
-        "argsort": Op(one_along(descending=st.booleans()), wf.argsort, along(_ranked), distinct),
+        "argsort": Op(
+            one_along(descending=sampled([False, True])), wf.argsort, along(_ranked), distinct
+        ),
         "top_k": Op(
             draw_top_k,
             lambda x, dim, k_dim: wf.top_k(x, dim, wf.Dim(*k_dim)),
@@ -646,7 +651,7 @@ def draw_dims(d: Any, total: int, count: int, avoid: Sequence[str] = ()) -> list
 
 def draw_reshape(d: Any) -> Any:
     n = d.value("fib", 1)
-    count = d.draw(st.integers(1, 3))
+    count = d.draw(integers(1, 3))
     return (n,), {"dims": draw_dims(d, d.env[n].array.size, count)}
 
 
@@ -689,7 +694,7 @@ def draw_broadcast(d: Any) -> Any:
     x = d.env[n]
     new = d.name(x.names)
     dims = [*dims_of(x), (new, d.size(new))]
-    return (n,), {"dims": d.draw(st.permutations(dims))}
+    return (n,), {"dims": d.shuffled(dims)}
 
 
 def alike(d: Any, n: int, dim: str | None = None, most: int = 3) -> tuple[int, ...]:
@@ -701,7 +706,7 @@ def alike(d: Any, n: int, dim: str | None = None, most: int = 3) -> tuple[int, .
             y.sizes[m] == x.sizes[m] for m in x.names if m != dim
         )
 
-    count = d.draw(st.integers(0, most - 1))
+    count = d.draw(integers(0, most - 1))
     return (n, *[d.value(d.env[n].kind, test=fits) for _ in range(count)])
 
 
@@ -753,9 +758,7 @@ family(
         ),
         "merge": Op(draw_merge, wf.merge, _merge, exact=True, apart=True),
         "transpose": Op(
-            lambda d: (lambda n: ((n,), {"dims": d.draw(st.permutations(d.env[n].names))}))(
-                d.value("fi", 1)
-            ),
+            lambda d: (lambda n: ((n,), {"dims": d.shuffled(d.env[n].names)}))(d.value("fi", 1)),
             wf.transpose,
             lambda x, dims: swapped(x, dims),
             exact=True,
@@ -788,9 +791,9 @@ def draw_index(d: Any) -> Any:
     for dim in d.some(x.names):
         size = x.sizes[dim]
         if d.chance(2):
-            what: Any = d.draw(st.integers(-size, size - 1))
+            what: Any = d.draw(integers(-size, size - 1))
         else:
-            bound = st.one_of(st.none(), st.integers(-size, size))
+            bound = sampled([None, *range(-size, size + 1)])
             what = (d.draw(bound), d.draw(bound), d.choose([None, 1, 2, 3, -1, -2]))
             if not range(size)[slice(*what)]:
                 raise Unfit
@@ -836,8 +839,8 @@ def draw_slice(d: Any) -> Any:
     n = d.value("fi", 1)
     x = d.env[n]
     dim = d.choose(x.names)
-    size = d.draw(st.integers(1, x.sizes[dim]))
-    start = d.draw(st.integers(-x.sizes[dim], x.sizes[dim]))
+    size = d.draw(integers(1, x.sizes[dim]))
+    start = d.draw(integers(-x.sizes[dim], x.sizes[dim]))
     return (n,), {
         "dim": dim,
         "start": start,
@@ -867,7 +870,7 @@ def draw_update(d: Any) -> Any:
             y.sizes[m] == x.sizes.get(m) or (m == dim and y.sizes[m] < x.sizes[m]) for m in y.names
         )
 
-    start = d.draw(st.integers(-x.sizes[dim], x.sizes[dim]))
+    start = d.draw(integers(-x.sizes[dim], x.sizes[dim]))
     return (n, d.value("f", test=fits)), {"dim": dim, "start": start}
 
 
@@ -913,7 +916,7 @@ def _padded(a: Any, axis: int, before: int, after: int, value: float) -> Any:
     return A.pad(a, pads, constant_values=value)
 
 
-DISTANCE = st.integers(-10, 10)
+DISTANCE = integers(-10, 10)
 
 family(
     "moves",
@@ -965,16 +968,19 @@ family(
         ),
         "pad": Op(
             one_along(
-                before=st.integers(0, 5),
-                after=st.integers(0, 5),
-                value=st.sampled_from([0.0, 1.5]),
+                before=integers(0, 5),
+                after=integers(0, 5),
+                value=sampled([0.0, 1.5]),
             ),
             wf.pad,
             along(_padded),
             exact=True,
         ),
         "shift": Op(
-            one_along("fi", by=DISTANCE, wrap=st.booleans()), wf.shift, along(_shift), exact=True
+            one_along("fi", by=DISTANCE, wrap=sampled([False, True])),
+            wf.shift,
+            along(_shift),
+            exact=True,
         ),
         "roll": Op(
             one_along("fi", by=DISTANCE),
@@ -1082,14 +1088,14 @@ def slid(
     return Named(A.take(padded, places, axis=axis), tuple(names))
 
 
-PADDING = st.sampled_from(["SAME", "VALID", (1, 1), (0, 2), (3, 0)])
-STRIDE = st.sampled_from([1, 1, 2, 3])
+PADDING = sampled(["SAME", "VALID", (1, 1), (0, 2), (3, 0)])
+STRIDE = sampled([1, 1, 2, 3])
 
 
 def draw_windows(d: Any) -> Any:
     n = d.value("f", 1)
     x = d.env[n]
-    dim, new = d.choose(x.names), (d.name(x.names), d.draw(st.integers(1, 4)))
+    dim, new = d.choose(x.names), (d.name(x.names), d.draw(integers(1, 4)))
     options = {
         "stride": d.draw(STRIDE),
         "padding": d.draw(PADDING),
@@ -1105,7 +1111,7 @@ def _windows(x: Named, dim: str, new: Any, stride: int, padding: Any, dilation: 
 def draw_pool(d: Any) -> Any:
     n = d.value("f", 1)
     x = d.env[n]
-    window = {dim: d.draw(st.integers(1, 3)) for dim in d.some(x.names)[:2]}
+    window = {dim: d.draw(integers(1, 3)) for dim in d.some(x.names)[:2]}
     stride = None if d.chance(2) else d.draw(STRIDE)
     return (n,), {"window": window, "stride": stride, "padding": d.choose(["SAME", "VALID"])}
 
@@ -1219,7 +1225,7 @@ family(
 
 
 def draw_random(d: Any) -> Any:
-    return (), {"dims": d.dims(d.draw(st.integers(1, 3))), "seed": d.draw(st.integers(0, 99))}
+    return (), {"dims": d.dims(d.draw(integers(1, 3))), "seed": d.draw(integers(0, 99))}
 
 
 def _random(fn: Callable[..., Any], theirs: Callable[..., Any] | None = None, **fixed: Any) -> Op:
@@ -1242,7 +1248,7 @@ def _random(fn: Callable[..., Any], theirs: Callable[..., Any] | None = None, **
 
 
 def draw_drop(d: Any) -> Any:
-    return (d.value("f", 1),), {"rate": d.choose([0.1, 0.5]), "seed": d.draw(st.integers(0, 99))}
+    return (d.value("f", 1),), {"rate": d.choose([0.1, 0.5]), "seed": d.draw(integers(0, 99))}
 
 
 def _ours(fn: Callable[..., Any], x: Named, seed: int, *more: Any) -> np.ndarray:
@@ -1274,7 +1280,7 @@ family(
             _dropped,
         ),
         "categorical": Op(
-            one_along(seed=st.integers(0, 99)),
+            one_along(seed=integers(0, 99)),
             lambda x, dim, seed: wf.random.categorical(jax.random.key(seed), x, dim),
             _categorical,
         ),
@@ -1301,7 +1307,7 @@ def draw_carry(d: Any, avoid: Sequence[str] = ()) -> tuple[int, tuple[int, ...]]
     """A carry, and values that the loop's body finds outside."""
     fits = lambda x: not set(avoid) & set(x.names)
     carry = d.value("f", most=2, test=fits)
-    extra = tuple(d.value("f", test=fits) for _ in range(d.draw(st.integers(0, 1))))
+    extra = tuple(d.value("f", test=fits) for _ in range(d.draw(integers(0, 1))))
     return carry, extra
 
 
@@ -1328,7 +1334,7 @@ def draw_scan(d: Any) -> Any:
     given = [d.env[carry], without(d.env[x], dim), *[d.env[n] for n in extra]]
     body, kept = carried(d, given, 0, [dim])
     options = {"dim": dim, "body": body, "keep": kept if d.chance(2) else None}
-    return (x, carry, *extra), options | {"reverse": d.draw(st.booleans())}
+    return (x, carry, *extra), options | {"reverse": d.draw(sampled([False, True]))}
 
 
 def _scan_weft(
@@ -1365,7 +1371,7 @@ def draw_loop(d: Any) -> Any:
     carry, extra = draw_carry(d)
     counter = Named(np.asarray(0, np.int32), (), exact=True)
     body, _ = carried(d, [d.env[carry], counter, *[d.env[n] for n in extra]], 0)
-    return (carry, *extra), {"body": body, "trips": d.draw(st.integers(0, 3))}
+    return (carry, *extra), {"body": body, "trips": d.draw(integers(0, 3))}
 
 
 def _for_weft(carry: wf.Tensor, *extra: wf.Tensor, body: Body, trips: int) -> wf.Tensor:
@@ -1403,7 +1409,7 @@ def _while(carry: Named, *extra: Named, body: Body, trips: int) -> Named:
 
 
 def draw_operands(d: Any, most: int = 2, **filters: Any) -> tuple[int, ...]:
-    return tuple(d.value("f", **filters) for _ in range(d.draw(st.integers(1, most))))
+    return tuple(d.value("f", **filters) for _ in range(d.draw(integers(1, most))))
 
 
 def draw_cond(d: Any) -> Any:
@@ -1413,7 +1419,7 @@ def draw_cond(d: Any) -> Any:
     no, other = d.body(given)
     fitted = Step("fit", (no.result,), {"dims": dims_of(env[yes.result])})
     no = Body((*no.steps, fitted), len(other))
-    handed = d.draw(st.integers(0, len(found)))
+    handed = d.draw(integers(0, len(found)))
     return (decides, *found), {"than": d.draw(SIGNED), "yes": yes, "no": no, "handed": handed}
 
 
@@ -1435,11 +1441,11 @@ def draw_vmap(d: Any) -> Any:
     x = d.value("f", 1)
     dim = d.choose(d.env[x].names)
     size = d.env[x].sizes[dim]
-    more = d.draw(st.integers(0, 1))
+    more = d.draw(integers(0, 1))
     fits = lambda y: y.sizes.get(dim, size) == size
     found = (x, *[d.value("f", test=fits) for _ in range(more)])
     body, _ = d.body([without(d.env[n], dim) for n in found], avoid=[dim], mapped=[dim])
-    return found, {"dim": dim, "body": body, "captured": d.draw(st.booleans())}
+    return found, {"dim": dim, "body": body, "captured": d.draw(sampled([False, True]))}
 
 
 def _vmap_weft(*xs: wf.Tensor, dim: str, body: Body, captured: bool) -> wf.Tensor:
@@ -1630,8 +1636,8 @@ family(
     {
         "remat": Op(
             draw_body(
-                policy=st.sampled_from([None, "sums", "dots", "everything"]),
-                handed=st.integers(0, 2),
+                policy=sampled([None, "sums", "dots", "everything"]),
+                handed=integers(0, 2),
             ),
             _remat_weft,
             _inline,

@@ -7,11 +7,13 @@ that was made twice: `psum` of a value that does not vary multiplies it, so that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_derivatives import linear_call
 
@@ -90,7 +92,12 @@ def all_to_all(array: Any, axes: Axes, split: int, join: int) -> Any:
 def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
     """Send arrays from device to device along the axes; who receives nothing has zeros."""
     _check(array, axes)
-    return lax.ppermute(array, axes if len(axes) > 1 else axes[0], pairs)
+    # Unlike the other collectives, ppermute counts devices in the mesh's order of the axes.
+    order = [a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes]
+    sizes = [lax.axis_size(a) for a in axes]
+    places = np.arange(math.prod(sizes)).reshape(sizes).transpose([axes.index(a) for a in order])
+    number = np.argsort(places.ravel()).tolist()  # of a device in our order: in the mesh's
+    return lax.ppermute(array, tuple(order), [(number[a], number[b]) for a, b in pairs])
 
 
 def local_slice(array: Any, axes: Axes, position: int, block: int, *, plain: bool = False) -> Any:

@@ -418,9 +418,9 @@ def _is_dynamic(leaf: Any, static_numbers: bool) -> bool:
     """Tensors, arrays and numbers are inputs; truth values, strings, functions, … are static."""
     if isinstance(leaf, bool | _Static):
         return False
-    if isinstance(leaf, int | float | complex):
+    if isinstance(leaf, NUMBERS):
         return not static_numbers
-    return isinstance(leaf, Tensor | jax.Array | np.ndarray | np.number | jax.ShapeDtypeStruct)
+    return isinstance(leaf, Tensor | jax.Array | np.ndarray | jax.ShapeDtypeStruct)
 
 
 def _weak(array: Any) -> bool:

@@ -1,0 +1,423 @@
+"""Element-wise functions and constants against jax.numpy, jax.nn and jax.lax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compare import check, real, same, truth, whole
+from jax.scipy import special
+
+import weft as wf
+from weft.errors import TensorTypeError
+from weft.ops import elementwise
+
+# a=6 is even over 2; over 4 one device holds nothing but padding; b=3 is never even.
+PLACES = [
+    ("", ""),
+    ("x=2", "a:x"),
+    ("x=4", "a:x"),
+    ("x=2", "b:x"),
+    ("x=2 y=2", "a:y b:x"),
+    ("x=2 y=2", "a:x+y"),
+    ("x=8", "b:x"),
+]
+places = pytest.mark.parametrize(
+    "mesh, layout", PLACES, ids=[f"{m}-{lay}" for m, lay in PLACES]
+)
+few_places = pytest.mark.parametrize(
+    "mesh, layout", [PLACES[0], PLACES[4], PLACES[6]], ids=["one", "both", "x=8"]
+)
+
+# Functions by the domain of their operands: x all numbers, p above 0, u within (-1, 1), g above 1,
+# i and j whole numbers, b and c truth values.
+UNARY = {
+    "x": {
+        "abs": jnp.abs,
+        "arcsinh": jnp.arcsinh,
+        "arctan": jnp.arctan,
+        "ceil": jnp.ceil,
+        "cos": jnp.cos,
+        "cosh": jnp.cosh,
+        "elu": jax.nn.elu,
+        "erf": special.erf,
+        "erfc": special.erfc,
+        "exp": jnp.exp,
+        "exp2": jnp.exp2,
+        "expm1": jnp.expm1,
+        "floor": jnp.floor,
+        "gelu": jax.nn.gelu,
+        "isfinite": jnp.isfinite,
+        "isinf": jnp.isinf,
+        "isnan": jnp.isnan,
+        "leaky_relu": jax.nn.leaky_relu,
+        "log_sigmoid": jax.nn.log_sigmoid,
+        "logical_not": jnp.logical_not,
+        "negative": jnp.negative,
+        "reciprocal": jnp.reciprocal,
+        "relu": jax.nn.relu,
+        "relu6": jax.nn.relu6,
+        "round": jnp.round,
+        "selu": jax.nn.selu,
+        "sigmoid": jax.nn.sigmoid,
+        "sign": jnp.sign,
+        "silu": jax.nn.silu,
+        "sin": jnp.sin,
+        "sinh": jnp.sinh,
+        "softplus": jax.nn.softplus,
+        "softsign": jax.nn.soft_sign,
+        "square": jnp.square,
+        "stop_gradient": jax.lax.stop_gradient,
+        "tan": jnp.tan,
+        "tanh": jnp.tanh,
+    },
+    "p": {
+        "cbrt": jnp.cbrt,
+        "lgamma": jax.lax.lgamma,
+        "log": jnp.log,
+        "log10": jnp.log10,
+        "log1p": jnp.log1p,
+        "log2": jnp.log2,
+        "rsqrt": jax.lax.rsqrt,
+        "sqrt": jnp.sqrt,
+    },
+    "u": {
+        "arccos": jnp.arccos,
+        "arcsin": jnp.arcsin,
+        "arctanh": jnp.arctanh,
+        "erfinv": jax.lax.erf_inv,
+    },
+    "g": {"arccosh": jnp.arccosh},
+    "i": {"bitwise_not": jnp.bitwise_not},
+}
+BINARY = {
+    "x y": {
+        "add": jnp.add,
+        "arctan2": jnp.arctan2,
+        "divide": jnp.divide,
+        "equal": jnp.equal,
+        "floor_divide": jnp.floor_divide,
+        "greater": jnp.greater,
+        "greater_equal": jnp.greater_equal,
+        "hypot": jnp.hypot,
+        "less": jnp.less,
+        "less_equal": jnp.less_equal,
+        "logaddexp": jnp.logaddexp,
+        "maximum": jnp.maximum,
+        "minimum": jnp.minimum,
+        "multiply": jnp.multiply,
+        "not_equal": jnp.not_equal,
+        "remainder": jnp.remainder,
+        "subtract": jnp.subtract,
+    },
+    "p y": {"power": jnp.power},
+    "i j": {
+        "bitwise_and": jnp.bitwise_and,
+        "bitwise_or": jnp.bitwise_or,
+        "bitwise_xor": jnp.bitwise_xor,
+        "left_shift": jnp.left_shift,
+        "right_shift": jnp.right_shift,
+    },
+    "b c": {
+        "logical_and": jnp.logical_and,
+        "logical_or": jnp.logical_or,
+        "logical_xor": jnp.logical_xor,
+    },
+}
+OTHER = {"astype", "clip", "where"}  # below
+
+
+def table(families, prefix=""):
+    return {
+        name + prefix: (inputs, getattr(wf, name), oracle)
+        for inputs, functions in families.items()
+        for name, oracle in functions.items()
+    }
+
+
+def test_every_function_has_a_row():
+    known = {n for f in (UNARY, BINARY) for rows in f.values() for n in rows} | OTHER
+    assert set(elementwise.__all__) == known
+
+
+def test_functions_are_public():
+    assert all(hasattr(wf, name) for name in elementwise.__all__)
+
+
+X = {
+    "x": real(0, "a=6 b=3"),
+    "p": real(1, "a=6 b=3", 0.2, 2.0),
+    "u": real(2, "a=6 b=3", -0.9, 0.9),
+    "g": real(3, "a=6 b=3", 1.1, 3.0),
+    "i": whole(4, "a=6 b=3", 0, 9),
+}
+SAME = {**X, "y": real(5, "a=6 b=3"), "j": whole(6, "a=6 b=3", 1, 5)}
+SAME |= {"b": truth(7, "a=6 b=3"), "c": truth(8, "a=6 b=3")}
+UNARY_ROWS = table(UNARY)
+BINARY_ROWS = table(BINARY)
+
+
+@places
+def test_unary(mesh, layout):
+    check(UNARY_ROWS, mesh, layout, X)
+
+
+@places
+def test_binary(mesh, layout):
+    check(BINARY_ROWS, mesh, layout, SAME)
+
+
+def spread(oracle):
+    """Operands [a, b] and [c, b]: the result is [a, b, c]."""
+    return lambda x, y: oracle(x[:, :, None], y.T[None])
+
+
+BROADCAST = {
+    **{
+        name: (inputs, getattr(wf, name), spread(oracle))
+        for inputs, functions in BINARY.items()
+        for name, oracle in functions.items()
+    },
+    "where": ("b x y", wf.where, lambda b, x, y: jnp.where(b[:, :, None], x[:, :, None], y.T[None])),
+    "clip": (
+        "x s p",
+        wf.clip,
+        lambda x, s, p: jnp.clip(x[:, :, None], -p[:, :, None] / 4, p[:, :, None])[:, :, 0] * 0
+        + jnp.clip(x, s[:, None], p),
+    ),
+    "order": ("s x", lambda s, x: s * wf.transpose(x, ["b", "a"]), lambda s, x: s[:, None] * x),
+    "missing last": ("t x", lambda t, x: t / (1.0 + wf.square(x)), lambda t, x: t[:, None] / (1.0 + x.T**2)),
+    "scalar": ("x r", lambda x, r: x * r + r - r / (x * x), lambda x, r: x * r + r - r / (x * x)),
+}
+SPREAD = {**SAME, "y": real(9, "c=2 b=3"), "j": whole(10, "c=2 b=3", 1, 5), "c": truth(11, "c=2 b=3")}
+SPREAD |= {"s": real(12, "a=6", -1.0, -0.2), "t": real(13, "b=3"), "r": real(14, "")}
+SPREAD_PLACES = [
+    ("x=2", "a:x"),
+    ("x=4", "a:x"),
+    ("x=2", "b:x"),
+    ("x=2 y=2 z=2", "a:x b:y c:z"),
+    ("x=2 y=4", "c:y b:x"),
+]
+
+
+@pytest.mark.parametrize(
+    "mesh, layout", SPREAD_PLACES, ids=[f"{m}-{lay}" for m, lay in SPREAD_PLACES]
+)
+def test_broadcasting_by_name(mesh, layout):
+    check(BROADCAST, mesh, layout, SPREAD)
+
+
+NUMBERS = {
+    "+": ("x", lambda x: 2.5 + (x + 1), lambda x: 2.5 + (x + 1)),
+    "-": ("x", lambda x: 2.5 - (x - 1), lambda x: 2.5 - (x - 1)),
+    "*": ("x", lambda x: 2 * (x * 0.5), lambda x: 2 * (x * 0.5)),
+    "/": ("x", lambda x: 3.0 / (x / 2), lambda x: 3.0 / (x / 2)),
+    "/ 0": ("x", lambda x: x / 0, lambda x: x / 0),
+    "//": ("x", lambda x: (x // 0.4) + 2.0 // x, lambda x: (x // 0.4) + 2.0 // x),
+    "%": ("x", lambda x: (x % 0.4) + 2.0 % x, lambda x: (x % 0.4) + 2.0 % x),
+    "**": ("p", lambda p: p**3 + p**-0.5 + 2.0**p, lambda p: p**3 + p**-0.5 + 2.0**p),
+    "** 2": ("x", lambda x: x**2, lambda x: x**2),
+    "- abs": ("x", lambda x: -abs(+x), lambda x: -abs(+x)),
+    "<": ("x", lambda x: [x < 0.3, x <= 0, 0.3 < x, x >= 1, x == 0.07, x != 0], lambda x: [x < 0.3, x <= 0, 0.3 < x, x >= 1, x == 0.07, x != 0]),
+    "bits": ("i j", lambda i, j: [i & 3, 6 | i, i ^ j, ~i, 5 & j, 1 ^ i], lambda i, j: [i & 3, 6 | i, i ^ j, ~i, 5 & j, 1 ^ i]),
+    "truth": ("b c", lambda b, c: [b & c, b | c, b ^ c, ~b], lambda b, c: [b & c, b | c, b ^ c, ~b]),
+    "int": ("i j", lambda i, j: [i / j, i // j, i % j, i**2, i - 7, 7 - i, -i, i * 2.5], lambda i, j: [i / j, i // j, i % j, i**2, i - 7, 7 - i, -i, i * 2.5]),
+    "bool": ("b", lambda b: [b * 2, b + 0.5, b * b], lambda b: [b * 2, b + 0.5, b * b]),
+    "clip": ("x", lambda x: [wf.clip(x, -0.5, 0.5), wf.clip(x, 0.2), wf.clip(x, high=0.2)], lambda x: [jnp.clip(x, -0.5, 0.5), jnp.clip(x, 0.2), jnp.clip(x, max=0.2)]),
+    "where": ("b x", lambda b, x: [wf.where(b, x, 5.0), wf.where(b, 5.0, x), wf.where(x > 0, 1, 0), wf.where(b, 2.0, 3.0)], lambda b, x: [jnp.where(b, x, 5.0), jnp.where(b, 5.0, x), jnp.where(x > 0, 1, 0), jnp.where(b, 2.0, 3.0)]),
+    "functions": ("x", lambda x: [wf.maximum(x, 0.3), wf.minimum(0.3, x), wf.power(2.0, x), wf.arctan2(1.0, x), wf.logaddexp(x, 0.5), wf.hypot(x, 3.0)], lambda x: [jnp.maximum(x, 0.3), jnp.minimum(0.3, x), jnp.power(2.0, x), jnp.arctan2(1.0, x), jnp.logaddexp(x, 0.5), jnp.hypot(x, 3.0)]),
+    "options": ("x", lambda x: [wf.gelu(x, approximate=False), wf.leaky_relu(x, negative_slope=0.3), wf.elu(x, alpha=0.5), wf.round(x, decimals=1)], lambda x: [jax.nn.gelu(x, approximate=False), jax.nn.leaky_relu(x, negative_slope=0.3), jax.nn.elu(x, alpha=0.5), jnp.round(x, decimals=1)]),
+    "astype": ("x i b", lambda x, i, b: [x.astype(jnp.bfloat16), x.astype("int32"), i.astype(float), b.astype(jnp.int32), (x - 0.07).astype(bool)], lambda x, i, b: [x.astype(jnp.bfloat16), x.astype("int32"), i.astype("float32"), b.astype(jnp.int32), (x - 0.07).astype(bool)]),
+    "numpy": ("x", lambda x: [np.float32(2.0) * x, x - np.int32(3), np.float64(2.0) / x], lambda x: [2.0 * x, x - 3, 2.0 / x]),
+}  # fmt: skip
+
+
+@few_places
+def test_operators_and_numbers(mesh, layout):
+    check(NUMBERS, mesh, layout, SAME)
+
+
+def test_operators_and_numbers_eagerly():
+    """The same table, op by op."""
+    arrays = {n: t.array for n, t in SAME.items()}
+    for name, (inputs, fn, oracle) in NUMBERS.items():
+        got, want = (f(*[given[n] for n in inputs.split()]) for f, given in ((fn, SAME), (oracle, arrays)))
+        for t, a in zip(*(r if isinstance(r, list) else [r] for r in (got, want)), strict=True):
+            same(t, a, name)
+
+
+KINKS = {
+    "abs": ("k", wf.abs, jnp.abs),
+    "relu": ("k", wf.relu, jax.nn.relu),
+    "sign": ("k", wf.sign, jnp.sign),
+    "maximum": ("k l", wf.maximum, jnp.maximum),
+    "minimum": ("k l", wf.minimum, jnp.minimum),
+    "max number": ("k", lambda k: wf.maximum(k, 0.0), lambda k: jnp.maximum(k, 0.0)),
+    "clip": ("k", lambda k: wf.clip(k, 0.0, 0.5), lambda k: jnp.clip(k, 0.0, 0.5)),
+    "round": ("k", wf.round, jnp.round),
+    "sinh at 0": ("k", lambda k: wf.square(wf.sinh(k)), lambda k: jnp.square(jnp.sinh(k))),
+}
+
+
+@few_places
+def test_gradients_at_kinks_and_ties(mesh, layout):
+    grid = np.random.default_rng(0).integers(-2, 3, (2, 6, 3)).astype(np.float32) / 2
+    check(KINKS, mesh, layout, {"k": wf.tensor(grid[0], "a=6 b=3"), "l": wf.tensor(grid[1], "a=6 b=3")})
+
+
+SPECIAL = {
+    "isnan": ("x", wf.isnan, jnp.isnan),
+    "isinf": ("x", wf.isinf, jnp.isinf),
+    "isfinite": ("x", wf.isfinite, jnp.isfinite),
+    "relu": ("x", wf.relu, jax.nn.relu),
+    "exp": ("x", wf.exp, jnp.exp),
+    "x - x": ("x", lambda x: x - x, lambda x: x - x),
+    "where": ("x", lambda x: wf.where(wf.isfinite(x), x, 0.0), lambda x: jnp.where(jnp.isfinite(x), x, 0.0)),
+}
+
+
+def test_infinities_and_nan_stay_where_they_are():
+    values = np.linspace(-1, 1, 18, dtype=np.float32).reshape(6, 3)
+    values[0, 0], values[3, 1], values[5, 2], values[2, 2] = np.inf, -np.inf, np.nan, np.inf
+    check(SPECIAL, "x=2 y=4", "b:x a:y", {"x": wf.tensor(values, "a=6 b=3")})
+
+
+# Padding is zero: a function that is infinite there must not spoil what flows back through a matrix.
+SINGULAR = {
+    "log": (wf.log, jnp.log),
+    "sqrt": (wf.sqrt, jnp.sqrt),
+    "rsqrt": (wf.rsqrt, jax.lax.rsqrt),
+    "reciprocal": (wf.reciprocal, jnp.reciprocal),
+    "1 / h": (lambda h: 1.0 / h, lambda h: 1.0 / h),
+    "h / h²": (lambda h: h / (h * h), lambda h: h / (h * h)),
+    "h ** 0.5": (lambda h: h**0.5, lambda h: h**0.5),
+    "h ** h": (lambda h: h**h, lambda h: h**h),
+    "cbrt": (wf.cbrt, jnp.cbrt),
+    "hypot": (lambda h: wf.hypot(h, h), lambda h: jnp.hypot(h, h)),
+    "arctan2": (lambda h: wf.arctan2(h, h), lambda h: jnp.arctan2(h, h)),
+    "lgamma": (wf.lgamma, jax.lax.lgamma),
+    "h % h²": (lambda h: h % (h * h), lambda h: h % (h * h)),
+}
+THROUGH = {
+    name: (
+        "v w",
+        lambda v, w, fn=fn: wf.sum(fn(wf.einsum(v, w, out=["batch", "h"])), "batch"),
+        lambda v, w, fn=oracle: jnp.sum(fn(v @ w), 0),
+    )
+    for name, (fn, oracle) in SINGULAR.items()
+}
+
+
+@pytest.mark.parametrize("mesh, layout", [("x=8", "batch:x"), ("x=2 y=4", "batch:x h:y")])
+def test_padding_is_neutral(mesh, layout):
+    tensors = {"v": real(0, "batch=9 io=2", 0.2, 1.0), "w": real(1, "io=2 h=5", 0.2, 1.0)}
+    check(THROUGH, mesh, layout, tensors, rtol=3e-5)
+
+
+def test_weak_types_and_dtypes():
+    def program(f, h, i):
+        return {
+            "f32 * 2.0": f * 2.0,
+            "bf16 * 2.0": h * 2.0,
+            "2.0 - bf16": 2.0 - h,
+            "bf16 / 3": h / 3,
+            "bf16 + f32": h + f,
+            "i32 * 2": i * 2,
+            "i32 * 2.0": i * 2.0,
+            "i32 / 2": i / 2,
+            "max": wf.maximum(h, 0.0),
+            "where": wf.where(h > 0, h, 1.0),
+            "sum": wf.sum(h) * 2.0,
+        }
+
+    f, h, i = real(0, "a=3"), real(1, "a=3").astype(jnp.bfloat16), whole(2, "a=3", 0, 5)
+    want = dict.fromkeys(("bf16 * 2.0", "2.0 - bf16", "bf16 / 3", "max", "where", "sum"), jnp.bfloat16)
+    want |= {"i32 * 2": jnp.int32}
+    staged = wf.spmd(program, "x=2", "a:x")(f, h, i)
+    for results in (program(f, h, i), staged):
+        for name, t in results.items():
+            assert t.dtype == want.get(name, jnp.float32), name
+    # A number that is handed over is as weak as one written in the program.
+    assert wf.spmd(lambda h, n: h * n, "x=2", "a:x")(h, 2.0).dtype == jnp.bfloat16
+
+
+def test_complex_numbers():
+    values = np.array([1 + 2j, -1j, 0.5, 3 - 1j, 2], np.complex64)
+    fn = lambda c: [abs(c), c * (2 + 1j), wf.exp(c), c / c, wf.sum(c), wf.mean(c), wf.var(c), wf.std(c)]
+    oracle = lambda c: [abs(c), c * (2 + 1j), np.exp(c), c / c, c.sum(), c.mean(), c.var(), c.std()]
+    got = wf.spmd(fn, "x=2", "a:x")(wf.tensor(values, "a=5"))
+    for t, a in zip(got, oracle(values), strict=True):
+        same(t, a)
+
+
+MAKE_PLACES = [("", ""), ("x=2", "a:x"), ("x=8", "a:x"), ("x=2 y=2", "a:x b:y"), ("x=2 y=2", "b:x+y")]
+
+
+@pytest.mark.parametrize("mesh, layout", MAKE_PLACES, ids=[f"{m}-{lay}" for m, lay in MAKE_PLACES])
+def test_make(mesh, layout):
+    a, b = wf.dims("a=5 b=3")
+
+    def program(x):
+        return [
+            wf.zeros([a, b]),
+            wf.ones([b, a], jnp.bfloat16),
+            wf.full("a=5 b=3", 7),
+            wf.full([a], 2.5),
+            wf.full([a], True),
+            wf.full([b], -np.inf, jnp.float32),
+            wf.arange(a),
+            wf.arange(b, float),
+            wf.full([a, b], wf.sum(x)) + x,
+            wf.tensor(np.arange(15.0, dtype=np.float32).reshape(5, 3), [a, b]),
+            wf.zeros(""),
+        ]
+
+    x = real(0, "a=5 b=3")
+    total = jnp.sum(x.array)
+    want = [
+        jnp.zeros((5, 3)),
+        jnp.ones((3, 5), jnp.bfloat16),
+        jnp.full((5, 3), 7),
+        jnp.full((5,), 2.5),
+        jnp.full((5,), True),
+        jnp.full((3,), -jnp.inf),
+        jnp.arange(5),
+        jnp.arange(3, dtype=float),
+        total + x.array,
+        jnp.arange(15.0).reshape(5, 3),
+        jnp.zeros(()),
+    ]
+    for results in (wf.spmd(program, mesh, layout)(x), program(x)):
+        for n, (t, expect) in enumerate(zip(results, want, strict=True)):
+            same(t, expect, str(n))
+
+
+def test_equal_numbers_of_different_types_are_different_signatures():
+    """1 == 1.0 == True, and yet full() makes other tensors of them."""
+    assert [str(wf.full("a=2", n).dtype) for n in (1, 1.0, True)] == ["int32", "float32", "bool"]
+    zeros = wf.full("a=1", 0.0), wf.full("a=1", -0.0)
+    assert [bool(np.signbit(z.numpy()[0])) for z in zeros] == [False, True]
+
+
+@pytest.mark.parametrize("mesh, layout", MAKE_PLACES, ids=[f"{m}-{lay}" for m, lay in MAKE_PLACES])
+def test_from_callback(mesh, layout):
+    values, asked = np.arange(15.0, dtype=np.float32).reshape(5, 3), []
+
+    def part(where):
+        asked.append(values[where].size)
+        return values[where]
+
+    t = wf.from_callback(part, "a=5 b=3", wf.Mesh(mesh), wf.Layout(layout))
+    same(t, values)
+    same(t * 2.0, values * 2)
+    if mesh:
+        assert max(asked) < values.size  # no host was asked for more than its slices
+
+
+def test_where_needs_truth_values():
+    with pytest.raises(TensorTypeError, match="chooses by truth values"):
+        wf.where(SAME["i"], SAME["x"], 0.0)
+
+
+def test_undefined_dtypes_are_errors():
+    with pytest.raises(TensorTypeError, match="not defined for"):
+        wf.bitwise_and(SAME["x"], 1)
