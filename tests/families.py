@@ -133,6 +133,10 @@ def swapped(x: Named, names: Sequence[str]) -> Named:
     return Named(A.transpose(x.array, [x.names.index(n) for n in names]), tuple(names))
 
 
+def renamed(x: Named, names: dict[str, str]) -> Named:
+    return Named(x.array, tuple(names.get(n, n) for n in x.names))
+
+
 def einsum(*tensors: Named, out: Sequence[str]) -> Named:
     letters = dict(zip(union(*tensors), string.ascii_letters, strict=False))
     terms = ",".join("".join(letters[n] for n in x.names) for x in tensors)
@@ -478,6 +482,11 @@ def draw_einsum(d: Any) -> Any:
     return found, {"out": out[: 3 if len(out) > 3 else len(out)]}
 
 
+def draw_square(d: Any) -> Any:
+    (n,), options = one_along()(d)
+    return (n,), options | {"new": d.name(d.env[n].names)}
+
+
 family(
     "contract",
     {
@@ -498,14 +507,11 @@ family(
             lambda *xs, out: einsum(*xs, out=[n for n in union(*xs) if n in out]),
             exact=True,
         ),
-        "x @ x": Op(  # both operands the same tensor, its dims renamed
-            one_along(),
-            lambda x, dim: wf.einsum(
-                x, x.rename(**{dim: "z"}), reduce=[d for d in x.dims if d.name != dim]
-            ),
-            lambda x, dim: einsum(
-                x, Named(x.array, tuple("z" if n == dim else n for n in x.names)), out=(dim, "z")
-            ),
+        # both operands are the same tensor, one dim renamed
+        "x @ x": Op(
+            draw_square,
+            lambda x, dim, new: wf.einsum(x, x.rename(**{dim: new}), out=[dim, new]),
+            lambda x, dim, new: einsum(x, renamed(x, {dim: new}), out=(dim, new)),
             exact=True,
         ),
     },
@@ -738,7 +744,7 @@ family(
         "rename": Op(
             draw_rename,
             lambda x, names: x.rename(**names),
-            lambda x, names: Named(x.array, tuple(names[n] for n in x.names)),
+            renamed,
             exact=True,
             apart=True,
         ),
@@ -1183,7 +1189,7 @@ def _conv(
     dilation: int,
     transpose: bool,
 ) -> Named:
-    kernel = Named(y.array, tuple(names[n] for n in y.names))
+    kernel = renamed(y, names)
     out = _conv_out(x.names, kernel.names, window, groups)
     for dim, tap in window.items():
         if transpose:

@@ -27,6 +27,9 @@ from .ops.shape import transpose
 from .tensor import Tensor, describe, entry, is_tensor, place, with_role
 
 
+_NONE: frozenset[str] = frozenset()
+
+
 def grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
@@ -62,12 +65,13 @@ def value_and_grad(
     @functools.wraps(f)
     def run(*args: Any, **kwargs: Any) -> Any:
         _check_places(places, args)
-        chosen = [args[n] for n in places]
+        numbers = [n % len(args) for n in places]
+        chosen = [args[n] for n in numbers]
         leaves, tree = jax.tree.flatten(chosen, is_leaf=is_tensor)
         _check_inputs(leaves)
 
         def call(leaves: list[Any]) -> tuple[Any, Any]:
-            new = dict(zip(places, jax.tree.unflatten(tree, leaves), strict=True))
+            new = dict(zip(numbers, jax.tree.unflatten(tree, leaves), strict=True))
             out = f(*[new.get(n, a) for n, a in enumerate(args)], **kwargs)
             value, aux = _pair(out) if has_aux else (out, None)
             return _scalar(value), aux
@@ -77,9 +81,9 @@ def value_and_grad(
             value, grads, aux = _eager(call, leaves)
         else:
             value, grads, aux = _staged(program, call, leaves)
-        grads = jax.tree.unflatten(tree, grads)
-        grads = grads[0] if isinstance(argnums, int) else tuple(grads)
-        return ((value, aux) if has_aux else value), grads
+        chosen = jax.tree.unflatten(tree, grads)
+        value = (value, aux) if has_aux else value
+        return value, chosen[0] if isinstance(argnums, int) else tuple(chosen)
 
     return entry(run, "grad of ")
 
@@ -140,8 +144,8 @@ def _eager(call: Any, leaves: list[Any]) -> tuple[Any, list[Any], Any]:
 
 def _staged(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, list[Any], Any]:
     slices = [settle(as_slice(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    forms = [_forms(program, t) if isinstance(t, Tensor) else [(frozenset(), t)] for t in slices]
-    used: set[tuple[int, frozenset[str]]] = set()
+    forms = [_forms(program, t) if isinstance(t, Tensor) else [(_NONE, t)] for t in slices]
+    used: set[tuple[int, frozenset[str]]] = set()  # leaves, and the axes their form varies over
 
     def arrays(inputs: list[list[Any]]) -> tuple[Any, Any]:
         with program.frame() as frame:
@@ -158,7 +162,7 @@ def _staged(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, list[A
                 same = Tensor(
                     base, t.dims, role=t.role, mesh=t.mesh, layout=t.layout, splits=t.splits
                 )
-                same._watch = functools.partial(used.add, (n, frozenset()))
+                same._watch = functools.partial(used.add, (n, _NONE))
                 inner.append(same)
             value, aux = call(inner)
             value = settle(as_slice(value))

@@ -22,7 +22,7 @@ from .spmd import op
 from .tensor import Tensor
 
 
-def _draw(draw: Any, key: Any, dims: Any) -> Tensor:
+def _draw(draw: Any, key: Any, dims: Any, *options: Any) -> Tensor:
     """A tensor of which every device draws its own block."""
     dims = as_dims(dims)
     _check_key(key)
@@ -32,7 +32,7 @@ def _draw(draw: Any, key: Any, dims: Any) -> Tensor:
     sizes = tuple(program.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True))
     starts = tuple(start_of(axes, n) for axes, n in zip(splits, sizes, strict=True))
     try:
-        array = draw(key, shape, starts, sizes)
+        array = draw(key, shape, starts, sizes, *options)
     except ValueError as error:
         said, _, hint = str(error).partition("hint:")
         fact, _, rule = said.strip().partition("\n")
@@ -61,7 +61,7 @@ def _is_key(key: Any) -> bool:
 @op
 def bits(key: Any, dims: Any, bit_width: int = 32) -> Tensor:
     """Random bits as unsigned integers, equal to `jax.random.bits`."""
-    return _draw(lambda *where: counter.block_bits(*where, bit_width), key, dims)
+    return _draw(counter.block_bits, key, dims, bit_width)
 
 
 @op
@@ -75,13 +75,13 @@ def uniform(
     >>> bool((x.array == jax.random.uniform(jax.random.key(0), (3,))).all())
     True
     """
-    return _draw(lambda *where: counter.block_uniform(*where, dtype, low, high), key, dims)
+    return _draw(counter.block_uniform, key, dims, dtype, low, high)
 
 
 @op
 def normal(key: Any, dims: Any, dtype: Any = jnp.float32) -> Tensor:
     """Standard normal numbers, equal to `jax.random.normal`."""
-    return _draw(lambda *where: counter.block_normal(*where, dtype), key, dims)
+    return _draw(counter.block_normal, key, dims, dtype)
 
 
 @op
@@ -90,12 +90,13 @@ def truncated_normal(
 ) -> Tensor:
     """Standard normal numbers between two bounds."""
     root = jnp.asarray(2.0, dtype) ** 0.5
-    low, high = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
+    bounds = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
 
-    def draw(*where: Any) -> Any:
-        edges = jax.lax.erf(low / root), jax.lax.erf(high / root)
-        drawn = root * jax.lax.erf_inv(counter.block_uniform(*where, dtype, *edges))
-        inside = jnp.nextafter(low, high), jnp.nextafter(high, low)
+    def draw(key: Any, shape: Any, starts: Any, sizes: Any) -> Any:
+        edges = (jax.lax.erf(bound / root) for bound in bounds)
+        drawn = counter.block_uniform(key, shape, starts, sizes, dtype, *edges)
+        drawn = root * jax.lax.erf_inv(drawn)
+        inside = jnp.nextafter(*bounds), jnp.nextafter(*bounds[::-1])
         return jax.lax.optimization_barrier(jnp.clip(drawn, *inside))
 
     return _draw(draw, key, dims)
@@ -106,8 +107,8 @@ def gumbel(key: Any, dims: Any, dtype: Any = jnp.float32) -> Tensor:
     """Gumbel numbers: `-log(-log(uniform))`."""
     tiny = jnp.finfo(dtype).tiny
 
-    def draw(*where: Any) -> Any:
-        drawn = counter.block_uniform(*where, dtype, tiny, 1.0)
+    def draw(key: Any, shape: Any, starts: Any, sizes: Any) -> Any:
+        drawn = counter.block_uniform(key, shape, starts, sizes, dtype, tiny, 1.0)
         return jax.lax.optimization_barrier(-jnp.log(-jnp.log(drawn)))
 
     return _draw(draw, key, dims)
@@ -116,51 +117,31 @@ def gumbel(key: Any, dims: Any, dtype: Any = jnp.float32) -> Tensor:
 @op(numbers="dynamic")
 def bernoulli(key: Any, dims: Any, p: Any = 0.5) -> Tensor:
     """True with probability p, a number or a tensor."""
-    drawn = _draw(lambda *where: counter.block_uniform(*where, jnp.float32), key, dims)
+    drawn = _draw(counter.block_uniform, key, dims, jnp.float32)
     return elementwise(jnp.less, [drawn, p], False, False)
 
 
 @op
 def randint(key: Any, dims: Any, low: int, high: int, dtype: Any = jnp.int32) -> Tensor:
-    """Whole numbers in [low, high), each as likely as the others to within 2⁻³²."""
+    """Whole numbers in [low, high), equal to `jax.random.randint` for 32-bit types."""
     span = int(high) - int(low)
-    if not 0 < span <= 2**32:
+    if not 0 < span < 2**32:
         raise ShapeError(
-            f"there is no whole number in [{low}, {high}), or more than 2³² of them",
+            f"there is no whole number in [{low}, {high}), or 2³² of them or more",
             rule="randint draws from low up to, not including, high",
             hint="check the bounds",
         )
     _check_key(key)
+    # 64 random bits modulo the span, in two words of 32: the upper one counts 2³² = 2¹⁶ · 2¹⁶ fold.
+    half = 2**16 % span
+    size, fold = jnp.uint32(span), jnp.uint32(half * half % 2**32 % span)
     first, second = jax.random.split(key)
 
     def draw(_: Any, *where: Any) -> Any:
-        # 64 random bits modulo the span, in two words: 2³² mod span carries the upper one.
-        if span == 2**32:
-            return counter.block_bits(second, *where).astype(dtype) + jnp.asarray(low, dtype)
-        size = jnp.uint32(span)
-        upper = counter.block_bits(first, *where) % size
-        lower = counter.block_bits(second, *where) % size
-        number = _modular(upper, 2**32 % span, span) + lower.astype(jnp.uint32)
-        number = jnp.where((number < lower) | (number >= size), number - size, number)
-        return number.astype(dtype) + jnp.asarray(low, dtype)
+        upper, lower = (counter.block_bits(k, *where) % size for k in (first, second))
+        return ((upper * fold + lower) % size).astype(dtype) + jnp.asarray(low, dtype)
 
     return _draw(draw, key, dims)
-
-
-def _modular(number: Any, factor: int, span: int) -> Any:
-    """number · factor modulo span, in 32 bits: by doubling, as the product would overflow."""
-    size, total, power = jnp.uint32(span), jnp.zeros_like(number), number
-    while factor:
-        if factor & 1:
-            total = _add_modular(total, power, size)
-        power = _add_modular(power, power, size)
-        factor >>= 1
-    return total
-
-
-def _add_modular(a: Any, b: Any, size: Any) -> Any:
-    total = a + b
-    return jnp.where((total < a) | (total >= size), total - size, total)
 
 
 @op

@@ -102,17 +102,10 @@ def align(array: Any, have: Sequence[Dim], want: Sequence[Dim]) -> Any:
     return array.reshape([next(sizes) if d in have else 1 for d in want])
 
 
-def _all_pending(operands: Sequence[Any]) -> bool:
+def _all_pending(operands: Sequence[Tensor]) -> bool:
     """Whether all operands are pending sums over the same axes, in the same form."""
-    first = operands[0]
-    return all(
-        isinstance(t, Tensor)
-        and t.is_slice
-        and t.pending
-        and t.pending == first.pending
-        and set(zip(t.dims, t.splits, strict=True)) == set(zip(first.dims, first.splits, strict=True))
-        for t in operands
-    )
+    forms = [(t.pending, set(zip(t.dims, t.splits or (), strict=False))) for t in operands]
+    return bool(operands[0].pending) and all(form == forms[0] for form in forms)
 
 
 def _linear(fn: Callable[..., Any], operands: Sequence[Tensor], *numbers: Any) -> Tensor:
