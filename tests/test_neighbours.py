@@ -104,7 +104,7 @@ CONVS = {
     "stride and dilation": (
         "b=2 h=13 w=9 c=2", "kh=3 kw=3 c=2 o=3", HW,
         {"stride": {"h": 2, "w": 3}, "dilation": {"h": 1, "w": 2}},
-        [("x=2 y=2", "w:y h:x"), ("x=2 y=2", "w:x+y")],
+        [("x=2 y=2", "w:y h:x"), ("x=2 y=2", "w:y+x")],
     ),
     "explicit": (
         "b=2 h=13 w=9 c=2", "kh=3 kw=4 c=2 o=3", HW,

@@ -143,7 +143,7 @@ def _eager(call: Any, leaves: list[Any]) -> tuple[Any, list[Any], Any]:
 
 
 def _staged(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, list[Any], Any]:
-    slices = [settle(as_slice(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    slices = [_entered(leaf) for leaf in leaves]
     forms = [_forms(program, t) if isinstance(t, Tensor) else [(_NONE, t)] for t in slices]
     used: set[tuple[int, frozenset[str]]] = set()  # leaves, and the axes their form varies over
 
@@ -175,7 +175,7 @@ def _staged(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, list[A
 
     inputs = [[array for _, array in mine] for mine in forms]
     value, pull, aux = jax.vjp(arrays, inputs, has_aux=True)
-    (cotangents,) = pull(jnp.ones((), value.dtype))
+    (cotangents,) = pull(jnp.ones_like(value))
     grads: list[Any] = []
     for n, (t, mine, given) in enumerate(zip(slices, forms, cotangents, strict=True)):
         if not isinstance(t, Tensor):
@@ -235,8 +235,20 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
 
 def _entered(leaf: Any) -> Any:
-    """Inside a program, a leaf as a settled slice."""
-    return _settled(leaf) if context.current() is not None else leaf
+    """Inside a program, a leaf as a settled slice.
+
+    Inside a vmap over a split dim every place has a derivative of its own, so what is differentiated
+    varies over the dim's axes: else JAX would add up the derivatives of different places.
+    """
+    program = context.current()
+    if program is None or not isinstance(leaf, Tensor):
+        return leaf
+    leaf = _settled(leaf)
+    if program.mapped <= collectives.varying(leaf._held):
+        return leaf
+    form = Form.of(leaf)
+    assert form is not None
+    return form.around(collectives.vary(leaf._array, program.mapped))
 
 
 def _framed(f: Callable[..., Any]) -> Callable[..., Any]:

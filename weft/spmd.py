@@ -141,7 +141,7 @@ class Program:
         from jax import export
 
         staged, arrays = self._prepare(args, kwargs)
-        return export.export(staged.call)(*self._abstract(arrays))
+        return export.export(staged.call.jitted)(*self._abstract(arrays))
 
     def collectives(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Every collective of one call: kind, axes, bytes on one device, how often it runs."""
@@ -206,7 +206,7 @@ class Program:
                 key.append((np.shape(leaf), getattr(leaf, "dtype", type(leaf)), _weak(leaf)))
                 arrays.append(leaf)
             else:
-                key.append(leaf)
+                key.append(leaf if isinstance(leaf, _Static) else _Static(leaf))
         try:
             staged = self._staged.get(tuple(key))
         except TypeError:
@@ -395,16 +395,18 @@ class _Call:
 
 
 class _Static:
-    """An argument that is part of the signature."""
+    """An argument that is part of the signature; 1, 1.0 and True are equal, and not the same."""
 
     def __init__(self, value: Any):
         self.value = value
+        # -0.0 == 0.0 and nan != nan; their text tells.
+        self._told = (type(value), repr(value) if isinstance(value, float | complex) else value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and bool(self.value == other.value)
+        return isinstance(other, _Static) and bool(self._told == other._told)
 
     def __hash__(self) -> int:
-        return hash(self.value)
+        return hash(self._told)
 
     def __repr__(self) -> str:
         return repr(self.value)

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .. import context
+from .. import collectives, context
 from ..dims import pick, union
 from ..errors import DimError, TensorTypeError
 from ..forms import as_slice, fill_padding, slice_tensor, together
@@ -74,4 +74,6 @@ def contract(slices: list[Tensor], kept: tuple[Any, ...], precision: Any = None)
     formula = f"{terms}->{''.join(letters[d] for d in kept)}"
     result = jnp.einsum(formula, *arrays, precision=precision)
     pending = {axis for d in summed for axis in splits[d]}
+    if pending and result.dtype == jnp.bool_:  # the sum of truth values is "any", as in jax.numpy
+        return slice_tensor(collectives.all_reduce_max(result, tuple(sorted(pending))), kept)
     return slice_tensor(result, kept, pending=pending)

@@ -161,7 +161,6 @@ UNARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
     "reciprocal": (jnp.reciprocal, False, True),
     "relu": (jax.nn.relu, True, False),
     "relu6": (jax.nn.relu6, True, False),
-    "round": (jnp.round, True, False),
     "rsqrt": (jax.lax.rsqrt, False, True),
     "selu": (jax.nn.selu, True, False),
     "sigmoid": (jax.nn.sigmoid, False, False),
@@ -302,14 +301,15 @@ def astype(x: Tensor, dtype: Any) -> Tensor:
 
 @op(numbers="dynamic")
 def where(condition: Any, x: Any, y: Any) -> Tensor:
-    """`x` where the condition holds and `y` elsewhere, broadcasting by name."""
+    """`x` where the condition holds and `y` elsewhere, broadcasting by name; in the values' order."""
     if isinstance(condition, Tensor) and condition.dtype != jnp.bool_:
         raise TensorTypeError(
             f"the condition is {describe(condition)}",
             rule="where() chooses by truth values",
             hint="compare first, for example wf.where(x > 0, x, 0)",
         )
-    return elementwise(jnp.where, [condition, x, y], True, False)
+    # A mask seldom has all dims: the values' order saves transposing them.
+    return elementwise(lambda x, y, c: jnp.where(c, x, y), [x, y, condition], True, False)
 
 
 @op(numbers="dynamic")
@@ -320,6 +320,12 @@ def clip(x: Any, low: Any = None, high: Any = None) -> Tensor:
     if high is not None:
         x = elementwise(jnp.minimum, [x, high], True, False)
     return as_slice(x)
+
+
+@op
+def round(x: Tensor, decimals: int = 0) -> Tensor:
+    """`x` rounded to so many decimals, halves to the even neighbour, as `jax.numpy.round`."""
+    return elementwise(lambda a: jnp.round(a, decimals), [x], True, False)
 
 
 @op(numbers="dynamic")
@@ -339,6 +345,6 @@ def stop_gradient(x: Any) -> Any:
 
 
 __all__ = [
-    "add", "astype", "clip", "divide", "multiply", "negative", "stop_gradient", "subtract", "where",
+    "add", "astype", "clip", "divide", "multiply", "negative", "round", "stop_gradient", "subtract", "where",
     *UNARY, *(n for n in BINARY if n not in ("divide", "multiply")),
 ]  # fmt: skip

@@ -403,7 +403,8 @@ def _convolve(
         feature_group_count=math.prod(sizes[d] for d in roles.groups),
     )
     for place, more in enumerate(spare, 1):
-        array = lax.slice_in_dim(array, 0, array.shape[place] - more, axis=place)
+        if more:
+            array = lax.slice_in_dim(array, 0, -1, axis=place)
     last = roles.groups + roles.features
     shape = [sizes[d] for d in roles.batch] + list(array.shape[1:-1])
     shape += [kernel_sizes[d] for d in last]

@@ -78,6 +78,8 @@ def mean(x: Tensor, dims: Any = None) -> Tensor:
 def var(x: Tensor, dims: Any = None) -> Tensor:
     """The (population) variance over dims, by default over all of them."""
     centred = x - mean(x, dims)
+    if jnp.issubdtype(centred.dtype, jnp.complexfloating):
+        return mean(elementwise(lambda a: (a * jnp.conj(a)).real, [centred], True, False), dims)
     return mean(centred * centred, dims)
 
 

@@ -131,12 +131,11 @@ def _same_size(old: Sequence[Dim], new: Sequence[Dim]) -> None:
 
 
 def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[tuple[list[Dim], list[Dim]]]:
-    """Both lists cut into runs of equal product, as short as can be."""
+    """Both lists, but for dims of size 1, cut into runs of equal product, as short as can be."""
     groups: list[tuple[list[Dim], list[Dim]]] = []
-    rest_old, rest_new = list(old), list(new)
-    while rest_old or rest_new:
-        left, right = rest_old[:1], rest_new[:1]
-        del rest_old[:1], rest_new[:1]
+    rest_old, rest_new = ([d for d in dims if d.size != 1] for dims in (old, new))
+    while rest_old:
+        left, right = [rest_old.pop(0)], [rest_new.pop(0)]
         while math.prod(d.size for d in left) != math.prod(d.size for d in right):
             short = math.prod(d.size for d in left) < math.prod(d.size for d in right)
             (left if short else right).append((rest_old if short else rest_new).pop(0))
@@ -149,25 +148,23 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     program.splits(new)
     assert x.splits is not None
     now = dict(zip(x.dims, x.splits, strict=True))
-    old_splits: list[Any] = []
-    new_splits: list[Any] = []
-    shape: list[int] = []
+    before: dict[Dim, tuple[str, ...]] = {}
+    after: dict[Dim, tuple[str, ...]] = {}
     for left, right in _groups(x.dims, new):
-        lead = now[left[0]] if left and right else ()
-        ways = program.ways(lead)
-        one_to_one = len(left) == 1 and len(right) == 1
+        ways = program.ways(now[left[0]])
         # A split run can be reshaped locally where only its leading dim is split, and the pieces of
         # the leading dims on both sides are whole blocks of the same elements.
-        local = bool(left and right) and not any(now[d] for d in left[1:])
-        local &= one_to_one or (left[0].size % ways == 0 and right[0].size % ways == 0)
-        keep = lead if local else ()
-        old_splits += [keep if n == 0 else () for n in range(len(left))]
-        new_splits += [keep if n == 0 else () for n in range(len(right))]
-        shape += [program.slice_size(d, keep if n == 0 else ()) for n, d in enumerate(right)]
+        same = len(left) == len(right) == 1
+        whole = left[0].size % ways == 0 and right[0].size % ways == 0
+        if (same or whole) and not any(now[d] for d in left[1:]):
+            before[left[0]] = after[right[0]] = now[left[0]]
+    splits = tuple(before.get(d, ()) for d in x.dims)
+    new_splits = tuple(after.get(d, ()) for d in new)
     array, pending = x._array, x.pending
-    if x.splits != tuple(old_splits):
-        array, pending = in_form(x, tuple(old_splits)), frozenset()
-    return slice_tensor(array.reshape(shape), new, tuple(new_splits), pending)
+    if x.splits != splits:
+        array, pending = in_form(x, splits), frozenset()
+    shape = [program.slice_size(d, axes) for d, axes in zip(new, new_splits, strict=True)]
+    return slice_tensor(array.reshape(shape), new, new_splits, pending)
 
 
 @op
