@@ -1234,21 +1234,32 @@ def draw_random(d: Any) -> Any:
     return (), {"dims": d.dims(d.draw(integers(1, 3))), "seed": d.draw(integers(0, 99))}
 
 
-def _random(fn: Callable[..., Any], theirs: Callable[..., Any] | None = None, **fixed: Any) -> Op:
-    """A draw by a seed and dims: `theirs(key, shape, …)` is the oracle, or our own eager op."""
+@functools.cache
+def flat_draw(fn: Callable[..., Any], seed: int, **options: Any) -> np.ndarray:
+    """A draw along one long dim. An element depends on its place among all in row-major order, and so this
+    is the beginning of every draw by that key: one compilation serves all shapes."""
+    with jax.ensure_compile_time_eval():
+        if fn.__module__.startswith("jax"):
+            return np.asarray(fn(jax.random.key(seed), (MOST_ELEMENTS,)))
+        return fn(jax.random.key(seed), wf.Dim("n", MOST_ELEMENTS), **options).numpy()
 
-    def weft(dims: Any, seed: int) -> wf.Tensor:
-        return fn(jax.random.key(seed), as_dims(dims), **fixed)
 
-    @functools.lru_cache
-    def draw(dims: Any, seed: int) -> Any:
-        with jax.ensure_compile_time_eval():
-            if theirs is None:
-                return weft(dims, seed).numpy()
-            return np.asarray(theirs(jax.random.key(seed), tuple(size for _, size in dims)))
+def drawn(fn: Callable[..., Any], shape: Sequence[int], seed: int, **options: Any) -> np.ndarray:
+    return flat_draw(fn, seed, **options)[: math.prod(shape)].reshape(shape)
+
+
+def _random(
+    ours: Callable[..., Any], theirs: Callable[..., Any] | None = None, **options: Any
+) -> Op:
+    """A draw by a seed and dims; where `jax.random` has none that is equal, ours on one device."""
 
     def oracle(dims: Any, seed: int) -> Named:
-        return Named(draw(tuple(dims), seed), tuple(n for n, _ in dims))
+        shape = [size for _, size in dims]
+        array = drawn(theirs, shape, seed) if theirs else drawn(ours, shape, seed, **options)
+        return Named(array, tuple(n for n, _ in dims))
+
+    def weft(dims: Any, seed: int) -> wf.Tensor:
+        return ours(jax.random.key(seed), as_dims(dims), **options)
 
     return Op(draw_random, weft, oracle)
 
@@ -1257,19 +1268,14 @@ def draw_drop(d: Any) -> Any:
     return (d.value("f", 1),), {"rate": d.choose([0.1, 0.5]), "seed": d.draw(integers(0, 99))}
 
 
-def _ours(fn: Callable[..., Any], x: Named, seed: int, *more: Any) -> np.ndarray:
-    """A draw by Weft on one device, with the dims of x."""
-    with jax.ensure_compile_time_eval():
-        return fn(jax.random.key(seed), as_dims(dims_of(x)), *more).numpy()
-
-
 def _dropped(x: Named, rate: float, seed: int) -> Named:
-    kept = _ours(wf.random.bernoulli, x, seed, 1.0 - rate)
+    kept = drawn(wf.random.bernoulli, x.array.shape, seed, p=1.0 - rate)
     return Named(A.where(kept, x.array / (1.0 - rate), 0), x.names)
 
 
 def _categorical(x: Named, dim: str, seed: int) -> Named:
-    return _place("argmax")(Named(x.array + _ours(wf.random.gumbel, x, seed), x.names), dim)
+    noise = drawn(wf.random.gumbel, x.array.shape, seed)
+    return _place("argmax")(Named(x.array + noise, x.names), dim)
 
 
 family(
