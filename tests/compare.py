@@ -1,5 +1,7 @@
 """Weft against an oracle on plain arrays: many ops in one program, each with its own gradient."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,13 +81,13 @@ def computed(rows, mesh, layout, tensors):
     def program(copies, rest):
         def loss(copies):
             outs, total = {}, wf.zeros("")
+            scale = functools.cache(lambda dims: wf.tensor(weights([d.size for d in dims]), dims))
             for name, (inputs, fn, _) in rows.items():
                 given = [copies[name].get(n, rest.get(n)) for n in inputs.split()]
                 outs[name] = outputs(fn(*given))
                 for t in outs[name]:
                     if _is_float(t):
-                        scale = wf.tensor(weights([d.size for d in t.dims]), t.dims)
-                        total = total + wf.sum(t.astype(jnp.float32) * scale)
+                        total = total + wf.sum(t.astype(jnp.float32) * scale(t.dims))
             return total, outs
 
         return wf.grad(loss, has_aux=True)(copies)

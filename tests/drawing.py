@@ -252,6 +252,10 @@ def drawn(random: Random, most_steps: int = 8) -> Case:
     ends = [n for n in range(len(inputs), len(d.env)) if n not in used]
     others = [n for n in range(len(d.env)) if n not in ends]
     results = tuple(sorted({*ends, *d.some(others, least=0)[:2]}))
+    inputs = tuple(  # a rule for the dim of a tensor that is never met would be a warning
+        dataclasses.replace(given, captured=given.captured and n in used | set(results))
+        for n, given in enumerate(inputs)
+    )
     mesh = d.choose(MESHES)
     axes = list(wf.Mesh(mesh).names)
     rules = _layout(d, places, axes)

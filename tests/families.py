@@ -727,8 +727,9 @@ def _stack(*xs: Named, dim: str) -> Named:
 
 def _unstack(x: Named, dim: str) -> list[Named]:
     names = tuple(n for n in x.names if n != dim)
-    axis = x.names.index(dim)
-    return [Named(A.take(x.array, n, axis=axis), names) for n in range(x.sizes[dim])]
+    return [
+        Named(A.take(x.array, n, axis=x.names.index(dim)), names) for n in (0, x.sizes[dim] - 1)
+    ]
 
 
 def _broadcast_to(x: Named, dims: Any) -> Named:
@@ -782,7 +783,12 @@ family(
             apart=True,
         ),
         "stack": Op(draw_stack, lambda *xs, dim: wf.stack(xs, dim), _stack, exact=True),
-        "unstack": Op(one_along("fi"), wf.unstack, _unstack, exact=True),
+        "unstack": Op(  # the first and the last
+            one_along("fi"),
+            lambda x, dim: [wf.unstack(x, dim)[n] for n in (0, -1)],
+            _unstack,
+            exact=True,
+        ),
     },
 )
 
@@ -1512,7 +1518,8 @@ def _by_jax(fn: Callable[..., Any], xs: Sequence[Named]) -> list[Named]:
         names[:] = [x.names for x in out]
         return [x.array for x in out]
 
-    out = jax.jit(arrays)(*[x.array for x in xs])
+    with jax.ensure_compile_time_eval():
+        out = jax.jit(arrays)(*[x.array for x in xs])
     return [Named(np.asarray(a), n) for a, n in zip(out, names, strict=True)]
 
 

@@ -89,9 +89,7 @@ small = wf.Dim("batch", 8)
 def test_q_k_and_v_of_one_tensor_share_one_backward_all_reduce():
     def loss(x, wq, wk, wv):
         h = wf.tanh(x)
-        q, k, v = (
-            wf.einsum(h, w, out=[small, length, heads, d_kv]) for w in (wq, wk, wv)
-        )
+        q, k, v = (wf.einsum(h, w, out=[small, length, heads, d_kv]) for w in (wq, wk, wv))
         return wf.sum(q * k * v)
 
     program = wf.spmd(wf.grad(loss, argnums=0), "data=4 model=2", "batch:data heads:model")

@@ -53,7 +53,16 @@ def test_imports_go_one_way(path):
 
 
 def test_only_collectives_calls_jax_lax_collectives():
-    names = {"psum", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pcast"}
+    names = {
+        "psum",
+        "pmax",
+        "pmin",
+        "all_gather",
+        "psum_scatter",
+        "all_to_all",
+        "ppermute",
+        "pcast",
+    }
     for path in FILES:
         if path.stem in ("collectives", "counter"):
             continue

@@ -98,13 +98,12 @@ class Context:
         top = self.frames[-1]
         if top.state != jax_core.get_opaque_trace_state():
             return make(array)  # a raw JAX transformation inside ours: its tracers are not to be kept
-        home = top
-        for frame in reversed(self.frames):
-            home = frame
-            if id(array) in frame.known or (collective and not frame.lifts_collectives):
-                break
-        else:
-            home = top
+        levels = range(len(self.frames))
+        # An array that no frame knows is JAX's own, and may belong to the innermost trace.
+        level = max((n for n in levels if id(array) in self.frames[n].known), default=levels[-1])
+        if collective:
+            level = max([level, *(n for n in levels if not self.frames[n].lifts_collectives)])
+        home = self.frames[level]
         if home is top:
             made = make(array)
         else:

@@ -543,7 +543,8 @@ def with_role(t: Tensor, role: str) -> Tensor:
 def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
     if t.splits is not None:
         _refuse_optax()
-    settled = t._settled()
+    # JAX fills trees with placeholders of its own; those have no form.
+    settled = t._settled() if hasattr(t._held, "dtype") else t
     return (settled._array,), (t.dims, t.role, t.mesh, t.layout, t.splits is not None)
 
 

@@ -56,8 +56,8 @@ def transpose(x: Tensor, dims: Any) -> Tensor:
 def broadcast_to(x: Tensor, dims: Any) -> Tensor:
     """The tensor repeated along the dims that it has not; `dims` are all dims of the result."""
     x = as_slice(x)
-    every = union([as_dims([d for d in ([dims] if isinstance(dims, Dim) else dims)]), x.dims])
     wanted = as_dims(dims)
+    every = union([wanted, x.dims])
     if len(every) != len(wanted):
         lost = [d for d in every if d not in wanted]
         raise DimError(

@@ -1,0 +1,139 @@
+"""einsum against jax.numpy.einsum."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compare import check, real, truth, whole
+
+import weft as wf
+from weft.errors import DimError, LayoutError, TensorTypeError
+
+# a=4 is even over 2; b=3, c=5 and d=3 are not; over 8, b and c leave devices with nothing but padding.
+PLACES = [
+    ("x=2 y=2 z=2", "a:x b:y c:z"),
+    ("x=2 y=2", "b:x+y"),
+    ("x=8", "c:x"),
+    ("x=2 y=4", "d:x a:y"),
+]
+places = pytest.mark.parametrize("mesh, layout", PLACES, ids=[f"{m}-{lay}" for m, lay in PLACES])
+# The names of the operands are their dims: the formula is that of jax.numpy.
+FORMULAS = [
+    "ab,bc->ac",
+    "ab,bc->ca",
+    "ab,bc->abc",
+    "ab,bc->b",
+    "ab,bc->a",
+    "ab,bc->",
+    "ab->ab",
+    "ab->ba",
+    "ab->a",
+    "ab->",
+    "ab,ab->a",
+    "ab,ab->ab",
+    "abc,abd->acd",
+    "abc,abd->dc",
+    "ab,bc,cd->ad",
+    "ab,bc,cd->bd",
+    "ab,,bc->ac",
+    ",->",
+    ",ab->ba",
+    "ab,bc,cd,ad->bd",
+    "ab,bc,cd,ad->",
+    "a,b->ab",
+    "ab,cd->",
+]
+
+
+def row(formula):
+    terms, out = formula.split("->")
+    operands = [t or "r" for t in terms.split(",")]
+    return (
+        " ".join(operands),
+        lambda *t: wf.einsum(*t, out=list(out)),
+        lambda *a: jnp.einsum(formula, *a),
+    )
+
+
+ROWS = {formula: row(formula) for formula in FORMULAS}
+ROWS |= {
+    "reduce=b": ("ab bc", lambda x, y: wf.einsum(x, y, reduce="b"), lambda x, y: x @ y),
+    "reduce=[]": ("ab bc", lambda x, y: wf.einsum(y, x, reduce=[]), lambda x, y: jnp.einsum("bc,ab->bca", y, x)),
+    "reduce by first occurrence": ("bc ab", lambda y, x: wf.einsum(y, x, reduce=["b"]), lambda y, x: jnp.einsum("bc,ab->ca", y, x)),
+    "the same twice": ("ab", lambda x: wf.einsum(x, x, out=["b"]), lambda x: jnp.einsum("ab,ab->b", x, x)),
+    "gram": ("ab", lambda x: wf.einsum(x, x.rename(a="d2"), out=["a", "d2"]), lambda x: x @ x.T),
+    "chained": ("ab bc cd", lambda x, y, z: wf.einsum(wf.einsum(x, y, out=["a", "c"]), z, out=["a", "d"]), lambda x, y, z: x @ y @ z),
+    "added": ("ab bc", lambda x, y: wf.einsum(x, y, out=["a", "c"]) + wf.einsum(x, y * 2.0, out=["c", "a"]), lambda x, y: 3 * (x @ y)),
+}  # fmt: skip
+TENSORS = {
+    name: real(seed, " ".join(f"{n}={dict(a=4, b=3, c=5, d=3)[n]}" for n in name))
+    for seed, name in enumerate(["ab", "bc", "cd", "ad", "abc", "abd", "a", "b"])
+}
+TENSORS["r"] = real(9, "")
+
+
+@places
+def test_einsum(mesh, layout):
+    check(ROWS, mesh, layout, TENSORS, rtol=2e-5, atol=5e-6)
+
+
+TYPES = {
+    "bf16": ("h k", lambda h, k: wf.einsum(h, k, out=["a", "c"]), lambda h, k: jnp.einsum("ab,bc->ac", h, k)),
+    "mixed": ("h y", lambda h, y: wf.einsum(h, y, out=["a", "c"]), lambda h, y: jnp.einsum("ab,bc->ac", h, y)),
+}  # fmt: skip
+WHOLE = {
+    "int": ("i j", lambda i, j: wf.einsum(i, j, out=["a", "c"]), lambda i, j: jnp.einsum("ab,bc->ac", i, j)),
+    "int and float": ("i y", lambda i, y: wf.einsum(i, y, out=["a", "c"]), lambda i, y: jnp.einsum("ab,bc->ac", i, y)),
+    "truth": ("p q", lambda p, q: wf.einsum(p, q, out=["a", "c"]), lambda p, q: jnp.einsum("ab,bc->ac", p, q)),
+    "truth alone": ("p", lambda p: wf.einsum(p, out=["a"]), lambda p: jnp.einsum("ab->a", p)),
+    "precision": ("x y", lambda x, y: wf.einsum(x, y, out=["a", "c"], precision="highest"), lambda x, y: x @ y),
+}  # fmt: skip
+
+
+def test_dtypes():
+    x, y = TENSORS["ab"], TENSORS["bc"]
+    half = {"h": x.astype(jnp.bfloat16), "k": y.astype(jnp.bfloat16), "y": y}
+    check(TYPES, "x=2 y=2", "b:x a:y", half, rtol=0.03, atol=0.03)
+    others = {"i": whole(0, "a=4 b=3", -4, 5), "j": whole(1, "b=3 c=5", -4, 5), "x": x, "y": y}
+    others |= {"p": truth(2, "a=4 b=3"), "q": truth(3, "b=3 c=5")}
+    check(WHOLE, "x=2 y=2", "b:x c:y", others)
+
+
+def test_collectives():
+    x, y = TENSORS["ab"], TENSORS["bc"]
+    product = lambda x, y: wf.einsum(x, y, out=["a", "c"])
+    kinds = lambda fn, layout: [
+        (c.kind, c.axes, c.bytes) for c in wf.spmd(fn, "x=2 y=2", layout).collectives(x, y)
+    ]
+    assert kinds(product, "a:x c:y") == []
+    assert kinds(product, "b:x") == [("all-reduce", ("x",), 4 * 5 * 4)]
+    assert kinds(lambda x, y: product(x, y) * 2.0 + product(x, 3.0 * y), "b:x a:y") == [
+        ("all-reduce", ("x",), 2 * 5 * 4)
+    ]
+    # A sum that becomes split on the axis it is pending over is scattered.
+    scattered = kinds(lambda x, y: product(x, y).rename(a="rows"), "b:x rows:x")
+    assert scattered == [("reduce-scatter", ("x",), 4 * 5 * 4)]
+
+
+def test_infinities_of_one_operand_reach_only_their_own_results():
+    values = TENSORS["ab"].numpy().copy()
+    values[1, 2] = np.inf
+    x, y = wf.tensor(values, "a=4 b=3"), TENSORS["bc"]
+    got = wf.spmd(lambda x, y: wf.einsum(x, y, out=["a", "c"]), "x=8", "c:x")(x, y)
+    want = jnp.einsum("ab,bc->ac", x.array, y.array)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
+
+
+def test_errors():
+    x, y = TENSORS["ab"], TENSORS["bc"]
+    with pytest.raises(TensorTypeError, match="no tensors"):
+        wf.einsum(out=[])
+    with pytest.raises(DimError, match="no out="):
+        wf.einsum(x, y)
+    with pytest.raises(DimError, match="both out= and reduce="):
+        wf.einsum(x, y, out=["a"], reduce=["b"])
+    with pytest.raises(DimError, match="no dim z"):
+        wf.einsum(x, y, out=["a", "z"])
+    with pytest.raises(DimError, match="two sizes"):
+        wf.einsum(x, real(0, "b=7 c=5"), out=["a", "c"])
+    with pytest.raises(LayoutError, match="both on axis x"):
+        wf.spmd(lambda x, y: wf.einsum(x, y, out=["a"]), "x=2", "a:x c:x")(x, y)

@@ -1,0 +1,199 @@
+"""Reductions against jax.numpy and jax.nn: over every set of dims, split and not."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compare import check, real, same, truth, whole
+from jax.scipy.special import logsumexp
+
+import weft as wf
+from weft.errors import TensorTypeError
+
+# a=4 is even over 2, b=3 and c=5 are not; over 8, c leaves three devices with nothing but padding.
+PLACES = [("x=2 y=2 z=2", "a:x b:y c:z"), ("x=4 y=2", "c:y+x")]
+places = pytest.mark.parametrize("mesh, layout", PLACES, ids=[f"{m}-{lay}" for m, lay in PLACES])
+NAMES = "abc"
+FEW = [("a",), ("c",), ("b", "c"), ("c", "b", "a")]
+SETS = [s for n in (1, 2, 3) for s in itertools.combinations(NAMES, n)]
+
+
+def over(name, oracle, operand, sets=SETS):
+    """One row for each set of dims."""
+    rows = {}
+    for names in sets:
+        axes = tuple(NAMES.index(n) for n in names)
+        rows[f"{name} over {','.join(names)} of {operand}"] = (
+            operand,
+            lambda t, names=names: getattr(wf, name)(t, list(names)),
+            lambda a, axes=axes: oracle(a, axis=axes),
+        )
+    return rows
+
+
+ROWS = {
+    **over("sum", jnp.sum, "x"),
+    **over("mean", jnp.mean, "x", FEW),
+    **over("max", jnp.max, "x", FEW),
+    **over("min", jnp.min, "x", FEW),
+    **over("prod", jnp.prod, "x", FEW),
+    **over("var", jnp.var, "x", FEW),
+    **over("std", jnp.std, "x", FEW),
+    **over("logsumexp", logsumexp, "x", FEW),
+    **over("sum", jnp.sum, "i", FEW),
+    **over("max", jnp.max, "i", FEW),
+    **over("min", jnp.min, "i", FEW),
+    **over("prod", jnp.prod, "i", FEW),
+    **over("mean", jnp.mean, "i", FEW),
+    **over("var", jnp.var, "i", [("c",)]),
+    **over("any", jnp.any, "b", FEW),
+    **over("all", jnp.all, "b", FEW),
+    **over("any", jnp.any, "i", [("c",)]),
+    **over("all", jnp.all, "x", [("a",), ("c",)]),
+    **over("sum", jnp.sum, "b", [("c",), ("a", "b")]),
+    **over("max", jnp.max, "b", [("c",)]),
+    **over("prod", jnp.prod, "b", [("c",)]),
+    "all dims": (
+        "x",
+        lambda x: [f(x) for f in (wf.sum, wf.mean, wf.max, wf.min, wf.prod, wf.var, wf.logsumexp)],
+        lambda x: [
+            f(x) for f in (jnp.sum, jnp.mean, jnp.max, jnp.min, jnp.prod, jnp.var, logsumexp)
+        ],
+    ),
+    "of a scalar": ("r", lambda r: [wf.sum(r), wf.max(r), wf.mean(r)], lambda r: [r, r, r]),
+}
+for _place, _name in enumerate(NAMES):
+    ROWS[f"softmax over {_name}"] = (
+        "x", lambda x, n=_name: wf.softmax(x, n), lambda x, p=_place: jax.nn.softmax(x, p)
+    )  # fmt: skip
+    ROWS[f"log_softmax over {_name}"] = (
+        "x", lambda x, n=_name: wf.log_softmax(x, n), lambda x, p=_place: jax.nn.log_softmax(x, p)
+    )  # fmt: skip
+TENSORS = {
+    "x": real(0, "a=4 b=3 c=5"),
+    "i": whole(1, "a=4 b=3 c=5", -4, 5),
+    "b": truth(2, "a=4 b=3 c=5"),
+    "r": real(3, ""),
+}
+
+
+@places
+def test_reductions(mesh, layout):
+    check(ROWS, mesh, layout, TENSORS)
+
+
+SOME = {name: row for name, row in ROWS.items() if " over c of" in name or " over b,c of" in name}
+
+
+def test_reductions_of_unsplit_dims():
+    check(SOME, "x=2", "a:x", TENSORS)
+
+
+TIES = {
+    **over("max", jnp.max, "k", FEW),
+    **over("min", jnp.min, "k", FEW),
+    **over("prod", jnp.prod, "k", FEW),  # with zeros: one, several, none
+    **over("prod", jnp.prod, "z", FEW),
+}
+
+
+@places
+def test_ties_and_zeros(mesh, layout):
+    grid = np.random.default_rng(5).integers(-1, 3, (4, 3, 5)).astype(np.float32)
+    one_zero = np.random.default_rng(6).uniform(0.5, 1.5, (4, 3, 5)).astype(np.float32)
+    one_zero[1, 2, 3] = one_zero[0, 0, 4] = one_zero[3, 1, 0] = one_zero[3, 1, 4] = 0
+    check(
+        TIES,
+        mesh,
+        layout,
+        {"k": wf.tensor(grid, "a=4 b=3 c=5"), "z": wf.tensor(one_zero, "a=4 b=3 c=5")},
+    )
+
+
+INFINITE = {
+    **over("logsumexp", logsumexp, "x", [("c",), ("b", "c"), ("a", "b", "c")]),
+    **over("max", jnp.max, "x", [("c",)]),
+    **over("any", jnp.any, "x", [("c",)]),
+    "softmax": ("x", lambda x: wf.softmax(x, "c"), lambda x: jax.nn.softmax(x, 2)),
+}
+
+
+@places
+def test_masked_logits(mesh, layout):
+    """-∞ among the values, as masks put it there, up to one number a row; and +∞."""
+    values = TENSORS["x"].numpy().copy()
+    values[0, 0, 1:], values[1, :, 2], values[2, 1, :4] = -np.inf, -np.inf, -np.inf
+    check(INFINITE, mesh, layout, {"x": wf.tensor(values, "a=4 b=3 c=5")})
+    values[0, 0, :], values[1, 1, 0] = -np.inf, np.inf
+    x = wf.tensor(values, "a=4 b=3 c=5")
+    got = wf.spmd(lambda x: wf.logsumexp(x, "c"), mesh, layout)(x)
+    np.testing.assert_allclose(got.numpy(), logsumexp(values, axis=2), rtol=1e-5)
+
+
+def test_large_values_do_not_overflow():
+    x = wf.tensor(np.array([1000.0, 1001.0, -1000.0, 999.0, 1000.5], np.float32), "c=5")
+
+    def program(x):
+        return [
+            wf.logsumexp(x),
+            wf.softmax(x, "c"),
+            wf.log_softmax(x, "c"),
+            wf.grad(wf.logsumexp)(x),
+        ]
+
+    for t, f in zip(
+        wf.spmd(program, "x=4", "c:x")(x),
+        [logsumexp, jax.nn.softmax, jax.nn.log_softmax, jax.grad(logsumexp)],
+        strict=True,
+    ):
+        same(t, f(x.array), rtol=3e-5)
+
+
+BF16 = {
+    "sum": ("h", lambda h: wf.sum(h, "c"), lambda h: jnp.sum(h, 2)),
+    "mean": ("h", lambda h: wf.mean(h, "c"), lambda h: jnp.mean(h, 2)),
+    "max": ("h", lambda h: wf.max(h, "c"), lambda h: jnp.max(h, 2)),
+    "softmax": ("h", lambda h: wf.softmax(h, "c"), lambda h: jax.nn.softmax(h, 2)),
+    "logsumexp": ("h", lambda h: wf.logsumexp(h, "c"), lambda h: logsumexp(h, 2)),
+}
+
+
+def test_bf16_keeps_its_type():
+    tensors = {"h": TENSORS["x"].astype(jnp.bfloat16)}
+    check(BF16, "x=2 y=2", "a:x c:y", tensors, rtol=0.03, atol=0.03)
+
+
+def test_sums_stay_pending_and_are_added_up_once():
+    def program(x):
+        return wf.sum(x, "c") + 2.0 * wf.mean(x, "c") - wf.sum(x * x, "c").astype(jnp.float32)
+
+    staged = wf.spmd(program, "x=2 y=2", "c:x a:y")
+    same(
+        staged(TENSORS["x"]),
+        (lambda x: x.sum(2) + 2 * x.mean(2) - (x * x).sum(2))(TENSORS["x"].array),
+    )
+    assert [(c.kind, c.axes) for c in staged.collectives(TENSORS["x"])] == [("all-reduce", ("x",))]
+
+
+def test_collectives_are_those_of_the_table():
+    def kinds(fn, layout="c:x"):
+        found = wf.spmd(fn, "x=4", layout).collectives(TENSORS["x"])
+        return [(c.kind, c.bytes) for c in found]
+
+    row = 4 * 3 * 4  # the bytes of [a=4, b=3]
+    assert kinds(lambda x: wf.max(x, "c")) == [("all-reduce", row)]
+    assert kinds(lambda x: wf.any(x > 0, "c")) == [("all-reduce", row // 4)]
+    assert kinds(lambda x: wf.logsumexp(x, "c")) == [("all-reduce", row)] * 2
+    assert kinds(lambda x: wf.softmax(x, "c")) == [("all-reduce", row)] * 2
+    assert kinds(lambda x: wf.prod(x, "c")) == [("all-gather", row * 4)]
+    for fn in (wf.max, wf.logsumexp, wf.prod, wf.var):
+        assert kinds(lambda x, fn=fn: fn(x, ["a", "b"])) == []
+
+
+def test_whole_numbers_have_no_softmax():
+    with pytest.raises(TensorTypeError, match="floating-point"):
+        wf.softmax(TENSORS["i"], "c")
+    with pytest.raises(TensorTypeError, match="floating-point"):
+        wf.logsumexp(TENSORS["i"])
