@@ -1,0 +1,341 @@
+"""scan, while_loop, fori_loop, cond and vmap against jax.lax's and jax.vmap."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compare import check, real, same
+from jax import lax
+
+import weft as wf
+from weft.errors import DimError, ProgramError, TensorTypeError
+
+# t is scanned, n mapped; d=4 is even over 2, b=3, t=5 and n=5 are not.
+PLACES = [
+    ("x=2 y=2 z=2", "b:x d:y t:z"),
+    ("x=8", "t:x"),
+    ("x=2 y=2", "b:x+y"),
+]
+places = pytest.mark.parametrize("mesh, layout", PLACES, ids=[f"{m}-{lay}" for m, lay in PLACES])
+TENSORS = {
+    "x": real(0, "b=3 d=4"),
+    "xs": real(1, "t=5 b=3 d=4"),
+    "ys": real(2, "b=3 t=5"),
+    "w": real(3, "d=4 h=4", -0.5, 0.5),
+    "ws": real(4, "d=4 t=5 h=4", -0.5, 0.5),
+    "r": real(5, ""),
+}
+
+
+def layer(x, w):
+    return wf.tanh(wf.einsum(x, w, out=["b", "h"])).rename(h="d")
+
+
+def raw_layer(x, w):
+    return jnp.tanh(x @ w)
+
+
+T = wf.Dim("t", 5)
+SCAN = {
+    "carry and ys": (
+        "x xs",
+        lambda x, xs: wf.scan(lambda c, x: (c * 0.5 + wf.sin(x), c * x), x, xs, "t"),
+        lambda x, xs: lax.scan(lambda c, x: (c * 0.5 + jnp.sin(x), c * x), x, xs),
+    ),
+    "reverse": (
+        "x xs",
+        lambda x, xs: wf.scan(lambda c, x: (c * 0.5 + x, c * x), x, xs, "t", reverse=True),
+        lambda x, xs: lax.scan(lambda c, x: (c * 0.5 + x, c * x), x, xs, reverse=True),
+    ),
+    "unroll": (
+        "x xs",
+        lambda x, xs: wf.scan(lambda c, x: (c * x, None), x, xs, T, unroll=2)[0],
+        lambda x, xs: lax.scan(lambda c, x: (c * x, None), x, xs)[0],
+    ),
+    "layers": (
+        "x ws",
+        lambda x, ws: wf.scan(lambda c, w: (layer(c, w), wf.sum(c, "d")), x, ws, "t"),
+        lambda x, ws: lax.scan(
+            lambda c, w: (raw_layer(c, w), c.sum(1)), x, jnp.moveaxis(ws, 1, 0)
+        ),
+    ),
+    "captured": (
+        "x w",
+        lambda x, w: wf.scan(lambda c, _: (layer(c, w), None), x, None, T)[0],
+        lambda x, w: lax.scan(lambda c, _: (raw_layer(c, w), None), x, None, length=5)[0],
+    ),
+    "accumulator": (
+        "xs w",
+        lambda xs, w: wf.scan(
+            lambda c, x: (c + wf.sum(layer(x, w)), None), wf.zeros(""), xs, "t"
+        )[0],
+        lambda xs, w: lax.scan(lambda c, x: (c + raw_layer(x, w).sum(), None), 0.0, xs)[0],
+    ),
+    "accumulated, and used": (
+        "xs r",
+        lambda xs, r: wf.scan(lambda c, x: (c + wf.sum(x * x, "b"), wf.exp(c * 0.1)), r * wf.ones("d=4"), xs, "t"),
+        lambda xs, r: lax.scan(lambda c, x: (c + jnp.sum(x * x, 0), jnp.exp(c * 0.1)), r * jnp.ones(4), xs),
+    ),
+    "trees": (
+        "x xs ys",
+        lambda x, xs, ys: jax.tree.leaves(
+            wf.scan(
+                lambda c, i: ({"p": c["p"] + i["a"], "q": (c["q"] * 0.5 + i["b"], c["q"].astype(jnp.int32))[0]}, (c["q"], [i["a"] * i["b"]])),
+                {"p": x, "q": wf.zeros("b=3")}, {"a": xs, "b": ys}, "t",
+            ),
+            is_leaf=wf.is_tensor,
+        ),
+        lambda x, xs, ys: jax.tree.leaves(
+            lax.scan(
+                lambda c, i: ({"p": c["p"] + i["a"], "q": c["q"] * 0.5 + i["b"]}, (c["q"], [i["a"] * i["b"][:, None]])),
+                {"p": x, "q": jnp.zeros(3)}, {"a": xs, "b": ys.T},
+            )
+        ),
+    ),
+    "nested": (
+        "x ws",
+        lambda x, ws: wf.scan(
+            lambda c, w: (wf.scan(lambda c, _: (layer(c, w), None), c, None, wf.Dim("u", 2))[0], None), x, ws, "t"
+        )[0],
+        lambda x, ws: lax.scan(
+            lambda c, w: (raw_layer(raw_layer(c, w), w), None), x, jnp.moveaxis(ws, 1, 0)
+        )[0],
+    ),
+    "number as carry": (
+        "xs",
+        lambda xs: wf.scan(lambda c, x: (c + wf.sum(x), c), 0.0, xs, "t"),
+        lambda xs: lax.scan(lambda c, x: (c + jnp.sum(x), c), 0.0, xs),
+    ),
+    "remat": (
+        "x ws",
+        lambda x, ws: wf.scan(wf.remat(lambda c, w: (layer(c, w), None)), x, ws, "t")[0],
+        lambda x, ws: lax.scan(lambda c, w: (raw_layer(c, w), None), x, jnp.moveaxis(ws, 1, 0))[0],
+    ),
+}  # fmt: skip
+
+
+@places
+def test_scan(mesh, layout):
+    check(SCAN, mesh, layout, TENSORS, rtol=2e-5)
+
+
+def test_scan_with_raw_arrays():
+    def program(x, key):
+        def body(carry, part):
+            x, key, n = carry
+            key, now = jax.random.split(key)
+            return (x + wf.random.uniform(now, x.dims), key, n + part), n
+
+        return wf.scan(body, (x, key, jnp.int32(0)), jnp.arange(3), wf.Dim("step", 3))
+
+    (x, _, n), ns = wf.spmd(program, "x=2", "b:x")(TENSORS["x"], jax.random.key(0))
+    want, key = TENSORS["x"].array, jax.random.key(0)
+    for _ in range(3):
+        key, now = jax.random.split(key)
+        want = want + jax.random.uniform(now, (3, 4))
+    same(x, want)
+    assert n == 3 and ns.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("params", ["d:y", "h:y t:x", "t:y", "d:x+y"])
+def test_scan_over_stored_parameters(params):
+    """Gathered inside, layer by layer; the gradient comes out in the layout it is stored in."""
+    x, ws = TENSORS["x"], wf.parameter(TENSORS["ws"])
+    layout = wf.Layout("b:x", params=params)
+
+    def loss(ws, x):
+        return wf.sum(wf.square(wf.scan(lambda c, w: (layer(c, w), None), x, ws, "t")[0]))
+
+    def raw(ws, x):
+        return jnp.sum(lax.scan(lambda c, w: (raw_layer(c, w), None), x, jnp.moveaxis(ws, 1, 0))[0] ** 2)
+
+    value, grad = wf.spmd(wf.value_and_grad(loss), "x=2 y=2", layout)(ws, x)
+    want = jax.value_and_grad(raw)(ws.array, x.array)
+    same(value, want[0])
+    same(grad, want[1])
+    assert grad.role == "param"
+    assert grad.storage.sharding == wf.place(ws, "x=2 y=2", layout).storage.sharding
+
+
+def test_what_a_scan_costs():
+    def kinds(fn, layout, *tensors):
+        return [(c.kind, c.count) for c in wf.spmd(fn, "x=2", layout).collectives(*tensors)]
+
+    total = lambda xs: wf.scan(lambda c, x: (c + wf.sum(x, "d"), None), wf.zeros("b=3"), xs, "t")[0]
+    # A sum that only accumulates is added up once, after the loop.
+    assert kinds(total, "d:x", TENSORS["xs"]) == [("all-reduce", 1)]
+    # A scanned dim that is split is gathered, before the loop.
+    assert kinds(total, "t:x", TENSORS["xs"]) == [("all-gather", 1)]
+    # A captured parameter's gradient is added up once, not once a step.
+    loss = lambda w, x: wf.sum(wf.scan(lambda c, _: (layer(c, w), None), x, None, T)[0])
+    grad = kinds(wf.grad(loss), "b:x", TENSORS["w"], TENSORS["x"])
+    assert grad == [("all-reduce", 1)]
+
+
+LOOPS = {
+    "fori": (
+        "x w",
+        lambda x, w: wf.fori_loop(0, 3, lambda n, x: layer(x, w) * (n + 1.0), x),
+        lambda x, w: lax.fori_loop(0, 3, lambda n, x: raw_layer(x, w) * (n + 1.0), x),
+    ),
+    "fori tree": (
+        "x r",
+        lambda x, r: wf.fori_loop(1, 4, lambda n, c: (c[0] * c[1], c[1] + n), (x, r)),
+        lambda x, r: lax.fori_loop(1, 4, lambda n, c: (c[0] * c[1], c[1] + n), (x, r)),
+    ),
+    "cond": (
+        "x r",
+        lambda x, r: [
+            wf.cond(wf.sum(x) > limit, lambda x, r: x * r, lambda x, r: wf.sin(x) + r, x, r)
+            for limit in (-100.0, 100.0)
+        ],
+        lambda x, r: [
+            lax.cond(jnp.sum(x) > limit, lambda x, r: x * r, lambda x, r: jnp.sin(x) + r, x, r)
+            for limit in (-100.0, 100.0)
+        ],
+    ),
+    "cond with sums": (
+        "x w",
+        lambda x, w: wf.cond(wf.any(x > 9), lambda: wf.sum(x, "d"), lambda: wf.sum(layer(x, w), "d")),
+        lambda x, w: lax.cond(jnp.any(x > 9), lambda: x.sum(1), lambda: raw_layer(x, w).sum(1)),
+    ),
+    "cond in scan": (
+        "x xs",
+        lambda x, xs: wf.scan(lambda c, x: (wf.cond(wf.max(x) > 1.4, lambda c: c + x, lambda c: c * x, c), None), x, xs, "t")[0],
+        lambda x, xs: lax.scan(lambda c, x: (lax.cond(jnp.max(x) > 1.4, lambda c: c + x, lambda c: c * x, c), None), x, xs)[0],
+    ),
+}  # fmt: skip
+
+
+@places
+def test_loops_and_branches(mesh, layout):
+    check(LOOPS, mesh, layout, TENSORS, rtol=2e-5)
+
+
+@pytest.mark.parametrize("layout", ["b:x d:y", "b:x+y"])
+def test_while_loop(layout):
+    """Without gradients, as in JAX; but with forward-mode ones."""
+
+    def program(x, w):
+        run = lambda x: wf.while_loop(
+            lambda c: (c[1] < 20) & (wf.sum(wf.square(c[0])) > 0.05),
+            lambda c: (layer(c[0], w), c[1] + 1),
+            (x, 0),
+        )
+        return run(x), wf.jvp(lambda x: run(x)[0], (x,), (x,))[1]
+
+    def raw(x, w):
+        run = lambda x: lax.while_loop(
+            lambda c: (c[1] < 20) & (jnp.sum(c[0] ** 2) > 0.05),
+            lambda c: (raw_layer(c[0], w), c[1] + 1),
+            (x, 0),
+        )
+        return run(x), jax.jvp(lambda x: run(x)[0], (x,), (x,))[1]
+
+    x, w = TENSORS["x"], TENSORS["w"]
+    (got, steps), tangent = wf.spmd(program, "x=2 y=2", layout)(x, w)
+    (want, count), want_tangent = raw(x.array, w.array)
+    assert steps.item() == int(count) > 2
+    same(got, want)
+    same(tangent, want_tangent)
+
+
+VMAP_PLACES = [
+    ("x=2 y=2", "n:x d:y"),
+    ("x=4 y=2", "n:y+x"),
+    ("x=2 y=2", "d:x b:y"),
+]
+MAPPED = {"z": real(6, "n=5 d=4"), "k": real(7, "n=5 b=3"), "w": TENSORS["w"], "v": real(8, "d=4")}
+VMAP = {
+    "one": (
+        "z",
+        lambda z: wf.vmap(lambda z: wf.softmax(z, "d") * wf.sum(z), "n")(z),
+        lambda z: jax.vmap(lambda z: jax.nn.softmax(z) * jnp.sum(z))(z),
+    ),
+    "two, one without the dim": (
+        "z v",
+        lambda z, v: wf.vmap(lambda z, v: [wf.sum(z * v), v * z], "n")(z, v),
+        lambda z, v: jax.vmap(lambda z, v: [jnp.sum(z * v), v * z], (0, None))(z, v),
+    ),
+    "captured": (
+        "z w",
+        lambda z, w: wf.vmap(lambda z: wf.tanh(wf.einsum(z, w, out=["h"])), "n")(z),
+        lambda z, w: jnp.tanh(z @ w),
+    ),
+    "nested": (
+        "z k",
+        lambda z, k: wf.vmap(lambda z, k: wf.vmap(lambda k: wf.max(z * k), "b")(k), "n")(z, k),
+        lambda z, k: jax.vmap(lambda z, k: jax.vmap(lambda k: jnp.max(z * k))(k))(z, k),
+    ),
+    "infinite at 0": (
+        "z",
+        lambda z: wf.vmap(lambda z: wf.log(wf.sum(z * z)), "n")(z),
+        lambda z: jnp.log(jnp.sum(z * z, 1)),
+    ),
+    "gradients of their own": (
+        "z v",
+        lambda z, v: wf.vmap(lambda z: wf.grad(lambda v: wf.square(wf.sum(v * z)))(v), "n")(z),
+        lambda z, v: jax.vmap(lambda z: jax.grad(lambda v: jnp.sum(v * z) ** 2)(v))(z),
+    ),
+    "pulled back": (
+        "z v",
+        lambda z, v: wf.vmap(lambda z: wf.vjp(lambda v: v * z * v, v)[1](z)[0], "n")(z),
+        lambda z, v: jax.vmap(lambda z: jax.vjp(lambda v: v * z * v, v)[1](z)[0])(z),
+    ),
+    "scan": (
+        "z k",
+        lambda z, k: wf.vmap(lambda z, k: wf.scan(lambda c, k: (wf.sin(c * k), None), z, k, "b")[0], "n")(z, k),
+        lambda z, k: jax.vmap(lambda z, k: lax.scan(lambda c, k: (jnp.sin(c * k), None), z, k)[0])(z, k),
+    ),
+    "constant": (
+        "z",
+        lambda z: wf.vmap(lambda z: [wf.ones("m=2"), z], "n")(z),
+        lambda z: [jnp.ones((5, 2)), z],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh, layout", VMAP_PLACES, ids=[f"{m}-{lay}" for m, lay in VMAP_PLACES])
+def test_vmap(mesh, layout):
+    check(VMAP, mesh, layout, MAPPED)
+
+
+def test_vmap_over_a_split_dim_costs_nothing():
+    run = wf.vmap(lambda z: wf.softmax(z, "d"), "n")
+    assert wf.spmd(run, "x=2", "n:x").collectives(MAPPED["z"]) == []
+
+
+def test_eager():
+    x, xs = TENSORS["x"], TENSORS["xs"]
+    want, kept = lax.scan(lambda c, x: (c * 0.5 + x, c * x), x.array, xs.array)
+    for place in ((None, None), ("x=2", "b:x")):
+        x, xs = (wf.place(t, *place) for t in (x, xs))
+        last, ys = wf.scan(lambda c, x: (c * 0.5 + x, c * x), x, xs, "t")
+        same(last, want)
+        same(ys, kept)
+        same(wf.vmap(lambda r: r * wf.sum(r), "b")(x), x.array * x.array.sum(1, keepdims=True))
+        assert wf.while_loop(lambda n: n < 10, lambda n: n * 2, wf.tensor(1, ())).item() == 16
+        same(wf.fori_loop(0, 3, lambda n, c: c + n, x), x.array + 3)
+        same(wf.cond(wf.max(x) > 0, lambda: x, lambda: x * 2.0), x.array)
+
+
+@pytest.mark.parametrize(
+    "error, match, call",
+    [
+        (DimError, "size of dim t is not known", lambda x: wf.scan(lambda c, _: (c, None), x, None, "t")),
+        (ProgramError, "returned a Tensor", lambda x: wf.scan(lambda c, _: c, x, None, T)),
+        (ProgramError, "carry becomes", lambda x: wf.scan(lambda c, _: ((c, c), None), x, None, T)),
+        (DimError, "carry of scan has the dims", lambda x: wf.scan(lambda c, _: (wf.sum(c, "b"), None), x, None, T)),
+        (TensorTypeError, "becomes bfloat16", lambda x: wf.scan(lambda c, _: (c.astype(jnp.bfloat16), None), x, None, T)),
+        (ProgramError, "predicate of cond", lambda x: wf.cond(x > 0, lambda: x, lambda: x)),
+        (ProgramError, "predicate of while_loop", lambda x: wf.while_loop(lambda x: x > 0, lambda x: x, x)),
+        (DimError, "false_fn has the dims", lambda x: wf.cond(wf.all(x > 0), lambda: x, lambda: wf.sum(x, "d"))),
+        (TensorTypeError, "true_fn returns", lambda x: wf.cond(wf.all(x > 0), lambda: x, lambda: x > 0)),
+        (DimError, "no argument .* has a dim z", lambda x: wf.vmap(wf.exp, "z")(x)),
+        (ProgramError, "returned a raw array", lambda x: wf.vmap(lambda x: x.array, "b")(x)),
+    ],
+    ids=["size", "pair", "structure", "dims", "dtype", "cond", "while", "branches", "types", "vmap", "raw"],
+)  # fmt: skip
+def test_errors(error, match, call):
+    with pytest.raises(error, match=match):
+        call(TENSORS["x"])

@@ -1,0 +1,132 @@
+"""Ways out: local, callback and debug."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compare import check, real, same, whole
+
+import weft as wf
+from weft.errors import LayoutError, ProgramError, ShapeError, TensorTypeError
+
+TENSORS = {"x": real(0, "b=5 d=4"), "y": real(1, "d=4 h=3"), "i": whole(2, "b=5", 0, 9)}
+LOCAL = {
+    "one": (
+        "x",
+        lambda x: wf.local(lambda a: jnp.cumsum(a, 1), x, out=x.dims, splittable=["b"]),
+        lambda x: jnp.cumsum(x, 1),
+    ),
+    "two in, by name": (
+        "x y",
+        lambda x, y: wf.local(lambda a, b: jnp.tanh(a @ b), x, y, out=["b", "h"], splittable=["b", "h"]),
+        lambda x, y: jnp.tanh(x @ y),
+    ),
+    "two out": (
+        "x",
+        lambda x: wf.local(lambda a: (a.max(1), jnp.cos(a).T), x, out=[["b"], ["d", "b"]], splittable="b"),
+        lambda x: (x.max(1), jnp.cos(x).T),
+    ),
+    "new dims": (
+        "x",
+        lambda x: wf.local(lambda a: a[:, :, None] ** jnp.arange(3), x, out=[*x.dims, wf.Dim("k", 3)], splittable=["b"]),
+        lambda x: x[:, :, None] ** jnp.arange(3),
+    ),
+    "of a pending sum": (
+        "x y",
+        lambda x, y: wf.local(lambda a: jnp.sort(a), wf.sum(x, "b"), out=["d"]),
+        lambda x, y: jnp.sort(x.sum(0)),
+    ),
+    "to a scalar": ("y", lambda y: wf.local(jnp.linalg.norm, y.rename(h="k"), out=[]), jnp.linalg.norm),
+    "whole numbers": ("i", lambda i: wf.local(lambda a: a + 1, i, out="b=5", splittable=["b"]), lambda i: i + 1),
+}  # fmt: skip
+PLACES = [("x=2 y=2", "b:x h:y"), ("x=8", "b:x"), ("x=4", "h:x")]
+
+
+@pytest.mark.parametrize("mesh, layout", PLACES, ids=[f"{m}-{lay}" for m, lay in PLACES])
+def test_local(mesh, layout):
+    check(LOCAL, mesh, layout, TENSORS)
+
+
+@pytest.mark.parametrize(
+    "error, match, fn, out",
+    [
+        (LayoutError, "does not declare splittable", lambda a: a, "b=5 d=4"),
+        (ShapeError, "returned the shape", lambda a: a[:, :2], "b=5 d=4"),
+        (ShapeError, "returned 1 arrays", lambda a: (a,), [["b", "d"], ["b"]]),
+        (ProgramError, "differs between devices along x", lambda a: a.sum(0), ["d"]),
+    ],
+    ids=["split", "shape", "number", "partial"],
+)
+def test_local_errors(error, match, fn, out):
+    splittable = [] if error is LayoutError else ["b"]
+    with pytest.raises(error, match=match):
+        wf.spmd(lambda x: wf.local(fn, x, out=out, splittable=splittable), "x=2", "b:x")(TENSORS["x"])
+
+
+@pytest.mark.parametrize("mesh, layout", [("", ""), *PLACES[:2]], ids=["one", "x=2 y=2", "x=8"])
+def test_callback(mesh, layout):
+    shapes = []
+
+    def python(a, b):
+        shapes.append((type(a), a.shape, b.shape))
+        return np.linalg.norm(a, axis=1) + b.sum()
+
+    def program(x, y):
+        h = wf.einsum(x, y, out=["b", "h"])
+        return wf.callback(python, x * 2.0, h, out=wf.spec("b=5")) * 2.0
+
+    def oracle(x, y):
+        return (np.linalg.norm(2 * x, axis=1) + (x @ y).sum()) * 2
+
+    x, y = TENSORS["x"], TENSORS["y"]
+    same(wf.spmd(program, mesh, layout)(x, y), oracle(x.numpy(), y.numpy()))
+    assert set(shapes) == {(np.ndarray, (5, 4), (5, 3))}  # whole values, in their true sizes
+
+
+def test_callback_eagerly_and_its_errors():
+    x = TENSORS["x"]
+    same(wf.callback(lambda a: a[::-1], x, out=wf.spec(x.dims)), x.numpy()[::-1])
+    placed = wf.place(x, "x=2", "b:x")
+    same(wf.callback(lambda a: a[::-1], placed, out=wf.spec(x.dims)), x.numpy()[::-1])
+    with pytest.raises(TensorTypeError, match="known by its spec"):
+        wf.callback(lambda a: a, x, out=x.dims)
+    with pytest.raises(Exception, match="returned the shape"):
+        wf.callback(lambda a: a[0], x, out=wf.spec(x.dims))
+
+
+@pytest.mark.parametrize("mesh, layout", [("", ""), *PLACES[:2]], ids=["one", "x=2 y=2", "x=8"])
+def test_debug(mesh, layout, capsys):
+    values = np.arange(10, dtype=np.float32).reshape(5, 2)
+
+    def program(x):
+        return wf.debug(wf.debug(x) * 2.0, "twice") + wf.debug(wf.sum(x), "sum")
+
+    fn = wf.spmd(program, mesh, layout.replace("h:y", "d:y"))
+    same(fn(wf.tensor(values, "b=5 d=2")), values * 2 + 45)
+    jax.effects_barrier()
+    said = capsys.readouterr().out
+    # Each once, whatever the number of devices; whole, and in its true size.
+    assert said.count("f32[b=5, d=2]") == 2 and said.count("sum: f32[] 45.") == 1
+    assert f"f32[b=5, d=2] {np.array2string(values)}" in said
+    assert f"twice: f32[b=5, d=2] {np.array2string(values * 2)}" in said
+
+
+def test_debug_eagerly_and_in_loops(capsys):
+    x = wf.place(wf.tensor(np.arange(3.0, dtype=np.float32), "a=3"), "x=2", "a:x")
+    assert wf.debug(x, "x").dims == x.dims
+    wf.spmd(
+        lambda x: wf.scan(lambda c, _: (wf.debug(c + 1.0, "c"), None), x, None, wf.Dim("t", 3))[0],
+        "x=2",
+        "a:x",
+    )(x)
+    jax.effects_barrier()
+    said = capsys.readouterr().out
+    assert said.count("x: f32[a=3] [0. 1. 2.]") == 1
+    assert [line for line in said.splitlines() if line.startswith("c:")] == [
+        f"c: f32[a=3] [{n}. {n + 1}. {n + 2}.]" for n in (1, 2, 3)
+    ]
+
+
+def test_debug_does_not_change_the_gradient():
+    fn = lambda x: wf.sum(wf.square(wf.debug(x)))
+    same(wf.spmd(wf.grad(fn), "x=2", "b:x")(TENSORS["x"]), 2 * TENSORS["x"].array)
