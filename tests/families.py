@@ -361,7 +361,11 @@ NUMBERS: dict[str, tuple[Any, Callable[..., bool]]] = {
 
 
 def _where(x: Named, y: Named, z: Named, than: float) -> Named:
-    return broadcast(lambda a, b, c: A.where(a > than, b, c), x, y, z)
+    return _chosen_by(broadcast(A.greater, x, Named(np.asarray(than), ())), y, z)
+
+
+def _chosen_by(condition: Named, y: Named, z: Named) -> Named:
+    return broadcast(lambda b, c, a: A.where(a, b, c), y, z, condition)
 
 
 def _fit(x: Named, dims: Any) -> Named:
@@ -459,7 +463,7 @@ family(
         "where truth": Op(
             lambda d: (_truth_operands(d), {}),
             wf.where,
-            lambda x, y, z: broadcast(A.where, x, y, z),
+            _chosen_by,
         ),
     },
 )
@@ -1153,7 +1157,7 @@ def draw_conv(d: Any) -> Any:
         if name in taps:
             names[name] = "kl"[taps.index(name)]
         elif name in spatial or y.sizes[name] != x.sizes.get(name, y.sizes[name]):
-            names[name] = f"o{name}"
+            names[name] = d.name([*x.names, *y.names, *names.values()])
         else:
             names[name] = name
     shared = [n for n in x.names if n in y.names and names[n] == n]

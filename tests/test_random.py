@@ -19,7 +19,6 @@ UNLIKELY = 0.001
 
 # Sizes 9 and 7 are uneven everywhere, and 9 over 8 leaves devices with nothing but padding.
 LAYOUTS = [
-    ("x=2", "b:x"),
     ("x=2 y=2", "b:y+x"),
     ("x=2 y=4", "a:y c:x"),
     ("x=8", "a:x"),
@@ -56,17 +55,14 @@ def draws(key, x):
     return {
         "bits": wf.random.bits(key, DIMS),
         "uniform": wf.random.uniform(key, DIMS),
-        "uniform between": wf.random.uniform(key, DIMS, -3.0, 0.7),
         "normal": wf.random.normal(key, DIMS),
         "normal bf16": wf.random.normal(key, DIMS, jnp.bfloat16),
         "normal scaled": wf.random.normal(key, DIMS) * 0.02,
         "truncated normal": wf.random.truncated_normal(key, DIMS),
-        "truncated normal scaled": wf.random.truncated_normal(key, DIMS, -1.0, 3.0) * 0.3,
         "gumbel": wf.random.gumbel(key, DIMS),
         "bernoulli": wf.random.bernoulli(key, DIMS, 0.3),
         "bernoulli of a tensor": wf.random.bernoulli(key, DIMS, wf.sigmoid(x)),
         "randint": wf.random.randint(key, DIMS, -5, 12),
-        "randint wide": wf.random.randint(key, DIMS, -(2**31), 2**31 - 1),
         "categorical a": wf.random.categorical(key, x, "a"),
         "categorical c": wf.random.categorical(key, x, "c"),
         "dropout": wf.dropout(x, 0.4, key),
@@ -282,8 +278,7 @@ def test_draws_in_a_scan(mesh, layout, typed):
 
 
 @pytest.mark.parametrize("mesh, layout", [("", ""), ("x=2 y=4", "a:y c:x")], ids=["one", "2x4"])
-@pytest.mark.parametrize("policy", ["nothing", "everything"])
-def test_a_recomputed_draw_is_the_same(mesh, layout, policy):
+def test_a_recomputed_draw_is_the_same(mesh, layout):
     keys = jax.random.split(jax.random.PRNGKey(4), 3)
 
     def run(x, keys):
@@ -292,7 +287,7 @@ def test_a_recomputed_draw_is_the_same(mesh, layout, policy):
             return wf.dropout(wf.sin(x * noise), 0.3, key), None
 
         def layers(x):
-            return wf.scan(wf.remat(step, policy), x, keys, wf.Dim("step", 3))[0]
+            return wf.scan(wf.remat(step), x, keys, wf.Dim("step", 3))[0]
 
         return wf.value_and_grad(lambda x: wf.sum(layers(x)))(x)
 

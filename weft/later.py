@@ -75,7 +75,8 @@ def _laid_out(array: Any, result: Result, mesh: Mesh, layout: Layout) -> Any:
         return array
     splits = layout.splits(result.dims, mesh, result.role)
     shape = stored_shape(result.dims, splits, mesh)
-    array = jnp.pad(array, [(0, n - m) for n, m in zip(shape, array.shape, strict=True)])
+    if array.shape != shape:
+        array = jnp.pad(array, [(0, n - m) for n, m in zip(shape, array.shape, strict=True)])
     if mesh.size == 1:
         return array
     spec = NamedSharding(mesh.jax_mesh, partition_spec(splits))
