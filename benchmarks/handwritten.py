@@ -105,8 +105,7 @@ def place(mesh: Mesh, params: Params, tokens: Any, targets: Any) -> tuple[Params
     """Puts parameters and a batch on the mesh, as the two parallel steps take them."""
     rows = NamedSharding(mesh, BATCH_SPEC)
     placed = {
-        name: jax.device_put(a, NamedSharding(mesh, PARAMETER_SPECS[name]))
-        for name, a in params.items()
+        name: jax.device_put(a, NamedSharding(mesh, PARAMETER_SPECS[name])) for name, a in params.items()
     }
     return placed, jax.device_put(tokens, rows), jax.device_put(targets, rows)
 
@@ -282,9 +281,7 @@ def repeat(step: Callable, params: Params, tokens, targets) -> Callable[[], Any]
     return run
 
 
-def cases(
-    size: Size = STANDARD, mesh: Mesh | None = None, seed: int = 0
-) -> dict[str, Callable[[], Any]]:
+def cases(size: Size = STANDARD, mesh: Mesh | None = None, seed: int = 0) -> dict[str, Callable[[], Any]]:
     """The three variants, each from the same numbers, ready for `measure.alternate`."""
     mesh = make_mesh() if mesh is None else mesh
     params, rows = init(seed, size), batch(seed, size)

@@ -99,8 +99,7 @@ def alternate(
 def markdown(timings: Mapping[str, Timing]) -> str:
     """A Markdown table of the timings, in milliseconds."""
     lines = [
-        "| case | median ms | quartiles | ratio of medians "
-        "| paired ratio | quartiles | processor ms |",
+        "| case | median ms | quartiles | ratio of medians | paired ratio | quartiles | processor ms |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, timing in timings.items():

@@ -1,6 +1,6 @@
 """`make bench`: Weft beside hand-written JAX, in one process, alternating; writes RESULTS.md.
 
-    python -m benchmarks.run [--rounds 20]
+python -m benchmarks.run [--rounds 20]
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ def eager_ops(rounds: int) -> str:
     for name in ("tanh", "add"):
         mine, theirs = timings[f"weft {name}"].seconds, timings[f"raw {name}"].seconds
         ratio = mine.median / theirs.median
-        lines.append(
-            f"| {name} | {1e6 * theirs.median:.0f} | {1e6 * mine.median:.0f} | {ratio:.2f} |"
-        )
+        lines.append(f"| {name} | {1e6 * theirs.median:.0f} | {1e6 * mine.median:.0f} | {ratio:.2f} |")
     return "\n".join(lines)
 
 

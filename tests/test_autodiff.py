@@ -203,7 +203,11 @@ def arguments(grad, value_and_grad, total):
     """argnums, has_aux, trees and keywords: what comes back, and how it is nested."""
 
     def run(x, w, r):
-        f = lambda tree, x, scale=1.0: total(x @ tree["w"] if hasattr(x, "at") else wf.einsum(x, tree["w"], out=["b", "h"])) * tree["more"][0] * scale
+        f = lambda tree, x, scale=1.0: (
+            total(x @ tree["w"] if hasattr(x, "at") else wf.einsum(x, tree["w"], out=["b", "h"]))
+            * tree["more"][0]
+            * scale
+        )
         tree = {"w": w, "more": (r, None)}
         aux = lambda tree, x: (f(tree, x), {"twice": x * 2.0, "none": None, "three": 3})
         return {

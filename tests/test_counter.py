@@ -57,9 +57,7 @@ def assert_blocks_match(draw, expected, cuts):
 
 
 @pytest.mark.parametrize("shape, cuts", CUTS, ids=str)
-@pytest.mark.parametrize(
-    "bit_width, x64", [(8, False), (16, False), (32, False), (32, True), (64, True)]
-)
+@pytest.mark.parametrize("bit_width, x64", [(8, False), (16, False), (32, False), (32, True), (64, True)])
 def test_bits(shape, cuts, bit_width, x64):
     with jax.enable_x64(x64):
         key = jax.random.key(0)
@@ -77,9 +75,7 @@ def test_floats(shape, cuts, dtype, jit, x64):
         key = jax.random.key(1)
         wrap = functools.partial(jax.jit, static_argnums=1) if jit else lambda f: f
         normal = wrap(lambda starts, sizes: block_normal(key, shape, starts, sizes, dtype))
-        uniform = wrap(
-            lambda starts, sizes: block_uniform(key, shape, starts, sizes, dtype, -0.1, 3.7)
-        )
+        uniform = wrap(lambda starts, sizes: block_uniform(key, shape, starts, sizes, dtype, -0.1, 3.7))
         assert_blocks_match(normal, jax.random.normal(key, shape, dtype), cuts)
         assert_blocks_match(uniform, jax.random.uniform(key, shape, dtype, -0.1, 3.7), cuts)
 
@@ -134,10 +130,7 @@ def test_key_that_differs_per_device():
 def test_vmap_over_keys_and_starts():
     keys, starts = jax.random.split(jax.random.key(5), 3), jnp.array([0, 2, 4])
     expected = jnp.stack(
-        [
-            jax.random.normal(key, (7,))[start : start + 3]
-            for key, start in zip(keys, starts, strict=True)
-        ]
+        [jax.random.normal(key, (7,))[start : start + 3] for key, start in zip(keys, starts, strict=True)]
     )
     assert_same_bits(
         jax.vmap(lambda key, start: block_normal(key, (7,), (start,), (3,)))(keys, starts), expected
@@ -185,9 +178,7 @@ def test_more_elements_than_32_bits_count(shape, starts):
 def test_traced_start_of_64_bits():
     key = jax.random.key(8)
     with jax.enable_x64(True):
-        traced = jax.jit(lambda start: block_bits(key, (2**40,), (start,), (4,)))(
-            jnp.int64(2**32 + 5)
-        )
+        traced = jax.jit(lambda start: block_bits(key, (2**40,), (start,), (4,)))(jnp.int64(2**32 + 5))
     assert_same_bits(traced, block_bits(key, (2**40,), (2**32 + 5,), (4,)))
 
 

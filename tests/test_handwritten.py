@@ -25,9 +25,7 @@ def single():
 
 
 @pytest.mark.parametrize("data, model", [(4, 2), (2, 4), (8, 1)], ids=lambda n: str(n))
-@pytest.mark.parametrize(
-    "make", [handwritten.jit_step, handwritten.shard_map_step], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("make", [handwritten.jit_step, handwritten.shard_map_step], ids=lambda f: f.__name__)
 def test_parallel_steps_equal_one_device(make, data, model, single):
     mesh = handwritten.make_mesh(data, model)
     inputs = handwritten.place(mesh, handwritten.init(0, TINY), *handwritten.batch(1, TINY))
@@ -48,9 +46,7 @@ def test_loss_equals_numpy(single):
 
     def log_softmax(x):
         return (
-            x
-            - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
-            - x.max(-1, keepdims=True)
+            x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
         )
 
     losses = []
@@ -69,9 +65,7 @@ def test_loss_equals_numpy(single):
     np.testing.assert_allclose(single[0][0], np.mean(losses), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "make", [handwritten.jit_step, handwritten.shard_map_step], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("make", [handwritten.jit_step, handwritten.shard_map_step], ids=lambda f: f.__name__)
 def test_nothing_is_gathered(make):
     mesh = handwritten.make_mesh()
     inputs = handwritten.place(mesh, handwritten.init(0, TINY), *handwritten.batch(1, TINY))
@@ -102,9 +96,7 @@ def test_trace_time_traces_afresh(cold):
         return x + 1
 
     replicated = jax.sharding.PartitionSpec()
-    split = jax.shard_map(
-        body, mesh=handwritten.make_mesh(), in_specs=replicated, out_specs=replicated
-    )
+    split = jax.shard_map(body, mesh=handwritten.make_mesh(), in_specs=replicated, out_specs=replicated)
     for fn in (body, jax.jit(body), jax.jit(split)):
         runs.clear()
         spread = measure.trace_time(fn, jax.ShapeDtypeStruct((8,), "float32"), repeats=4, cold=cold)

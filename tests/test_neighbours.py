@@ -78,9 +78,7 @@ def lax_conv(x, kernel, window, stride=1, padding="SAME", dilation=1, transpose=
     options = {"rhs_dilation": each(dilation), "dimension_numbers": numbers}
     if transpose:
         return lax.conv_transpose(x, kernel, each(stride), pads, **options)
-    return lax.conv_general_dilated(
-        x, kernel, each(stride), pads, feature_group_count=groups, **options
-    )
+    return lax.conv_general_dilated(x, kernel, each(stride), pads, feature_group_count=groups, **options)
 
 
 CONVS = {

@@ -37,9 +37,7 @@ def with_gradients(fn):
         def loss(*tensors):
             outs = fn(*tensors)
             floats = [t for t in outs if jnp.issubdtype(t.dtype, jnp.floating)]
-            parts = [
-                wf.sum(t * wf.tensor(weights([d.size for d in t.dims]), t.dims)) for t in floats
-            ]
+            parts = [wf.sum(t * wf.tensor(weights([d.size for d in t.dims]), t.dims)) for t in floats]
             return sum(parts, wf.zeros("")), outs
 
         grads, outs = wf.grad(loss, argnums=range(len(tensors)), has_aux=True)(*tensors)
@@ -60,9 +58,7 @@ def oracle_with_gradients(fn, *arrays):
 
 def check(fn, oracle, mesh, layout, *tensors):
     outs, grads = wf.spmd(with_gradients(fn), mesh, layout)(*tensors)
-    expected, expected_grads = oracle_with_gradients(
-        oracle, *(jnp.asarray(t.numpy()) for t in tensors)
-    )
+    expected, expected_grads = oracle_with_gradients(oracle, *(jnp.asarray(t.numpy()) for t in tensors))
     for got, want in zip((*outs, *grads), (*expected, *expected_grads), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
@@ -185,9 +181,7 @@ def test_running_totals(mesh, layout, size):
 
     def fn(x):
         options = [(e, r) for e in (False, True) for r in (False, True)]
-        return [
-            op(x, "b", exclusive=e, reverse=r) for op in (wf.cumsum, wf.cumprod) for e, r in options
-        ]
+        return [op(x, "b", exclusive=e, reverse=r) for op in (wf.cumsum, wf.cumprod) for e, r in options]
 
     def oracle(x):
         outs = []

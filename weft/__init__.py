@@ -18,12 +18,12 @@ from .mesh import Mesh as Mesh
 from .mesh import cpu_devices as cpu_devices
 from .ops import *  # noqa: F403
 from .optimizer import optimizer as optimizer
+from .placing import parameter as parameter
+from .placing import place as place
+from .placing import spec as spec
+from .placing import tensor as tensor
 from .random import dropout as dropout
 from .spmd import Program as Program
 from .spmd import spmd as spmd
 from .tensor import Tensor as Tensor
 from .tensor import is_tensor as is_tensor
-from .tensor import parameter as parameter
-from .tensor import place as place
-from .tensor import spec as spec
-from .tensor import tensor as tensor

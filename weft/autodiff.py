@@ -21,11 +21,11 @@ from . import collectives, context
 from .context import Context
 from .errors import DimError, ProgramError, TensorTypeError, nearest
 from .forms import as_slice, settle, slice_tensor
-from .ops.control import Form, around, array_of
 from .ops.elementwise import add
+from .ops.leaves import Form, around, array_of
 from .ops.shape import transpose
-from .tensor import Tensor, describe, entry, is_tensor, place, with_role
-
+from .placing import place, with_role
+from .tensor import Tensor, describe, entry, is_tensor
 
 _NONE: frozenset[str] = frozenset()
 
@@ -159,18 +159,14 @@ def _staged(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, list[A
                 for (axes, _), array in zip(mine[1:], given[1:], strict=True):
                     frame.forms[id(base), ("vary", axes)] = (base, array)
                     program.know(array)
-                same = Tensor(
-                    base, t.dims, role=t.role, mesh=t.mesh, layout=t.layout, splits=t.splits
-                )
+                same = Tensor(base, t.dims, role=t.role, mesh=t.mesh, layout=t.layout, splits=t.splits)
                 same._watch = functools.partial(used.add, (n, _NONE))
                 inner.append(same)
             value, aux = call(inner)
             value = settle(as_slice(value))
             aux = jax.tree.map(_settled, aux, is_leaf=is_tensor)
             for n, (mine, given) in enumerate(zip(forms, inputs, strict=True)):
-                used.update(
-                    (n, axes) for axes, _ in mine if (id(given[0]), ("vary", axes)) in frame.used
-                )
+                used.update((n, axes) for axes, _ in mine if (id(given[0]), ("vary", axes)) in frame.used)
             return value._array, aux
 
     inputs = [[array for _, array in mine] for mine in forms]
@@ -313,13 +309,14 @@ class custom_vjp:
 
         def backward(residuals: Any, cotangent: Any) -> Any:
             # JAX may call this after the program's own code has returned.
-            with context.entered(program) if program else contextlib.nullcontext():
-                with program.frame() if program else contextlib.nullcontext():
-                    given = self.backward(residuals, cotangent)
-                    return tuple(
-                        None if g is None else _alike(g, a)
-                        for g, a in zip(given, args, strict=True)
-                    )
+            with contextlib.ExitStack() as stack:
+                if program is not None:
+                    stack.enter_context(context.entered(program))
+                    stack.enter_context(program.frame())
+                given = self.backward(residuals, cotangent)
+                return tuple(
+                    None if g is None else _alike(g, a) for g, a in zip(given, args, strict=True)
+                )
 
         call = jax.custom_vjp(_framed(self.f))
         call.defvjp(_framed(self.forward), backward)

@@ -21,9 +21,7 @@ from .dims import Dim
 MOST_PERMUTES = 8  # beyond, one all-gather is fewer messages
 
 
-def fetch(
-    array: Any, position: int, dim: Dim, axes: Axes, starts: Sequence[int], length: int
-) -> Any:
+def fetch(array: Any, position: int, dim: Dim, axes: Axes, starts: Sequence[int], length: int) -> Any:
     """The places `[starts[k], starts[k] + length)` of a dim on device k; zeros outside the dim.
 
     Args:
@@ -54,9 +52,7 @@ def _pairs(offset: int, count: int) -> list[tuple[int, int]]:
     return [(k + offset, k) for k in range(count) if 0 <= k + offset < count]
 
 
-def _same_everywhere(
-    array: Any, position: int, axes: Axes, start: int, length: int, count: int
-) -> Any:
+def _same_everywhere(array: Any, position: int, axes: Axes, start: int, length: int, count: int) -> Any:
     """Every device wants the same range relative to its own block: pieces side by side."""
     block = array.shape[position]
     pieces = []

@@ -86,9 +86,7 @@ class Context:
         if top.state == jax_core.get_opaque_trace_state():
             top.known[id(array)] = array
 
-    def remember(
-        self, array: Any, asked: Any, make: Callable[[Any], Any], *, collective: bool
-    ) -> Any:
+    def remember(self, array: Any, asked: Any, make: Callable[[Any], Any], *, collective: bool) -> Any:
         """`make(array)`, once per array and request, in the outermost frame that allows it."""
         key = (id(array), asked)
         for frame in reversed(self.frames):

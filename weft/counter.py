@@ -29,9 +29,7 @@ Starts = tuple[ArrayLike, ...]
 Words = tuple[jax.Array, jax.Array]
 
 
-def block_bits(
-    key: jax.Array, shape: Shape, starts: Starts, sizes: Shape, bit_width: int = 32
-) -> jax.Array:
+def block_bits(key: jax.Array, shape: Shape, starts: Starts, sizes: Shape, bit_width: int = 32) -> jax.Array:
     """The block at `starts` of `jax.random.bits(key, shape, uint{bit_width})`, bit for bit.
 
     >>> key = jax.random.key(0)

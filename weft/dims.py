@@ -86,9 +86,7 @@ def dims(text: str) -> tuple[Dim, ...]:
     >>> dims("batch=2 length=3")
     (batch=2, length=3)
     """
-    return tuple(
-        Dim(name, int(size)) for name, size in parse_pairs(text, "=:", DimError, "dims", "dim")
-    )
+    return tuple(Dim(name, int(size)) for name, size in parse_pairs(text, "=:", DimError, "dims", "dim"))
 
 
 def parse_pairs(

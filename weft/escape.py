@@ -11,16 +11,15 @@ import numpy as np
 
 from . import collectives, context
 from .dims import Dim, as_dims, pick, show, union
+from .eager import op
 from .errors import LayoutError, ProgramError, ShapeError, TensorTypeError
-from .forms import as_slice, fill_padding, from_whole, in_form, slice_tensor, together
-from .spmd import op
+from .forms import as_slice, from_whole, in_form, slice_tensor, together
+from .padding import fill_padding
 from .tensor import Tensor, short_type
 
 
 @op(cached=False)
-def local(
-    fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterable[Any] = ()
-) -> Any:
+def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterable[Any] = ()) -> Any:
     """A raw JAX function on the slices: for kernels, or for what the language has no word for.
 
     Args:
@@ -129,9 +128,7 @@ def callback(fn: Callable[..., Any], *tensors: Tensor, out: Any) -> Any:
         return result
 
     arrays = [_whole(as_slice(t)) for t in tensors]
-    return from_whole(
-        jax.pure_callback(call, jax.ShapeDtypeStruct(shape, out.dtype), *arrays), out.dims
-    )
+    return from_whole(jax.pure_callback(call, jax.ShapeDtypeStruct(shape, out.dtype), *arrays), out.dims)
 
 
 def _whole(t: Tensor) -> Any:

@@ -20,7 +20,8 @@ from .errors import ProgramError
 from .forms import Absent, as_slice, settle
 from .layout import Layout
 from .mesh import Mesh
-from .tensor import Tensor, is_tensor, partition_spec, stored_shape
+from .placing import partition_spec, stored_shape
+from .tensor import Tensor, is_tensor
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,7 @@ class Job:
                 array = array[tuple(slice(d.size) for d in leaf.dims)]
             given.append(array)
         outs = jax.tree.leaves(self.fn(*jax.tree.unflatten(self.tree, given)))
-        self.outputs = [
-            _laid_out(a, r, mesh, layout) for a, r in zip(outs, self.results, strict=True)
-        ]
+        self.outputs = [_laid_out(a, r, mesh, layout) for a, r in zip(outs, self.results, strict=True)]
 
 
 def _laid_out(array: Any, result: Result, mesh: Mesh, layout: Layout) -> Any:

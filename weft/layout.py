@@ -117,9 +117,7 @@ def _show_rules(rules: Mapping[str, tuple[str, ...]]) -> str:
 
 def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
     if isinstance(rules, str):
-        pairs: list[Any] = parse_pairs(
-            rules, ":=", LayoutError, "Layout", "rule", r"[A-Za-z_][\w.'+]*"
-        )
+        pairs: list[Any] = parse_pairs(rules, ":=", LayoutError, "Layout", "rule", r"[A-Za-z_][\w.'+]*")
     elif isinstance(rules, Iterable):
         pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
     else:
@@ -148,12 +146,10 @@ def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
     return parsed
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _splits(layout: Layout, dims: tuple[Dim, ...], mesh: Mesh, role: str) -> Splits:
     rules = layout.rules_for(role)
-    splits = tuple(
-        tuple(axis for axis in rules.get(dim.name, ()) if mesh.shape[axis] > 1) for dim in dims
-    )
+    splits = tuple(tuple(axis for axis in rules.get(dim.name, ()) if mesh.shape[axis] > 1) for dim in dims)
     check_disjoint(dims, splits, layout, mesh)
     return splits
 

@@ -49,9 +49,7 @@ class Mesh:
 
     def __init__(self, axes: Any = (), devices: Any = None):
         if isinstance(axes, str):
-            pairs = [
-                (n, int(s)) for n, s in parse_pairs(axes, "=:", MeshError, "Mesh", "mesh axis")
-            ]
+            pairs = [(n, int(s)) for n, s in parse_pairs(axes, "=:", MeshError, "Mesh", "mesh axis")]
         elif isinstance(axes, Iterable):
             pairs = list(axes.items() if isinstance(axes, Mapping) else axes)
         else:

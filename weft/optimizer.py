@@ -18,7 +18,8 @@ from .errors import DimError, ProgramError
 from .forms import as_slice, settle
 from .later import Result, later, whole_arrays
 from .ops.shape import transpose
-from .tensor import Tensor, describe, entry, is_tensor, place
+from .placing import place
+from .tensor import Tensor, describe, entry, is_tensor
 
 
 class Optimizer:
@@ -151,4 +152,3 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...], results: Any, params: An
         return place(Tensor(array, result.dims, role=result.role), mesh, layout)
 
     return jax.tree.map(wrap, results, out, is_leaf=lambda x: isinstance(x, Result))
-

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 
 from . import context, counter
 from .dims import as_dims
+from .eager import op
 from .errors import ShapeError, TensorTypeError
-from .forms import as_slice, fill_padding, slice_tensor, start_of
+from .forms import as_slice, slice_tensor
 from .ops.elementwise import elementwise
 from .ops.order import argmax
-from .spmd import op
+from .padding import fill_padding, start_of
 from .tensor import Tensor
 
 
@@ -65,9 +66,7 @@ def bits(key: Any, dims: Any, bit_width: int = 32) -> Tensor:
 
 
 @op
-def uniform(
-    key: Any, dims: Any, low: float = 0.0, high: float = 1.0, dtype: Any = jnp.float32
-) -> Tensor:
+def uniform(key: Any, dims: Any, low: float = 0.0, high: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
     """Uniform numbers in [low, high), equal to `jax.random.uniform`.
 
     >>> import jax, weft as wf

@@ -14,41 +14,31 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from . import collectives, context
+from . import context
 from .context import Context
 from .errors import (
     LayoutError,
     LayoutWarning,
     ProgramError,
-    TensorTypeError,
     WeftError,
     nearest,
     user_frame,
 )
-from .forms import as_slice, check_same_place, settle
-from .later import Promise
+from .forms import check_same_place
 from .layout import Layout
 from .mesh import Mesh
-from .tensor import (
-    Tensor,
-    asked,
-    at_rest,
-    describe,
-    is_tensor,
-    partition_spec,
-    place,
-    short_type,
-)
-
-NUMBERS = (int, float, complex, np.number)
+from .placing import partition_spec, place
+from .signature import NUMBERS, Static, is_dynamic, is_leaf, reason, shown, unhashable, weak_type
+from .staging import Call, Staged, add_output, outputs, rebuild, slice_of, template
+from .tensor import Tensor, asked, at_rest, describe
 
 
 @dataclass(frozen=True)
@@ -60,18 +50,6 @@ class Trace:
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.signature}"
-
-
-@dataclass(eq=False)
-class _Staged:
-    """A signature's compiled function and what its flat outputs are."""
-
-    call: Any
-    captured: list[Tensor] = field(default_factory=list)
-    out_tree: Any = None
-    # For each leaf: where it comes from ("now", "later", "static"), the promise or static value, and
-    # the dims and role of a tensor.
-    out_leaves: list[tuple[str, Any, Any]] = field(default_factory=list)
 
 
 class Program:
@@ -103,8 +81,8 @@ class Program:
             self._check_chosen()
         self.traces: list[Trace] = []
         self._eager, self._static_numbers = eager, static_numbers
-        self._staged: dict[Any, _Staged] = {}
-        self._awaits = self.mesh.size > 1
+        self._staged: dict[Any, Staged] = {}
+        self._awaits = self.mesh.size > 1 and jax.default_backend() == "cpu"
         functools.update_wrapper(self, fn, updated=())
 
     def __repr__(self) -> str:
@@ -119,9 +97,8 @@ class Program:
         outs = staged.call(*arrays)
         # Virtual CPU devices deadlock when calls pile up: at most one is in flight.
         if self._awaits and outs and not context.is_traced(outs[0]):
-            if self.mesh.jax_mesh.devices.flat[0].platform == "cpu":
-                jax.block_until_ready(outs)
-        return _rebuild(staged, outs, self.mesh, self.layout)
+            jax.block_until_ready(outs)
+        return rebuild(staged, outs, self.mesh, self.layout)
 
     def jaxpr(self, *args: Any, **kwargs: Any) -> Any:
         """The traced program. Arguments may be `wf.spec`s, and the mesh needs no devices."""
@@ -170,7 +147,7 @@ class Program:
             ).located(asked(f"program {getattr(self.fn, '__name__', '')}", args, kwargs))
         return self.fn(*args, **kwargs)
 
-    def _prepare(self, args: Any, kwargs: Any, *, runs: bool = False) -> tuple[_Staged, list[Any]]:
+    def _prepare(self, args: Any, kwargs: Any, *, runs: bool = False) -> tuple[Staged, list[Any]]:
         try:
             found = self._find(args, kwargs)
             if runs and self.mesh.size > 1:
@@ -179,38 +156,32 @@ class Program:
         except WeftError as error:
             # An op that runs eagerly says itself what was asked.
             name = getattr(self.fn, "__name__", "")
-            raise error.located(
-                "" if self._eager else asked(f"program {name}", args, kwargs)
-            ) from None
+            raise error.located("" if self._eager else asked(f"program {name}", args, kwargs)) from None
 
-    def _find(self, args: Any, kwargs: Any) -> tuple[_Staged, list[Any]]:
+    def _find(self, args: Any, kwargs: Any) -> tuple[Staged, list[Any]]:
         if self.static:
             args, kwargs = self._mark_static(args, kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_leaf)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_leaf)
         key: list[Any] = [tree]
         arrays: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, Tensor):
-                if (
-                    leaf.mesh is not self.mesh
-                    or leaf.layout is not self.layout
-                    or leaf.splits is not None
-                ):
+                if leaf.mesh is not self.mesh or leaf.layout is not self.layout or leaf.splits is not None:
                     leaf = self._place(leaf)
                 array = leaf._array
-                key.append((leaf.dims, array.dtype, _weak(array), leaf.role))
+                key.append((leaf.dims, array.dtype, weak_type(array), leaf.role))
                 arrays.append(array)
-            elif _is_dynamic(leaf, self._static_numbers):
+            elif is_dynamic(leaf, self._static_numbers):
                 if isinstance(leaf, np.ndarray):
                     leaf = jnp.asarray(leaf)
-                key.append((np.shape(leaf), getattr(leaf, "dtype", type(leaf)), _weak(leaf)))
+                key.append((np.shape(leaf), getattr(leaf, "dtype", type(leaf)), weak_type(leaf)))
                 arrays.append(leaf)
             else:
-                key.append(leaf if isinstance(leaf, _Static) else _Static(leaf))
+                key.append(leaf if isinstance(leaf, Static) else Static(leaf))
         try:
             staged = self._staged.get(tuple(key))
         except TypeError:
-            raise _unhashable(key) from None
+            raise unhashable(key) from None
         if staged is None:
             staged = self._stage(leaves, tree, tuple(key), arrays)
         arrays += [t._array for t in staged.captured]
@@ -232,9 +203,9 @@ class Program:
     def _mark_static(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         names = list(inspect.signature(self.fn).parameters)
         places = {names.index(s) if isinstance(s, str) and s in names else s for s in self.static}
-        args = tuple(_Static(a) if i in places else a for i, a in enumerate(args))
+        args = tuple(Static(a) if i in places else a for i, a in enumerate(args))
         chosen = {names[p] if isinstance(p, int) and p < len(names) else p for p in places}
-        kwargs = {k: _Static(v) if k in chosen else v for k, v in kwargs.items()}
+        kwargs = {k: Static(v) if k in chosen else v for k, v in kwargs.items()}
         return args, kwargs
 
     def _check_chosen(self) -> None:
@@ -261,9 +232,9 @@ class Program:
                     hint=f"for example {word}=(0,)",
                 )
 
-    def _stage(self, leaves: list[Any], tree: Any, key: Any, arrays: list[Any]) -> _Staged:
+    def _stage(self, leaves: list[Any], tree: Any, key: Any, arrays: list[Any]) -> Staged:
         if not self._eager:
-            self.traces.append(Trace(_reason(self, key), _signature(key, self._staged)))
+            self.traces.append(Trace(reason(key, list(self._staged)), shown(key)))
         donated = self._donated(leaves, tree)
         staged = self._trace(leaves, tree, [], donated)
         captured, met = staged.call.begin(arrays)
@@ -277,16 +248,16 @@ class Program:
             self._warn_unused(met)
         return staged
 
-    def _trace(self, leaves: list[Any], tree: Any, captured: list[Any], donated: Any) -> _Staged:
-        staged = _Staged(None, captured=[placed for _, placed in captured])
-        templates = [_template(leaf, self._static_numbers) for leaf in leaves]
+    def _trace(self, leaves: list[Any], tree: Any, captured: list[Any], donated: Any) -> Staged:
+        staged = Staged(None, captured=[placed for _, placed in captured])
+        templates = [template(leaf, self._static_numbers) for leaf in leaves]
         last: dict[str, Any] = {}
         in_specs = [
             partition_spec(self.layout.splits(leaf.dims, self.mesh, leaf.role))
             if isinstance(leaf, Tensor)
             else PartitionSpec()
             for leaf in leaves
-            if _is_dynamic(leaf, self._static_numbers)
+            if is_dynamic(leaf, self._static_numbers)
         ]
         in_specs += [partition_spec(at_rest(t)) for t in staged.captured]
         out_specs: list[Any] = []
@@ -298,13 +269,13 @@ class Program:
                 rest = list(arrays)
                 inputs = [t(rest, program) for t in templates]
                 for (whole, placed), array in zip(captured, rest, strict=True):
-                    inner = _slice_of(placed, array, program)
+                    inner = slice_of(placed, array, program)
                     program.captured_inputs[id(whole._held)] = inner
                 args, kwargs = jax.tree.unflatten(tree, inputs)
-                outs, specs = _outputs(staged, self.fn(*args, **kwargs))
+                outs, specs = outputs(staged, self.fn(*args, **kwargs))
                 for job in program.jobs:
                     for leaf in job.inputs:
-                        _add_output(leaf, outs, specs)
+                        add_output(leaf, outs, specs)
             out_specs[:] = specs
             return outs
 
@@ -333,7 +304,7 @@ class Program:
             )(*arrays)
 
         run.__name__ = run.__qualname__ = getattr(self.fn, "__name__", "program")
-        staged.call = _Call(jax.jit(run, donate_argnums=donated), last)
+        staged.call = Call(jax.jit(run, donate_argnums=donated), last)
         return staged
 
     def _donated(self, leaves: list[Any], tree: Any) -> tuple[int, ...]:
@@ -341,7 +312,7 @@ class Program:
             return ()
         args, _ = jax.tree.unflatten(tree, range(len(leaves)))
         chosen = {n for i in self.donate for n in jax.tree.leaves(args[i])}
-        dynamic = [n for n, leaf in enumerate(leaves) if _is_dynamic(leaf, self._static_numbers)]
+        dynamic = [n for n, leaf in enumerate(leaves) if is_dynamic(leaf, self._static_numbers)]
         return tuple(place for place, n in enumerate(dynamic) if n in chosen)
 
     def _warn_unused(self, met: dict[str, Any]) -> None:
@@ -361,187 +332,7 @@ class Program:
                 warnings.warn_explicit(str(text), LayoutWarning, *place)
 
 
-def _unhashable(key: list[Any]) -> TensorTypeError:
-    shown = []
-    for leaf in key:
-        try:
-            hash(leaf)
-        except TypeError:
-            shown.append(repr(leaf))
-    return TensorTypeError(
-        f"{', '.join(shown)} is a static argument, and can't be hashed",
-        rule="what is not a tensor, an array or a number is part of the program's signature",
-        hint="pass a tuple instead of a list or a set; lists and dicts of tensors need not be static",
-    )
-
-
-class _Call:
-    """A jitted function, and the context of its last trace."""
-
-    def __init__(self, jitted: Any, last: dict[str, Any]):
-        self.jitted, self.last = jitted, last
-
-    def __call__(self, *arrays: Any) -> Any:
-        return self.jitted(*arrays)
-
-    def begin(self, arrays: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Trace; what was captured, and the dims that were met."""
-        self.jitted.trace(*arrays)
-        program = self.last["context"]
-        return list(program.captured.values()), program.dims_met
-
-    def trace(self, *arrays: Any) -> Any:
-        return self.jitted.trace(*arrays)
-
-
-class _Static:
-    """An argument that is part of the signature; 1, 1.0 and True are equal, and not the same."""
-
-    def __init__(self, value: Any):
-        self.value = value
-        # -0.0 == 0.0 and nan != nan; their text tells.
-        self._told = (type(value), repr(value) if isinstance(value, float | complex) else value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and bool(self._told == other._told)
-
-    def __hash__(self) -> int:
-        return hash(self._told)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-def _is_leaf(x: Any) -> bool:
-    return isinstance(x, Tensor | _Static)
-
-
-def _is_dynamic(leaf: Any, static_numbers: bool) -> bool:
-    """Tensors, arrays and numbers are inputs; truth values, strings, functions, … are static."""
-    if isinstance(leaf, bool | _Static):
-        return False
-    if isinstance(leaf, NUMBERS):
-        return not static_numbers
-    return isinstance(leaf, Tensor | jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-
-
-def _weak(array: Any) -> bool:
-    return getattr(array, "weak_type", False)
-
-
-def _template(leaf: Any, static_numbers: bool) -> Callable[[list[Any], Context], Any]:
-    """How a leaf is rebuilt inside the program; arrays are taken from the front of a list."""
-    if isinstance(leaf, _Static):
-        return lambda arrays, program: leaf.value
-    if not _is_dynamic(leaf, static_numbers):
-        return lambda arrays, program: leaf
-    if not isinstance(leaf, Tensor):
-        return lambda arrays, program: arrays.pop(0)
-    blank = Tensor(None, leaf.dims, role=leaf.role)
-    return lambda arrays, program: _slice_of(blank, arrays.pop(0), program)
-
-
-def _slice_of(t: Tensor, array: Any, program: Context) -> Tensor:
-    splits = program.splits(t.dims, t.role)
-    program.know(array)
-    return Tensor(
-        array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=splits
-    )
-
-
-def _outputs(staged: _Staged, result: Any) -> tuple[list[Any], list[Any]]:
-    """What a program returns, as arrays with their specs; noted in `staged` how to put it together."""
-    leaves, staged.out_tree = jax.tree.flatten(result, is_leaf=_is_output)
-    outs: list[Any] = []
-    specs: list[Any] = []
-    staged.out_leaves = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor) and not leaf.is_slice:
-            leaf = as_slice(leaf)
-        named = (leaf.dims, leaf.role) if isinstance(leaf, Tensor) else None
-        held = leaf._held if isinstance(leaf, Tensor) else leaf
-        if isinstance(held, Promise):
-            staged.out_leaves.append(("later", held, named))
-        elif _add_output(leaf, outs, specs):
-            staged.out_leaves.append(("now", None, named))
-        else:
-            staged.out_leaves.append(("static", leaf, None))
-    return outs, specs
-
-
-def _is_output(x: Any) -> bool:
-    return isinstance(x, Tensor | Promise)
-
-
-def _add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
-    """Add a leaf's array to what leaves the SPMD part; False if it is not an array."""
-    if isinstance(leaf, Tensor):
-        if isinstance(leaf._held, Promise):
-            return False
-        leaf = settle(leaf)
-        outs.append(leaf._array)
-        specs.append(partition_spec(leaf.splits or ()))
-        return True
-    if isinstance(leaf, bool) or not isinstance(
-        leaf, jax.Array | np.ndarray | np.number | int | float | complex
-    ):
-        return False
-    array = jnp.asarray(leaf)
-    if collectives.varying(array):
-        axes = ", ".join(sorted(collectives.varying(array)))
-        raise ProgramError(
-            f"the program returns a raw array that differs between devices along {axes}",
-            rule="what a program returns is a tensor, or the same on all devices",
-            hint="return the tensor itself, not its .array; or reduce it over the axes inside wf.local",
-        )
-    outs.append(array)
-    specs.append(PartitionSpec())
-    return True
-
-
-def _rebuild(staged: _Staged, outs: Any, mesh: Mesh, layout: Layout) -> Any:
-    count = sum(kind == "now" for kind, *_ in staged.out_leaves)
-    sources = {"now": iter(outs[:count]), "later": iter(outs[count:])}
-    placed: Any = (mesh, layout) if mesh.axes else (None, None)
-    leaves = []
-    for kind, static, named in staged.out_leaves:
-        leaf = static if kind == "static" else next(sources[kind])
-        if named is not None:
-            dims, role = named
-            leaf = Tensor(leaf, dims, role=role, mesh=placed[0], layout=placed[1])
-        leaves.append(leaf)
-    return jax.tree.unflatten(staged.out_tree, leaves)
-
-
 # Why a trace was needed
-
-
-def _show_leaf(leaf: Any) -> str:
-    if isinstance(leaf, tuple) and len(leaf) == 4:
-        dims, dtype, _, role = leaf
-        word = "" if role == "value" else f" ({role})"
-        return f"{short_type(dtype)}[{', '.join(map(repr, dims))}]{word}"
-    if isinstance(leaf, tuple) and len(leaf) == 3:
-        shape, dtype, _ = leaf
-        name = dtype.__name__ if isinstance(dtype, type) else short_type(dtype)
-        return f"{name}{list(shape)}" if shape else name
-    return f"static {leaf!r}"
-
-
-def _signature(key: Any, staged: dict[Any, _Staged]) -> str:
-    return ", ".join(_show_leaf(leaf) for leaf in key[1:])
-
-
-def _reason(program: Program, key: Any) -> str:
-    if not program._staged:
-        return "first call"
-    near = [k for k in program._staged if k[0] == key[0]]
-    if not near:
-        return "the arguments have another structure"
-    changed = min(
-        ([(a, b) for a, b in zip(k[1:], key[1:], strict=True) if a != b] for k in near), key=len
-    )
-    return "changed " + ", ".join(f"{_show_leaf(a)} → {_show_leaf(b)}" for a, b in changed)
 
 
 # The public function, and the eager side
@@ -579,59 +370,3 @@ def spmd(
     except WeftError as error:
         more = {k: v for k, v in {"static": static, "donate": donate}.items() if v != ()}
         raise error.located(asked("spmd", (fn, mesh, layout), more)) from None
-
-
-_EAGER: dict[Any, Program] = {}
-_NOWHERE = (Mesh(), Layout())
-
-
-def op(fn: Any = None, *, numbers: str = "static", cached: bool = True) -> Any:
-    """Make a lowering a public op: inside a program it runs as it is, outside as a program of its own.
-
-    Args:
-      numbers: "static" where a Python number is part of the signature (a shift, a size), "dynamic"
-        where it is an operand.
-      cached: whether the eager program is kept; not for ops that take functions.
-    """
-    if fn is None:
-        return functools.partial(op, numbers=numbers, cached=cached)
-
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            if context.current() is not None:
-                with jax.named_scope(fn.__name__):
-                    return fn(*args, **kwargs)
-            return _run_eagerly(fn, args, kwargs, numbers, cached)
-        except WeftError as error:
-            error.located(asked(fn.__name__.lstrip("_"), args, kwargs))
-            raise
-
-    return call
-
-
-def _run_eagerly(fn: Any, args: Any, kwargs: Any, numbers: str, cached: bool) -> Any:
-    where = _where(args, kwargs)
-    key = (fn, *where)
-    program = _EAGER.get(key)
-    if program is None:
-        program = Program(fn, *where, eager=True, static_numbers=numbers == "static")
-        if cached:
-            _EAGER[key] = program
-    return program(*args, **kwargs)
-
-
-def _where(args: Any, kwargs: Any) -> tuple[Mesh, Layout]:
-    """The mesh and layout of the operands; unplaced ones adopt the placed one's."""
-    found: Tensor | None = None
-    for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_tensor):
-        if isinstance(leaf, Tensor) and leaf.mesh is not None:
-            if found is None:
-                found = leaf
-            elif found.mesh is not leaf.mesh or found.layout is not leaf.layout:
-                assert found.mesh is not None and found.layout is not None
-                check_same_place(leaf, Context(found.mesh, found.layout))
-    if found is None:
-        return _NOWHERE
-    assert found.mesh is not None and found.layout is not None
-    return found.mesh, found.layout

@@ -3,9 +3,11 @@
 from .contract import einsum as einsum
 from .control import cond as cond
 from .control import fori_loop as fori_loop
-from .control import scan as scan
-from .control import vmap as vmap
 from .control import while_loop as while_loop
+from .conv import conv as conv
+from .cut import index as index
+from .cut import slice as slice
+from .cut import update as update
 from .elementwise import *  # noqa: F403
 from .lookup import one_hot as one_hot
 from .lookup import scatter_add as scatter_add
@@ -17,16 +19,9 @@ from .make import ones as ones
 from .make import zeros as zeros
 from .moves import concat as concat
 from .moves import flip as flip
-from .moves import index as index
 from .moves import pad as pad
 from .moves import roll as roll
 from .moves import shift as shift
-from .moves import slice as slice
-from .moves import update as update
-from .neighbours import avg_pool as avg_pool
-from .neighbours import conv as conv
-from .neighbours import max_pool as max_pool
-from .neighbours import windows as windows
 from .order import argmax as argmax
 from .order import argmin as argmin
 from .order import argsort as argsort
@@ -34,6 +29,9 @@ from .order import cumprod as cumprod
 from .order import cumsum as cumsum
 from .order import sort as sort
 from .order import top_k as top_k
+from .pool import avg_pool as avg_pool
+from .pool import max_pool as max_pool
+from .pool import windows as windows
 from .reduce import all as all
 from .reduce import any as any
 from .reduce import log_softmax as log_softmax
@@ -46,6 +44,7 @@ from .reduce import softmax as softmax
 from .reduce import std as std
 from .reduce import sum as sum
 from .reduce import var as var
+from .scan import scan as scan
 from .shape import broadcast_to as broadcast_to
 from .shape import merge as merge
 from .shape import rename as rename
@@ -54,3 +53,4 @@ from .shape import split as split
 from .shape import stack as stack
 from .shape import transpose as transpose
 from .shape import unstack as unstack
+from .vmap import vmap as vmap

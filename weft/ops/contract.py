@@ -13,9 +13,10 @@ import jax.numpy as jnp
 
 from .. import collectives, context
 from ..dims import pick, union
+from ..eager import op
 from ..errors import DimError, TensorTypeError
-from ..forms import as_slice, fill_padding, slice_tensor, together
-from ..spmd import op
+from ..forms import as_slice, slice_tensor, together
+from ..padding import fill_padding
 from ..tensor import Tensor
 
 

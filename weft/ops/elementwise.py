@@ -16,11 +16,13 @@ import numpy as np
 
 from .. import collectives, context
 from ..dims import Dim, union
+from ..eager import op
 from ..errors import TensorTypeError
-from ..forms import as_slice, fill_padding, slice_tensor, together
+from ..forms import as_slice, slice_tensor, together
 from ..layout import Splits
-from ..spmd import op
-from ..tensor import Tensor, describe, known_dtype
+from ..padding import fill_padding
+from ..placing import known_dtype
+from ..tensor import Tensor, describe
 
 NUMBERS = (int, float, complex, np.number)
 
@@ -32,10 +34,7 @@ def elementwise(fn: Callable[..., Any], operands: Sequence[Any], zero: bool, saf
     dims = union(t.dims for t in named)
     splits, arrays = aligned(named, dims)
     if safe:
-        arrays = [
-            fill_padding(a, dims, splits, 1, only=t.dims)
-            for a, t in zip(arrays, named, strict=True)
-        ]
+        arrays = [fill_padding(a, dims, splits, 1, only=t.dims) for a, t in zip(arrays, named, strict=True)]
     rest = iter(arrays)
     try:
         result = fn(*[next(rest) if isinstance(t, Tensor) else t for t in tensors])

@@ -16,18 +16,11 @@ import numpy as np
 from .. import collectives, context
 from ..collectives import Axes
 from ..dims import Dim, as_dims, check_distinct, pick_one, show, union
+from ..eager import op
 from ..errors import DimError, ShapeError, TensorTypeError, WeftError
-from ..forms import (
-    as_slice,
-    fill_padding,
-    in_form,
-    positions,
-    slice_tensor,
-    start_of,
-    together,
-)
-from ..spmd import asked, op
-from ..tensor import Tensor, describe
+from ..forms import as_slice, in_form, slice_tensor, together
+from ..padding import fill_padding, positions, start_of
+from ..tensor import Tensor, asked, describe
 from .elementwise import add, align, astype
 
 
@@ -141,9 +134,7 @@ def scatter_add(x: Tensor, ids: Any, updates: Any, dim: Any) -> Tensor:
     return add(x, added)
 
 
-def _scattered(
-    x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dict[Dim, Axes]
-) -> Tensor:
+def _scattered(x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dict[Dim, Axes]) -> Tensor:
     """The updates at their places among zeros, pending over the axes of dims that are added up."""
     shared, summed, rest = _groups(x, ids, chosen)
     axes = {axis for one in splits.values() for axis in one}

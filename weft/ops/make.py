@@ -10,12 +10,14 @@ import numpy as np
 
 from .. import context
 from ..dims import Dim, as_dims
+from ..eager import op
 from ..errors import ShapeError
-from ..forms import fill_padding, positions, slice_tensor
+from ..forms import slice_tensor
 from ..layout import Layout
 from ..mesh import Mesh
-from ..spmd import op
-from ..tensor import Tensor, entry, known_dtype, partition_spec, stored_shape
+from ..padding import fill_padding, positions
+from ..placing import known_dtype, partition_spec, stored_shape
+from ..tensor import Tensor, entry
 
 
 @op

@@ -18,9 +18,10 @@ from jax import lax
 from .. import collectives, context
 from ..collectives import Axes
 from ..dims import Dim, as_dims, check_distinct, pick_one
+from ..eager import op
 from ..errors import DimError, ShapeError
-from ..forms import as_slice, fill_padding, home, in_form, slice_tensor, start_of
-from ..spmd import op
+from ..forms import as_slice, home, in_form, slice_tensor
+from ..padding import fill_padding, start_of
 from ..tensor import Tensor
 from .reduce import extreme
 

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 
 from .. import collectives, context
 from ..dims import Dim, pick, pick_one
+from ..eager import op
 from ..errors import TensorTypeError
-from ..forms import as_slice, fill_padding, home, in_form, slice_tensor
-from ..spmd import op
+from ..forms import as_slice, home, in_form, slice_tensor
+from ..padding import fill_padding
 from ..tensor import Tensor, describe
 from .elementwise import elementwise
 

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 
 from .. import context
 from ..dims import Dim, as_dims, check_distinct, pick, pick_one, show, union
+from ..eager import op
 from ..errors import DimError, ShapeError
-from ..forms import as_slice, fill_padding, home, in_form, slice_tensor, together
-from ..spmd import op
+from ..forms import as_slice, home, in_form, slice_tensor, together
+from ..padding import fill_padding
 from ..tensor import Tensor
 from .elementwise import align
 
@@ -25,9 +26,7 @@ from .elementwise import align
 def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
     """The same values with dims renamed; the way to change how a dim is split."""
     x = as_slice(x)
-    new = {
-        pick_one(x.dims, old).name: n.name if isinstance(n, Dim) else n for old, n in names.items()
-    }
+    new = {pick_one(x.dims, old).name: n.name if isinstance(n, Dim) else n for old, n in names.items()}
     dims = tuple(d.rename(new.get(d.name, d.name)) for d in x.dims)
     check_distinct(dims)
     context.require().splits(dims)
@@ -47,9 +46,7 @@ def transpose(x: Tensor, dims: Any) -> Tensor:
         )
     places = [x.dims.index(d) for d in order]
     assert x.splits is not None
-    return slice_tensor(
-        x._array.transpose(places), order, tuple(x.splits[p] for p in places), x.pending
-    )
+    return slice_tensor(x._array.transpose(places), order, tuple(x.splits[p] for p in places), x.pending)
 
 
 @op
@@ -85,8 +82,7 @@ def reshape(x: Tensor, dims: Any) -> Tensor:
     new = as_dims(dims)
     if math.prod(d.size for d in new) != x.size:
         raise ShapeError(
-            f"[{show(x.dims)}] has {x.size} elements and [{show(new)}] has "
-            f"{math.prod(d.size for d in new)}",
+            f"[{show(x.dims)}] has {x.size} elements and [{show(new)}] has {math.prod(d.size for d in new)}",
             rule="reshape keeps the elements, so the sizes must have the same product",
             hint="check the sizes of the new dims",
         )

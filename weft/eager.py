@@ -1,0 +1,76 @@
+"""Eager execution: an op called outside a program is a program of its own, staged and cached."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from . import context
+from .context import Context
+from .errors import (
+    WeftError,
+)
+from .forms import check_same_place
+from .layout import Layout
+from .mesh import Mesh
+from .spmd import Program
+from .tensor import Tensor, asked, is_tensor
+
+_EAGER: dict[Any, Program] = {}
+
+
+_NOWHERE = (Mesh(), Layout())
+
+
+def op(fn: Any = None, *, numbers: str = "static", cached: bool = True) -> Any:
+    """Make a lowering a public op: inside a program it runs as it is, outside as a program of its own.
+
+    Args:
+      numbers: "static" where a Python number is part of the signature (a shift, a size), "dynamic"
+        where it is an operand.
+      cached: whether the eager program is kept; not for ops that take functions.
+    """
+    if fn is None:
+        return functools.partial(op, numbers=numbers, cached=cached)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if context.current() is not None:
+                with jax.named_scope(fn.__name__):
+                    return fn(*args, **kwargs)
+            return _run_eagerly(fn, args, kwargs, numbers, cached)
+        except WeftError as error:
+            error.located(asked(fn.__name__.lstrip("_"), args, kwargs))
+            raise
+
+    return call
+
+
+def _run_eagerly(fn: Any, args: Any, kwargs: Any, numbers: str, cached: bool) -> Any:
+    where = _where(args, kwargs)
+    key = (fn, *where)
+    program = _EAGER.get(key)
+    if program is None:
+        program = Program(fn, *where, eager=True, static_numbers=numbers == "static")
+        if cached:
+            _EAGER[key] = program
+    return program(*args, **kwargs)
+
+
+def _where(args: Any, kwargs: Any) -> tuple[Mesh, Layout]:
+    """The mesh and layout of the operands; unplaced ones adopt the placed one's."""
+    found: Tensor | None = None
+    for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_tensor):
+        if isinstance(leaf, Tensor) and leaf.mesh is not None:
+            if found is None:
+                found = leaf
+            elif found.mesh is not leaf.mesh or found.layout is not leaf.layout:
+                assert found.mesh is not None and found.layout is not None
+                check_same_place(leaf, Context(found.mesh, found.layout))
+    if found is None:
+        return _NOWHERE
+    assert found.mesh is not None and found.layout is not None
+    return found.mesh, found.layout

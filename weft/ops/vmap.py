@@ -1,0 +1,121 @@
+"""vmap: a function at all places of a dim at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import collectives, context
+from ..context import Context
+from ..dims import Dim, check_distinct
+from ..eager import op
+from ..errors import DimError, ProgramError, nearest
+from ..forms import in_form, settle, slice_tensor
+from ..padding import fill_padding, valid
+from ..tensor import Tensor, is_tensor
+from .leaves import Form, array_of, common_dim, flatten, slice_or_array
+
+
+def vmap(f: Callable[..., Any], dim: Any) -> Callable[..., Any]:
+    """`f` at every place of a dim at once; inside, tensors don't have the dim, results get it in front.
+
+    Tensors without the dim are the same at every place. A split dim stays split.
+
+    >>> import weft as wf
+    >>> x = wf.tensor([[1.0, 2.0], [3.0, 4.0]], "row=2 column=2")
+    >>> wf.vmap(lambda r: wf.max(r), "row")(x)
+    f32[row=2] [2., 4.]
+    """
+
+    @op(cached=False)
+    def vmap(*args: Any) -> Any:
+        return _vmap(f, dim, args)
+
+    return vmap
+
+
+def _vmap(f: Callable[..., Any], dim: Any, args: Any) -> Any:
+    program = context.require()
+    leaves, tree = flatten(args)
+    name = dim.name if isinstance(dim, Dim) else dim
+    mapped = [n for n, t in enumerate(leaves) if isinstance(t, Tensor) and name in [d.name for d in t.dims]]
+    if not mapped:
+        known = list(dict.fromkeys(d.name for t in leaves if is_tensor(t) for d in t.dims))
+        raise DimError(
+            f"no argument of the mapped function has a dim {name}{nearest(name, known)}",
+            rule="vmap maps over a dim that at least one argument has",
+            hint=f"the dims are {', '.join(known) or 'none'}",
+        )
+    found = common_dim([leaves[n] for n in mapped], dim)
+    (axes,) = program.splits((found,))
+    forms, arrays = [], []
+    for n in mapped:
+        t = leaves[n]
+        place = t.dims.index(found)
+        array = jnp.moveaxis(in_form(t), place, 0)
+        splits = program.splits(t.dims)
+        forms.append(
+            Form(
+                t.dims[:place] + t.dims[place + 1 :],
+                "value",
+                splits[:place] + splits[place + 1 :],
+                frozenset(),
+            )
+        )
+        arrays.append(_sound_padding(array, found, axes))
+    kept: dict[str, Any] = {}
+
+    def inner(arrays: list[Any]) -> list[Any]:
+        with program.frame(), _mapping(program, axes):
+            given = list(leaves)
+            for n, form, array in zip(mapped, forms, arrays, strict=True):
+                given[n] = form.around(array)
+            out, kept["tree"] = flatten(f(*jax.tree.unflatten(tree, given)))
+            out = [settle(o) if isinstance(o, Tensor) else o for o in map(slice_or_array, out)]
+            kept["forms"] = [Form.of(o) for o in out]
+            return [collectives.vary(array_of(o), axes) for o in out]
+
+    stacked = jax.vmap(inner)(arrays)
+    results = []
+    for form, array in zip(kept["forms"], stacked, strict=True):
+        if form is None:
+            raise ProgramError(
+                "the mapped function returned a raw array",
+                rule="a mapped function returns tensors, so that the dim can be given back",
+                hint="return the tensor, not its .array",
+            )
+        dims, splits = (found, *form.dims), (axes, *form.splits)
+        check_distinct(dims)
+        results.append(slice_tensor(fill_padding(array, dims, splits), dims, splits))
+    return jax.tree.unflatten(kept["tree"], results)
+
+
+def _sound_padding(array: Any, dim: Dim, axes: tuple[str, ...]) -> Any:
+    """Padding places hold a copy of a true one, or ones: f(0) could be infinite."""
+    mask = valid((dim,), (axes,))
+    if mask is None:
+        return array
+    mask = mask.reshape([-1] + [1] * (array.ndim - 1))
+    mask = collectives.vary(mask, collectives.varying(array))
+    ones = jnp.ones((), array.dtype)
+    stand_in = jnp.where(mask[:1], array[:1], ones)
+    return jnp.where(mask, array, stand_in)
+
+
+class _mapping:
+    """Axes of a dim that an enclosing vmap hides."""
+
+    def __init__(self, program: Context, axes: tuple[str, ...]):
+        self.program, self.axes = program, axes
+
+    def __enter__(self) -> None:
+        self.before = self.program.mapped
+        self.program.mapped = self.before | set(self.axes)
+        self.program.vmaps += 1
+
+    def __exit__(self, *_: Any) -> None:
+        self.program.mapped = self.before
+        self.program.vmaps -= 1

@@ -1,0 +1,63 @@
+"""Padding: sizes need not divide, and what fills a slice up is always zero.
+
+A dim of size n over k devices has blocks of ⌈n/k⌉ places; the last ones may be padding. It is zero in values
+and in cotangents, so that sums and products need no mask. What is not zero at zero is masked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from . import collectives, context
+from .collectives import Axes
+from .dims import Dim
+from .layout import Splits
+
+
+def start_of(axes: Axes, block: int) -> Any:
+    """Where this device's block begins in the whole dim."""
+    return collectives.index(axes) * block if axes else 0
+
+
+def positions(dim: Dim, axes: Axes) -> Any:
+    """The places of this device's block in the whole dim, as int32."""
+    program = context.require()
+    block = program.slice_size(dim, axes)
+    return lax.iota(jnp.int32, block) + jnp.int32(start_of(axes, block))
+
+
+def is_uneven(dim: Dim, axes: Axes) -> bool:
+    """Whether some device's block of this dim has padding."""
+    return bool(axes) and dim.size % context.require().ways(axes) != 0
+
+
+def valid(dims: Sequence[Dim], splits: Splits, only: Iterable[Dim] | None = None) -> Any:
+    """True where a slice holds an element and False where it is padding; None if nowhere."""
+    mask = None
+    for position, (dim, axes) in enumerate(zip(dims, splits, strict=True)):
+        if is_uneven(dim, axes) and (only is None or dim in only):
+            here = positions(dim, axes) < dim.size
+            here = here.reshape([-1 if p == position else 1 for p in range(len(dims))])
+            mask = here if mask is None else mask & here
+    return mask
+
+
+def fill_padding(
+    array: Any,
+    dims: Sequence[Dim],
+    splits: Splits,
+    value: Any = 0,
+    only: Iterable[Dim] | None = None,
+) -> Any:
+    """The slice with its padding set to a value, by default back to zero."""
+    mask = valid(dims, splits, only)
+    if mask is None:
+        return array
+    axes = collectives.varying(array) | collectives.varying(mask)
+    array = collectives.vary(array, axes)
+    filling = jnp.asarray(value, array.dtype)
+    return jnp.where(collectives.vary(mask, axes), array, collectives.vary(filling, axes))

@@ -1,0 +1,157 @@
+"""Whole tensors: made of arrays, put on meshes, given roles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from . import context
+from .dims import Dim, as_dims, show
+from .errors import ProgramError, ShapeError, TensorTypeError
+from .layout import Layout, Splits
+from .mesh import Mesh
+from .tensor import Tensor, at_rest, describe, entry
+
+
+def partition_spec(splits: Splits) -> PartitionSpec:
+    """JAX's word for splits."""
+    return PartitionSpec(*[axes if len(axes) != 1 else axes[0] for axes in splits])
+
+
+def stored_shape(dims: tuple[Dim, ...], splits: Splits, mesh: Mesh | None) -> tuple[int, ...]:
+    """The padded shape at rest: each split dim rounded up to a multiple of its pieces."""
+    ways = [mesh.ways(axes) if mesh is not None else 1 for axes in splits]
+    return tuple(-(-dim.size // n) * n for dim, n in zip(dims, ways, strict=True))
+
+
+@entry
+def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
+    """Put a whole tensor on a mesh, split by a layout; `place(t, None, None)` takes it off."""
+    _check_tensor(t)
+    if t.is_slice:
+        raise ProgramError(
+            f"{describe(t)} is inside a program",
+            rule="a program's tensors are placed by the program's own layout",
+            hint="place tensors outside; inside, rename a dim to change its split",
+        )
+    if mesh is None:
+        device = jax.devices()[0] if t.mesh is not None else None
+        array = t.array
+        array = jax.device_put(array, device) if device and not context.is_traced(array) else array
+        return Tensor(array, t.dims, role=t.role)
+    mesh, layout = Mesh.of(mesh), Layout.of(layout)
+    layout.check(mesh)
+    if t.mesh == mesh and t.layout == layout:
+        return t
+    splits = layout.splits(t.dims, mesh, t.role)
+    shape = stored_shape(t.dims, splits, mesh)
+    if isinstance(t._array, jax.ShapeDtypeStruct):
+        array = jax.ShapeDtypeStruct(shape, t.dtype)
+    elif t.mesh == mesh and at_rest(t) == splits:
+        array = t._array
+    elif not mesh.axes:
+        array = t.array
+    else:
+        mesh.require_devices()
+        array = t.array
+        if tuple(array.shape) != shape:
+            extra = [(0, new - old) for new, old in zip(shape, array.shape, strict=True)]
+            array = np.pad(array, extra) if isinstance(array, np.ndarray) else jnp.pad(array, extra)
+        array = jax.device_put(array, NamedSharding(mesh.jax_mesh, partition_spec(splits)))
+    return Tensor(array, t.dims, role=t.role, mesh=mesh, layout=layout)
+
+
+@entry
+def tensor(array: Any, dims: Any) -> Tensor:
+    """A tensor from an array (or number) and the names of its dimensions.
+
+    Args:
+      array: anything JAX or NumPy can make an array of, in its true size.
+      dims: as many dims, in the array's order: Dims, or a string such as `"batch=2 length=3"`.
+
+    >>> import weft as wf
+    >>> wf.tensor([[1, 2, 3]], "row=1 column=3")
+    i32[row=1, column=3] [[1, 2, 3]]
+    """
+    dims = as_dims(dims)
+    if isinstance(array, Tensor):
+        raise TensorTypeError(
+            f"{describe(array)} is a tensor already",
+            rule="tensor() names the dimensions of a raw array",
+            hint='to rename dims use x.rename(old="new"); to reorder them wf.transpose(x, dims)',
+        )
+    if not hasattr(array, "shape") or isinstance(array, np.ndarray | np.generic):
+        array = jnp.asarray(array)
+    shape = tuple(array.shape)
+    if shape != tuple(dim.size for dim in dims):
+        raise ShapeError(
+            f"an array of shape {shape} was given the dims [{show(dims)}]",
+            rule="an array needs one dim for each of its dimensions, of the same size",
+            hint="give the dims in the array's own order; wf.transpose reorders them afterwards",
+        )
+    program = context.current()
+    if program is None:
+        return Tensor(array, dims)
+    from .forms import from_whole
+
+    return from_whole(array, dims)
+
+
+@entry
+def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
+    """A tensor without values, for planning.
+
+    >>> import weft as wf
+    >>> wf.spec("batch=64 d_model=256")
+    f32[batch=64, d_model=256]
+    """
+    dims = as_dims(dims)
+    shape = tuple(dim.size for dim in dims)
+    return Tensor(jax.ShapeDtypeStruct(shape, known_dtype(dtype)), dims, role=role)
+
+
+@entry
+def parameter(t: Tensor) -> Tensor:
+    """The same tensor with the role of a parameter: stored by the layout's `params=` rules."""
+    return with_role(t, "param")
+
+
+def with_role(t: Tensor, role: str) -> Tensor:
+    """The same tensor with another role."""
+    _check_tensor(t)
+    if t.is_slice or t.mesh is None:
+        return Tensor(
+            t._array,
+            t.dims,
+            role=role,
+            mesh=t.mesh,
+            layout=t.layout,
+            splits=t.splits,
+            pending=t.pending,
+        )
+    return place(Tensor(t.array, t.dims, role=role), t.mesh, t.layout)
+
+
+def _check_tensor(t: Any) -> None:
+    if not isinstance(t, Tensor):
+        raise TensorTypeError(
+            f"a {type(t).__name__} is not a tensor",
+            rule="a tensor is an array with named dims",
+            hint='name its dimensions: wf.tensor(array, "batch=64 d_model=256")',
+        )
+
+
+def known_dtype(dtype: Any) -> Any:
+    """What JAX makes of a dtype: without x64, 64 bits become 32."""
+    try:
+        return jax.dtypes.canonicalize_dtype(dtype)
+    except TypeError:
+        raise TensorTypeError(
+            f"{dtype!r} is not a dtype",
+            rule="a dtype is one of JAX's or NumPy's, or its name",
+            hint='for example jnp.float32, jnp.bfloat16 or "int32"',
+        ) from None

@@ -1,0 +1,138 @@
+"""Staging: from whole arrays to slices, and from a function's results back to whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from . import collectives
+from .context import Context
+from .errors import (
+    ProgramError,
+)
+from .forms import as_slice, settle
+from .later import Promise
+from .layout import Layout
+from .mesh import Mesh
+from .placing import partition_spec
+from .signature import Static, is_dynamic
+from .tensor import Tensor
+
+
+@dataclass(eq=False)
+class Staged:
+    """A signature's compiled function and what its flat outputs are."""
+
+    call: Any
+    captured: list[Tensor] = field(default_factory=list)
+    out_tree: Any = None
+    # For each leaf: where it comes from ("now", "later", "static"), the promise or static value, and
+    # the dims and role of a tensor.
+    out_leaves: list[tuple[str, Any, Any]] = field(default_factory=list)
+
+
+class Call:
+    """A jitted function, and the context of its last trace."""
+
+    def __init__(self, jitted: Any, last: dict[str, Any]):
+        self.jitted, self.last = jitted, last
+
+    def __call__(self, *arrays: Any) -> Any:
+        return self.jitted(*arrays)
+
+    def begin(self, arrays: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Trace; what was captured, and the dims that were met."""
+        self.jitted.trace(*arrays)
+        program = self.last["context"]
+        return list(program.captured.values()), program.dims_met
+
+    def trace(self, *arrays: Any) -> Any:
+        return self.jitted.trace(*arrays)
+
+
+def template(leaf: Any, static_numbers: bool) -> Callable[[list[Any], Context], Any]:
+    """How a leaf is rebuilt inside the program; arrays are taken from the front of a list."""
+    if isinstance(leaf, Static):
+        return lambda arrays, program: leaf.value
+    if not is_dynamic(leaf, static_numbers):
+        return lambda arrays, program: leaf
+    if not isinstance(leaf, Tensor):
+        return lambda arrays, program: arrays.pop(0)
+    blank = Tensor(None, leaf.dims, role=leaf.role)
+    return lambda arrays, program: slice_of(blank, arrays.pop(0), program)
+
+
+def slice_of(t: Tensor, array: Any, program: Context) -> Tensor:
+    splits = program.splits(t.dims, t.role)
+    program.know(array)
+    return Tensor(array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=splits)
+
+
+def outputs(staged: Staged, result: Any) -> tuple[list[Any], list[Any]]:
+    """What a program returns, as arrays with their specs; noted in `staged` how to put it together."""
+    leaves, staged.out_tree = jax.tree.flatten(result, is_leaf=_is_output)
+    outs: list[Any] = []
+    specs: list[Any] = []
+    staged.out_leaves = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and not leaf.is_slice:
+            leaf = as_slice(leaf)
+        named = (leaf.dims, leaf.role) if isinstance(leaf, Tensor) else None
+        held = leaf._held if isinstance(leaf, Tensor) else leaf
+        if isinstance(held, Promise):
+            staged.out_leaves.append(("later", held, named))
+        elif add_output(leaf, outs, specs):
+            staged.out_leaves.append(("now", None, named))
+        else:
+            staged.out_leaves.append(("static", leaf, None))
+    return outs, specs
+
+
+def _is_output(x: Any) -> bool:
+    return isinstance(x, Tensor | Promise)
+
+
+def add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
+    """Add a leaf's array to what leaves the SPMD part; False if it is not an array."""
+    if isinstance(leaf, Tensor):
+        if isinstance(leaf._held, Promise):
+            return False
+        leaf = settle(leaf)
+        outs.append(leaf._array)
+        specs.append(partition_spec(leaf.splits or ()))
+        return True
+    if isinstance(leaf, bool) or not isinstance(
+        leaf, jax.Array | np.ndarray | np.number | int | float | complex
+    ):
+        return False
+    array = jnp.asarray(leaf)
+    if collectives.varying(array):
+        axes = ", ".join(sorted(collectives.varying(array)))
+        raise ProgramError(
+            f"the program returns a raw array that differs between devices along {axes}",
+            rule="what a program returns is a tensor, or the same on all devices",
+            hint="return the tensor itself, not its .array; or reduce it over the axes inside wf.local",
+        )
+    outs.append(array)
+    specs.append(PartitionSpec())
+    return True
+
+
+def rebuild(staged: Staged, outs: Any, mesh: Mesh, layout: Layout) -> Any:
+    count = sum(kind == "now" for kind, *_ in staged.out_leaves)
+    sources = {"now": iter(outs[:count]), "later": iter(outs[count:])}
+    placed: Any = (mesh, layout) if mesh.axes else (None, None)
+    leaves = []
+    for kind, static, named in staged.out_leaves:
+        leaf = static if kind == "static" else next(sources[kind])
+        if named is not None:
+            dims, role = named
+            leaf = Tensor(leaf, dims, role=role, mesh=placed[0], layout=placed[1])
+        leaves.append(leaf)
+    return jax.tree.unflatten(staged.out_tree, leaves)
