@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
-from weft.tensor import with_role
+from weft.placing import with_role
 
 TOLERANCE = 1e-9  # in float64, of the largest element
 
