@@ -11,6 +11,7 @@ Run it: `python examples/two_layers.py`
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import weft as wf
@@ -69,13 +70,13 @@ def main():
         )
         console.print(f"  slices: {slices}")
         table = Table(box=None, padding=(0, 2), show_edge=False)
-        for column in ("collective", "over", "bytes", "called for by"):
+        for column in ("collective", "over", "bytes", "sums or moves"):
             table.add_column(column, justify="right" if column == "bytes" else "left")
         total = 0
         for c in program.collectives(w, v, x):
             scalar = c.bytes <= 4
             total += 0 if scalar else c.bytes * c.count
-            table.add_row(c.kind, "+".join(c.axes), f"{c.bytes * c.count:,}", c.op or "gradient")
+            table.add_row(c.kind, "+".join(c.axes), f"{c.bytes * c.count:,}", escape(c.op.split("/")[-1]))
         console.print(table if table.row_count else "  no collectives")
         planned = 4 * int(formula(program.mesh, program.layout))
         console.print(f"  bytes without the scalar loss: {total:,}   by the paper: {planned:,}")

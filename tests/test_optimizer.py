@@ -81,15 +81,19 @@ def compare(got, want):
             np.testing.assert_allclose(t, a, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize(
+    "name, layout",
+    [("adamw", layout) for layout in LAYOUTS]
+    + [("adafactor", "model, uneven"), ("adafactor", "zero-3"), ("momentum", "zero-1"), ("lion", "zero-3")],
+)
 def test_in_a_program(name, layout):
-    if name in ("momentum", "lion") and layout not in ("zero-1", "zero-3"):
-        pytest.skip("adamw and adafactor show it")
     mesh, layout = wf.Mesh("x=2 y=2"), LAYOUTS[layout]
     opt = wf.optimizer(TRANSFORMATIONS[name]())
 
+    traced = []
+
     def step(params, state, x):
+        traced.append(1)
         value, grads = wf.value_and_grad(loss)(params, x)
         return *opt.apply(grads, state, params), value
 
@@ -100,11 +104,12 @@ def test_in_a_program(name, layout):
     state = opt.init(params)
     for _ in range(STEPS):
         params, state, _ = staged(params, state, X)
-    assert len(staged.traces) == 1
+    assert len(staged.traces) == len(traced) == 1  # what comes back goes in again, and nothing is new
     compare((params, state), plain(name))
     for new, old in zip(*(jax.tree.leaves(p, is_leaf=wf.is_tensor) for p in (params, PARAMS)), strict=True):
         assert (new.dims, new.role) == (old.dims, "param")
-        assert new.storage.sharding == wf.place(old, mesh, layout).storage.sharding
+        where = wf.place(old, mesh, layout).storage.sharding
+        assert new.storage.sharding.is_equivalent_to(where, new.ndim)
 
 
 @pytest.mark.parametrize("place", [None, "zero-3"])
@@ -133,7 +138,7 @@ def test_update_gives_what_is_to_be_added():
 
 
 def test_state_has_the_dims_of_its_parameters():
-    mesh, layout = wf.Mesh("x=2 y=2"), LAYOUTS["zero-1"]
+    mesh, layout = wf.Mesh("x=2 y=2"), wf.Layout("h:x", optimizer="d:x+y")
     opt = wf.optimizer(optax.adam(0.1))
     for state in (opt.init(PARAMS), wf.spmd(opt.init, mesh, layout)(PARAMS)):
         moments = [t for t in jax.tree.leaves(state, is_leaf=wf.is_tensor) if wf.is_tensor(t)]

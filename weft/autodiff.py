@@ -184,7 +184,7 @@ def _staged(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, list[A
         ]
         # Without any use, the cotangent of the argument as it is: zeros.
         total = functools.reduce(add, parts) if parts else slice_tensor(given[0], t.dims, t.splits)
-        total.role = t.role
+        total.role, total.origin = t.role, f"gradient[{','.join(d.name for d in t.dims)}]"
         grads.append(total)
     return slice_tensor(value, ()), grads, aux
 
@@ -314,9 +314,7 @@ class custom_vjp:
                     stack.enter_context(context.entered(program))
                     stack.enter_context(program.frame())
                 given = self.backward(residuals, cotangent)
-                return tuple(
-                    None if g is None else _alike(g, a) for g, a in zip(given, args, strict=True)
-                )
+                return tuple(None if g is None else _alike(g, a) for g, a in zip(given, args, strict=True))
 
         call = jax.custom_vjp(_framed(self.f))
         call.defvjp(_framed(self.forward), backward)

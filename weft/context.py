@@ -64,6 +64,7 @@ class Context:
         self.captured: dict[int, Any] = {}  # global tensors met inside, by id of their storage
         self.captured_inputs: dict[int, Any] = {}  # the same, as inputs of this trace
         self.dims_met: dict[str, Dim] = {}
+        self.op = ""  # the op of the language that is being lowered
         self.jobs: list[Any] = []  # work on whole arrays after the SPMD part (`later.py`)
 
     def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
@@ -130,10 +131,25 @@ class Context:
         """A frame for the JAX trace that has just been opened."""
         frame = Frame(lifts_collectives)
         self.frames.append(frame)
+        op, self.op = self.op, ""  # ops inside have names of their own
         try:
             yield frame
         finally:
+            self.op = op
             self.frames.remove(frame)
+
+    @contextlib.contextmanager
+    def lowering(self, op: str) -> Iterator[None]:
+        """Name what is traced after an op; ops that it is made of don't count."""
+        if self.op:
+            yield
+            return
+        self.op = op
+        try:
+            with jax.named_scope(op):
+                yield
+        finally:
+            self.op = ""
 
 
 class _Stack(threading.local):

@@ -38,8 +38,9 @@ def op(fn: Any = None, *, numbers: str = "static", cached: bool = True) -> Any:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            if context.current() is not None:
-                with jax.named_scope(fn.__name__):
+            program = context.current()
+            if program is not None:
+                with program.lowering(_label(fn.__name__, args, kwargs)):
                     return fn(*args, **kwargs)
             return _run_eagerly(fn, args, kwargs, numbers, cached)
         except WeftError as error:
@@ -47,6 +48,17 @@ def op(fn: Any = None, *, numbers: str = "static", cached: bool = True) -> Any:
             raise
 
     return call
+
+
+def _label(name: str, args: Any, kwargs: Any) -> str:
+    """`einsum[batch,io · io,hidden → batch,hidden]`: an op's name in jaxprs, profiles and plans."""
+    operands = [
+        t for a in args for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)
+    ]
+    dims = " · ".join(",".join(d.name for d in t.dims) for t in operands)
+    if name == "einsum" and not isinstance(kwargs.get("out", ""), str):
+        dims += " → " + ",".join(getattr(d, "name", d) for d in kwargs["out"])
+    return f"{name.lstrip('_')}[{dims}]"
 
 
 def _run_eagerly(fn: Any, args: Any, kwargs: Any, numbers: str, cached: bool) -> Any:

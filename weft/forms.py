@@ -1,22 +1,17 @@
 """Forms: bring a tensor inside a program into the form that an op needs.
 
 A form is: which axes split each dim, over which axes a sum is still pending, and over which further axes
-the array has been made varying. `relayout` goes from one to another with the fewest bytes:
-
-    pending, then split on that axis     reduce-scatter
-    newly split                          local slice, no traffic
-    split elsewhere                      all-to-all
-    no longer split                      all-gather
-    still pending                        all-reduce
-
+the array has been made varying. `relayout.py` goes from one to another with the fewest bytes.
 Every form is made once per tensor (`Context.remember`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from . import collectives, context
@@ -62,7 +57,16 @@ def slice_tensor(
             rule="a tensor can have at most one dim on an axis, the dims of an enclosing vmap included",
             hint="drop one of the rules, or rename the dim",
         )
-    return Tensor(array, dims, mesh=program.mesh, layout=program.layout, splits=splits, pending=pending)
+    made = Tensor(array, dims, mesh=program.mesh, layout=program.layout, splits=splits, pending=pending)
+    made.origin = program.op if pending else ""
+    return made
+
+
+def relabelled(x: Tensor, array: Any, dims: Sequence[Dim], splits: Splits | None) -> Tensor:
+    """A linear function of a slice, whatever form that is in: what was pending still is."""
+    made = slice_tensor(array, dims, splits, x.pending)
+    made.origin = x.origin
+    return made
 
 
 def from_whole(array: Any, dims: Sequence[Dim]) -> Tensor:
@@ -179,7 +183,7 @@ def in_form(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
         array = program.remember(
             array,
             asked,
-            lambda _: relayout(t._array, t.dims, t.splits, t.pending, splits, axes),
+            lambda _: _moved(t, splits, axes),
             collective=True,
         )
     missing = axes - collectives.varying(array)
@@ -191,6 +195,11 @@ def in_form(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
         lambda held: collectives.vary(t._array if held is t._held else held, missing),
         collective=False,
     )
+
+
+def _moved(t: Tensor, splits: Splits, axes: frozenset[str]) -> Any:
+    with jax.named_scope(t.origin) if t.origin else contextlib.nullcontext():
+        return relayout(t._array, t.dims, t.splits, t.pending, splits, axes)
 
 
 def together(tensors: Sequence[Tensor], splits: Sequence[Splits] | None = None) -> list[Any]:

@@ -41,7 +41,7 @@ def relayout(
     stays = {axis for one in new for axis in one} | axes
     while work.pending or work.wrong():
         # First what is free, then what makes the rest smaller; a gather comes last.
-        work.slice() or work.scatter() or work.move() or work.sum(axes) or work.gather(stays)
+        work.slice() or work.scatter() or work.move() or work.sum() or work.gather(stays)
     return work.array
 
 
@@ -101,13 +101,12 @@ class _Relayout:
                         return True
         return False
 
-    def sum(self, axes: frozenset[str]) -> bool:
-        """Makes the sum that is pending; the result varies over those of its axes that are in `axes`."""
+    def sum(self) -> bool:
+        """Makes the sum that is pending; over its axes the result no longer varies."""
         if not self.pending:
             return False
         summed = collectives.all_reduce(self.array, tuple(sorted(self.pending)))
-        summed = checkpoint_name(summed, "sum")  # for the remat policy "sums"
-        self.array = collectives.vary(summed, self.pending & axes)
+        self.array = checkpoint_name(summed, "sum")  # for the remat policy "sums"
         self.pending.clear()
         return True
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from . import context
 from .context import Context
@@ -172,8 +172,8 @@ class Program:
                 key.append((leaf.dims, array.dtype, weak_type(array), leaf.role))
                 arrays.append(array)
             elif is_dynamic(leaf, self._static_numbers):
-                if isinstance(leaf, np.ndarray):
-                    leaf = jnp.asarray(leaf)
+                if isinstance(leaf, np.ndarray | jax.Array):
+                    leaf = self._on_all(leaf)
                 key.append((np.shape(leaf), getattr(leaf, "dtype", type(leaf)), weak_type(leaf)))
                 arrays.append(leaf)
             else:
@@ -186,6 +186,16 @@ class Program:
             staged = self._stage(leaves, tree, tuple(key), arrays)
         arrays += [t._array for t in staged.captured]
         return staged, arrays
+
+    def _on_all(self, array: Any) -> Any:
+        """A raw array on all devices, where a call's results are too: JAX tells the two types apart."""
+        array = jnp.asarray(array)
+        mesh = self.mesh.jax_mesh
+        if self.mesh.size == 1 or not self.mesh.has_devices or context.is_traced(array):
+            return array
+        if isinstance(array.sharding, NamedSharding) and array.sharding.mesh == mesh:
+            return array
+        return jax.device_put(array, NamedSharding(mesh, PartitionSpec()))
 
     def _place(self, t: Tensor) -> Tensor:
         if t.is_slice:

@@ -89,7 +89,7 @@ class Tensor:
     [3.0, 15.0]
     """
 
-    __slots__ = ("_held", "_owner", "_watch", "dims", "layout", "mesh", "pending", "role", "splits")
+    __slots__ = ("_held", "_owner", "_watch", "dims", "layout", "mesh", "origin", "pending", "role", "splits")
     __array_priority__ = 1000  # NumPy scalars leave `scalar * tensor` to us
 
     _held: Any  # the array, for looking at its type or identity only
@@ -101,6 +101,7 @@ class Tensor:
     layout: Layout | None
     splits: Splits | None  # None: a whole tensor, outside programs
     pending: frozenset[str]
+    origin: str  # the op that a pending sum comes from
 
     def __init__(
         self,
@@ -115,6 +116,7 @@ class Tensor:
     ):
         self._held, self._watch, self.dims, self.role = array, None, dims, role
         self.mesh, self.layout, self.splits, self.pending = mesh, layout, splits, pending
+        self.origin = ""
         program = context.current() if splits is not None else None
         self._owner = program.serial if program is not None else 0
 

@@ -18,7 +18,7 @@ from .. import collectives, context
 from ..dims import Dim, union
 from ..eager import op
 from ..errors import TensorTypeError
-from ..forms import as_slice, slice_tensor, together
+from ..forms import as_slice, relabelled, slice_tensor, together
 from ..layout import Splits
 from ..padding import fill_padding
 from ..placing import known_dtype
@@ -113,7 +113,7 @@ def _linear(fn: Callable[..., Any], operands: Sequence[Tensor], *numbers: Any) -
     axes = frozenset().union(*(collectives.varying(t._held) for t in operands))
     arrays = [in_varying(t, axes) for t in operands]
     arrays = [align(a, t.dims, first.dims) for a, t in zip(arrays, operands, strict=True)]
-    return slice_tensor(fn(*arrays, *numbers), first.dims, first.splits, first.pending)
+    return relabelled(first, fn(*arrays, *numbers), first.dims, first.splits)
 
 
 def in_varying(t: Tensor, axes: frozenset[str]) -> Any:
@@ -336,7 +336,7 @@ def stop_gradient(x: Any) -> Any:
         if not isinstance(t, Tensor):
             return jax.lax.stop_gradient(t)
         t = as_slice(t)
-        held = slice_tensor(jax.lax.stop_gradient(t._array), t.dims, t.splits, t.pending)
+        held = relabelled(t, jax.lax.stop_gradient(t._array), t.dims, t.splits)
         held.role = t.role
         return held
 

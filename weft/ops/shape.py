@@ -16,7 +16,7 @@ from .. import context
 from ..dims import Dim, as_dims, check_distinct, pick, pick_one, show, union
 from ..eager import op
 from ..errors import DimError, ShapeError
-from ..forms import as_slice, home, in_form, slice_tensor, together
+from ..forms import as_slice, home, in_form, relabelled, slice_tensor, together
 from ..padding import fill_padding
 from ..tensor import Tensor
 from .elementwise import align
@@ -30,7 +30,7 @@ def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
     dims = tuple(d.rename(new.get(d.name, d.name)) for d in x.dims)
     check_distinct(dims)
     context.require().splits(dims)
-    return slice_tensor(x._array, dims, x.splits, x.pending)
+    return relabelled(x, x._array, dims, x.splits)
 
 
 @op
@@ -46,7 +46,7 @@ def transpose(x: Tensor, dims: Any) -> Tensor:
         )
     places = [x.dims.index(d) for d in order]
     assert x.splits is not None
-    return slice_tensor(x._array.transpose(places), order, tuple(x.splits[p] for p in places), x.pending)
+    return relabelled(x, x._array.transpose(places), order, tuple(x.splits[p] for p in places))
 
 
 @op
@@ -156,11 +156,10 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
             before[left[0]] = after[right[0]] = now[left[0]]
     splits = tuple(before.get(d, ()) for d in x.dims)
     new_splits = tuple(after.get(d, ()) for d in new)
-    array, pending = x._array, x.pending
-    if x.splits != splits:
-        array, pending = in_form(x, splits), frozenset()
     shape = [program.slice_size(d, axes) for d, axes in zip(new, new_splits, strict=True)]
-    return slice_tensor(array.reshape(shape), new, new_splits, pending)
+    if x.splits == splits:
+        return relabelled(x, x._array.reshape(shape), new, new_splits)
+    return slice_tensor(in_form(x, splits).reshape(shape), new, new_splits)
 
 
 @op
