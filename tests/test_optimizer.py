@@ -138,7 +138,7 @@ def test_update_gives_what_is_to_be_added():
 
 
 def test_state_has_the_dims_of_its_parameters():
-    mesh, layout = wf.Mesh("x=2 y=2"), wf.Layout("h:x", optimizer="d:x+y")
+    mesh, layout = wf.Mesh("x=2 y=2"), wf.Layout("h:x", optimizer="d:y")
     opt = wf.optimizer(optax.adam(0.1))
     for state in (opt.init(PARAMS), wf.spmd(opt.init, mesh, layout)(PARAMS)):
         moments = [t for t in jax.tree.leaves(state, is_leaf=wf.is_tensor) if wf.is_tensor(t)]
@@ -147,7 +147,7 @@ def test_state_has_the_dims_of_its_parameters():
         ]
         assert {t.role for t in moments} == {"optimizer"}
     w = next(t for t in moments if t.dims == PARAMS["w"].dims)
-    assert w.storage.addressable_shards[0].data.shape == (2, 5)  # d=6 over 4: 2 places each
+    assert w.storage.addressable_shards[0].data.shape == (3, 3)  # d=6 and h=5 over 2
 
 
 def test_gradients_meet_the_state_by_a_reduce_scatter():

@@ -1,8 +1,14 @@
-"""From a jaxpr to the list of its collectives, with trip counts."""
+"""From a jaxpr to events: local work and collectives, in order, with trip counts.
+
+The jaxpr is what will run: dead code is removed, scanned bodies count as often as they run, of a `cond` the
+dearer branch counts, and what `remat` computes again is there twice. Types say over which axes a value
+varies, and so which work is done by several devices alike.
+"""
 
 from __future__ import annotations
 
-import math
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +16,10 @@ from typing import Any
 from jax.extend import core as jax_core
 from jax.interpreters import partial_eval
 
+from ..errors import PACKAGE
 from ..mesh import Mesh
+from . import cost
+from .facts import Collective, Event, Work
 
 KINDS = {
     "psum": "all-reduce",
@@ -23,51 +32,92 @@ KINDS = {
     "all_to_all": "all-to-all",
     "ppermute": "permute",
 }
+WORK_KINDS = {"dot_general": "matmul", "conv_general_dilated": "conv"}
 
 
-@dataclass(frozen=True)
-class Collective:
-    """One collective of a program.
+def without_dead_code(closed: Any) -> Any:
+    """The jaxpr without equations that no result needs, through all its inner jaxprs."""
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return jaxpr
 
-    Attributes:
-      kind: all-reduce, all-gather, reduce-scatter, all-to-all or permute.
-      axes: the mesh axes that it runs over.
-      bytes: on one device: the operand's, for an all-gather the result's.
-      count: how often it runs in one call of the program.
-      op: the op of the language that called for it, with JAX's marks for the backward pass.
-    """
 
-    kind: str
-    axes: tuple[str, ...]
-    bytes: int
-    count: int
-    op: str
-
-    def __str__(self) -> str:
-        times = f" × {self.count}" if self.count != 1 else ""
-        return f"{self.kind} over {'+'.join(self.axes)}: {self.bytes} bytes{times} ({self.op})"
+def events_of(closed: Any, mesh: Mesh) -> list[Event]:
+    """The work and the collectives of a closed jaxpr, in order."""
+    raw = list(_walk(without_dead_code(closed), mesh, 1, ""))
+    return [e.event for e in _with_phases(raw)]
 
 
 def collectives_of(closed: Any, mesh: Mesh) -> list[Collective]:
-    """Every collective in a closed jaxpr; dead code is left out."""
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return list(_walk(jaxpr, mesh, 1, ""))
+    """The collectives of a closed jaxpr, in order."""
+    return [e for e in events_of(closed, mesh) if isinstance(e, Collective)]
 
 
-def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[Collective]:
+@dataclass
+class _Found:
+    event: Event
+    name: str  # the whole name stack
+
+
+def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[_Found]:
     for eqn in jaxpr.eqns:
         # Inside a scanned body equations carry only their own part of the name: it is put together
         # on the way down.
         name = "/".join(part for part in (outer, str(eqn.source_info.name_stack)) if part)
-        kind = KINDS.get(eqn.primitive.name)
-        if kind is not None:
-            axes = _axes(eqn.params)
-            variables = eqn.outvars if kind == "all-gather" else eqn.invars
-            yield Collective(kind, axes, sum(_bytes(v.aval) for v in variables), times, name)
+        primitive = eqn.primitive.name
+        if primitive in KINDS:
+            yield _Found(_collective(eqn, mesh, times, name), name)
             continue
-        inner = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
-        for sub in jax_core.jaxprs_in_params(eqn.params):
-            yield from _walk(getattr(sub, "jaxpr", sub), mesh, inner, name)
+        inner = [getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params)]
+        if primitive == "cond":
+            branches = [list(_walk(sub, mesh, times, name)) for sub in inner]
+            yield from max(branches, key=_dearness)
+        elif inner:
+            trips = eqn.params["length"] if primitive == "scan" else 1
+            for sub in inner:
+                yield from _walk(sub, mesh, times * trips, name)
+        else:
+            work = _work(eqn, mesh, times, name)
+            if work.flops or work.bytes:
+                yield _Found(work, name)
+
+
+def _dearness(found: list[_Found]) -> tuple[int, int]:
+    events = [f.event for f in found]
+    sent = sum(e.bytes * e.count for e in events if isinstance(e, Collective))
+    return sent, sum(e.flops * e.count for e in events if isinstance(e, Work))
+
+
+def _collective(eqn: Any, mesh: Mesh, times: int, name: str) -> Collective:
+    kind, axes = KINDS[eqn.primitive.name], _axes(eqn.params)
+    variables = eqn.outvars if kind == "all-gather" else eqn.invars
+    size = sum(cost.size(v.aval) for v in variables)
+    return Collective(
+        kind, axes, size, times, op_of(name), "", source_of(eqn), wire_bytes(kind, size, mesh.ways(axes))
+    )
+
+
+def wire_bytes(kind: str, size: int, ways: int) -> int:
+    """What one device sends for a collective in a ring of this many devices."""
+    if kind == "all-reduce":
+        return 2 * size * (ways - 1) // ways
+    return size if kind == "permute" else size * (ways - 1) // ways
+
+
+def _work(eqn: Any, mesh: Mesh, times: int, name: str) -> Work:
+    flops = cost.flops(eqn)
+    varying = frozenset().union(*(v.aval.mat.varying for v in eqn.outvars if hasattr(v.aval, "mat")))
+    copies = mesh.ways(tuple(varying))  # devices that do something different
+    fused = eqn.primitive.name in cost.FUSED
+    return Work(
+        op_of(name),
+        "",
+        source_of(eqn) if flops else "",
+        WORK_KINDS.get(eqn.primitive.name, "other"),
+        flops,
+        flops * copies,
+        0 if fused else cost.traffic(eqn),
+        times,
+    )
 
 
 def _axes(params: dict[str, Any]) -> tuple[str, ...]:
@@ -75,5 +125,38 @@ def _axes(params: dict[str, Any]) -> tuple[str, ...]:
     return tuple(axes) if isinstance(axes, tuple | list | frozenset) else (axes,)  # type: ignore[return-value]
 
 
-def _bytes(aval: Any) -> int:
-    return math.prod(aval.shape) * aval.dtype.itemsize
+# Names, phases and source lines
+
+_OP = re.compile(r"[a-z_0-9]+\[[^\]]*\]")
+
+
+def op_of(name: str) -> str:
+    """The innermost op of the language in a name stack."""
+    ops = _OP.findall(name)
+    return ops[-1] if ops else name.rsplit("/", 1)[-1].strip("()")
+
+
+def _with_phases(found: list[_Found]) -> list[_Found]:
+    """forward, backward, and after it update."""
+    from dataclasses import replace
+
+    seen_backward = False
+    for f in found:
+        backward = "transpose(" in f.name or "gradient[" in f.name
+        seen_backward |= backward
+        forward = "jvp(" in f.name or not seen_backward
+        phase = "backward" if backward else "forward" if forward else "update"
+        f.event = replace(f.event, phase=phase)
+    return found
+
+
+def source_of(eqn: Any) -> str:
+    """The user's `file:line` of an equation."""
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        name = frame.file_name
+        library = f"{os.sep}site-packages{os.sep}" in name or f"{os.sep}lib{os.sep}python" in name
+        if not name.startswith(PACKAGE) and not library and not name.startswith("<"):
+            short = os.path.relpath(name) if os.path.isabs(name) else name
+            return f"{name if short.startswith('..') else short}:{frame.line_num}"
+    return ""

@@ -1,0 +1,68 @@
+"""What one equation of a jaxpr costs on one device: multiplications and memory traffic.
+
+FLOPs are those of matrix products and convolutions, two for each multiply-add, as everyone counts them;
+element-wise work is bounded by memory and counted as bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+def matmul_flops(eqn: Any) -> int:
+    """Of a dot_general: batch · rows · columns · contracted, times two."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    left, out = eqn.invars[0].aval, eqn.outvars[0].aval
+    return 2 * math.prod(out.shape) * math.prod(left.shape[n] for n in contracted)
+
+
+def conv_flops(eqn: Any) -> int:
+    """Of a convolution: every output element is a sum over the kernel's window and input features.
+
+    Of an input spread by zeros (a transposed convolution, or a gradient of a strided one) only the
+    places that hold something count: XLA does not multiply by those zeros.
+    """
+    image, kernel = (v.aval for v in eqn.invars)
+    numbers = eqn.params["dimension_numbers"]
+    _, features, *window = numbers.rhs_spec
+    out = eqn.outvars[0].aval
+    taps = math.prod(kernel.shape[n] for n in window)
+    spread = math.prod(eqn.params["lhs_dilation"])
+    return 2 * math.prod(out.shape) * taps * kernel.shape[features] // spread
+
+
+FLOPS: dict[str, Callable[[Any], int]] = {
+    "dot_general": matmul_flops,
+    "conv_general_dilated": conv_flops,
+}
+
+
+def flops(eqn: Any) -> int:
+    """The multiplications of an equation; 0 for all that is not a matrix product or convolution."""
+    count = FLOPS.get(eqn.primitive.name)
+    return count(eqn) if count else 0
+
+
+def size(aval: Any) -> int:
+    """The bytes of an array on one device."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
+
+
+# Fused by XLA into what uses them: they need no memory of their own.
+FUSED = frozenset(
+    """
+    abs add add_any and atan2 broadcast_in_dim cbrt ceil clamp convert_element_type copy cos cosh div
+    eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt integer_pow iota is_finite le log log1p
+    logistic lt max min mul ne neg not or pow pvary real reduce_precision rem reshape round rsqrt
+    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square squeeze
+    stop_gradient sub tan tanh transpose xor name
+    """.split()
+)
+
+
+def traffic(eqn: Any) -> int:
+    """The bytes that an equation reads and writes, taken by itself."""
+    return sum(size(v.aval) for v in (*eqn.invars, *eqn.outvars))

@@ -1,0 +1,139 @@
+"""The facts of a plan: plain data, the same in text, JSON and HTML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Work:
+    """Local work of one op of the language, in one phase.
+
+    Attributes:
+      op: its name with its dims, `einsum[batch,io · io,hidden → batch,hidden]`.
+      phase: forward, backward or update.
+      source: the user's `file:line`.
+      kind: matmul, conv or other.
+      flops: multiplications and additions of matrix products and convolutions, on one device, each time.
+      unique_flops: the same over all devices, work that several of them do alike counted once.
+      bytes: memory traffic on one device, each time; element-wise chains are fused.
+      count: how often it runs in one call.
+    """
+
+    op: str
+    phase: str
+    source: str
+    kind: str
+    flops: int
+    unique_flops: int
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective.
+
+    Attributes:
+      kind: all-reduce, all-gather, reduce-scatter, all-to-all or permute.
+      axes: the mesh axes that it runs over.
+      bytes: on one device: the operand's, for an all-gather the result's.
+      count: how often it runs in one call.
+      op, phase, source: as of `Work`.
+      wire_bytes: what one device sends for it in a ring.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    count: int
+    op: str
+    phase: str
+    source: str
+    wire_bytes: int
+
+    def __str__(self) -> str:
+        times = f" × {self.count}" if self.count != 1 else ""
+        return f"{self.kind} over {'+'.join(self.axes)}: {self.bytes} bytes{times} ({self.op})"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor that goes into or comes out of a program.
+
+    Attributes:
+      name: its place in the arguments or results, `params.w`.
+      kind: input or output.
+      role: value, param or optimizer.
+      dims: for each dim its name, size and the axes that split it.
+      bytes: on one device, padding included.
+      waste: the share of the stored elements that are padding.
+    """
+
+    name: str
+    kind: str
+    role: str
+    dtype: str
+    dims: tuple[tuple[str, int, tuple[str, ...]], ...]
+    bytes: int
+    waste: float
+
+
+@dataclass(frozen=True)
+class Live:
+    """A buffer that is alive at the peak."""
+
+    bytes: int
+    shape: str
+    op: str
+    phase: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device.
+
+    Attributes:
+      params, optimizer, inputs, outputs: what is stored, by role; outputs that reuse a donated input
+        are not counted again.
+      activations: what is kept of the forward pass for the backward pass.
+      peak: the most that is alive at any moment, all of the above included.
+      largest: the largest buffers at that moment.
+    """
+
+    params: int
+    optimizer: int
+    inputs: int
+    outputs: int
+    activations: int
+    peak: int
+    largest: tuple[Live, ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Something worth knowing, or worth changing."""
+
+    level: str  # "warning" or "advice"
+    text: str
+    source: str = ""
+
+
+Event = Work | Collective
+
+
+def as_data(x: Any) -> Any:
+    """Facts as JSON's kinds of things."""
+    from dataclasses import fields, is_dataclass
+
+    if is_dataclass(x):
+        return {f.name: as_data(getattr(x, f.name)) for f in fields(x)}
+    if isinstance(x, dict):
+        return {str(k): as_data(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [as_data(v) for v in x]
+    return x
