@@ -114,9 +114,7 @@ def same(got, want, name="", rtol=1e-5, atol=2e-6):
     assert have.shape == want.shape, f"{name} has the dims {got.dims} instead of {want.shape}"
     if jnp.issubdtype(want.dtype, jnp.inexact):
         kind = np.complex64 if np.iscomplexobj(want) else np.float32
-        np.testing.assert_allclose(
-            have.astype(kind), want.astype(kind), rtol=rtol, atol=atol, err_msg=name
-        )
+        np.testing.assert_allclose(have.astype(kind), want.astype(kind), rtol=rtol, atol=atol, err_msg=name)
     else:
         np.testing.assert_array_equal(have, want, err_msg=name)
     # What is stored behind the true size is zero, always.

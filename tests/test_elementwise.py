@@ -190,9 +190,7 @@ SPREAD |= {"s": real(12, "a=6", -1.0, -0.2), "t": real(13, "b=3"), "r": real(14,
 SPREAD_PLACES = [("x=2 y=2 z=2", "a:x b:y c:z"), ("x=2 y=2", "b:x+y")]
 
 
-@pytest.mark.parametrize(
-    "mesh, layout", SPREAD_PLACES, ids=[f"{m}-{lay}" for m, lay in SPREAD_PLACES]
-)
+@pytest.mark.parametrize("mesh, layout", SPREAD_PLACES, ids=[f"{m}-{lay}" for m, lay in SPREAD_PLACES])
 def test_broadcasting_by_name(mesh, layout):
     check(BROADCAST, mesh, layout, SPREAD)
 
@@ -231,9 +229,7 @@ def test_numbers_and_options_eagerly():
     arrays = {n: t.array for n, t in SAME.items()}
     for name in ("/", "/ 0", "where", "options", "numpy"):
         inputs, fn, oracle = NUMBERS[name]
-        got, want = (
-            f(*[given[n] for n in inputs.split()]) for f, given in ((fn, SAME), (oracle, arrays))
-        )
+        got, want = (f(*[given[n] for n in inputs.split()]) for f, given in ((fn, SAME), (oracle, arrays)))
         for t, a in zip(outputs(got), outputs(want), strict=True):
             same(t, a, name)
 
@@ -332,9 +328,7 @@ def test_weak_types_and_dtypes():
         }
 
     f, h, i = real(0, "a=3"), real(1, "a=3").astype(jnp.bfloat16), whole(2, "a=3", 0, 5)
-    want = dict.fromkeys(
-        ("bf16 * 2.0", "2.0 - bf16", "bf16 / 3", "max", "where", "sum"), jnp.bfloat16
-    )
+    want = dict.fromkeys(("bf16 * 2.0", "2.0 - bf16", "bf16 / 3", "max", "where", "sum"), jnp.bfloat16)
     want |= {"i32 * 2": jnp.int32}
     staged = wf.spmd(program, "x=2", "a:x")(f, h, i)
     for results in (program(f, h, i), staged):

@@ -58,9 +58,7 @@ ROWS = {
     "all dims": (
         "x",
         lambda x: [f(x) for f in (wf.sum, wf.mean, wf.max, wf.min, wf.prod, wf.var, wf.logsumexp)],
-        lambda x: [
-            f(x) for f in (jnp.sum, jnp.mean, jnp.max, jnp.min, jnp.prod, jnp.var, logsumexp)
-        ],
+        lambda x: [f(x) for f in (jnp.sum, jnp.mean, jnp.max, jnp.min, jnp.prod, jnp.var, logsumexp)],
     ),
     "of a scalar": ("r", lambda r: [wf.sum(r), wf.max(r), wf.mean(r)], lambda r: [r, r, r]),
 }

@@ -305,20 +305,40 @@ class custom_vjp:
 
     def __call__(self, *args: Any) -> Any:
         program = context.current()
+        if program is None:
+            call = jax.custom_vjp(self.f)
+            call.defvjp(self.forward, lambda kept, cotangent: self._cotangents(args, kept, cotangent))
+            return call(*args)
+        # Arrays go in and cotangents come out as arrays: JAX would take tensors apart after the context
+        # in which they were made is gone.
         args = tuple(jax.tree.map(_entered, a, is_leaf=is_tensor) for a in args)
+        leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
+        forms = [Form.of(leaf) for leaf in leaves]
+        inside = program.mapped, program.vmaps
 
-        def backward(residuals: Any, cotangent: Any) -> Any:
-            # JAX may call this after the program's own code has returned.
-            with contextlib.ExitStack() as stack:
-                if program is not None:
-                    stack.enter_context(context.entered(program))
-                    stack.enter_context(program.frame())
-                given = self.backward(residuals, cotangent)
-                return tuple(None if g is None else _alike(g, a) for g, a in zip(given, args, strict=True))
+        def on_arrays(f: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*arrays: Any) -> Any:
+                return f(*jax.tree.unflatten(tree, list(map(around, forms, arrays))))
 
-        call = jax.custom_vjp(_framed(self.f))
-        call.defvjp(_framed(self.forward), backward)
-        return call(*args)
+            return _framed(run)
+
+        def backward(kept: Any, cotangent: Any) -> tuple[Any, ...]:
+            with context.entered(program), program.mapping(*inside), program.frame():
+                given = self._cotangents(args, kept, cotangent)
+                found: list[Any] = []
+                for g, a in zip(given, args, strict=True):
+                    like = jax.tree.leaves(a, is_leaf=is_tensor)
+                    mine = [None] * len(like) if g is None else jax.tree.leaves(g, is_leaf=is_tensor)
+                    found += [None if one is None else array_of(one) for one in mine]
+                return tuple(found)
+
+        call = jax.custom_vjp(on_arrays(self.f))
+        call.defvjp(on_arrays(self.forward), backward)
+        return call(*map(array_of, leaves))
+
+    def _cotangents(self, args: tuple[Any, ...], kept: Any, cotangent: Any) -> tuple[Any, ...]:
+        given = self.backward(kept, cotangent)
+        return tuple(None if g is None else _alike(g, a) for g, a in zip(given, args, strict=True))
 
 
 POLICIES = {

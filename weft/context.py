@@ -48,6 +48,12 @@ class Frame:
         self.consumed: set[int] = set()  # the carries that were used otherwise than in a sum
         self.lifts_collectives = lifts_collectives
 
+    def close(self) -> None:
+        """Let go of the trace's arrays: a loop still knows its frame when the trace is over."""
+        self.trace = None
+        self.forms.clear()
+        self.known.clear()
+
 
 _SERIALS = itertools.count(1)
 
@@ -137,6 +143,17 @@ class Context:
         finally:
             self.op = op
             self.frames.remove(frame)
+            frame.close()
+
+    @contextlib.contextmanager
+    def mapping(self, mapped: frozenset[str], vmaps: int) -> Iterator[None]:
+        """Trace inside so many vmaps, which hide dims on these axes."""
+        before = self.mapped, self.vmaps
+        self.mapped, self.vmaps = mapped, vmaps
+        try:
+            yield
+        finally:
+            self.mapped, self.vmaps = before
 
     @contextlib.contextmanager
     def lowering(self, op: str) -> Iterator[None]:

@@ -120,6 +120,15 @@ class Program:
         staged, arrays = self._prepare(args, kwargs)
         return export.export(staged.call.jitted)(*self._abstract(arrays))
 
+    def plan(self, *args: Any, **kwargs: Any) -> Any:
+        """What one call will do and cost, before it runs: a `Plan`.
+
+        Arguments may be `wf.spec`s, and the mesh needs no devices.
+        """
+        from .plan.plan import plan_of
+
+        return plan_of(self, args, kwargs)
+
     def collectives(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Every collective of one call: kind, axes, bytes on one device, how often it runs."""
         from .plan.walk import collectives_of
@@ -259,7 +268,7 @@ class Program:
         return staged
 
     def _trace(self, leaves: list[Any], tree: Any, captured: list[Any], donated: Any) -> Staged:
-        staged = Staged(None, captured=[placed for _, placed in captured])
+        staged = Staged(None, captured=[placed for _, placed in captured], donated=donated)
         templates = [template(leaf, self._static_numbers) for leaf in leaves]
         last: dict[str, Any] = {}
         in_specs = [

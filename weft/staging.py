@@ -31,6 +31,7 @@ class Staged:
 
     call: Any
     captured: list[Tensor] = field(default_factory=list)
+    donated: tuple[int, ...] = ()
     out_tree: Any = None
     # For each leaf: where it comes from ("now", "later", "static"), the promise or static value, and
     # the dims and role of a tensor.

@@ -60,8 +60,10 @@ def around(form: Form | None, array: Any) -> Any:
 
 
 def array_of(leaf: Any) -> Any:
-    """A leaf's array, in the form it has."""
-    return leaf._array if isinstance(leaf, Tensor) else jnp.asarray(leaf)
+    """A leaf's array, in the form it has; inside a vmap it varies over that one's axes, as others may."""
+    if isinstance(leaf, Tensor):
+        return collectives.vary(leaf._array, context.require().mapped)
+    return jnp.asarray(leaf)
 
 
 def exact(leaf: Any) -> Any:

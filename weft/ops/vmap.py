@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from .. import collectives, context
-from ..context import Context
 from ..dims import Dim, check_distinct
 from ..eager import op
 from ..errors import DimError, ProgramError, nearest
@@ -69,7 +68,7 @@ def _vmap(f: Callable[..., Any], dim: Any, args: Any) -> Any:
     kept: dict[str, Any] = {}
 
     def inner(arrays: list[Any]) -> list[Any]:
-        with program.frame(), _mapping(program, axes):
+        with program.frame(), program.mapping(program.mapped | set(axes), program.vmaps + 1):
             given = list(leaves)
             for n, form, array in zip(mapped, forms, arrays, strict=True):
                 given[n] = form.around(array)
@@ -103,19 +102,3 @@ def _sound_padding(array: Any, dim: Dim, axes: tuple[str, ...]) -> Any:
     ones = jnp.ones((), array.dtype)
     stand_in = jnp.where(mask[:1], array[:1], ones)
     return jnp.where(mask, array, stand_in)
-
-
-class _mapping:
-    """Axes of a dim that an enclosing vmap hides."""
-
-    def __init__(self, program: Context, axes: tuple[str, ...]):
-        self.program, self.axes = program, axes
-
-    def __enter__(self) -> None:
-        self.before = self.program.mapped
-        self.program.mapped = self.before | set(self.axes)
-        self.program.vmaps += 1
-
-    def __exit__(self, *_: Any) -> None:
-        self.program.mapped = self.before
-        self.program.vmaps -= 1

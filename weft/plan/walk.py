@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.extend import core as jax_core
@@ -137,17 +137,19 @@ def op_of(name: str) -> str:
 
 
 def _with_phases(found: list[_Found]) -> list[_Found]:
-    """forward, backward, and after it update."""
-    from dataclasses import replace
-
     seen_backward = False
     for f in found:
-        backward = "transpose(" in f.name or "gradient[" in f.name
-        seen_backward |= backward
-        forward = "jvp(" in f.name or not seen_backward
-        phase = "backward" if backward else "forward" if forward else "update"
+        phase = phase_of(f.name, seen_backward)
+        seen_backward |= phase == "backward"
         f.event = replace(f.event, phase=phase)
     return found
+
+
+def phase_of(name: str, seen_backward: bool) -> str:
+    """forward, backward, or, once there was a backward pass, update."""
+    if "transpose(" in name or "gradient[" in name:
+        return "backward"
+    return "update" if seen_backward and "jvp(" not in name else "forward"
 
 
 def source_of(eqn: Any) -> str:

@@ -1,0 +1,430 @@
+"""Programs: eager equals staged for every op; what is traced when, and why; what goes in and out."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compare import real, same, truth, whole
+
+import weft as wf
+from weft.errors import LayoutError, MeshError, ProgramError, TensorTypeError, WeftError
+
+KEY = jax.random.key(7)
+A, B = wf.dims("a=6 b=3")
+# x all numbers, p above 0, u within (-1, 1), i and j whole numbers, c and d truth values.
+TENSORS = {
+    "x": real(0, "a=6 b=3"),
+    "y": real(1, "b=3 a=6"),
+    "p": real(2, "a=6 b=3", 0.2, 2.0),
+    "u": real(3, "a=6 b=3", -0.9, 0.9),
+    "i": whole(4, "a=6 b=3", 0, 5),
+    "j": whole(5, "a=6", 1, 5),
+    "c": truth(6, "a=6 b=3"),
+    "d": truth(7, "b=3"),
+    "k": real(8, "w=3 b=3 f=2"),
+}
+
+# Every public op, with the names of its operands above, or a call of its own.
+OPERANDS = {
+    "x": "abs ceil cos cosh elu erf erfc exp exp2 expm1 floor gelu isfinite isinf isnan leaky_relu "
+    "log_sigmoid logical_not negative reciprocal relu relu6 round selu sigmoid sign silu sin sinh "
+    "softplus softsign square tan tanh arcsinh arctan stop_gradient sum mean max min prod any all "
+    "logsumexp var std debug",
+    "p": "cbrt lgamma log log10 log1p log2 rsqrt sqrt",
+    "u": "arccos arcsin arctanh erfinv",
+    "i": "bitwise_not",
+    "x y": "add arctan2 divide equal floor_divide greater greater_equal hypot less less_equal logaddexp "
+    "maximum minimum multiply not_equal remainder subtract",
+    "p x": "power",
+    "i j": "bitwise_and bitwise_or bitwise_xor left_shift right_shift",
+    "c d": "logical_and logical_or logical_xor",
+    "c x y": "where",
+    "x u p": "clip",
+}
+CALLS = {
+    name: lambda t, name=name, operands=operands: getattr(wf, name)(*[t[n] for n in operands.split()])
+    for operands, names in OPERANDS.items()
+    for name in names.split()
+}
+CALLS |= {
+    "arccosh": lambda t: wf.arccosh(t["p"] + 1.0),
+    "arange": lambda t: wf.arange(A) + wf.arange(B, float),
+    "argmax": lambda t: wf.argmax(t["x"], "a"),
+    "argmin": lambda t: wf.argmin(t["x"], "b"),
+    "argsort": lambda t: wf.argsort(t["x"], "a"),
+    "astype": lambda t: wf.astype(t["x"], jnp.bfloat16),
+    "avg_pool": lambda t: wf.avg_pool(t["x"], {"a": 2}),
+    "broadcast_to": lambda t: wf.broadcast_to(t["x"], "s=2 a=6 b=3"),
+    "callback": lambda t: wf.callback(lambda a: a * 2, t["x"], out=wf.spec([A, B])),
+    "concat": lambda t: wf.concat([t["x"], t["p"]], "a"),
+    "cond": lambda t: wf.cond(wf.any(t["x"] > 0), lambda x: x * 2.0, lambda x: x, t["x"]),
+    "conv": lambda t: wf.conv(t["x"], t["k"], window={"a": "w"}, out=["a", "f"]),
+    "cumprod": lambda t: wf.cumprod(t["x"], "a"),
+    "cumsum": lambda t: wf.cumsum(t["x"], "a", exclusive=True),
+    "custom_vjp": lambda t: _custom(t["x"]),
+    "dropout": lambda t: wf.dropout(t["x"], 0.5, KEY),
+    "einsum": lambda t: wf.einsum(t["x"], t["y"], t["p"], out=["b"]),
+    "flip": lambda t: wf.flip(t["x"], "a"),
+    "fori_loop": lambda t: wf.fori_loop(0, 3, lambda n, x: x * 0.5 + n, t["x"]),
+    "full": lambda t: wf.full([A, B], 2.5),
+    "grad": lambda t: wf.grad(lambda x: wf.sum(wf.sin(x)))(t["x"]),
+    "index": lambda t: wf.index(t["x"], ("a", 2)),
+    "jvp": lambda t: wf.jvp(wf.sin, (t["x"],), (t["p"],)),
+    "local": lambda t: wf.local(lambda a: a * 2, t["x"], out=["a", "b"], splittable=["a", "b"]),
+    "log_softmax": lambda t: wf.log_softmax(t["x"], "a"),
+    "max_pool": lambda t: wf.max_pool(t["x"], {"a": 3}, stride=1),
+    "merge": lambda t: wf.merge(t["x"], ["b", "a"], "ba"),
+    "one_hot": lambda t: wf.one_hot(t["j"], wf.Dim("n", 5)),
+    "ones": lambda t: wf.ones([A]),
+    "pad": lambda t: wf.pad(t["x"], "a", 1, 2, value=3.0),
+    "rename": lambda t: wf.rename(t["x"], {"a": "n"}),
+    "remat": lambda t: wf.remat(wf.sin)(t["x"]),
+    "reshape": lambda t: wf.reshape(t["x"], "m=9 n=2"),
+    "roll": lambda t: wf.roll(t["x"], "a", 2),
+    "scan": lambda t: wf.scan(lambda c, x: (c + x, c * x), t["x"]["a", 0], t["x"], "a"),
+    "scatter_add": lambda t: wf.scatter_add(wf.zeros("n=5 b=3"), t["j"], t["x"], "n"),
+    "shift": lambda t: wf.shift(t["x"], "a", -1),
+    "slice": lambda t: wf.slice(t["x"], "a", t["j"]["a", 0], 2),
+    "softmax": lambda t: wf.softmax(t["x"], "a"),
+    "sort": lambda t: wf.sort(t["x"], "a"),
+    "split": lambda t: wf.split(t["x"], "a", "m=2 n=3"),
+    "stack": lambda t: wf.stack([t["x"], t["p"]], "n"),
+    "take": lambda t: wf.take(t["x"].rename(a="n"), t["j"], "n"),
+    "tensor": lambda t: wf.tensor(np.arange(6.0, dtype=np.float32), "a=6") * t["x"],
+    "top_k": lambda t: wf.top_k(t["x"], "a", wf.Dim("n", 2)),
+    "transpose": lambda t: wf.transpose(t["x"], ["b", "a"]),
+    "unstack": lambda t: wf.unstack(t["x"], "a"),
+    "update": lambda t: wf.update(t["x"], "a", 1, t["p"]["a", 0:2]),
+    "value_and_grad": lambda t: wf.value_and_grad(lambda x: wf.sum(x * x))(t["x"]),
+    "vjp": lambda t: wf.vjp(wf.sin, t["x"])[1](t["p"]),
+    "vmap": lambda t: wf.vmap(lambda x: x * wf.max(x), "a")(t["x"]),
+    "while_loop": lambda t: wf.while_loop(lambda x: wf.sum(x) < 50, lambda x: x * 2.0, t["p"]),
+    "windows": lambda t: wf.windows(t["x"], "a", wf.Dim("w", 2)),
+    "zeros": lambda t: wf.zeros([A]),
+}  # fmt: skip
+DRAWS = {
+    "bernoulli": lambda t: wf.random.bernoulli(KEY, [A, B], 0.3),
+    "bits": lambda t: wf.random.bits(KEY, [A, B]),
+    "categorical": lambda t: wf.random.categorical(KEY, t["x"], "b"),
+    "gumbel": lambda t: wf.random.gumbel(KEY, [A, B]),
+    "normal": lambda t: wf.random.normal(KEY, [A, B]),
+    "randint": lambda t: wf.random.randint(KEY, [A, B], -3, 9),
+    "truncated_normal": lambda t: wf.random.truncated_normal(KEY, [A, B]),
+    "uniform": lambda t: wf.random.uniform(KEY, [A, B], -1.0, 2.0),
+}
+# Tested in test_elementwise.py and test_optimizer.py, or no ops.
+NOT_HERE = {"cpu_devices", "dims", "from_callback", "is_tensor", "optimizer", "parameter", "place", "spec", "spmd"}  # fmt: skip
+
+
+@wf.custom_vjp
+def _custom(x):
+    return wf.sin(x)
+
+
+_custom.defvjp(lambda x: (wf.sin(x), x), lambda x, g: (g * x,))
+
+
+def leaves(tree):
+    return jax.tree.leaves(tree, is_leaf=wf.is_tensor)
+
+
+def test_every_op_has_a_row():
+    """A new op without a row fails here."""
+    public = {
+        name
+        for name, thing in vars(wf).items()
+        if callable(thing) and not name.startswith("_") and not inspect.isclass(thing)
+    }
+    assert public - NOT_HERE == set(CALLS) - {"custom_vjp"}
+    drawn = {n for n, f in vars(wf.random).items() if getattr(f, "__module__", "") == "weft.random"}
+    public = {n for n in drawn if not n.startswith("_") and n not in CALLS}
+    assert public == set(DRAWS)
+
+
+@pytest.fixture(scope="module")
+def staged():
+    """Every op, in one program on four devices."""
+    every = {**CALLS, **DRAWS}
+    program = wf.spmd(lambda t: {n: leaves(call(t)) for n, call in every.items()}, "x=2 y=2", "a:x b:y")
+    return program(TENSORS)
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["one device", "placed"])
+def test_eager_equals_staged(staged, placed):
+    tensors = TENSORS
+    if placed:
+        tensors = {n: wf.place(t, "x=2 y=2", "a:x b:y") for n, t in TENSORS.items()}
+    for name, call in {**CALLS, **DRAWS}.items():
+        for got, want in zip(leaves(call(tensors)), staged[name], strict=True):
+            assert got.dims == want.dims, name
+            assert got.dtype == want.dtype, name
+            if name in DRAWS or name == "dropout":
+                np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+            else:
+                same(got, want.array, name)
+
+
+def test_eager_results_stay_placed():
+    mesh, layout = wf.Mesh("x=2"), wf.Layout("a:x")
+    x = wf.place(TENSORS["x"], mesh, layout)
+    assert x.storage.addressable_shards[0].data.shape == (3, 3)
+    y = wf.exp(x) + TENSORS["y"]  # an unplaced operand adopts the placed one's mesh
+    assert (y.mesh, y.layout) == (mesh, layout)
+    assert y.storage.addressable_shards[0].data.shape == (3, 3)
+    back = wf.place(y, None, None)
+    assert back.mesh is None and len(back.array.devices()) == 1
+    same(back, np.exp(TENSORS["x"].numpy()) + TENSORS["y"].numpy().T)
+
+
+# Traces
+
+
+def test_a_signature_is_traced_once():
+    count = []
+
+    def fn(x, scale=1.0, *, flag=False, more=None):
+        count.append(1)
+        return x * scale + (1.0 if flag else 0.0)
+
+    program = wf.spmd(fn, "x=2", "a:x", static="scale")
+    x = TENSORS["x"]
+    calls = [
+        (lambda: program(x), "first call: f32[a=6, b=3]"),
+        (lambda: program(x * 2.0), None),
+        (lambda: program(wf.place(x, "x=2", "a:x")), None),
+        (lambda: program(x["a", 0:5]), "changed f32[a=6, b=3] → f32[a=5, b=3]: f32[a=5, b=3]"),
+        (lambda: program(x.astype(jnp.bfloat16)), "changed f32[a=6, b=3] → bf16[a=6, b=3]: bf16[a=6, b=3]"),
+        (lambda: program(wf.parameter(x)), "changed f32[a=6, b=3] → f32[a=6, b=3] (param): f32[a=6, b=3] (param)"),
+        (lambda: program(x, 2), "the arguments have another structure: f32[a=6, b=3], static 2"),
+        (lambda: program(x, 3), "changed static 2 → static 3: f32[a=6, b=3], static 3"),
+        (lambda: program(x, 3.0), "changed static 2 → static 3.0: f32[a=6, b=3], static 3.0"),
+        (lambda: program(x, 2), None),
+        (lambda: program(x, scale=2), "the arguments have another structure: f32[a=6, b=3], static 2"),
+        (lambda: program(x, flag=True), "the arguments have another structure: static True, f32[a=6, b=3]"),
+        (lambda: program(x, flag=False), "changed static True → static False: static False, f32[a=6, b=3]"),
+        (lambda: program(x, more=[x, None]), "the arguments have another structure: f32[a=6, b=3], f32[a=6, b=3]"),
+        (lambda: program(x, more=[x, None]), None),
+    ]  # fmt: skip
+    for n, (call, said) in enumerate(calls):
+        before = len(program.traces)
+        call()
+        call()
+        new = program.traces[before:]
+        assert len(new) == (said is not None), n
+        if said is not None:
+            reason, signature = said.split(": ", 1)
+            assert new[0].reason == reason, n
+            assert sorted(new[0].signature.split(", ")) == sorted(signature.split(", ")), n
+    assert len(count) == len(program.traces)
+
+
+def test_numbers_and_arrays_are_inputs():
+    program = wf.spmd(lambda x, n, a, key: (x * n + wf.random.uniform(key, x.dims), a + n), "x=2", "a:x")
+    x = TENSORS["x"]
+    for n in (1.0, 2.5):
+        for seed in (0, 1):
+            got, raw = program(x, n, np.arange(3.0), jax.random.key(seed))
+            same(got, x.array * n + jax.random.uniform(jax.random.key(seed), (6, 3)))
+            np.testing.assert_array_equal(raw, np.arange(3.0) + n)
+    assert len(program.traces) == 1
+    program(x, 2, np.arange(3.0), jax.random.key(0))  # a whole number is another type
+    assert program.traces[1].reason == "changed float → int"
+
+
+def test_what_a_program_returns_can_be_handed_in_again():
+    count = []
+
+    def step(x, n, key):
+        count.append(1)
+        return x + 1.0, n + 1, jax.random.split(key)[0]
+
+    program = wf.spmd(step, "x=2", "a:x")
+    state = (TENSORS["x"], jnp.int32(0), jax.random.key(0))
+    for _ in range(3):
+        state = program(*state)
+    assert state[1] == 3 and len(count) == len(program.traces) == 1
+
+
+# In and out
+
+
+def test_trees_none_and_other_results():
+    def fn(tree, *, name):
+        x, nothing = tree["pair"]
+        assert nothing is None
+        return {"x": x * 2.0, "none": None, "number": 3, "float": 0.5, "text": name, "raw": jnp.ones(2)}, (
+            True,
+        )
+
+    got, (truth_value,) = wf.spmd(fn, "x=2", "a:x")({"pair": (TENSORS["x"], None)}, name="n")
+    same(got["x"], TENSORS["x"].array * 2)
+    assert got["none"] is None and got["text"] == "n" and truth_value is True
+    assert got["number"] == 3 and got["float"] == 0.5
+    np.testing.assert_array_equal(got["raw"], np.ones(2))
+
+
+def test_raw_results_that_differ_between_devices_are_errors():
+    with pytest.raises(ProgramError, match="differs between devices along x"):
+        wf.spmd(lambda x: x.array, "x=2", "a:x")(TENSORS["x"])
+
+
+def test_captured_tensors_become_inputs():
+    x, w = TENSORS["x"], TENSORS["p"]
+    placed = wf.place(TENSORS["u"], "x=2", "a:x")
+    program = wf.spmd(lambda x: x * w + placed + w, "x=2", "a:x")
+    want = x.array * w.array + TENSORS["u"].array + w.array
+    same(program(x), want)
+    same(program(x), want)
+    assert len(program.jaxpr(x).in_avals) == 3
+    assert len(program.traces) == 1
+
+
+def test_decorator_and_bare_forms():
+    @wf.spmd(mesh="x=2", layout="a:x")
+    def double(x):
+        """Twice."""
+        return x * 2.0
+
+    assert double.__name__ == "double" and double.__doc__ == "Twice."
+    assert repr(double) == '<program double on mesh "x=2" with layout "a:x">'
+    same(double(TENSORS["x"]), TENSORS["x"].array * 2)
+    same(wf.spmd(lambda x: x * 2.0)(TENSORS["x"]), TENSORS["x"].array * 2)
+
+
+def test_programs_nest_and_compose_with_eager_code():
+    inner = wf.spmd(lambda x: wf.sum(x * x, "b"), "x=2", "a:x")
+    outer = wf.spmd(lambda x: wf.exp(inner(x)) + inner(x * 2.0), "x=2", "a:x")
+    free = wf.spmd(lambda x: wf.max(x, "b"))
+    x = TENSORS["x"]
+    squares = np.sum(x.numpy() ** 2, 1)
+    same(outer(x), np.exp(squares) + 4 * squares)
+    same(
+        wf.sqrt(inner(wf.exp(x))) + inner(x), np.sqrt(np.sum(np.exp(x.numpy()) ** 2, 1)) + squares, rtol=2e-5
+    )
+    same(wf.spmd(lambda x: free(x) + inner(x), "x=2", "a:x")(x), x.numpy().max(1) + squares)
+    same(wf.grad(lambda x: wf.sum(inner(x)))(x), 2 * x.array)  # eager code differentiates a program
+    same(wf.spmd(wf.grad(lambda x: wf.sum(inner(x))), "x=2", "a:x")(x), 2 * x.array)
+
+
+def test_another_layout_of_the_same_mesh_is_laid_out_again():
+    x = wf.place(TENSORS["x"], "x=2", "b:x")
+    same(wf.spmd(lambda x: x * 2.0, "x=2", "a:x")(x), TENSORS["x"].array * 2)
+
+
+def test_two_meshes_are_an_error_that_names_both():
+    x, y = wf.place(TENSORS["x"], "x=2", "a:x"), wf.place(TENSORS["x"], "z=4", "a:z")
+    both = ("x=2", "z=4")
+    for call in (
+        lambda: x + y,
+        lambda: wf.spmd(lambda y: y * 2.0, "x=2", "a:x")(y),
+        lambda: wf.spmd(lambda x: x * y, "x=2", "a:x")(x),
+        lambda: wf.spmd(wf.spmd(lambda x: x, "z=4", "a:z"), "x=2", "a:x")(x),
+    ):
+        with pytest.raises(LayoutError) as error:
+            call()
+        assert all(mesh in str(error.value) for mesh in both)
+    with pytest.raises(LayoutError, match="b:x"):
+        x + wf.place(TENSORS["x"], "x=2", "b:x")  # two layouts on one mesh
+
+
+def test_slices_do_not_leave_their_program():
+    kept = []
+    wf.spmd(lambda x: kept.append(x) or x, "x=2", "a:x")(TENSORS["x"])
+    for use in (lambda: kept[0] + 1.0, lambda: wf.spmd(lambda x: x + kept[0], "x=2", "a:x")(TENSORS["x"])):
+        with pytest.raises(WeftError):
+            use()
+
+
+# Options
+
+
+@pytest.mark.parametrize("static", [(1,), ("n",), 1, "n"], ids=repr)
+def test_static_by_position_and_by_name(static):
+    program = wf.spmd(lambda x, n: [x] * n, "x=2", "a:x", static=static)
+    assert len(program(TENSORS["x"], 2)) == 2
+    assert len(program(TENSORS["x"], n=3)) == 3
+
+
+def test_static_arguments_have_to_be_hashable():
+    with pytest.raises(TensorTypeError, match="can't be hashed"):
+        wf.spmd(lambda x, n: x, "x=2", "a:x", static="n")(TENSORS["x"], [1])
+    with pytest.raises(ProgramError, match="static= speaks of argument m"):
+        wf.spmd(lambda x, n: x, "x=2", "a:x", static="m")
+
+
+def test_donated_memory_is_used_again():
+    program = wf.spmd(lambda x, y: (x + y, wf.sum(y)), "x=2", "a:x", donate=(0,))
+    x, y = (wf.place(TENSORS[n], "x=2", "a:x") * 1.0 for n in ("x", "p"))
+    storage = x.storage
+    for _ in range(3):
+        x, _ = program(x, y)
+    assert storage.is_deleted() and not y.storage.is_deleted()
+    same(x, TENSORS["x"].array + 3 * TENSORS["p"].array)
+
+
+# Looking at programs
+
+
+def loss(params, x):
+    h = wf.tanh(wf.einsum(x, params["w"], out=["batch", "h"]))
+    return wf.mean(wf.square(wf.einsum(h, params["v"], out=["batch", "d"]) - x))
+
+
+def specs(batch, h):
+    params = {"w": wf.spec(f"d=64 h={h}", role="param"), "v": wf.spec(f"h={h} d=64", role="param")}
+    return params, wf.spec(f"batch={batch} d=64", jnp.float32)
+
+
+def test_a_program_for_512_devices_without_any():
+    layout = wf.Layout("batch:data h:model", params="d:data")
+    program = wf.spmd(wf.value_and_grad(loss), "data=64 model=8", layout)
+    args = specs(640, 100)  # 100 over 8: uneven
+    assert "all_gather" in str(program.jaxpr(*args))
+    assert {c.axes for c in program.collectives(*args)} >= {("model",), ("data",)}
+    with pytest.raises(MeshError, match="needs 512 devices"):
+        program({"w": wf.zeros("d=64 h=100"), "v": wf.zeros("h=100 d=64")}, wf.zeros("batch=640 d=64"))
+
+
+def test_lower_and_compile():
+    program = wf.spmd(wf.value_and_grad(loss), "data=2 model=2", "batch:data h:model")
+    args = specs(8, 6)
+    assert "stablehlo" in program.lower(*args).as_text()
+    compiled = program.compile(*args)
+    assert "all-reduce" in compiled.as_text()
+    assert compiled.memory_analysis().temp_size_in_bytes >= 0
+    assert len(program.traces) == 1
+
+
+def test_export_round_trip():
+    program = wf.spmd(lambda x, y: (wf.einsum(x, y, out=["b"]), x * 2.0), "x=2", "a:x")
+    x, y = (wf.place(TENSORS[n], "x=2", "a:x") for n in ("x", "y"))
+    exported = program.export(x, y)
+    assert exported.nr_devices == 2
+    pytest.importorskip("flatbuffers")
+    again = jax.export.deserialize(exported.serialize())
+    got = again.call(x.storage, y.storage)
+    for array, want in zip(got, program(x, y), strict=True):
+        np.testing.assert_array_equal(array, want.storage)
+
+
+def test_inside_jit_and_without_leaks():
+    program = wf.spmd(wf.value_and_grad(loss), "data=2 model=2", "batch:data h:model")
+    params = {"w": real(0, "d=4 h=3"), "v": real(1, "h=3 d=4")}
+    x = real(2, "batch=5 d=4")
+    want = program(params, x)
+    jitted = jax.jit(lambda params, x: program(params, x * 1.0))
+    for got, expect in zip(leaves(jitted(params, x)), leaves(want), strict=True):
+        same(got, expect.array)
+    with jax.checking_leaks():
+
+        def fn(params, x):
+            body = wf.remat(
+                lambda c, _: (wf.tanh(wf.einsum(c, params["w"], params["v"], out=["batch", "d"])), None),
+                "sums",
+            )
+            return wf.sum(wf.scan(body, x, None, wf.Dim("t", 3))[0])
+
+        leaves(wf.spmd(wf.value_and_grad(fn), "data=2 model=2", "batch:data h:model")(params, x))
+        leaves(wf.spmd(wf.value_and_grad(loss), "data=2", "batch:data")(params, x))

@@ -1,0 +1,215 @@
+"""The plan: what one call of a program will do on each device, before it runs.
+
+    plan = program.plan(*args)          # tensors, or wf.spec(dims, dtype)
+    print(plan.explain())
+
+It is read off the traced program, not guessed, and needs no devices.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ..dims import Dim
+from ..layout import Splits
+from ..mesh import Mesh
+from ..placing import stored_shape
+from ..tensor import Tensor, is_tensor, short_type
+from .facts import VERSION, Advice, Collective, Event, Memory, Stored, Work, as_data
+from .memory import memory_of
+from .walk import events_of, without_dead_code
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one call of a program will do.
+
+    Attributes:
+      name: the function's.
+      mesh, layout: what it is planned for.
+      events: work and collectives in the order of the program.
+      stored: the tensors that go in and come out.
+      memory: bytes on one device.
+    """
+
+    name: str
+    mesh: Mesh
+    layout: str
+    events: tuple[Event, ...]
+    stored: tuple[Stored, ...]
+    memory: Memory
+
+    @functools.cached_property
+    def work(self) -> tuple[Work, ...]:
+        """The local work."""
+        return tuple(e for e in self.events if isinstance(e, Work))
+
+    @functools.cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives."""
+        return tuple(e for e in self.events if isinstance(e, Collective))
+
+    @functools.cached_property
+    def flops(self) -> int:
+        """FLOPs of matrix products and convolutions on one device."""
+        return sum(w.flops * w.count for w in self.work)
+
+    @functools.cached_property
+    def unique_flops(self) -> int:
+        """The same over all devices, work that several of them do alike counted once."""
+        return sum(w.unique_flops * w.count for w in self.work)
+
+    @property
+    def duplication(self) -> float:
+        """How often the same work is done: 1 is the best."""
+        return self.flops * self.mesh.size / self.unique_flops if self.unique_flops else 1.0
+
+    @functools.cached_property
+    def comm_bytes(self) -> dict[str, int]:
+        """Bytes of collectives on one device by axis; several axes together are `"pod+data"`."""
+        total: Counter[str] = Counter()
+        for c in self.collectives:
+            total["+".join(a for a in self.mesh.names if a in c.axes)] += c.bytes * c.count
+        return dict(total)
+
+    @functools.cached_property
+    def waste(self) -> float:
+        """The share of the stored elements that are padding."""
+        whole = sum(s.bytes for s in self.stored)
+        return sum(s.bytes * s.waste for s in self.stored) / whole if whole else 0.0
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte of memory traffic."""
+        moved = sum(w.bytes * w.count for w in self.work)
+        return self.flops / moved if moved else 0.0
+
+    @functools.cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What is worth knowing or changing."""
+        from .advice import advice_on
+
+        return tuple(advice_on(self))
+
+    def time(self, hardware: Any) -> Any:
+        """The predicted time on a machine: a profile's name, file, or `Hardware`."""
+        from .time import time_of
+
+        return time_of(self, hardware)
+
+    def explain(self, hardware: Any = None) -> str:
+        """The plan as text."""
+        from .text import explain
+
+        return explain(self, hardware)
+
+    def diff(self, other: Plan) -> str:
+        """What another plan does differently, as text."""
+        from .diff import diff
+
+        return diff(self, other)
+
+    def to_data(self) -> dict[str, Any]:
+        """The plan as JSON's kinds of things."""
+        return {
+            "version": VERSION,
+            "name": self.name,
+            "mesh": [list(axis) for axis in self.mesh.axes],
+            "layout": self.layout,
+            "flops": self.flops,
+            "unique_flops": self.unique_flops,
+            "duplication": self.duplication,
+            "comm_bytes": self.comm_bytes,
+            "waste": self.waste,
+            "intensity": self.intensity,
+            "memory": as_data(self.memory),
+            "stored": as_data(self.stored),
+            "events": [{"type": type(e).__name__.lower(), **as_data(e)} for e in self.events],
+            "advice": as_data(self.advice),
+        }
+
+    def to_json(self) -> str:
+        """The plan as JSON; `version` says of which kind."""
+        return json.dumps(self.to_data(), indent=1)
+
+    def to_html(self, hardware: Any = None) -> str:
+        """The plan as one self-contained page."""
+        from .html import page
+
+        return page(self, hardware)
+
+
+def plan_of(program: Any, args: Any, kwargs: Any) -> Plan:
+    """The plan of a program for these arguments."""
+    staged, arrays = program._prepare(args, kwargs)
+    traced = staged.call.trace(*program._abstract(arrays))
+    jaxpr = without_dead_code(traced.jaxpr)
+    inputs = _inputs(program, args, kwargs) + [
+        _stored(f"captured {n}", "input", t.dims, t.role, t.dtype, program)
+        for n, t in enumerate(staged.captured)
+    ]
+    outputs = _outputs(program, staged, traced.jaxpr.jaxpr)
+    memory = memory_of(jaxpr, inputs, outputs, program.mesh, donated=staged.donated)
+    return Plan(
+        getattr(program.fn, "__name__", "program"),
+        program.mesh,
+        repr(program.layout),
+        tuple(events_of(traced.jaxpr, program.mesh)),
+        tuple(inputs + outputs),
+        memory,
+    )
+
+
+def _inputs(program: Any, args: Any, kwargs: Any) -> list[Stored]:
+    names = list(inspect.signature(program.fn).parameters) if callable(program.fn) else []
+    found = []
+    trees = [(names[n] if n < len(names) else f"argument {n}", a) for n, a in enumerate(args)]
+    for name, tree in [*trees, *kwargs.items()]:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor):
+            if isinstance(leaf, Tensor):
+                label = name + _shown(path)
+                found.append(_stored(label, "input", leaf.dims, leaf.role, leaf.dtype, program))
+    return found
+
+
+def _outputs(program: Any, staged: Any, jaxpr: Any) -> list[Stored]:
+    """The tensors that come out; their types are those of the jaxpr's results, in order."""
+    numbers = jax.tree.unflatten(staged.out_tree, range(len(staged.out_leaves)))
+    paths = {n: path for path, n in jax.tree_util.tree_leaves_with_path(numbers)}
+    kinds = [kind for kind, *_ in staged.out_leaves]
+    order = [n for kind in ("now", "later") for n, k in enumerate(kinds) if k == kind]
+    dtypes = {n: v.aval.dtype for n, v in zip(order, jaxpr.outvars, strict=True)}
+    return [
+        _stored("result" + _shown(paths[n]), "output", *named, dtypes[n], program)
+        for n, (_, _, named) in enumerate(staged.out_leaves)
+        if named is not None
+    ]
+
+
+def _shown(path: Any) -> str:
+    return "".join(f".{getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))}" for k in path)
+
+
+def _stored(name: str, kind: str, dims: tuple[Dim, ...], role: str, dtype: Any, program: Any) -> Stored:
+    splits: Splits = program.layout.splits(dims, program.mesh, role)
+    shape = stored_shape(dims, splits, program.mesh)
+    elements, true = 1, 1
+    for n, dim in zip(shape, dims, strict=True):
+        elements, true = elements * n, true * dim.size
+    ways = program.mesh.ways(tuple(axis for axes in splits for axis in axes))
+    return Stored(
+        name,
+        kind,
+        role,
+        short_type(dtype),
+        tuple((d.name, d.size, axes) for d, axes in zip(dims, splits, strict=True)),
+        elements * jax.numpy.dtype(dtype).itemsize // ways,
+        1 - true / elements,
+    )
