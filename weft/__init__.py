@@ -22,6 +22,8 @@ from .placing import parameter as parameter
 from .placing import place as place
 from .placing import spec as spec
 from .placing import tensor as tensor
+from .plan.plan import Plan as Plan
+from .plan.verify import verify as verify
 from .random import dropout as dropout
 from .spmd import Program as Program
 from .spmd import spmd as spmd

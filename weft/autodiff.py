@@ -8,7 +8,6 @@ over all micro-batches, or scattered into the optimizer's layout.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence

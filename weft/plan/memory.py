@@ -1,8 +1,8 @@
 """Peak memory, by following which buffers are alive while a program runs.
 
-The program is taken apart into nodes: calls are inlined, loops keep a body of their own. A node that XLA fuses
-into what uses it needs no buffer; its operands live until that use instead. Every other result lives from its
-node to its last use. The peak is the most that is alive at once, with a loop's body counted inside it.
+The program is taken apart into nodes: calls are inlined, loops keep a body of their own. A node that XLA
+fuses into what uses it needs no buffer; its operands live until that use instead. Every other result lives
+from its node to its last use. The peak is the most that is alive at once, a loop's body counted inside it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,25 @@ from .facts import Live, Memory, Stored
 from .walk import op_of, phase_of, source_of
 
 INLINED = frozenset(
-    "jit pjit closed_call core_call custom_jvp_call custom_vjp_call checkpoint remat2 linear_call shard_map".split()
+    """
+    jit pjit closed_call core_call custom_jvp_call custom_vjp_call checkpoint remat2 linear_call
+    shard_map
+    """.split()
 )
 LOOPS = frozenset(["scan", "while", "cond"])
 # What reads through a fused chain, as XLA fuses the chain into it.
 READERS = cost.FUSED | frozenset(
     """
-    reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin dynamic_slice gather
-    slice pad concatenate dynamic_update_slice
+    reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin
+    dynamic_slice gather slice pad concatenate dynamic_update_slice
     """.split()
 )
 # Other names for their operand's memory.
-ALIASES = frozenset("reshape squeeze expand_dims pvary name optimization_barrier copy".split())
+ALIASES = frozenset(
+    """
+    reshape squeeze expand_dims pvary name optimization_barrier copy
+    """.split()
+)
 
 
 @dataclass

@@ -187,7 +187,7 @@ def _outputs(program: Any, staged: Any, jaxpr: Any) -> list[Stored]:
     order = [n for kind in ("now", "later") for n, k in enumerate(kinds) if k == kind]
     dtypes = {n: v.aval.dtype for n, v in zip(order, jaxpr.outvars, strict=True)}
     return [
-        _stored("result" + _shown(paths[n]), "output", *named, dtypes[n], program)
+        _stored("result" + _shown(paths[n]), "output", named[0], named[1], dtypes[n], program)
         for n, (_, _, named) in enumerate(staged.out_leaves)
         if named is not None
     ]

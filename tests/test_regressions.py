@@ -1,0 +1,90 @@
+"""What the theorem's test (`test_theorem.py`) found, each as small as it became, under a name."""
+
+import jax
+import numpy as np
+
+import weft as wf
+
+
+def values(dims):
+    shape = tuple(d.size for d in wf.dims(dims))
+    return wf.tensor(np.cos(1.0 + np.arange(int(np.prod(shape)))).reshape(shape), dims)
+
+
+def same(fn, mesh, layout, *tensors):
+    """What a program of one device and that on a mesh compute has to be the same."""
+    want = jax.tree.leaves(wf.spmd(fn, wf.Mesh())(*tensors), is_leaf=wf.is_tensor)
+    got = jax.tree.leaves(wf.spmd(fn, mesh, layout)(*tensors), is_leaf=wf.is_tensor)
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_custom_vjp_inside_a_program():
+    """JAX flattened a tensor that held a placeholder, and the form of that was asked for."""
+    rule = wf.custom_vjp(lambda x, y: x * wf.tanh(y))
+    rule.defvjp(lambda x, y: (x * wf.tanh(y), (x, y)), lambda kept, g: (g * kept[1], g * kept[0]))
+    for mesh, layout in ((wf.Mesh(), ""), ("x=2", "a:x")):
+        grad = wf.spmd(wf.grad(lambda x: wf.sum(rule(x, x))), mesh, layout)(wf.ones("a=3"))
+        np.testing.assert_allclose(grad.numpy(), 2.0)
+
+
+def test_custom_vjp_inside_a_split_vmap():
+    """JAX called the rule after the vmap was over, and its cotangent varied over the vmap's axes."""
+
+    def program(x, rows):
+        rule = wf.custom_vjp(lambda x: wf.tanh(x))
+        rule.defvjp(lambda x: (wf.tanh(x), x), lambda x, g: (g * x,))
+        mapped = wf.vmap(lambda row, x: rule(x) * row, "row")
+        return wf.grad(lambda x: wf.sum(mapped(rows, x)))(x)
+
+    same(program, "x=2", "row:x", values("a=3"), values("row=3"))
+
+
+def test_held_back_gather_inside_vjp_inside_cond():
+    """A collective was made in the trace of the branch, on an array of vjp's own trace."""
+
+    def program(x):
+        def pulled():
+            out, pull = wf.vjp(wf.square, x)
+            return pull(out)[0]
+
+        return wf.grad(lambda y: wf.sum(wf.cond(wf.sum(x) > 9.0, lambda: x * 2.0, pulled) * y))(x)
+
+    layout = wf.Layout("", params="a:x")
+    same(program, "x=4", layout, wf.parameter(values("a=4")))
+
+
+def test_sum_is_resolved_for_two_consumers():
+    """A pending sum, resolved for a consumer that varies over its axis, was kept only in that form."""
+
+    def program(x, y):
+        total = wf.einsum(x, y, out=["a"])
+        return total * y, total
+
+    same(program, "x=2", "b:x", values("a=3"), values("b=5 a=3"))
+
+
+def test_cond_inside_a_split_vmap():
+    """One branch varied over the axis of the mapped dim, and the other did not."""
+
+    def program(x):
+        def row(r):
+            return wf.cond(wf.sum(r) > 0.5, lambda: r, lambda: wf.ones("d=3"))
+
+        return wf.vmap(row, "a")(x)
+
+    same(program, "x=2", "a:x", values("a=5 d=3"))
+
+
+def test_loops_inside_a_split_vmap():
+    """A carry that began the same on all devices varied after the first step."""
+
+    def program(x):
+        def row(r):
+            for_result = wf.fori_loop(0, 3, lambda n, c: c + r, wf.zeros("d=3"))
+            scanned, _ = wf.scan(lambda c, e: (c + e, None), wf.zeros(""), r, "d")
+            return for_result, scanned
+
+        return wf.vmap(row, "a")(x)
+
+    same(program, "x=2", "a:x", values("a=5 d=3"))

@@ -1,0 +1,97 @@
+"""Advice: what in a plan is worth knowing, or worth changing. One function for each kind."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .facts import Advice, Collective, Work
+from .units import human_bytes, human_count
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+LEAST_SHARE = 0.05  # of all work or memory, below which nothing is said
+
+
+def advice_on(plan: Plan) -> Iterator[Advice]:
+    """Everything worth saying about a plan, the gravest first."""
+    for kind in (duplicated_work, replicated_tensors, dominant_collective, uneven_splits):
+        yield from kind(plan)
+
+
+def duplicated_work(plan: Plan) -> Iterator[Advice]:
+    """Ops that several devices do alike."""
+    by_op: dict[tuple[str, str], list[Work]] = defaultdict(list)
+    for w in plan.work:
+        if w.flops:
+            by_op[w.op, w.source].append(w)
+    rows = []
+    for (op, source), work in by_op.items():
+        done = sum(w.flops * w.count for w in work) * plan.mesh.size
+        unique = sum(w.unique_flops * w.count for w in work)
+        if done > unique and done - unique > LEAST_SHARE * plan.flops * plan.mesh.size:
+            rows.append((done - unique, op, source, done / unique))
+    for extra, op, source, times in sorted(rows, reverse=True)[:5]:
+        yield Advice(
+            "warning",
+            f"{op} is done {times:.3g} times over ({human_count(extra)} FLOPs too many on all devices): "
+            "no dim of it is split over some axes; a rule for one of its dims would share the work",
+            source,
+        )
+
+
+def replicated_tensors(plan: Plan) -> Iterator[Advice]:
+    """Large stored tensors of which devices hold copies, although an idle axis could split them."""
+    for s in sorted(plan.stored, key=lambda s: -s.bytes):
+        used = {axis for _, _, axes in s.dims for axis in axes}
+        idle = [(axis, n) for axis, n in plan.mesh.axes if n > 1 and axis not in used]
+        free = [(name, size) for name, size, axes in s.dims if not axes]
+        if s.kind != "input" or not idle or not free or s.bytes < LEAST_SHARE * plan.memory.peak:
+            continue
+        axis, ways = max(idle, key=lambda pair: pair[1])
+        name = max((f for f in free if f[1] >= ways), key=lambda f: f[1], default=free[0])[0]
+        saved = human_bytes(s.bytes - s.bytes / ways)
+        way = {
+            "param": f'params="{name}:{axis}" would store it split and gather it where it is used',
+            "optimizer": f'optimizer="{name}:{axis}" would store it split',
+        }.get(s.role, f'marked by wf.parameter it could be stored split (params="{name}:{axis}")')
+        yield Advice(
+            "advice",
+            f"{s.name} ({human_bytes(s.bytes)}) is the same on all devices along {axis}: {way}, "
+            f"{saved} less on each device",
+        )
+
+
+def dominant_collective(plan: Plan) -> Iterator[Advice]:
+    """One collective that is most of the traffic."""
+    total = sum(c.wire_bytes * c.count for c in plan.collectives)
+    by_op: dict[tuple[str, str, str, tuple[str, ...]], list[Collective]] = defaultdict(list)
+    for c in plan.collectives:
+        by_op[c.op, c.source, c.kind, c.axes].append(c)
+    for (op, source, kind, axes), some in by_op.items():
+        share = sum(c.wire_bytes * c.count for c in some) / total if total else 0
+        if share > 0.5 and len(by_op) > 1:
+            yield Advice(
+                "advice",
+                f"the {kind} over {'+'.join(axes)} for {op} is {share:.0%} of all traffic",
+                source,
+            )
+
+
+def uneven_splits(plan: Plan) -> Iterator[Advice]:
+    """Dims that don't divide, where padding is a good part of what is stored."""
+    seen = set()
+    for s in plan.stored:
+        for name, size, axes in s.dims:
+            ways = plan.mesh.ways(axes)
+            block = -(-size // ways)
+            waste = 1 - size / (block * ways)
+            if waste > LEAST_SHARE and (name, size, axes) not in seen:
+                seen.add((name, size, axes))
+                yield Advice(
+                    "warning",
+                    f"{name}={size} over {'+'.join(axes)} ({ways} ways) is padded to {block * ways}: "
+                    f"{waste:.0%} of it is padding; {size // ways * ways or ways} or {block * ways} fit",
+                )

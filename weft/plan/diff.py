@@ -1,0 +1,41 @@
+"""What two plans do differently."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from .units import human_bytes, human_count
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+def diff(one: Plan, other: Plan) -> str:
+    """Totals side by side, then the collectives that only one of the two has."""
+    lines = [f'- mesh "{one.mesh}", {one.layout}', f'+ mesh "{other.mesh}", {other.layout}', ""]
+    rows = [
+        ("FLOP on each device", one.flops, other.flops, human_count),
+        ("duplication", one.duplication, other.duplication, lambda x: f"{x:.3g}"),
+        ("memory at the peak", one.memory.peak, other.memory.peak, human_bytes),
+        ("kept for the backward pass", one.memory.activations, other.memory.activations, human_bytes),
+    ]
+    for axes in sorted({*one.comm_bytes, *other.comm_bytes}):
+        sent = one.comm_bytes.get(axes, 0), other.comm_bytes.get(axes, 0)
+        rows.append((f"bytes over {axes}", *sent, human_bytes))
+    for label, before, after, shown in rows:
+        change = f"  ({after / before:.3g}×)" if before and before != after else ""
+        lines.append(f"  {label}: {shown(before)} → {shown(after)}{change}")
+    mine, theirs = _sent(one), _sent(other)
+    for sign, only in (("-", mine - theirs), ("+", theirs - mine)):
+        for (phase, kind, axes, size, op), count in sorted(only.items()):
+            times = f" × {count}" if count > 1 else ""
+            lines.append(f"{sign} {phase}: {kind} over {axes}, {human_bytes(size)}{times}, {op}")
+    return "\n".join(lines) + "\n"
+
+
+def _sent(plan: Plan) -> Counter[tuple[str, str, str, int, str]]:
+    found: Counter[tuple[str, str, str, int, str]] = Counter()
+    for c in plan.collectives:
+        found[c.phase, c.kind, "+".join(c.axes), c.bytes, c.op] += c.count
+    return found

@@ -1,0 +1,29 @@
+"""Numbers for people."""
+
+from __future__ import annotations
+
+
+def human_bytes(count: float) -> str:
+    """`1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def human_count(count: float) -> str:
+    """`1.5 G`."""
+    for unit in ("", "K", "M", "G", "T", "P", "E"):
+        if abs(count) < 1000 or unit == "E":
+            return f"{count:.3g} {unit}".rstrip()
+        count /= 1000
+    raise AssertionError
+
+
+def human_seconds(seconds: float) -> str:
+    """`1.5 ms`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale or unit == "µs":
+            return f"{seconds / scale:.3g} {unit}"
+    raise AssertionError

@@ -1,0 +1,127 @@
+"""verify: the same call under several layouts gives the same results, or which one differs first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import WeftError
+from ..layout import Layout
+from ..mesh import Mesh
+from ..spmd import spmd
+from ..tensor import Tensor, describe, is_tensor
+
+
+class Differs(WeftError, AssertionError):
+    """Two layouts gave different results."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One output under one layout, beside the same on one device.
+
+    Attributes:
+      layout: the layout.
+      name: the output's place in the results.
+      difference: the largest, relative to the largest value.
+      tolerance: what rounding may make of it.
+    """
+
+    layout: str
+    name: str
+    difference: float
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        return self.difference <= self.tolerance
+
+
+def verify(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    mesh: Any,
+    layouts: Sequence[Any],
+    *,
+    tolerance: float | None = None,
+) -> list[Compared]:
+    """Run the same call on one device and under each layout, and compare every output by name.
+
+    Args:
+      fn: the function; to compare gradients too, pass `wf.value_and_grad(fn)`.
+      args: tensors with values.
+      mesh: the mesh, or one for each layout.
+      layouts: the layouts to try.
+      tolerance: the largest difference allowed, relative to an output's largest value; by default
+        what rounding explains, from the dtype and the size.
+
+    Returns:
+      One entry for each layout and output, if all agree; else an error that names the first output
+      that differs, and by how much.
+
+    >>> import weft as wf
+    >>> x = wf.arange(wf.Dim("a", 5), float)
+    >>> [c.agrees for c in wf.verify(lambda x: wf.sum(x), (x,), wf.Mesh(), [wf.Layout()])]
+    [True]
+    """
+    one = spmd(fn, Mesh(), Layout())(*args)
+    meshes = (
+        list(mesh) if isinstance(mesh, list | tuple) and len(mesh) == len(layouts) else [mesh] * len(layouts)
+    )
+    compared = []
+    for where, layout in zip(meshes, layouts, strict=True):
+        other = spmd(fn, where, layout)(*args)
+        shown = f'{Layout.of(layout)!r} on mesh "{Mesh.of(where)}"'
+        for entry, pair in _compare(one, other, shown, tolerance):
+            compared.append(entry)
+            if not entry.agrees:
+                raise _differs(entry, *pair).located("verify")
+    return compared
+
+
+def _compare(one: Any, other: Any, shown: str, tolerance: float | None) -> Any:
+    left = jax.tree_util.tree_leaves_with_path(one, is_leaf=is_tensor)
+    right = jax.tree.leaves(other, is_leaf=is_tensor)
+    for (path, a), b in zip(left, right, strict=True):
+        name = "result" + jax.tree_util.keystr(path)
+        want, have = _values(a, a), _values(b, a)
+        yield Compared(shown, name, _difference(want, have), tolerance or _rounding(want)), (a, want, have)
+
+
+def _values(t: Any, like: Any) -> np.ndarray:
+    if isinstance(t, Tensor):
+        return np.asarray(t.numpy(*like.dims), np.float64 if jnp.issubdtype(t.dtype, jnp.inexact) else None)
+    return np.asarray(t)
+
+
+def _difference(want: np.ndarray, have: np.ndarray) -> float:
+    if not np.issubdtype(want.dtype, np.inexact):
+        return float(np.any(want != have))
+    if not np.array_equal(np.isfinite(want), np.isfinite(have)):
+        return float("inf")
+    apart = np.abs(np.where(np.isfinite(want), want - have, 0))
+    scale = np.max(np.abs(want), initial=0, where=np.isfinite(want))
+    return float(np.max(apart, initial=0) / scale) if scale else float(np.max(apart, initial=0))
+
+
+def _rounding(want: np.ndarray) -> float:
+    """What another order of additions may change: a hundred units in the last place."""
+    return 100 * float(np.finfo(np.float32).eps)
+
+
+def _differs(entry: Compared, like: Any, want: np.ndarray, have: np.ndarray) -> Differs:
+    where = np.unravel_index(int(np.argmax(np.abs(want - have))), want.shape) if want.shape else ()
+    place = ", ".join(f"{d.name} {int(n)}" for d, n in zip(getattr(like, "dims", ()), where, strict=False))
+    return Differs(
+        f"{entry.name} differs by {entry.difference:.2g} (relative) under {entry.layout}",
+        f"{describe(like) if isinstance(like, Tensor) else ''} {place}: {want[where]} on one device, "
+        f"{have[where]} there",
+        f"rounding explains {entry.tolerance:.2g}",
+        rule="layouts never change results",
+        hint="look for raw JAX on slices (wf.local, jax.tree.map), or report it with this program",
+    )
