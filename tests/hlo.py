@@ -39,6 +39,34 @@ def bytes_by_axes(text, mesh):
     return dict(total)
 
 
+def multiplications(text):
+    """FLOPs of all matrix products, with trip counts."""
+    computations, entry = _computations(text)
+    return _flops(computations, entry)
+
+
+def _flops(computations, name):
+    shapes, total = {}, 0
+    for line in computations[name]:
+        head = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([a-z\-]+)\(([^)]*)\)", line)
+        if not head:
+            continue
+        target, shape, opcode, operands = head.groups()
+        shapes[target] = shape
+        if opcode == "dot":
+            left = shapes[operands.split(",")[0].strip().split(" ")[-1].lstrip("%")]
+            sizes = [int(n) for n in SHAPE.search(left)[2].split(",") if n]
+            contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line)[1]
+            out = math.prod(int(n) for n in SHAPE.search(shape)[2].split(",") if n)
+            total += 2 * out * math.prod(sizes[int(n)] for n in contracted.split(",") if n)
+        trips = re.search(r"known_trip_count[^\d]*(\d+)", line)
+        times = int(trips[1]) if opcode == "while" and trips else 1
+        if opcode not in ("reduce", "all-reduce", "sort", "scatter", "reduce-scatter"):
+            for called in re.findall(r"(?:body|to_apply|calls)=%?([\w.\-]+)", line):
+                total += times * _flops(computations, called)
+    return total
+
+
 def instructions(text):
     """The number of HLO instructions."""
     return sum(bool(re.match(r"\s+(ROOT )?%?\S+ = ", line)) for line in text.splitlines())

@@ -84,9 +84,7 @@ def test_draws_do_not_depend_on_the_layout(mesh, layout):
     different = [name for name, t in drawn.items() if bits_of(t) != want[name]]
     assert not different
     if "a" not in program.layout.dim_names and "c" not in program.layout.dim_names:
-        assert (
-            program.collectives(KEY, logits()) == []
-        )  # categorical's argmax needs some over a and c
+        assert program.collectives(KEY, logits()) == []  # categorical's argmax needs some over a and c
 
 
 def test_eager_draws_equal_staged_ones():

@@ -1,0 +1,192 @@
+"""The plan is exact against the compiler, and says what the paper's Table 1 says."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import weft as wf
+from benchmarks import lm
+from benchmarks.handwritten import Size
+from tests.hlo import bytes_by_axes, multiplications
+from tests.test_collectives import (
+    PAPER,
+    accumulated,
+    batch,
+    hidden,
+    io,
+    micro,
+    parameters,
+    random,
+    small,
+    two_layers,
+)
+
+SMALL = Size(layers=3, d_model=32, d_ff=64, heads=4, d_kv=8, vocab=64, length=16, batch=8)
+
+
+def exact(program, *args):
+    """The plan, checked against the compiled HLO: FLOPs, and bytes on every axis."""
+    plan = program.plan(*args)
+    text = program.compile(*args).as_text()
+    assert plan.flops == multiplications(text)
+    sent = {tuple(axes.split("+")): size for axes, size in plan.comm_bytes.items()}
+    assert bytes_by_axes(text, program.mesh) == sent
+    return plan
+
+
+@pytest.mark.parametrize(("mesh", "layout"), [p[1:3] for p in PAPER], ids="ABCDE")
+def test_two_layers(mesh, layout):
+    program = wf.spmd(wf.grad(two_layers, argnums=(0, 1, 2)), mesh, layout)
+    exact(program, wf.spec([io, hidden]), wf.spec([hidden, io]), wf.spec([batch, io]))
+
+
+LM = {
+    "data": ("data=8", "batch:data"),
+    "model": ("model=4", "d_ff:model heads:model vocab:model"),
+    "both": ("data=4 model=2", lm.LAYOUT),
+    "zero": ("data=4 model=2", wf.Layout(lm.LAYOUT, params="d_model:data")),
+}
+
+
+def lm_specs(size):
+    params, *rows = lm.specs(size)
+    return {n: wf.parameter(p) for n, p in params.items()}, *rows
+
+
+@pytest.mark.parametrize("name", LM)
+def test_lm_step(name):
+    exact(lm.step(SMALL, *LM[name]), *lm_specs(SMALL))
+
+
+def test_micro_batches():
+    program = wf.spmd(accumulated, "data=4 model=2", "batch:data d_ff:model")
+    exact(program, parameters(), random(micro, small, wf.Dim("d_model", 16)))
+
+
+def test_remat_counts_twice():
+    rows, d = wf.dims("rows=8 d=16")
+
+    def loss(w, x):
+        def layer(h, w):
+            return wf.tanh(wf.einsum(h, w, out=[rows, d.rename("e")])).rename(e="d"), None
+
+        return wf.sum(wf.scan(wf.remat(layer), x, w, "layers")[0])
+
+    w, x = wf.spec([wf.Dim("layers", 3), d, d.rename("e")]), wf.spec([rows, d])
+    program = wf.spmd(wf.grad(loss, argnums=(0, 1)), "x=2", "d:x")
+    exact(program, w, x)
+
+
+def test_a_conv_net_with_split_height():
+    rows, h, w, c, k, m, n = wf.dims("rows=2 h=16 w=8 c=4 k=8 m=3 n=3")
+
+    def loss(kernel, second, x):
+        y = wf.relu(wf.conv(x, kernel, window={"h": "m", "w": "n"}))
+        y = wf.conv(y, second, window={"h": "m", "w": "n"}, stride=2)
+        return wf.mean(wf.square(y))
+
+    args = wf.spec([m, n, c, k]), wf.spec([m, n, k, c]), wf.spec([rows, h, w, c])
+    program = wf.spmd(wf.grad(loss, argnums=(0, 1)), "x=4", "h:x")
+    plan = program.plan(*args)
+    sent = {tuple(axes.split("+")): size for axes, size in plan.comm_bytes.items()}
+    assert bytes_by_axes(program.compile(*args).as_text(), program.mesh) == sent
+
+
+@pytest.mark.parametrize("sizes", [(64, 32, 128), (24, 48, 96), (16, 16, 256)], ids=str)
+def test_table_1_of_the_paper(sizes):
+    """papers.md §1.6: computation, communication and memory of the five layouts."""
+    b, d_io, d_h = sizes
+    batch, io, hidden = wf.Dim("batch", b), wf.Dim("io", d_io), wf.Dim("hidden", d_h)
+
+    def loss(w, v, x):
+        h = wf.relu(wf.einsum(x, w, out=[batch, hidden]))
+        return wf.sum(wf.square(wf.einsum(h, v, out=[batch, io]) - 1.0))
+
+    for _, mesh, layout, _ in PAPER:
+        program = wf.spmd(wf.grad(loss, argnums=(0, 1, 2)), mesh, layout)
+        plan = program.plan(wf.spec([io, hidden]), wf.spec([hidden, io]), wf.spec([batch, io]))
+        n = {d: program.mesh.ways(program.layout.rules_for().get(d, ())) for d in ("batch", "io", "hidden")}
+        x, y, z = b / n["batch"], d_io / n["io"], d_h / n["hidden"]
+        assert plan.flops == 6 * 2 * x * y * z  # six einsums, two FLOPs each
+        summed = {"hidden": x * y, "io": x * z, "batch": y * z}
+        values = sum(2 * size for d, size in summed.items() if n[d] > 1)
+        scalars = sum(c.bytes for c in plan.collectives if c.bytes == 4)
+        assert sum(plan.comm_bytes.values()) - scalars == 4 * values
+        assert plan.memory.inputs == 4 * (x * y + 2 * y * z)
+        assert plan.duplication == program.mesh.size / (n["batch"] * n["io"] * n["hidden"])
+
+
+def test_the_source_is_the_users_line():
+    plan = lm.step(SMALL).plan(*lm.specs(SMALL))
+    assert all(c.source.startswith("benchmarks/lm.py:") for c in plan.collectives)
+    assert all(w.source.startswith("benchmarks/lm.py:") for w in plan.work if w.flops)
+    assert {c.phase for c in plan.collectives} == {"forward", "backward"}
+
+
+def test_names_are_those_of_ops():
+    plan = wf.spmd(two_layers, "all=2", "io:all").plan(
+        wf.spec([io, hidden]), wf.spec([hidden, io]), wf.spec([batch, io])
+    )
+    assert plan.collectives[0].op == "einsum[batch,io · io,hidden → batch,hidden]"
+
+
+def test_a_mesh_without_devices_can_be_planned():
+    size = Size(batch=128)
+    plan = lm.step(size, "data=64 model=4").plan(*lm.specs(size))
+    assert plan.mesh.size == 256 and plan.flops > 0
+
+
+def test_json_is_versioned_and_complete():
+    plan = lm.step(SMALL).plan(*lm.specs(SMALL))
+    data = json.loads(plan.to_json())
+    assert data["version"] == 1
+    assert sum(e["flops"] * e["count"] for e in data["events"] if e["type"] == "work") == plan.flops
+    assert data["comm_bytes"] == plan.comm_bytes
+
+
+def test_explain_and_diff_are_golden(golden):
+    plan = lm.step(SMALL).plan(*lm.specs(SMALL))
+    golden("lm_small", plan.explain(), folder="plans")
+    other = lm.step(SMALL, "data=8", "batch:data").plan(*lm.specs(SMALL))
+    golden("lm_small_diff", plan.diff(other), folder="plans")
+
+
+def test_advice_names_what_is_duplicated_replicated_and_padded():
+    uneven = Size(layers=2, d_model=32, d_ff=60, heads=3, d_kv=8, vocab=64, length=16, batch=9)
+    plan = lm.step(uneven, "data=4 model=2", "batch:data heads:model vocab:model").plan(*lm_specs(uneven))
+    said = "\n".join(a.text for a in plan.advice)
+    assert "times over" in said and "d_ff" in said
+    assert "batch=9 over data (4 ways) is padded to 12" in said
+    large = lm.step(Size(), "data=4 model=2").plan(*lm_specs(Size()))
+    assert "params.embedding" in large.advice[0].text and 'params="d_model:data"' in large.advice[0].text
+
+
+def test_waste_is_the_share_of_padding():
+    program = wf.spmd(lambda x: x * 2.0, "x=8", "a:x")
+    plan = program.plan(wf.spec("a=9"))
+    assert plan.waste == pytest.approx(1 - 9 / 16)
+
+
+# verify
+
+
+def test_verify_compares_values_and_gradients():
+    x = random(batch, io)
+    found = wf.verify(
+        wf.value_and_grad(lambda x: wf.mean(wf.tanh(x))), (x,), "x=2 y=2", ["batch:x", "io:x+y"]
+    )
+    assert len(found) == 4 and all(c.agrees for c in found)
+
+
+def test_verify_names_what_differs_and_where():
+    def wrong(x):
+        y = wf.local(lambda a: jnp.cumsum(a, axis=0), x, out=x.dims, splittable=["batch", "io"])
+        return {"right": x, "wrong": y}
+
+    with pytest.raises(AssertionError, match=r"result\['wrong'\] differs") as caught:
+        wf.verify(
+            wrong, (wf.tensor(np.ones((4, 2), np.float32), "batch=4 io=2"),), "x=2", ["io:x", "batch:x"]
+        )
+    assert "batch 2" in str(caught.value)

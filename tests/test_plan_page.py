@@ -1,0 +1,113 @@
+"""The page of a plan, in a real browser: Debian's chromium, driven over loopback by chromedriver.
+
+The driver speaks W3C WebDriver, which is JSON over HTTP: `Browser` below is all of it that we need.
+"""
+
+import base64
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import lm
+from weft.plan.facts import Advice, Collective, Live, Memory, Stored, Work
+from weft.plan.html import page
+from weft.plan.plan import Plan
+import weft as wf
+
+PATIENCE = 120  # seconds for one answer: the machine may be busy
+MISSING = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+FLAGS = """
+--headless --no-sandbox --disable-gpu --disable-quic --disable-dev-shm-usage --no-first-run
+--disable-background-networking --disable-component-update --disable-sync --hide-scrollbars
+""".split()
+
+
+class Browser:
+    """One headless window."""
+
+    def __init__(self, profile):
+        self.driver = subprocess.Popen(
+            ["chromedriver", "--port=0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self.open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+        try:
+            self.base = f"http://127.0.0.1:{self._port()}/session"
+            options = {"args": [*FLAGS, f"--user-data-dir={profile}"], "binary": shutil.which("chromium")}
+            wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+            self.base += "/" + self.call("", capabilities={"alwaysMatch": wanted})["sessionId"]
+        except BaseException:
+            self.close()
+            raise
+
+    def _port(self):
+        """The port that the driver says it took."""
+        found = queue.Queue()
+
+        def read():
+            for line in self.driver.stdout:
+                if match := re.search(r"started successfully on port (\d+)", line):
+                    found.put(match[1])
+
+        threading.Thread(target=read, daemon=True).start()
+        return found.get(timeout=PATIENCE)
+
+    def call(self, path, **body):
+        """Send a command, give back its value."""
+        request = urllib.request.Request(
+            self.base + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with self.open_url(request, timeout=PATIENCE) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise AssertionError(error.read().decode()) from None
+
+    def run(self, script, *args):
+        """The result of a function body run in the page."""
+        return self.call("/execute/sync", script=script, args=list(args))
+
+    def cdp(self, cmd, **params):
+        """A DevTools command."""
+        return self.call("/goog/cdp/execute", cmd=cmd, params=params)
+
+    def open(self, path, width=1280, height=900, scheme="light"):
+        """Load a file in a window of this size and colour scheme."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.cdp("Emulation.setDeviceMetricsOverride", **size)
+        self.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("/url", url=path.as_uri())
+
+    def errors(self):
+        """What the console said since the last call, but for plain information."""
+        logged = self.call("/se/log", type="browser")
+        return [e["message"] for e in logged if e["level"] in ("SEVERE", "WARNING")]
+
+    def screenshot(self, path):
+        """The whole page as a PNG."""
+        shot = self.cdp("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def close(self):
+        """End the driver and with it, as they share a process group, the browser."""
+        os.killpg(self.driver.pid, signal.SIGTERM)
+        try:
+            self.driver.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.driver.pid, signal.SIGKILL)
+            self.driver.wait(20)
+        self.driver.stdout.close()
