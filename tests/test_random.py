@@ -118,7 +118,7 @@ def same_bits(have, want):
     assert (have.dtype, have.shape, have.tobytes()) == (want.dtype, want.shape, want.tobytes())
 
 
-SPANS = [(-5, 12), (0, 100_000), (-(2**31), 2**31 - 1)]
+SPANS = [(-5, 12), (0, 2**16), (-30_000, 20_011)]
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["typed", "raw"])
@@ -170,6 +170,7 @@ def sample():
             "randint": [wf.random.randint(next(keys), [n], *span) for span in FAIR_SPANS],
             "randint of one": wf.random.randint(next(keys), [n], 41, 42),
             "randint wide": wf.random.randint(next(keys), [n], 0, 2**31 - 1),
+            "randint of thirds": wf.random.randint(next(keys), [n], -(2**31), 2**30, jnp.int32),
             "categorical": wf.random.categorical(next(keys), wf.broadcast_to(logits, [n, *logits.dims]), "k"),
             "dropout": wf.dropout(wf.ones([n]) * 3.0, 0.25, next(keys)),
         }  # fmt: skip
@@ -222,6 +223,11 @@ def test_randint_of_a_wide_span():
     assert stats.kstest(wide / (2**31 - 1), "uniform").pvalue > UNLIKELY
     for bit in range(31):
         check_rate((wide >> bit) & 1, 0.5)
+
+
+def test_randint_of_a_span_that_jax_draws_unevenly():
+    thirds = (sample()["randint of thirds"].astype(np.int64) + 2**31) // 2**30
+    check_frequencies(np.bincount(thirds, minlength=3), [1 / 3] * 3)
 
 
 def test_categorical():

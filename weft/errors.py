@@ -77,6 +77,10 @@ class ProgramError(WeftError, ValueError):
     """Something a staged program can't do."""
 
 
+class HardwareError(WeftError, ValueError):
+    """A hardware profile that is unknown or can't be read."""
+
+
 class LayoutWarning(UserWarning):
     """A rule without effect."""
 

@@ -122,7 +122,10 @@ def bernoulli(key: Any, dims: Any, p: Any = 0.5) -> Tensor:
 
 @op
 def randint(key: Any, dims: Any, low: int, high: int, dtype: Any = jnp.int32) -> Tensor:
-    """Whole numbers in [low, high), equal to `jax.random.randint` for 32-bit types."""
+    """Whole numbers in [low, high), each as likely as any other to within 2⁻³².
+
+    For spans up to 2¹⁶ they equal `jax.random.randint`'s, which is biased beyond that.
+    """
     span = int(high) - int(low)
     if not 0 < span < 2**32:
         raise ShapeError(
@@ -131,16 +134,33 @@ def randint(key: Any, dims: Any, low: int, high: int, dtype: Any = jnp.int32) ->
             hint="check the bounds",
         )
     _check_key(key)
-    # 64 random bits modulo the span, in two words of 32: the upper one counts 2³² = 2¹⁶ · 2¹⁶ fold.
-    half = 2**16 % span
-    size, fold = jnp.uint32(span), jnp.uint32(half * half % 2**32 % span)
-    first, second = jax.random.split(key)
+    size, (first, second) = jnp.uint32(span), jax.random.split(key)
 
     def draw(_: Any, *where: Any) -> Any:
+        # 64 random bits modulo the span, in two words of 32.
         upper, lower = (counter.block_bits(k, *where) % size for k in (first, second))
-        return ((upper * fold + lower) % size).astype(dtype) + jnp.asarray(low, dtype)
+        number = _add_modular(_times_modular(upper, 2**32 % span, span), lower, size)
+        return number.astype(dtype) + jnp.asarray(low, dtype)
 
     return _draw(draw, key, dims)
+
+
+def _times_modular(number: Any, factor: int, span: int) -> Any:
+    """number · factor modulo span, in 32 bits."""
+    size = jnp.uint32(span)
+    if span <= 2**16:
+        return number * jnp.uint32(factor) % size
+    total, power = jnp.zeros_like(number), number
+    while factor:  # by doubling, as the product would not fit
+        total = _add_modular(total, power, size) if factor & 1 else total
+        power = _add_modular(power, power, size)
+        factor >>= 1
+    return total
+
+
+def _add_modular(a: Any, b: Any, size: Any) -> Any:
+    total = a + b
+    return jnp.where((total < a) | (total >= size), total - size, total)
 
 
 @op

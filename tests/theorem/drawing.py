@@ -1,4 +1,4 @@
-"""Drawing programs, meshes and legal layouts for the theorem (`theorem.py`)."""
+"""Drawing programs, meshes and legal layouts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from families import FAMILIES, MOST_ELEMENTS, OPS
 from hypothesis import strategies as st
-from theorem import Body, Case, Input, Named, Step, Unfit
 
 import weft as wf
+
+from .families import FAMILIES, OPS
+from .families.rows import MOST_ELEMENTS
+from .program import Body, Case, Input, Named, Step, Unfit
 
 NAMES = "abcdefgh"
 MESHES = [
@@ -145,7 +147,7 @@ class Drawer:
         if self.depth == 1 and self.chance(6):
             families = sorted(deep)
         for _ in range(TRIES):
-            name = self.choose(FAMILIES[self.choose(families)])
+            name = self.choose(list(FAMILIES[self.choose(families)]))
             before = set(self.places.together), set(self.places.whole)
             try:
                 operands, options = OPS[name].draw(self)
@@ -182,9 +184,7 @@ def _input(d: Drawer, kind: str, most: int) -> Input:
     except Unfit:
         dims = [(d.name(), 3)]
     text = " ".join(f"{n}={size}" for n, size in dims)
-    role = (
-        d.choose(["value", "value", "value", "param", "optimizer"]) if kind != "index" else "value"
-    )
+    role = d.choose(["value", "value", "value", "param", "optimizer"]) if kind != "index" else "value"
     return Input(text, kind, role, captured=d.chance(6), seed=d.random.randint(0, 99))
 
 
@@ -260,9 +260,7 @@ def drawn(random: Random, most_steps: int = 8) -> Case:
     axes = list(wf.Mesh(mesh).names)
     rules = _layout(d, places, axes)
     stored = {
-        role: _text(_stored(d, rules, inputs, role, axes))
-        if any(i.role == role for i in inputs)
-        else None
+        role: _text(_stored(d, rules, inputs, role, axes)) if any(i.role == role for i in inputs) else None
         for role in ("param", "optimizer")
     }
     return Case(

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from theorem import Body, Case, Named, Step, check, run_oracle
 
 import weft as wf
 from weft.errors import LayoutError, LayoutWarning
+
+from .checking import check
+from .program import Body, Case, Named, Step, run_oracle
 
 
 def reduced(case: Case, error: BaseException, tries: int = 150) -> Case:
@@ -47,9 +49,7 @@ def _valid(case: Case) -> bool:
 
 def _values(case: Case) -> list[Named]:
     return [
-        Named(
-            i.values(), tuple(d.name for d in wf.dims(i.dims)), i.kind not in ("real", "positive")
-        )
+        Named(i.values(), tuple(d.name for d in wf.dims(i.dims)), i.kind not in ("real", "positive"))
         for i in case.inputs
     ]
 
@@ -76,9 +76,7 @@ def _smaller(case: Case) -> Iterator[Case]:
         inputs = tuple(replace(i, role="value") if i.role == "param" else i for i in case.inputs)
         yield replace(case, params=None, inputs=inputs)
     if case.optimizer is not None:
-        inputs = tuple(
-            replace(i, role="value") if i.role == "optimizer" else i for i in case.inputs
-        )
+        inputs = tuple(replace(i, role="value") if i.role == "optimizer" else i for i in case.inputs)
         yield replace(case, optimizer=None, inputs=inputs)
     for field in ("layout", "params", "optimizer"):
         for rules in _fewer_rules(getattr(case, field) or ""):
@@ -112,9 +110,7 @@ def _smaller_meshes(case: Case) -> Iterator[Case]:
         if not re.search(rf"[:+]{name}\b", used) and len(axes) > 1:
             yield dataclasses.replace(case, mesh=" ".join(axes[:n] + axes[n + 1 :]))
         for new in range(2, int(size)):
-            yield dataclasses.replace(
-                case, mesh=" ".join([*axes[:n], f"{name}={new}", *axes[n + 1 :]])
-            )
+            yield dataclasses.replace(case, mesh=" ".join([*axes[:n], f"{name}={new}", *axes[n + 1 :]]))
 
 
 def _resized(case: Case, name: str, size: int) -> Case:
@@ -133,8 +129,7 @@ def _resized(case: Case, name: str, size: int) -> Case:
         return Step(one.op, one.operands, {k: resize(v) for k, v in one.options.items()})
 
     inputs = tuple(
-        dataclasses.replace(i, dims=re.sub(rf"\b{name}=\d+", f"{name}={size}", i.dims))
-        for i in case.inputs
+        dataclasses.replace(i, dims=re.sub(rf"\b{name}=\d+", f"{name}={size}", i.dims)) for i in case.inputs
     )
     if size >= max([int(n) for i in case.inputs for n in re.findall(rf"\b{name}=(\d+)", i.dims)]):
         return case

@@ -1,0 +1,105 @@
+"""Running a case in three ways, and comparing."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import weft as wf
+from weft.placing import with_role
+
+from .program import Case, Named, run_oracle, run_weft, weights
+
+TOLERANCE = 1e-9  # in float64, of the largest element
+
+
+def expected(case: Case) -> tuple[Any, list[Named], list[Any]]:
+    """The loss, the results and the gradients, by plain JAX."""
+    arrays = [given.values() for given in case.inputs]
+    chosen = [n for n, given in enumerate(case.inputs) if given.has_gradient]
+    names: list[Any] = []
+
+    def loss(some: list[Any]) -> tuple[Any, Any]:
+        given = dict(zip(chosen, some, strict=True))
+        values = [
+            Named(given.get(n, jnp.asarray(a)), tuple(d.name for d in wf.dims(i.dims)))
+            for n, (i, a) in enumerate(zip(case.inputs, arrays, strict=True))
+        ]
+        env = run_oracle(case.steps, values)
+        results = [env[n] for n in case.results]
+        total = jnp.zeros(())
+        for n, x in zip(case.results, results, strict=True):
+            if x.kind == "f":
+                total += jnp.sum(x.array if n in case.plain else x.array * weights(x.array.shape))
+        names[:] = [x.names for x in results]
+        return total, [x.array for x in results]
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (total, results), grads = run([jnp.asarray(arrays[n]) for n in chosen])
+    return total, [Named(a, n) for a, n in zip(results, names, strict=True)], grads
+
+
+def computed(case: Case, mesh: Any, layout: Any) -> tuple[Any, list[wf.Tensor], list[wf.Tensor]]:
+    """The loss, the results and the gradients, by Weft."""
+    tensors = [with_role(wf.tensor(i.values(), i.dims), i.role) for i in case.inputs]
+    chosen = [n for n, given in enumerate(case.inputs) if given.has_gradient]
+    handed = [n for n, i in enumerate(case.inputs) if not i.captured and n not in chosen]
+
+    def program(differentiated: list[wf.Tensor], others: list[wf.Tensor]) -> Any:
+        def loss(some: list[wf.Tensor]) -> tuple[wf.Tensor, list[wf.Tensor]]:
+            given = dict(zip(chosen, some, strict=True)) | dict(zip(handed, others, strict=True))
+            env = run_weft(case.steps, [given.get(n, t) for n, t in enumerate(tensors)])
+            results = [env[n] for n in case.results]
+            total = wf.zeros("", jnp.float64)
+            for n, x in zip(case.results, results, strict=True):
+                if jnp.issubdtype(x.dtype, jnp.floating):
+                    if n not in case.plain:
+                        x = x * wf.tensor(weights([d.size for d in x.dims]), x.dims)
+                    total = total + wf.sum(x)
+            return total, results
+
+        (total, results), grads = wf.value_and_grad(loss, has_aux=True)(differentiated)
+        return total, results, grads
+
+    staged = wf.spmd(program, mesh, layout)
+    return staged([tensors[n] for n in chosen], [tensors[n] for n in handed])
+
+
+def check(case: Case) -> None:
+    """An AssertionError unless the three runs agree."""
+    with jax.enable_x64(True):
+        want = expected(case)
+        _compare(case, "on one device", computed(case, wf.Mesh(), wf.Layout()), want)
+        _compare(case, "on its mesh", computed(case, wf.Mesh(case.mesh), case.weft_layout()), want)
+
+
+def _compare(case: Case, where: str, got: Any, want: Any) -> None:
+    total, results, grads = got
+    close = functools.partial(_close, case, where)
+    for n, x, y in zip(case.results, results, want[1], strict=True):
+        assert tuple(d.name for d in x.dims) == y.names, f"dims of v{n} {where}: {x.dims}, {y.names}"
+        close(f"v{n}", x, y.array)
+    close("the loss", total, want[0])
+    chosen = [n for n, given in enumerate(case.inputs) if given.has_gradient]
+    for n, x, y in zip(chosen, grads, want[2], strict=True):
+        close(f"the gradient of v{n}", x, y)
+
+
+def _close(case: Case, where: str, what: str, got: wf.Tensor, want: Any) -> None:
+    have, want = got.numpy(), np.asarray(want)
+    assert have.shape == want.shape, f"{what} {where} is {have.shape} instead of {want.shape}"
+    if np.issubdtype(want.dtype, np.floating):
+        assert np.issubdtype(have.dtype, np.floating), f"{what} {where} is {have.dtype}"
+        scale = max(1.0, float(np.max(np.abs(want), initial=0.0)))
+        wrong = ~(np.abs(have - want) <= TOLERANCE * scale)
+    else:
+        wrong = have != want
+    assert not wrong.any(), f"{what} {where} is\n{have}\ninstead of\n{want}"
+    # What is stored behind the true size is zero, always.
+    storage = np.asarray(got.storage).copy()
+    storage[tuple(slice(d.size) for d in got.dims)] = 0
+    assert not storage.any(), f"{what} {where} has padding that is not zero"

@@ -1,0 +1,78 @@
+"""Order along a dim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import weft as wf
+
+from ..program import Named
+from .rows import A, Op, Rows, along, distinct, integers, one_along, sampled
+
+
+def _place(fn: str) -> Callable[..., Named]:
+    return lambda x, dim: Named(
+        getattr(A, fn)(x.array, axis=x.names.index(dim)), tuple(n for n in x.names if n != dim)
+    )
+
+
+def _running(a: Any, axis: int, exclusive: bool, reverse: bool) -> Any:
+    back = A.flip(a, axis) if reverse else a
+    total = A.cumsum(back, axis=axis)
+    total = total - back if exclusive else total
+    return A.flip(total, axis) if reverse else total
+
+
+def _ranked(a: Any, axis: int, descending: bool = True) -> Any:
+    return A.argsort(-a if descending else a, axis=axis, stable=True)
+
+
+def _sorted(a: Any, axis: int, descending: bool) -> Any:
+    return A.take_along_axis(a, _ranked(a, axis, descending), axis=axis)
+
+
+def draw_top_k(d: Any) -> Any:
+    n = d.value("f", 1)
+    x = d.env[n]
+    dim = d.choose(x.names)
+    size = d.draw(integers(1, x.sizes[dim]))
+    return (n,), {"dim": dim, "k_dim": (d.name([m for m in x.names if m != dim]), size)}
+
+
+def _top_k(x: Named, dim: str, k_dim: Any) -> list[Named]:
+    axis = x.names.index(dim)
+    places = A.take(_ranked(x.array, axis), np.arange(k_dim[1]), axis=axis)
+    names = tuple(k_dim[0] if n == dim else n for n in x.names)
+    return [Named(A.take_along_axis(x.array, places, axis=axis), names), Named(places, names)]
+
+
+ORDER: Rows = {
+    "argmax": Op(one_along("fi"), wf.argmax, _place("argmax"), distinct),
+    "argmin": Op(one_along("fi"), wf.argmin, _place("argmin"), distinct),
+    "cumsum": Op(
+        one_along(exclusive=sampled([False, True]), reverse=sampled([False, True])),
+        wf.cumsum,
+        along(_running),
+        exact=True,
+    ),
+    "cumprod": Op(one_along(), wf.cumprod, along(lambda a, n: A.cumprod(a, axis=n))),
+    "sort": Op(
+        one_along(descending=sampled([False, True])),
+        wf.sort,
+        along(_sorted),
+        distinct,
+        exact=True,
+    ),
+    "argsort": Op(one_along(descending=sampled([False, True])), wf.argsort, along(_ranked), distinct),
+    "top_k": Op(
+        draw_top_k,
+        lambda x, dim, k_dim: wf.top_k(x, dim, wf.Dim(*k_dim)),
+        _top_k,
+        distinct,
+        exact=True,
+        apart=True,
+    ),
+}

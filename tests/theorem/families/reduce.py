@@ -1,0 +1,96 @@
+"""Contractions and reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import weft as wf
+
+from .rows import (
+    A,
+    Op,
+    Rows,
+    along,
+    distinct,
+    einsum,
+    integers,
+    one_along,
+    one_over,
+    over,
+    renamed,
+    several,
+    spread,
+    union,
+)
+
+
+def draw_einsum(d: Any) -> Any:
+    found, _ = several(d.draw(integers(1, 3)), most=4)(d)
+    names = union(*[d.env[n] for n in found])
+    out = d.some(names, least=0)
+    return found, {"out": out[: 3 if len(out) > 3 else len(out)]}
+
+
+def draw_square(d: Any) -> Any:
+    (n,), options = one_along()(d)
+    return (n,), options | {"new": d.name(d.env[n].names)}
+
+
+CONTRACT: Rows = {
+    "einsum": Op(
+        draw_einsum,
+        lambda *xs, out: wf.einsum(*xs, out=out),
+        lambda *xs, out: einsum(*xs, out=out),
+        exact=True,
+    ),
+    "einsum reduce": Op(
+        draw_einsum,
+        lambda *xs, out: wf.einsum(
+            *xs,
+            reduce=[n for n in dict.fromkeys(d.name for x in xs for d in x.dims) if n not in out],
+        ),
+        lambda *xs, out: einsum(*xs, out=[n for n in union(*xs) if n in out]),
+        exact=True,
+    ),
+    # both operands are the same tensor, one dim renamed
+    "x @ x": Op(
+        draw_square,
+        lambda x, dim, new: wf.einsum(x, x.rename(**{dim: new}), out=[dim, new]),
+        lambda x, dim, new: einsum(x, renamed(x, {dim: new}), out=(dim, new)),
+        exact=True,
+    ),
+}
+
+
+def _reduction(name: str, sound: Any = None, kinds: str = "f", exact: bool = False) -> Op:
+    return Op(one_over(kinds), getattr(wf, name), over(getattr(A, name)), sound, exact=exact)
+
+
+def _logsumexp(a: Any, axis: Any) -> Any:
+    return A.log(A.sum(A.exp(a), axis=axis))
+
+
+REDUCE: Rows = {
+    "sum": _reduction("sum", exact=True),
+    "mean": _reduction("mean"),
+    "max": _reduction("max", distinct, exact=True),
+    "min": _reduction("min", distinct, exact=True),
+    "prod": _reduction("prod"),
+    "var": _reduction("var"),
+    "std": _reduction("std", spread),
+    "any": _reduction("any", kinds="bi"),
+    "all": _reduction("all", kinds="bi"),
+    "sum whole": _reduction("sum", kinds="bi"),
+    "max whole": _reduction("max", kinds="bi"),
+    "logsumexp": Op(one_over(), wf.logsumexp, over(_logsumexp)),
+    "softmax": Op(
+        one_along(),
+        wf.softmax,
+        along(lambda a, n: A.exp(a) / A.sum(A.exp(a), axis=n, keepdims=True)),
+    ),
+    "log_softmax": Op(
+        one_along(),
+        wf.log_softmax,
+        along(lambda a, n: a - A.log(A.sum(A.exp(a), axis=n, keepdims=True))),
+    ),
+}

@@ -1,0 +1,239 @@
+"""What a row of the table of ops is, and what its sides are made of: names for arrays, soundness, draws."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import weft as wf
+
+from ..program import Named, Unfit
+
+GAP = 1e-5  # what is compared, or lies near a kink, is at least that far from it
+LARGEST = 100.0
+MOST_ELEMENTS = 700
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row.
+
+    Attributes:
+      draw: takes a `Drawer`, returns the operands (places in its environment) and the options.
+      weft, oracle: take the operands and, by keyword, the options.
+      sound: whether the oracle's concrete operands are such that rounding decides nothing.
+      exact: whether exact operands give exact results.
+      apart: whether the layout may put dims of operands and results on one axis, as no tensor has
+        both; else all of them have to be legal together.
+    """
+
+    draw: Callable[..., Any]
+    weft: Callable[..., Any]
+    oracle: Callable[..., Any]
+    sound: Callable[..., bool] | None = None
+    exact: bool = False
+    apart: bool = False
+
+    def apply(self, operands: Sequence[Named], options: dict[str, Any]) -> list[Named]:
+        """The oracle's results; concrete operands are checked."""
+        if any(isinstance(x.array, jax.Array) for x in operands):
+            return _listed(self.oracle(*operands, **options))
+        if self.sound is not None and not self.sound(*operands, **options):
+            raise Unfit
+        with np.errstate(all="ignore"):
+            results = _listed(self.oracle(*operands, **options))
+        exact = self.exact and all(x.exact for x in operands)
+        checked = []
+        for x in results:
+            array = np.asarray(x.array)
+            if array.size > MOST_ELEMENTS or not np.all(np.abs(array.astype(float)) <= LARGEST):
+                raise Unfit
+            checked.append(Named(array, x.names, exact=exact or x.exact or x.kind != "f"))
+        return checked
+
+
+Rows = dict[str, "Op"]
+
+
+def _listed(out: Any) -> list[Named]:
+    return list(out) if isinstance(out, list | tuple) else [out]
+
+
+class _Arrays:
+    """NumPy for NumPy's arrays, else `jax.numpy`."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            traced = any(isinstance(a, jax.Array) for a in jax.tree.leaves((args, kwargs)))
+            return getattr(jnp if traced else np, name)(*args, **kwargs)
+
+        return call
+
+
+A = _Arrays()
+
+
+# Names on the oracle's side
+
+
+def lined(x: Named, names: Sequence[str]) -> Any:
+    """The array with its dimensions in the order of `names`, size 1 where it has none."""
+    array = A.transpose(x.array, [x.names.index(n) for n in names if n in x.names])
+    return array.reshape([x.sizes.get(n, 1) for n in names])
+
+
+def union(*tensors: Named) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(n for x in tensors for n in x.names))
+
+
+def agree(*tensors: Named, most: int = 3) -> bool:
+    """Whether tensors can be operands of one op, and the union of their dims is not too large."""
+    sizes: dict[str, int] = {}
+    for x in tensors:
+        for name, size in x.sizes.items():
+            if sizes.setdefault(name, size) != size:
+                return False
+    return len(sizes) <= most and math.prod(sizes.values()) <= MOST_ELEMENTS
+
+
+def broadcast(fn: Callable[..., Any], *tensors: Named) -> Named:
+    names = union(*tensors)
+    return Named(fn(*[lined(x, names) for x in tensors]), names)
+
+
+def along(fn: Callable[..., Any]) -> Callable[..., Named]:
+    """An oracle for an op along one dim that keeps all dims: `fn(array, axis, **options)`."""
+    return lambda x, dim, **options: Named(fn(x.array, x.names.index(dim), **options), x.names)
+
+
+def over(fn: Callable[..., Any]) -> Callable[..., Named]:
+    """An oracle for a reduction: `fn(array, axis=…)`."""
+
+    def reduce(x: Named, dims: Any) -> Named:
+        gone = x.names if dims is None else dims
+        kept = tuple(n for n in x.names if n not in gone)
+        return Named(fn(x.array, axis=tuple(x.names.index(n) for n in gone)), kept)
+
+    return reduce
+
+
+def swapped(x: Named, names: Sequence[str]) -> Named:
+    return Named(A.transpose(x.array, [x.names.index(n) for n in names]), tuple(names))
+
+
+def renamed(x: Named, names: dict[str, str]) -> Named:
+    return Named(x.array, tuple(names.get(n, n) for n in x.names))
+
+
+def einsum(*tensors: Named, out: Sequence[str]) -> Named:
+    letters = dict(zip(union(*tensors), string.ascii_letters, strict=False))
+    terms = ",".join("".join(letters[n] for n in x.names) for x in tensors)
+    formula = f"{terms}->{''.join(letters[n] for n in out)}"
+    return Named(A.einsum(formula, *[x.array for x in tensors]), tuple(out))
+
+
+def dims_of(x: Named) -> tuple[tuple[str, int], ...]:
+    return tuple(x.sizes.items())
+
+
+def as_dims(dims: Sequence[tuple[str, int]]) -> tuple[wf.Dim, ...]:
+    return tuple(wf.Dim(*d) for d in dims)
+
+
+# Where functions are smooth
+
+
+def anywhere(x: Named, **_: Any) -> bool:
+    return True
+
+
+def within(low: float, high: float) -> Callable[..., bool]:
+    return lambda x, **_: bool(np.all((x.array > low) & (x.array < high)))
+
+
+def apart_from(*points: float, period: float = 0) -> Callable[..., bool]:
+    """Not near any of the points, nor any of them shifted by multiples of a period; or exact."""
+
+    def sound(x: Named, **_: Any) -> bool:
+        rest = x.array[..., None] - np.array(points)
+        if period:
+            rest = rest - period * np.round(rest / period)
+        return x.exact or bool(np.all(np.abs(rest) > GAP))
+
+    return sound
+
+
+def differ(x: Named, y: Named, **_: Any) -> bool:
+    return (x.exact and y.exact) or bool(np.all(np.abs(broadcast(np.subtract, x, y).array) > GAP))
+
+
+def distinct(x: Named, dims: Any = None, dim: Any = None, **_: Any) -> bool:
+    """No two elements along the dims that are nearly equal."""
+    gone = [dim] if dim is not None else list(x.names if dims is None else dims)
+    kept = [n for n in x.names if n not in gone]
+    rows = swapped(x, [*kept, *gone]).array.reshape(*[x.sizes[n] for n in kept], -1)
+    return x.exact or bool(np.all(np.diff(np.sort(rows.astype(float))) > GAP))
+
+
+def spread(x: Named, dims: Any = None, **_: Any) -> bool:
+    return bool(np.all(over(np.var)(x, dims).array > 0.01))
+
+
+# How ops are drawn
+
+
+def sampled(items: Sequence[Any]) -> Callable[..., Any]:
+    return lambda d: d.choose(items)
+
+
+def integers(low: int, high: int) -> Callable[..., Any]:
+    return lambda d: d.random.randint(low, high)
+
+
+def one(kinds: str = "f", least: int = 0, **options: Any) -> Callable[..., Any]:
+    """Any value, and options from strategies."""
+    return lambda d: ((d.value(kinds, least),), {k: d.draw(s) for k, s in options.items()})
+
+
+def one_along(kinds: str = "f", **options: Any) -> Callable[..., Any]:
+    """A value, one of its dims, and options from strategies."""
+
+    def draw(d: Any) -> Any:
+        n = d.value(kinds, 1)
+        drawn = {k: d.draw(s) for k, s in options.items()}
+        return (n,), {"dim": d.choose(d.env[n].names), **drawn}
+
+    return draw
+
+
+def one_over(kinds: str = "f") -> Callable[..., Any]:
+    """A value and some of its dims, or None for all."""
+
+    def draw(d: Any) -> Any:
+        n = d.value(kinds, 1)
+        return (n,), {"dims": None if d.chance(4) else d.some(d.env[n].names)}
+
+    return draw
+
+
+def several(count: int, kinds: str = "f", most: int = 3) -> Callable[..., Any]:
+    """Values that agree."""
+
+    def draw(d: Any) -> Any:
+        found: list[int] = []
+        for _ in range(count):
+            given = [d.env[n] for n in found]
+            found.append(d.value(kinds, test=lambda x: agree(*given, x, most=most)))
+        return tuple(found), {}
+
+    return draw
+
+
+SIGNED = sampled([0.5, -0.75, 1.25, 2.0, -1.0])

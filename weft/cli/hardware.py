@@ -1,0 +1,108 @@
+"""`weft hardware`: the machines that a plan's time can be predicted for."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from .loading import UserError
+from .output import write
+
+
+@dataclass
+class List:
+    """The known machines, one to a line: FLOP/s, memory and network of one device."""
+
+    json: bool = False
+    """Print JSON instead of text."""
+
+    def run(self) -> None:
+        from ..plan.hardware import known, load
+
+        machines = [load(path) for path in known().values()]
+        if self.json:
+            import json
+
+            from ..plan.facts import as_data
+
+            print(json.dumps([as_data(m) for m in machines], indent=1))
+            return
+        rows = [("name", "bf16 FLOP/s", "memory", "bytes/s", "network, bytes/s in one direction")]
+        rows += [_row(machine) for machine in machines]
+        widths = [max(len(row[n]) for row in rows) for n in range(4)]
+        for row in rows:
+            cells = [row[0].ljust(widths[0]), *(row[n].rjust(widths[n]) for n in (1, 2, 3)), row[4]]
+            print("  ".join(cells).rstrip())
+
+
+def _row(machine: Any) -> tuple[str, ...]:
+    from ..plan.units import human_bytes, human_count
+
+    levels = ", ".join(
+        f"{level.name} {human_count(level.bandwidth)}"
+        + (f" ({level.devices})" if level.devices is not None else "")
+        for level in machine.network
+    )
+    speeds = (machine.peak("bf16"), machine.memory_bandwidth)
+    flops, bandwidth = (human_count(speed) for speed in speeds)
+    return machine.name, flops, human_bytes(machine.memory_bytes), bandwidth, levels
+
+
+@dataclass
+class Show:
+    """A machine's whole profile, with its sources, as the TOML file that it is.
+
+    It is a pattern for one of your own: put that into ~/.config/weft/NAME.toml, or give its path to --hardware."""
+
+    name: Annotated[Positional[str], arg(metavar="NAME")]
+    """A name of `weft hardware list`, or a TOML file."""
+
+    def run(self) -> None:
+        from ..plan.hardware import find, load
+
+        path = find(self.name)
+        load(path)
+        print(path, file=sys.stderr)
+        print(path.read_text(encoding="utf-8"), end="")
+
+
+@dataclass
+class Measure:
+    """Measure this CPU as virtual devices, and write the profile `cpu`. It takes some seconds; leave the
+    machine alone meanwhile."""
+
+    output: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Where to write it; by default ~/.config/weft/cpu.toml, from where `--hardware cpu` takes it."""
+    devices: int = 8
+    """How many virtual devices share the cores while it is measured."""
+
+    def run(self) -> None:
+        from ..plan.hardware import measure_cpu, to_toml, user_folder
+
+        if self.devices < 2:
+            raise UserError(f"--devices {self.devices}: a network has at least 2 devices")
+        if self.output is None:
+            user_folder().mkdir(parents=True, exist_ok=True)
+        path = self.output or user_folder() / "cpu.toml"
+        print("measuring", file=sys.stderr)
+        write(path, to_toml(measure_cpu(self.devices)))
+        print(path)
+
+
+@dataclass
+class Hardware:
+    """The machines that a plan's time can be predicted for."""
+
+    do: (
+        Annotated[List, tyro.conf.subcommand("list")]
+        | Annotated[Show, tyro.conf.subcommand("show")]
+        | Annotated[Measure, tyro.conf.subcommand("measure")]
+    )
+
+    def run(self) -> None:
+        self.do.run()

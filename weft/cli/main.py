@@ -1,0 +1,73 @@
+"""`weft`: reads the command line and hands it to a command.
+
+Results go to stdout, everything else to stderr. Exit 2 is a mistake in what was asked, 1 a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Any, Union
+
+import tyro
+
+from ..errors import WeftError
+from .hardware import Hardware
+from .loading import UserError
+from .plan import Plan
+
+ABOUT = """Maths over named dimensions, split over a processor mesh by a one-line layout.
+
+weft plan says what a program will do and cost, before it runs. weft hardware shows the machines that a plan's
+time can be predicted for. Each has a --help of its own."""
+
+COMMANDS = {"plan": Plan, "hardware": Hardware}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code."""
+    warnings.showwarning = _show_warning
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command: Any = tyro.cli(
+        _choice(given[:1]),
+        prog="weft",
+        description=ABOUT,
+        args=given,
+        config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+    try:
+        command.run()
+        sys.stdout.flush()
+    except (UserError, WeftError) as error:
+        kind = "error" if isinstance(error, UserError) else type(error).__name__
+        print(f"{kind}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader, `head` perhaps, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk, no permission
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _choice(chosen: list[str]) -> Any:
+    """One of the commands; the chosen one is described in full, the others by their first sentence."""
+    kinds = [
+        Annotated[kind, tyro.conf.subcommand(name, description=None if name in chosen else _first(kind))]
+        for name, kind in COMMANDS.items()
+    ]
+    return Union[tuple(kinds)]  # noqa: UP007: made of a list
+
+
+def _first(kind: type) -> str:
+    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+
+
+def _show_warning(message: Any, *_: Any, **__: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""From a plan and hardware to seconds: a roofline for local work, rings for collectives.
+
+**Local work** takes the longer of its multiplications, `flops / (peak · matmul_efficiency)`, and its memory
+traffic, `bytes / bandwidth`.
+
+**Collectives.** Devices are numbered as the mesh lists them: members of the last axis are neighbours, on the
+innermost and fastest level of the network, and each axis before it lies further out. A collective takes
+`sent / pace + steps · latency`:
+
+| kind | sent by each device | steps |
+|---|---|---|
+| all-gather, reduce-scatter | bytes · (n-1) / n | n-1 |
+| all-reduce | 2 · bytes · (n-1) / n | 2 · (n-1) |
+| all-to-all | bytes · (n-1) / n, in a torus bytes · n / 4 | n-1 |
+| permute | bytes | 1 |
+
+The pace is a device's bandwidth at that level; in a torus, that of both directions if the axis closes to a
+ring. Where a group spans levels (an axis of 16 GPUs in nodes of 8), its ring leaves a node once, through the
+adapters of all its members there, and the slowest level sets the pace; each level has its own steps. A mesh
+axis longer than a torus's side is laid over two or three of its directions and uses their links together.
+Different mesh axes are taken to have links of their own.
+
+**Overlap.** Two numbers: `total_seconds` does one thing after the other; `overlapped_seconds` lets some
+collectives hide behind the compute of their phase, see `hideable`.
+
+**Virtual devices** (`shared_cores`): the numbers are those of one core, and d devices on c cores take d/c
+times as long, for everything: the network is copies by the same cores, and nothing hides behind anything.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..mesh import Mesh
+from .facts import Collective, Event, Stored, Work
+from .hardware import Hardware, Level
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+@dataclass(frozen=True)
+class Time:
+    """What one call takes, in seconds. Compute, memory and network add up to the total.
+
+    Attributes:
+      hardware: the machine.
+      total_seconds: one thing after the other.
+      overlapped_seconds: with what may hide behind compute hidden.
+      compute_seconds: of local work that is bound by multiplications.
+      memory_seconds: of local work that is bound by memory traffic.
+      network_seconds: of collectives, by axis; several axes together are `"pod+data"`.
+      events: the timeline without overlap, in order; `start`, `seconds` (all its calls together), `kind`
+        compute or network, `axis`, `index` into `plan.events`, `bound` and `hideable`.
+      flops_share: the share of the peak that the useful multiplications reach: model FLOPs utilisation.
+    """
+
+    hardware: Hardware
+    total_seconds: float
+    overlapped_seconds: float
+    compute_seconds: float
+    memory_seconds: float
+    network_seconds: dict[str, float]
+    events: list[dict[str, Any]]
+    flops_share: float
+
+    @property
+    def bound(self) -> str:
+        """What takes longest: compute, memory or network."""
+        parts = {
+            "compute": self.compute_seconds,
+            "memory": self.memory_seconds,
+            "network": sum(self.network_seconds.values()),
+        }
+        return max(parts, key=parts.__getitem__)
+
+    def to_data(self) -> dict[str, Any]:
+        """The time as JSON's kinds of things."""
+        return {
+            "hardware": self.hardware.name,
+            "total_seconds": self.total_seconds,
+            "overlapped_seconds": self.overlapped_seconds,
+            "compute_seconds": self.compute_seconds,
+            "memory_seconds": self.memory_seconds,
+            "network_seconds": self.network_seconds,
+            "bound": self.bound,
+            "flops_share": self.flops_share,
+            "events": self.events,
+        }
+
+
+def time_of(plan: Plan, hardware: Any) -> Time:
+    """The predicted time of a plan on a machine.
+
+    Args:
+      hardware: a profile's name, a TOML file's path, or `Hardware`.
+    """
+    hardware = Hardware.of(hardware)
+    sharing = plan.mesh.size / hardware.shared_cores if hardware.shared_cores else 1.0
+    dtype = _main_dtype(plan)
+    events: list[dict[str, Any]] = []
+    sums: dict[str, float] = defaultdict(float)  # by what bounds it
+    network: dict[str, float] = defaultdict(float)
+    hidden: dict[str, float] = defaultdict(float)  # by phase
+    shade: dict[str, float] = defaultdict(float)
+    now = 0.0
+    for index, event in enumerate(plan.events):
+        once, bound = _seconds(event, plan.mesh, hardware, dtype)
+        seconds = once * event.count * sharing
+        axis, hides = "", False
+        if isinstance(event, Collective):
+            axis = "+".join(a for a in plan.mesh.names if a in event.axes)
+            network[axis] += seconds
+            hides = not hardware.shared_cores and hideable(event, plan)
+            hidden[event.phase] += seconds if hides else 0.0
+        else:
+            sums[bound] += seconds
+            shade[event.phase] += seconds
+        kind = "network" if bound == "network" else "compute"
+        row = {"start": now, "seconds": seconds, "kind": kind, "axis": axis, "index": index}
+        events.append(row | {"bound": bound, "hideable": hides})
+        now += seconds
+    overlapped = now - sum(min(seconds, shade[phase]) for phase, seconds in hidden.items())
+    useful = plan.unique_flops / plan.mesh.size / hardware.peak(dtype) * sharing
+    return Time(
+        hardware,
+        now,
+        overlapped,
+        sums["compute"],
+        sums["memory"],
+        dict(network),
+        events,
+        useful / overlapped if overlapped else 0.0,
+    )
+
+
+def _seconds(event: Event, mesh: Mesh, hardware: Hardware, dtype: str) -> tuple[float, str]:
+    """One run of an event on real devices, and what bounds it."""
+    if isinstance(event, Collective):
+        return collective_seconds(event, mesh, hardware), "network"
+    compute, memory = work_seconds(event, hardware, dtype)
+    return (compute, "compute") if compute > memory else (memory, "memory")
+
+
+def work_seconds(work: Work, hardware: Hardware, dtype: str) -> tuple[float, float]:
+    """The seconds of its multiplications and of its memory traffic; it takes the longer of the two."""
+    peak = hardware.peak(getattr(work, "dtype", "") or dtype)
+    return work.flops / (peak * hardware.matmul_efficiency), work.bytes / hardware.memory_bandwidth
+
+
+# The network
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The part of a group's ring on one level of the network.
+
+    Attributes:
+      inside: members of the group in one unit of the level inside this one.
+      members: members of the group that this level joins.
+      directions: over how many directions of a torus it is laid.
+      length: how many units one direction has.
+    """
+
+    level: Level
+    inside: int
+    members: int
+    directions: int
+    length: float
+
+    @property
+    def lane(self) -> float:
+        """Bytes/s that a device sends along one direction."""
+        return self.level.bandwidth * self.level.links(self.length)
+
+    @property
+    def pace(self) -> float:
+        """Bytes/s of the ring: all members inside a unit leave it together."""
+        return self.lane * self.directions * self.inside
+
+    @property
+    def steps(self) -> float:
+        return self.directions * (self.length - 1)
+
+
+def crossings(axes: tuple[str, ...], mesh: Mesh, hardware: Hardware) -> list[Crossing]:
+    """The levels that a group over these axes spans, from the innermost outwards."""
+    found = []
+    unit, inside = 1, 1
+    for place, level in enumerate(hardware.network):
+        outermost = place == len(hardware.network) - 1
+        span = mesh.size if outermost or level.devices is None else level.devices
+        members = _members(axes, mesh, span)
+        if members > inside:
+            ways = -(-members // inside)
+            found.append(Crossing(level, inside, members, *level.length(ways, unit)))
+        unit, inside = span, max(members, inside)
+    return found
+
+
+def _members(axes: tuple[str, ...], mesh: Mesh, span: int) -> int:
+    """How many members of a group lie among that many neighbouring devices."""
+    count, stride = 1, 1
+    for name, size in reversed(mesh.axes):
+        if name in axes:
+            count *= min(size, max(1, span // stride))
+        stride *= size
+    return count
+
+
+def collective_seconds(c: Collective, mesh: Mesh, hardware: Hardware) -> float:
+    """One run of a collective."""
+    rings = crossings(c.axes, mesh, hardware)
+    if not rings:
+        return 0.0
+    if c.kind == "permute":
+        return max(c.bytes / r.level.bandwidth + r.level.latency for r in rings)
+    latency = sum(r.steps * r.level.latency for r in rings)
+    if c.kind == "all-to-all":
+        return max(_exchange(c.bytes, r, mesh.ways(c.axes)) for r in rings) + latency
+    rounds = 2 if c.kind == "all-reduce" else 1
+    return c.wire_bytes / min(r.pace for r in rings) + rounds * latency
+
+
+def _exchange(size: int, ring: Crossing, ways: int) -> float:
+    """Every member's bytes to every other one, on one level.
+
+    Through a switch each byte goes once. In a torus it goes a quarter of a ring on average (a half of a line,
+    which has one link at work): the links carry bytes · length / 4 for each device.
+    """
+    if ring.level.torus:
+        return size * ring.members / ways * ring.length / 4 / ring.lane
+    return size * (ring.members - ring.inside) / ways / ring.lane
+
+
+# Overlap
+
+
+def hideable(c: Collective, plan: Plan) -> bool:
+    """Whether a collective may run beside the compute of its phase.
+
+    Two kinds may, because no op close by waits for them:
+
+    - sums of gradients (all-reduce or reduce-scatter) in the backward pass, which only the update needs;
+    - gathers of parameters that are stored split (ZeRO-3), which can be fetched ahead, and the
+      reduce-scatters that give back their gradients. They are told by their size: over all calls they
+      carry whole copies of a tensor stored over those axes, in its dtype or in half of it.
+
+    In each phase, at most the phase's compute hides them. Sums of activations never hide: the next op
+    waits for them. It is a bound, not a promise: the first gather and the last gradient have nothing to
+    hide behind, and a compiler may not find the overlap.
+    """
+    if c.phase == "backward" and c.kind in ("all-reduce", "reduce-scatter") and c.op.startswith("gradient["):
+        return True
+    gathers = c.kind == "all-gather" or (c.kind == "reduce-scatter" and c.phase == "backward")
+    return gathers and any(_carries(c, s, plan.mesh) for s in plan.stored if s.role == "param")
+
+
+def _carries(c: Collective, s: Stored, mesh: Mesh) -> bool:
+    split = {axis for _, _, axes in s.dims for axis in axes}
+    whole = s.bytes * mesh.ways(c.axes)
+    return set(c.axes) <= split and whole > 0 and 2 * c.bytes * c.count % whole == 0
+
+
+def _main_dtype(plan: Plan) -> str:
+    """The floating-point type that most of what is stored has; work that has none of its own is of it."""
+    sizes: dict[str, int] = defaultdict(int)
+    for s in plan.stored:
+        if "f" in s.dtype and s.kind == "input":
+            sizes[s.dtype] += s.bytes
+    return max(sizes, key=sizes.__getitem__) if sizes else "f32"
