@@ -132,7 +132,7 @@ def language_model(
 
     def step(params: Any, tokens: Any, targets: Any) -> Any:
         value, grads = (whole if micro == 1 else in_parts)(params, tokens, targets)
-        new = jax.tree.map(lambda p, g: p - LEARNING_RATE * g, params, grads, is_leaf=wf.is_tensor)
+        new = {name: wf.parameter(p - LEARNING_RATE * grads[name]) for name, p in params.items()}
         return value, new
 
     rows = wf.spec([*([steps] if micro > 1 else []), d.batch, d.length], jnp.int32)

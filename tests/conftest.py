@@ -17,6 +17,10 @@ import hypothesis
 import jax
 import pytest
 
+# Most of a test's time is compiling; how fast the code runs does not matter here. (HLO passes are as ever.)
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 

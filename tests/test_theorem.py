@@ -12,13 +12,14 @@ failed = {}  # hypothesis runs a failing case again; it is made smaller once
 
 def holds(case):
     """The theorem for one case; if it fails, for a smaller one that fails alike."""
+    seen = repr(case)
     try:
-        check(failed.get(case, case))
+        check(failed.get(seen, case))
     except Exception as error:
-        if case not in failed:
-            failed[case] = reduced(case, error)
-            check(failed[case])
-        error.add_note(str(failed[case]))
+        if seen not in failed:
+            failed[seen] = reduced(case, error)
+            check(failed[seen])
+        error.add_note(str(failed[seen]))
         raise
     holds.count += 1
     if holds.count % 20 == 0:

@@ -40,7 +40,7 @@ class List:
             print("  ".join(cells).rstrip())
 
 
-def _row(machine: Any) -> tuple[str, ...]:
+def _row(machine: Any) -> tuple[str, str, str, str, str]:
     from ..plan.units import human_bytes, human_count
 
     levels = ", ".join(
@@ -57,7 +57,8 @@ def _row(machine: Any) -> tuple[str, ...]:
 class Show:
     """A machine's whole profile, with its sources, as the TOML file that it is.
 
-    It is a pattern for one of your own: put that into ~/.config/weft/NAME.toml, or give its path to --hardware."""
+    It is a pattern for one of your own: put that into ~/.config/weft/NAME.toml, or give its path to
+    --hardware."""
 
     name: Annotated[Positional[str], arg(metavar="NAME")]
     """A name of `weft hardware list`, or a TOML file."""

@@ -100,6 +100,8 @@ def user_code(what: str) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         if frames and frames[-1].filename.startswith(os.path.join(PACKAGE, "plan")):
             raise  # the planner's own failure: exit 1, with all of the traceback
+        notes = getattr(error, "__notes__", [])  # JAX adds one on how to see its own frames
+        notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
         mine = [frame for frame in frames if not _is_library(frame.filename)]
         lines = ["Traceback (most recent call last):\n", *traceback.format_list(mine)] if mine else []
         lines += traceback.format_exception_only(type(error), error)

@@ -6,6 +6,7 @@ Results go to stdout, everything else to stderr. Exit 2 is a mistake in what was
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -42,13 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (UserError, WeftError) as error:
         kind = "error" if isinstance(error, UserError) else type(error).__name__
-        print(f"{kind}: {error}", file=sys.stderr)
+        print(f"{kind}: {_of_user(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader, `head` perhaps, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # a full disk, no permission
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -58,7 +61,7 @@ def _choice(chosen: list[str]) -> Any:
         Annotated[kind, tyro.conf.subcommand(name, description=None if name in chosen else _first(kind))]
         for name, kind in COMMANDS.items()
     ]
-    return Union[tuple(kinds)]  # noqa: UP007: made of a list
+    return Union[tuple(kinds)]  # noqa: UP007 (made of a list)
 
 
 def _first(kind: type) -> str:
@@ -66,7 +69,13 @@ def _first(kind: type) -> str:
 
 
 def _show_warning(message: Any, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {_of_user(str(message))}", file=sys.stderr)
+
+
+def _of_user(text: str) -> str:
+    """A message without the line in our own start-up script, which errors take for the user's."""
+    script = re.escape(os.path.basename(sys.argv[0]))
+    return re.sub(rf"\n  at \S*\b{script}:\d+(?=\n|$)", "", text)
 
 
 if __name__ == "__main__":

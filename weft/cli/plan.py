@@ -73,18 +73,18 @@ class Plan:
         else:
             print(plan.explain(machine), end="")
 
-    def _planned(self, fn: Any, args: tuple[Any, ...], mesh: str | None, layout: str | None) -> Any:
+    def _planned(self, fn: Any, args: tuple[Any, ...], mesh: Any, layout: str | None) -> Any:
         from ..layout import Layout
         from ..spmd import Program, spmd
 
-        static, donate, rules = (), (), Layout(layout or "", params=self.params, optimizer=self.optimizer)
+        more: dict[str, Any] = {}
+        rules = Layout(layout or "", params=self.params, optimizer=self.optimizer)
         if isinstance(fn, Program):
-            static, donate = fn.static, fn.donate
+            more = {"static": fn.static, "donate": fn.donate}
             mesh = fn.mesh if mesh is None else mesh
-            if layout is None and self.params is None and self.optimizer is None:
-                rules = fn.layout
+            rules = fn.layout if (layout, self.params, self.optimizer) == (None, None, None) else rules
             fn = fn.fn
-        program = spmd(fn, mesh, rules, static=static, donate=donate)
+        program = spmd(fn, mesh, rules, **more)
         with user_code(
             f"{getattr(fn, '__name__', 'the function')} of {self.target} failed while it was traced"
         ):

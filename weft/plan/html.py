@@ -27,16 +27,11 @@ def page(plan: Plan, hardware: Any = None) -> str:
     """
     data = plan.to_data()
     if hardware is not None:
-        data["time"] = _time(plan, hardware)
+        time = plan.time(hardware)
+        data["time"] = time.to_data() | {"memory_bytes": time.hardware.memory_bytes}
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     before, after = template.split("{{data}}")
     return before.replace("{{title}}", html.escape(plan.name)) + _embedded(data) + after
-
-
-def _time(plan: Plan, hardware: Any) -> dict[str, Any]:
-    time = plan.time(hardware)
-    name = hardware if isinstance(hardware, str) else getattr(hardware, "name", str(hardware))
-    return {"hardware": name, "total_seconds": time.total_seconds, "events": list(time.events)}
 
 
 def _embedded(data: Any) -> str:

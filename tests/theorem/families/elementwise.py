@@ -42,7 +42,7 @@ def gelu(a: Any) -> Any:
 
 positive = within(0.05, 100)
 
-UNARY: dict[str, tuple[Any, Any, Callable[..., bool]]] = {
+UNARY_FUNCTIONS: dict[str, tuple[Any, Any, Callable[..., bool]]] = {
     # name: (NumPy's, JAX's, where it is smooth)
     "abs": (np.abs, jnp.abs, apart_from(0)),
     "arcsin": (np.arcsin, jnp.arcsin, within(-0.9, 0.9)),
@@ -94,7 +94,7 @@ UNARY: dict[str, tuple[Any, Any, Callable[..., bool]]] = {
 }
 EXACT_UNARY = ("abs", "ceil", "floor", "negative", "relu", "round", "sign", "square")
 
-BINARY: dict[str, tuple[Callable[..., bool], bool]] = {
+BINARY_FUNCTIONS: dict[str, tuple[Callable[..., bool], bool]] = {
     # name: (where it is smooth, exact)
     "add": (lambda x, y: True, True),
     "arctan2": (lambda x, y: apart_from(0)(y) and not y.exact, False),
@@ -152,7 +152,7 @@ def _clipped(x: Named, low: Any, high: Any) -> Named:
 
 
 def _unary(name: str) -> Op:
-    numpy, ours, sound = UNARY[name]
+    numpy, ours, sound = UNARY_FUNCTIONS[name]
 
     def oracle(x: Named) -> Named:
         return Named((ours if isinstance(x.array, jax.Array) else numpy)(x.array), x.names)
@@ -160,9 +160,9 @@ def _unary(name: str) -> Op:
     return Op(one(), getattr(wf, name), oracle, sound, exact=name in EXACT_UNARY)
 
 
-ELEMENTWISE: Rows = {name: _unary(name) for name in UNARY}
+ELEMENTWISE: Rows = {name: _unary(name) for name in UNARY_FUNCTIONS}
 BINARY: Rows = (
-    {name: _binary(name, "f", *row) for name, row in BINARY.items()}
+    {name: _binary(name, "f", *row) for name, row in BINARY_FUNCTIONS.items()}
     | {name: _number_op(*row) for name, row in NUMBERS.items()}
     | {
         "where": Op(
