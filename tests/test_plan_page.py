@@ -3,7 +3,6 @@
 The driver speaks W3C WebDriver, which is JSON over HTTP: `Browser` below is all of it that we need.
 """
 
-import base64
 import json
 import os
 import queue
@@ -43,6 +42,7 @@ class Browser:
             text=True,
             start_new_session=True,
         )
+        self.base = ""
         self.open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
         try:
             self.base = f"http://127.0.0.1:{self._port()}/session"
@@ -65,11 +65,11 @@ class Browser:
         threading.Thread(target=read, daemon=True).start()
         return found.get(timeout=PATIENCE)
 
-    def call(self, path, **body):
+    def call(self, path, method="POST", **body):
         """Send a command, give back its value."""
-        request = urllib.request.Request(
-            self.base + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json"}
+        content = json.dumps(body).encode() if method == "POST" else None
+        request = urllib.request.Request(self.base + path, content, headers, method=method)
         try:
             with self.open_url(request, timeout=PATIENCE) as answer:
                 return json.load(answer)["value"]
@@ -92,22 +92,40 @@ class Browser:
         self.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("/url", url=path.as_uri())
 
+    def element(self, selector):
+        """The address of an element."""
+        found = self.call("/element", using="css selector", value=selector)
+        return f"/element/{next(iter(found.values()))}"
+
+    def click(self, selector):
+        """A click of the mouse."""
+        self.call(self.element(selector) + "/click")
+
+    def type(self, selector, text):
+        """Keys typed at an element."""
+        self.call(self.element(selector) + "/value", text=text)
+
+    def text(self, selector):
+        """The visible text of an element."""
+        return self.run("return document.querySelector(arguments[0]).innerText", selector)
+
+    def texts(self, selector):
+        """The texts of all such elements."""
+        return self.run(
+            "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector
+        )
+
     def errors(self):
         """What the console said since the last call, but for plain information."""
         logged = self.call("/se/log", type="browser")
         return [e["message"] for e in logged if e["level"] in ("SEVERE", "WARNING")]
 
-    def screenshot(self, path):
-        """The whole page as a PNG."""
-        shot = self.cdp("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
-
     def close(self):
-        """End the driver and with it, as they share a process group, the browser."""
-        os.killpg(self.driver.pid, signal.SIGTERM)
+        """End the browser and the driver."""
         try:
-            self.driver.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.driver.pid, signal.SIGKILL)
-            self.driver.wait(20)
-        self.driver.stdout.close()
+            if self.base.count("/") > 3:
+                self.call("", method="DELETE")
+        finally:
+            os.killpg(self.driver.pid, signal.SIGKILL)  # a group of its own: nobody else's processes
+            self.driver.wait(PATIENCE)
+            self.driver.stdout.close()
