@@ -272,7 +272,7 @@ class _Table:
         for key in set(self.data) - self._asked:
             raise HardwareError(
                 f"unknown field {self._inner(key)}{nearest(key, self._asked)}",
-                *self._shown(key),
+                *self._shown(key, value=False),
                 rule=f"fields here: {', '.join(sorted(self._asked))}",
                 hint="mend the name, or leave the line out",
             )
@@ -290,7 +290,7 @@ class _Table:
         if key not in self.data:
             if default:
                 return default[0]
-            close = nearest(key, set(self.data) - self._asked)
+            close = nearest(key, set(self.data) - self._asked).replace("did you mean", "misspelt as")
             raise HardwareError(
                 f"{self._inner(key)} is missing from {self._where}{close}",
                 *self._called(),
@@ -306,8 +306,8 @@ class _Table:
             )
         return value
 
-    def _shown(self, key: str) -> list[str]:
-        """The field's line in the file, with a caret under it."""
+    def _shown(self, key: str, *, value: bool = True) -> list[str]:
+        """The field's line in the file, with a caret under its value or name."""
         table, number = "", -1
         for n, line in enumerate(self._text.splitlines(), 1):
             if header := re.match(r"\s*(\[\[?)\s*([\w.]+)", line):
@@ -317,8 +317,8 @@ class _Table:
                     return _pointed(self._where, n, line, header.start(2))
                 continue
             here = table == self._name and (number == self._number or not table)
-            if here and (field := re.match(rf"\s*\"?{re.escape(key)}\"?\s*=\s*", line)):
-                return _pointed(self._where, n, line, field.end())
+            if here and (field := re.match(rf"(\s*)\"?{re.escape(key)}\"?\s*=\s*", line)):
+                return _pointed(self._where, n, line, field.end() if value else field.end(1))
         return [f"in {self._where}"]
 
 
@@ -414,7 +414,8 @@ def measure_cpu(devices: int = 8) -> Hardware:
 
         return max(seconds(body, wf.ones([slices, n])) - copy(size), 1e-9)
 
-    peak = matmul(512, jnp.float32)
+    typical = matmul(64, jnp.float32)
+    peak = max(matmul(512, jnp.float32), typical)
     small, large = 16, 1 << 19
     steps, sharing = 2 * (devices - 1), devices / cores
     latency = all_reduce(small) / steps / sharing
@@ -425,7 +426,7 @@ def measure_cpu(devices: int = 8) -> Hardware:
         source=f"measured by weft hardware measure, {devices} virtual devices on {cores} cores",
         devices_per_node=cores,
         peak_flops={"f32": peak, "bf16": matmul(512, jnp.bfloat16)},
-        matmul_efficiency=min(matmul(64, jnp.float32) / peak, 1.0),
+        matmul_efficiency=typical / peak,
         memory_bytes=_ram() // devices,
         memory_bandwidth=2 * 4 * (1 << 21) * devices / copy(1 << 21) / cores,
         network=(Level("memory copies", wire * sharing / moving, latency),),

@@ -1,0 +1,334 @@
+"""The command line, as a user meets it: a process with stdout, stderr and an exit code."""
+
+import functools
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weft as wf
+from weft.cli.loading import UserError, load
+from weft.cli.main import main
+from weft.cli.output import write
+from weft.plan.hardware import load as load_hardware
+from weft.plan.hardware import parse
+
+PROGRAM = """
+import weft as wf
+
+batch, d_model, d_ff = wf.dims("batch=64 d_model=32 d_ff=128")
+
+
+def loss(w, v, x):
+    h = wf.relu(wf.einsum(x, w, out=[batch, d_ff]))
+    return wf.mean(wf.square(wf.einsum(h, v, out=[batch, d_model]) - x))
+
+
+step = wf.value_and_grad(loss, argnums=(0, 1))
+
+
+def example():
+    w, v = wf.spec([d_model, d_ff]), wf.spec([d_ff, d_model])
+    return step, (w, v, wf.spec([batch, d_model]))
+
+
+def staged():
+    return wf.spmd(step, "data=4", "batch:data"), example()[1]
+
+
+def fails_in_its_own_line():
+    def broken(x):
+        return inner(x)
+
+    def inner(x):
+        return wf.sum(x, "batch") + undefined_name  # here
+
+    return broken, (wf.spec([batch, d_model]),)
+
+
+def fails_in_jax():
+    def broken(x):
+        return x.array @ x.array  # and here
+
+    return broken, (wf.spec([batch, d_model]),)
+
+
+def fails_before_tracing():
+    raise KeyError("no such thing")
+
+
+def leaves():
+    raise SystemExit(3)
+
+
+def returns_nothing():
+    pass
+
+
+def returns_too_much():
+    return step, example()[1], {}
+"""
+MESH = ["--mesh", "data=4 model=2", "--layout", "batch:data d_ff:model"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with train.py in it, where the test is; no profiles of this machine's user."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("warnings.showwarning", print)
+    sys.modules.pop("train", None)
+    yield tmp_path
+    sys.modules.pop("train", None)
+
+
+@functools.cache
+def command():
+    script = Path(sys.executable).with_name("weft")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "weft.cli.main"]
+
+
+def weft(*arguments, **more):
+    """A whole process, as a shell would start it."""
+    return subprocess.run([*command(), *arguments], capture_output=True, text=True, timeout=120, **more)
+
+
+def run(capsys, *arguments):
+    """The same in this process: exit code, stdout, stderr."""
+    try:
+        code = main(arguments)
+    except SystemExit as exit:  # the parser's own
+        code = exit.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+# -- plan -------------------------------------------------------------------------------------------
+
+
+def test_a_cold_plan_is_fast_and_prints_only_the_plan(folder):
+    done = weft("plan", "train.py:example", *MESH, "--hardware", "tpu-v4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'on mesh "data=4 model=2"' in done.stdout and "predicted time" in done.stdout
+    assert "train.py:8" in done.stdout and "\x1b" not in done.stdout
+
+
+def test_json_is_the_plan_and_its_time(folder, capsys):
+    code, out, err = run(capsys, "plan", "train.py:example", *MESH, "--hardware", "h100", "--json")
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    fn, args = load("train.py:example")
+    plan = wf.spmd(fn, *MESH[1::2]).plan(*args)
+    assert data["flops"] == plan.flops and data["comm_bytes"] == plan.comm_bytes
+    assert data["time"]["hardware"] == "h100" and data["time"]["total_seconds"] > 0
+    code, out, _ = run(capsys, "plan", "train.py:example", *MESH, "--json")
+    assert "time" not in json.loads(out)
+
+
+def test_roles_have_layouts_of_their_own(folder, capsys):
+    roles = ["--params", "d_model:data", "--optimizer", "d_model:data"]
+    code, out, _ = run(capsys, "plan", "train.py:example", *MESH, *roles, "--json")
+    assert code == 0 and 'params="d_model:data"' in json.loads(out)["layout"]
+
+
+def test_a_program_brings_its_own_mesh_and_layout(folder, capsys):
+    _, out, _ = run(capsys, "plan", "train.py:staged", "--json")
+    assert json.loads(out)["mesh"] == [["data", 4]]
+    _, out, _ = run(capsys, "plan", "train.py:staged", *MESH, "--json")
+    assert json.loads(out)["mesh"] == [["data", 4], ["model", 2]]
+
+
+def test_one_device_is_the_default(folder, capsys):
+    _, out, _ = run(capsys, "plan", "train.py:example", "--json")
+    assert json.loads(out)["mesh"] == [] and json.loads(out)["comm_bytes"] == {}
+
+
+def test_diff_of_two_layouts(folder, capsys):
+    code, out, _ = run(capsys, "plan", "train.py:example", *MESH, "--diff", "data=8", "batch:data")
+    assert code == 0 and 'mesh "data=8"' in out and "all-reduce" in out
+
+
+def test_html_is_written_whole(folder, capsys):
+    code, out, err = run(capsys, "plan", "train.py:example", *MESH, "--html", "page.html")
+    assert (code, out) == (0, "") and "page.html" in err
+    assert (folder / "page.html").read_text().lstrip().lower().startswith("<!doctype html")
+    assert sorted(p.name for p in folder.glob("*page*")) == ["page.html"]
+
+
+def test_a_rule_without_effect_is_a_warning_on_stderr(folder, capsys, monkeypatch):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, out, err = run(capsys, "plan", "train.py:example", "--mesh", "data=4", "--layout", "bach:data")
+    assert (
+        code == 0 and err.startswith("warning: rule bach:data has no effect") and "warning" not in out[:200]
+    )
+
+
+def test_a_reader_that_has_enough_is_no_failure(folder):
+    arguments = [*command(), "plan", "train.py:example", *MESH, "--json"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=120) == 0
+
+
+# -- mistakes: exit 2, and nothing on stdout ----------------------------------------------------------
+
+MISTAKES = {
+    "no file": (["trian.py:example"], ["there is no file trian.py", "did you mean train.py?"]),
+    "no function": (["train.py:exampel"], ["there is no function exampel", "did you mean example?"]),
+    "no colon": (["train.py"], ["'train.py' is not FILE.py:FN"]),
+    "not a function": (["train.py:wf"], ["there is no function wf"]),
+    "takes arguments": (["train.py:loss"], ["takes arguments (w, v, x)", "def example():"]),
+    "returns nothing": (["train.py:returns_nothing"], ["returned None", "a pair"]),
+    "returns too much": (["train.py:returns_too_much"], ["returned (", "a pair"]),
+    "leaves": (["train.py:leaves"], ["sys.exit(3)"]),
+    "fails before tracing": (["train.py:fails_before_tracing"], ["KeyError: 'no such thing'", "line "]),
+    "unknown axis": (
+        ["train.py:example", "--mesh", "data=4", "--layout", "batch:dta"],
+        ["no axis dta", "data?"],
+    ),
+    "broken layout": (["train.py:example", "--layout", "batch:"], ["LayoutError", "^"]),
+    "broken mesh": (["train.py:example", "--mesh", "data=four"], ["MeshError", "^"]),
+    "illegal layout": (
+        ["train.py:example", "--mesh", "data=4", "--layout", "batch:data d_ff:data"],
+        ["LayoutError: batch and d_ff", "at train.py:8"],
+    ),
+    "unknown hardware": (["train.py:example", "--hardware", "tpu-v44"], ["tpu-v44", "did you mean tpu-v4?"]),
+    "no hardware file": (["train.py:example", "--hardware", "my.toml"], ["there is no file my.toml"]),
+    "two outputs": (["train.py:example", "--json", "--html", "x.html"], ["--json, --html and --diff"]),
+    "no folder": (["train.py:example", "--html", "no/x.html"], ["no folder no"]),
+    "a folder": (["train.py:example", "--html", "."], ["is a folder"]),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_and_exits_with_2(name, folder, capsys):
+    arguments, parts = MISTAKES[name]
+    code, out, err = run(capsys, "plan", *arguments)
+    assert (code, out) == (2, "")
+    for part in parts:
+        assert part in err
+    assert "weft/cli" not in err.replace(os.sep, "/")
+    assert not list(folder.glob("*.html"))
+
+
+@pytest.mark.parametrize("name, line", [("fails_in_its_own_line", "# here"), ("fails_in_jax", "# and here")])
+def test_a_function_that_fails_shows_its_own_traceback(name, line, folder, capsys):
+    code, out, err = run(capsys, "plan", f"train.py:{name}", *MESH)
+    assert (code, out) == (2, "") and "failed while it was traced" in err
+    assert line in err and "train.py" in err
+    assert err.count("File ") == (2 if name == "fails_in_its_own_line" else 1)
+    for library in ("site-packages", "weft/ops", "weft/spmd", "JAX_TRACEBACK_FILTERING"):
+        assert library not in err
+
+
+def test_a_file_that_is_not_python(folder, capsys):
+    (folder / "broken.py").write_text("def f(:\n    pass\n")
+    code, _, err = run(capsys, "plan", "broken.py:f")
+    assert code == 2 and "SyntaxError" in err and "line 1" in err and "^" in err
+    (folder / "missing.py").write_text("import no_such_module\n")
+    code, _, err = run(capsys, "plan", "missing.py:f")
+    assert code == 2 and "No module named 'no_such_module'" in err
+
+
+def test_a_file_may_import_its_neighbours(folder, capsys):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "parts_of_it.py").write_text(PROGRAM)
+    (folder / "sub" / "whole.py").write_text("from parts_of_it import example\n")
+    code, out, _ = run(capsys, "plan", "sub/whole.py:example", "--json")
+    assert code == 0 and json.loads(out)["flops"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["plan"], ["plant"], ["plan", "a.py:f", "--mish", "x"], ["hardware"]]
+)
+def test_usage_errors_exit_with_2_and_leave_stdout_empty(arguments, folder, capsys):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "") and err
+
+
+def test_a_broken_profile_shows_line_and_caret(folder, capsys):
+    (folder / "my.toml").write_text('name = "x"\n[peak_flops\n')
+    code, out, err = run(capsys, "plan", "train.py:example", "--hardware", "my.toml")
+    assert (code, out) == (2, "")
+    assert "my.toml, line 2:\n  [peak_flops\n             ^" in err
+
+
+def test_a_mistake_in_a_whole_process(folder):
+    done = weft("plan", "train.py:example", "--mesh", "data=4", "--layout", "batch:dta")
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("LayoutError: ")
+    assert "\n  at " not in done.stderr  # there is no line of the user's
+
+
+# -- hardware ---------------------------------------------------------------------------------------
+
+
+def test_hardware_list_names_every_profile(folder, capsys):
+    (folder / "config" / "weft").mkdir(parents=True)
+    _, toml, _ = run(capsys, "hardware", "show", "h100")
+    (folder / "config" / "weft" / "mine.toml").write_text(toml.replace('"h100"', '"mine"'))
+    code, out, err = run(capsys, "hardware", "list")
+    assert (code, err) == (0, "")
+    names = [line.split()[0] for line in out.splitlines()[1:]]
+    assert {"tpu-v2", "tpu-v6e", "b200", "cpu", "mine"} <= set(names) and names == sorted(names)
+    code, out, _ = run(capsys, "hardware", "list", "--json")
+    assert [machine["name"] for machine in json.loads(out)] == names
+
+
+def test_hardware_show_prints_a_file_that_can_be_read_back(folder, capsys):
+    code, out, err = run(capsys, "hardware", "show", "tpu-v5p")
+    assert code == 0 and parse(out).name == "tpu-v5p" and "tpu-v5p.toml" in err
+    code, out, err = run(capsys, "hardware", "show", "h10")
+    assert (code, out) == (2, "") and "did you mean h100?" in err
+
+
+def test_hardware_measure_writes_a_profile(folder):
+    done = weft("hardware", "measure", "--devices", "2")
+    assert done.returncode == 0, done.stderr
+    path = folder / "config" / "weft" / "cpu.toml"
+    assert done.stdout.strip() == str(path)
+    machine = load_hardware(path)
+    assert machine.name == "cpu" and machine.shared_cores >= 1
+    assert machine.peak("f32") > 1e8 and machine.network[0].bandwidth > 1e6
+    assert [p.name for p in path.parent.iterdir()] == ["cpu.toml"]
+
+
+def test_hardware_measure_with_one_device_is_a_mistake(folder, capsys):
+    code, out, err = run(capsys, "hardware", "measure", "--devices", "1")
+    assert (code, out) == (2, "") and "at least 2" in err
+
+
+# -- output and help --------------------------------------------------------------------------------
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(folder, monkeypatch):
+    path = folder / "page.html"
+    path.write_text("old")
+
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="full"):
+        write(path, "new")
+    assert path.read_text() == "old" and {p.name for p in folder.iterdir()} == {"page.html", "train.py"}
+    monkeypatch.undo()
+    write(path, "new")
+    assert path.read_text() == "new" and stat.S_IMODE(path.stat().st_mode) & 0o400
+    with pytest.raises(UserError, match="no folder"):
+        write(folder / "no" / "x.html", "new")
+
+
+def test_help_says_how_to_write_the_function(folder):
+    done = weft("plan", "--help", env=os.environ | {"NO_COLOR": "1"})
+    assert done.returncode == 0 and "def example():" in done.stdout and "--layout" in done.stdout
+    assert "\x1b" not in done.stdout
