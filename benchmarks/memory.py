@@ -7,7 +7,6 @@ Nothing is run: each case is planned, compiled for 8 virtual CPU devices, and co
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -90,6 +90,9 @@ def test_an_axis_longer_than_a_torus_side_uses_two_of_its_directions():
     # 256 devices are 16 × 16; 64 are laid as 8 × 8.
     both = seconds("all-reduce", "data", "data=64", TORUS)
     assert both == pytest.approx(2 * V * 63 / 64 / 4e9 + 2 * 14e-6, rel=1e-6)
+    rings = crossings(("data",), wf.Mesh("data=32"), TORUS)  # 8 × 4: two rings
+    lines = crossings(("data",), wf.Mesh("data=36"), TORUS)  # 6 × 6: two lines
+    assert (rings[0].pace, lines[0].pace) == (4e9, 2e9)
 
 
 def test_two_cores_of_a_chip_share_its_links():

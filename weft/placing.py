@@ -14,7 +14,7 @@ from .dims import Dim, as_dims, show
 from .errors import ProgramError, ShapeError, TensorTypeError
 from .layout import Layout, Splits
 from .mesh import Mesh
-from .tensor import Tensor, at_rest, describe, entry
+from .tensor import Tensor, at_rest, awaited, describe, entry
 
 
 def partition_spec(splits: Splits) -> PartitionSpec:
@@ -57,12 +57,21 @@ def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
         array = t.array
     else:
         mesh.require_devices()
-        array = t.array
-        if tuple(array.shape) != shape:
-            extra = [(0, new - old) for new, old in zip(shape, array.shape, strict=True)]
-            array = np.pad(array, extra) if isinstance(array, np.ndarray) else jnp.pad(array, extra)
+        array = _padded(t.array, shape)
         array = jax.device_put(array, NamedSharding(mesh.jax_mesh, partition_spec(splits)))
+        array = awaited(array)
     return Tensor(array, t.dims, role=t.role, mesh=mesh, layout=layout)
+
+
+def _padded(array: Any, shape: tuple[int, ...]) -> Any:
+    """The array with zeros at the ends, up to a shape."""
+    if tuple(array.shape) == shape:
+        return array
+    extra = [(0, new - old) for new, old in zip(shape, array.shape, strict=True)]
+    # On the host where that can be: there is nothing to compile.
+    if not context.is_traced(array) and array.is_fully_addressable:
+        return np.pad(np.asarray(array), extra)
+    return jnp.pad(array, extra)
 
 
 @entry

@@ -84,9 +84,9 @@ class Level:
         count = next((k for k in range(1, self.torus) if ways <= side**k * 1.001), self.torus)
         return count, ways ** (1 / count)
 
-    def links(self, length: float) -> int:
-        """How many links of a device work at once along a ring or line of this length."""
-        return 2 if self.torus and length > 2 and round(length) % self.wrap == 0 else 1
+    def links(self, ways: int, directions: int) -> int:
+        """How many links of a device work at once along each direction: two in a ring, one in a line."""
+        return 2 if self.torus and ways > 2 and ways % self.wrap**directions == 0 else 1
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,7 @@ CALLS = frozenset(
 # Other names for their operand's memory.
 ALIASES = frozenset("reshape squeeze expand_dims pvary name optimization_barrier copy stop_gradient".split())
 # Each element of the result is made from some of the operand: fused, but not in the operand's place.
-MOVES = frozenset(
-    "slice dynamic_slice gather rev pad concatenate transpose broadcast_in_dim iota".split()
-)
+MOVES = frozenset("slice dynamic_slice gather rev pad concatenate transpose broadcast_in_dim iota".split())
 FUSED = cost.FUSED | MOVES
 REDUCTIONS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split()
@@ -130,8 +128,11 @@ class Reader:
     def split(self, eqn: Any, operands: list[int], results: list[int]) -> None:
         """Work on whole arrays after a shard_map: a result is as split as what it is made from."""
         for r, variable in zip(results, eqn.outvars, strict=True):
-            whole = [(self.sizes[o], cost.size(a.aval)) for o, a in zip(operands, eqn.invars, strict=True)
-                     if a.aval.ndim == variable.aval.ndim]
+            whole = [
+                (self.sizes[o], cost.size(a.aval))
+                for o, a in zip(operands, eqn.invars, strict=True)
+                if a.aval.ndim == variable.aval.ndim
+            ]
             share = min((mine / all_of_it for mine, all_of_it in whole if all_of_it), default=1)
             self.sizes[r] = round(self.sizes[r] * share)
 
@@ -153,18 +154,19 @@ class Reader:
                 orders.append(order if merged else [])
         elif eqn.primitive.name in KINDS:
             split = eqn.params.get("scatter_dimension", eqn.params.get("all_gather_dimension", 0))
-            orders.append([split, *(n for n in range(len(eqn.invars[0].aval.shape)) if n != split)])
+            orders.append([split, *(n for n in range(eqn.invars[0].aval.ndim) if n != split)] if split else [])
         for place, order in enumerate(orders):
-            if order != sorted(order):
+            if order:
                 operands[place] = self.copy(body, operands[place], tuple(order), eqn, name)
         return operands
 
     def copy(self, body: Body, n: int, order: tuple[int, ...], eqn: Any, name: str) -> int:
-        """An operand with its dims in another order; the same copy serves all its readers."""
+        """An operand with its dims in this order; the same copy serves all its readers."""
         key = (id(body), n, order)
         if key not in self.copies:
             self.copies[key] = self.new(self.avals[n])
-            body.nodes.append(Node("transpose", [n], [self.copies[key]], eqn, name))
+            primitive = "bitcast" if list(order) == sorted(order) else "transpose"
+            body.nodes.append(Node(primitive, [n], [self.copies[key]], eqn, name))
         return self.copies[key]
 
     def scan(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
@@ -183,7 +185,9 @@ class Reader:
         stacks = [self.new(v.aval) for v in eqn.outvars[carries:]]
         body.nodes += [Node("zeros", [], [n], eqn, name) for n in stacks]
         results = [self.number(env, v) for v in eqn.outvars]
-        operands = operands[consts : consts + carries] + stacks + operands[:consts] + operands[consts + carries :]
+        operands = (
+            operands[consts : consts + carries] + stacks + operands[:consts] + operands[consts + carries :]
+        )
         body.nodes.append(Node("scan", operands, results, eqn, name, [inside]))
 
     def loop(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
@@ -221,6 +225,22 @@ def rewrite(body: Body) -> None:
             rewrite(inside)
     _scatter_into_sums(body)
     _merge_sums(body)
+    _transposed_products(body)
+
+
+def _transposed_products(body: Body) -> None:
+    """`(a · b)ᵀ` becomes `bᵀ · aᵀ`, a new product that comes after those that are ready with it."""
+    maker = {n: node for node in body.nodes for n in node.results}
+    uses = Counter(n for node in body.nodes for n in node.operands)
+    for node in list(body.nodes):
+        product = maker.get(node.operands[0]) if node.primitive == "transpose" else None
+        if product is None or product.primitive != "dot_general" or uses[node.operands[0]] > 1:
+            continue
+        if node.eqn.params.get("permutation") == (1, 0):
+            product.results = node.results
+            body.nodes.remove(node)
+            body.nodes.remove(product)
+            body.nodes.append(product)
 
 
 def _scatter_into_sums(body: Body) -> None:
@@ -407,6 +427,11 @@ def place(body: Body, sizes: list[int]) -> tuple[dict[int, Buffer], list[Buffer]
             if n in housed or not sizes[n]:
                 continue
             until = ends.get(n, node.end)
+            if node.primitive == "bitcast":  # another name for its operand's memory
+                if node.operands[0] in homes:
+                    homes[n] = homes[node.operands[0]]
+                    homes[n].end = max(homes[n].end, until)
+                continue
             for o in _replaced(node, position, reads[id(node)]):
                 home = homes.get(o)
                 if home is not None and home.end == ends[o] == node.end and home.size == sizes[n]:
@@ -509,7 +534,11 @@ def _kept_for_backward(body: Body, homes: dict[int, Buffer], reads: dict[int, di
         if phase_of(node.name, False) == "backward":
             for n in reads[id(node)]:
                 home = homes.get(n)
-                if home is not None and home.node is not None and phase_of(home.node.name, False) == "forward":
+                if (
+                    home is not None
+                    and home.node is not None
+                    and phase_of(home.node.name, False) == "forward"
+                ):
                     kept[id(home)] = home.size
     return sum(kept.values())
 

@@ -160,6 +160,7 @@ class Crossing:
     Attributes:
       inside: members of the group in one unit of the level inside this one.
       members: members of the group that this level joins.
+      ways: into how many such units they fall.
       directions: over how many directions of a torus it is laid.
       length: how many units one direction has.
     """
@@ -167,13 +168,14 @@ class Crossing:
     level: Level
     inside: int
     members: int
+    ways: int
     directions: int
     length: float
 
     @property
     def lane(self) -> float:
         """Bytes/s that a device sends along one direction."""
-        return self.level.bandwidth * self.level.links(self.length)
+        return self.level.bandwidth * self.level.links(self.ways, self.directions)
 
     @property
     def pace(self) -> float:
@@ -195,7 +197,7 @@ def crossings(axes: tuple[str, ...], mesh: Mesh, hardware: Hardware) -> list[Cro
         members = _members(axes, mesh, span)
         if members > inside:
             ways = -(-members // inside)
-            found.append(Crossing(level, inside, members, *level.length(ways, unit)))
+            found.append(Crossing(level, inside, members, ways, *level.length(ways, unit)))
         unit, inside = span, max(members, inside)
     return found
 
