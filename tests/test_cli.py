@@ -149,6 +149,46 @@ def test_one_device_is_the_default(folder, capsys):
     assert json.loads(out)["mesh"] == [] and json.loads(out)["comm_bytes"] == {}
 
 
+def test_check_tells_a_changed_plan_from_an_unchanged_one(folder, capsys):
+    layout = ("--mesh", "data=4 model=2", "--layout", "batch:data d_ff:model")
+    code, out, _ = run(capsys, "plan", "train.py:example", *layout, "--json")
+    (folder / "golden.json").write_text(out)
+    assert run(capsys, "plan", "train.py:example", *layout, "--check", "golden.json")[0] == 0
+    other = ("--mesh", "data=4 model=2", "--layout", "batch:data")
+    code, out, err = run(capsys, "plan", "train.py:example", *other, "--check", "golden.json")
+    assert code == 1 and out == ""
+    assert "flops: " in err and "- backward: all-reduce over model" not in out
+    (folder / "golden.json").write_text("{")
+    code, _, err = run(capsys, "plan", "train.py:example", *layout, "--check", "golden.json")
+    assert code == 2 and "is not JSON" in err
+    assert run(capsys, "plan", "train.py:example", *layout, "--check", "none.json")[0] == 2
+
+
+def test_compile_prints_xlas_memory_beside_ours(folder, capsys):
+    code, out, _ = run(capsys, "plan", "train.py:staged", "--compile")
+    assert code == 0 and "XLA on virtual CPU devices" in out and "planned: " in out
+
+
+def test_verify_runs_and_compares(folder, capsys):
+    layouts = ("batch:data", "batch:data d_ff:model", "d_model:model")
+    code, out, _ = run(
+        capsys, "verify", "train.py:example", "--mesh", "data=4 model=2", "--layouts", *layouts
+    )
+    assert code == 0 and len(out.splitlines()) == 9
+
+
+def test_verify_fails_where_results_differ(folder, capsys):
+    (folder / "wrong.py").write_text(
+        "import weft as wf, jax.numpy as jnp\n"
+        "def example():\n"
+        "    def f(x):\n"
+        "        return wf.local(lambda a: jnp.cumsum(a), x, out=x.dims, splittable=['a'])\n"
+        "    return f, (wf.spec('a=8'),)\n"
+    )
+    code, _, err = run(capsys, "verify", "wrong.py:example", "--mesh", "x=2", "--layouts", "a:x")
+    assert code == 1 and "differs by" in err
+
+
 def test_diff_of_two_layouts(folder, capsys):
     code, out, _ = run(capsys, "plan", "train.py:example", *MESH, "--diff", "data=8", "batch:data")
     assert code == 0 and 'mesh "data=8"' in out and "all-reduce" in out

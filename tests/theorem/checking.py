@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
+from weft.placing import with_role
 
 from .program import Case, Named, run_oracle, run_weft, weights
 
@@ -44,8 +45,7 @@ def expected(case: Case) -> tuple[Any, list[Named], list[Any]]:
 
 def computed(case: Case, mesh: Any, layout: Any) -> tuple[Any, list[wf.Tensor], list[wf.Tensor]]:
     """The loss, the results and the gradients, by Weft."""
-    # Arrays of NumPy are put on devices without compiling anything.
-    tensors = [wf.Tensor(i.values(), wf.dims(i.dims), role=i.role) for i in case.inputs]
+    tensors = [with_role(wf.tensor(i.values(), i.dims), i.role) for i in case.inputs]
     chosen = [n for n, given in enumerate(case.inputs) if given.has_gradient]
     handed = [n for n, i in enumerate(case.inputs) if not i.captured and n not in chosen]
 

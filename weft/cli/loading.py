@@ -23,6 +23,10 @@ class UserError(Exception):
     """Something in what was asked: exit 2."""
 
 
+class Failure(Exception):
+    """A check that did not hold: exit 1."""
+
+
 def load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function and the arguments that `FILE.py:FN` returns."""
     file, colon, name = target.rpartition(":")

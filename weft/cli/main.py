@@ -16,15 +16,17 @@ import tyro
 
 from ..errors import WeftError
 from .hardware import Hardware
-from .loading import UserError
+from .loading import Failure, UserError
 from .plan import Plan
+from .verify import Verify
 
 ABOUT = """Maths over named dimensions, split over a processor mesh by a one-line layout.
 
-weft plan says what a program will do and cost, before it runs. weft hardware shows the machines that a plan's
-time can be predicted for. Each has a --help of its own."""
+weft plan says what a program will do and cost, before it runs. weft verify runs it under several layouts and
+compares the results. weft hardware shows the machines that a plan's time can be predicted for. Each has a
+--help of its own."""
 
-COMMANDS = {"plan": Plan, "hardware": Hardware}
+COMMANDS = {"plan": Plan, "verify": Verify, "hardware": Hardware}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind = "error" if isinstance(error, UserError) else type(error).__name__
         print(f"{kind}: {_of_user(str(error))}", file=sys.stderr)
         return 2
+    except Failure as failure:
+        print(failure, file=sys.stderr)
+        return 1
     except BrokenPipeError:  # the reader, `head` perhaps, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # a full disk, no permission

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from .loading import UserError, load, user_code
+from .loading import Failure, UserError, load, user_code
 from .output import check_folder, write
 
 
@@ -49,11 +49,26 @@ class Plan:
     """Write one self-contained page to this file."""
     diff: Annotated[tuple[str, str] | None, arg(metavar="MESH LAYOUT", help_behavior_hint="")] = None
     """Print what this second mesh and layout does differently."""
+    check: Annotated[Path | None, arg(metavar="GOLDEN", help_behavior_hint="")] = None
+    """Compare with a plan that --json printed before: exit 1, and the difference, if it has changed."""
+    compile: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Compile for virtual CPU devices too, and print XLA's own memory beside ours."""
 
     def run(self) -> None:
         """Plan, and print or write the plan."""
-        if self.json + (self.html is not None) + (self.diff is not None) > 1:
-            raise UserError("--json, --html and --diff are different outputs\n\nhint: ask for one of them")
+        asked = [
+            self.json,
+            self.html is not None,
+            self.diff is not None,
+            self.check is not None,
+            self.compile,
+        ]
+        if sum(asked) > 1:
+            raise UserError(
+                "--json, --html, --diff, --check and --compile are different outputs\n\n"
+                "hint: ask for one of them"
+            )
+        golden = _stored(self.check) if self.check is not None else None
         if self.html is not None:
             check_folder(self.html)
         # Planning needs no devices: leave those of this machine to whoever is using them.
@@ -61,19 +76,26 @@ class Plan:
         from ..plan.hardware import Hardware
 
         machine = Hardware.of(self.hardware) if self.hardware else None
+        if self.compile:
+            _virtual_devices(self.mesh)
         fn, args = load(self.target)
-        plan = self._planned(fn, args, self.mesh, self.layout)
-        if self.json:
+        program = self._program(fn, self.mesh, self.layout)
+        plan = self._planned(program, args)
+        if golden is not None:
+            _check(golden, plan, self.check)
+        elif self.compile:
+            print(_beside_xla(program, args, plan))
+        elif self.json:
             print(_as_json(plan, machine))
         elif self.html is not None:
             write(self.html, plan.to_html(machine))
             print(f"wrote {self.html}", file=sys.stderr)
         elif self.diff is not None:
-            print(plan.diff(self._planned(fn, args, *self.diff)), end="")
+            print(plan.diff(self._planned(self._program(fn, *self.diff), args)), end="")
         else:
             print(plan.explain(machine), end="")
 
-    def _planned(self, fn: Any, args: tuple[Any, ...], mesh: Any, layout: str | None) -> Any:
+    def _program(self, fn: Any, mesh: Any, layout: str | None) -> Any:
         from ..layout import Layout
         from ..spmd import Program, spmd
 
@@ -84,11 +106,63 @@ class Plan:
             mesh = fn.mesh if mesh is None else mesh
             rules = fn.layout if (layout, self.params, self.optimizer) == (None, None, None) else rules
             fn = fn.fn
-        program = spmd(fn, mesh, rules, **more)
-        with user_code(
-            f"{getattr(fn, '__name__', 'the function')} of {self.target} failed while it was traced"
-        ):
+        return spmd(fn, mesh, rules, **more)
+
+    def _planned(self, program: Any, args: tuple[Any, ...]) -> Any:
+        name = getattr(program.fn, "__name__", "the function")
+        with user_code(f"{name} of {self.target} failed while it was traced"):
             return program.plan(*args)
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """A plan that was stored as JSON."""
+    import json
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"can't read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}\n\nhint: make it with weft plan … --json") from None
+    if not isinstance(data, dict) or "version" not in data:
+        raise UserError(f"{path} is not a plan\n\nhint: make it with weft plan … --json")
+    return data
+
+
+def _check(golden: dict[str, Any], plan: Any, path: Path | None) -> None:
+    import json
+
+    from ..plan.diff import changes
+
+    found = changes(golden, json.loads(plan.to_json()))
+    if found:
+        raise Failure(f"the plan differs from {path}\n  " + "\n  ".join(found))
+    print(f"the plan is that of {path}", file=sys.stderr)
+
+
+def _virtual_devices(mesh: str | None) -> None:
+    """As many CPU devices as the mesh has places; before the user's file can use JAX."""
+    from ..mesh import Mesh, cpu_devices
+
+    cpu_devices(max(8, Mesh(mesh).size) if mesh and "-1" not in mesh else 8)
+
+
+def _beside_xla(program: Any, args: tuple[Any, ...], plan: Any) -> str:
+    from ..plan.units import human_bytes
+
+    found = program.compile(*args).memory_analysis()
+    parts = {
+        "arguments": found.argument_size_in_bytes,
+        "results": found.output_size_in_bytes,
+        "temporaries": found.temp_size_in_bytes,
+        "results in donated arguments": -found.alias_size_in_bytes,
+    }
+    total = sum(parts.values())
+    lines = [f"  {name}: {human_bytes(size)}" for name, size in parts.items()]
+    return "\n".join(
+        [f"XLA on virtual CPU devices: {human_bytes(total)} on each device", *lines]
+        + [f"planned: {human_bytes(plan.memory.peak)} ({plan.memory.peak / total:.2f} of it)"]
+    )
 
 
 def _as_json(plan: Any, machine: Any) -> str:

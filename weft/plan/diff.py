@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .units import human_bytes, human_count
 
@@ -38,4 +38,32 @@ def _sent(plan: Plan) -> Counter[tuple[str, str, str, int, str]]:
     found: Counter[tuple[str, str, str, int, str]] = Counter()
     for c in plan.collectives:
         found[c.phase, c.kind, "+".join(c.axes), c.bytes, c.op] += c.count
+    return found
+
+
+def changes(golden: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What a plan's data has become since it was stored; source lines may move, nothing else."""
+    if golden.get("version") != now["version"]:
+        return [f"version: {golden.get('version')} → {now['version']}"]
+    lines = [
+        f"{key}: {golden.get(key)!r} → {now[key]!r}"
+        for key in ("name", "mesh", "layout", "flops", "unique_flops", "comm_bytes")
+        if golden.get(key) != now[key]
+    ]
+    for key, value in now["memory"].items():
+        before = golden.get("memory", {}).get(key)
+        if key != "largest" and before != value:
+            lines.append(f"memory {key}: {before} → {value}")
+    before, after = (_counted(data.get("events", [])) for data in (golden, now))
+    for sign, only in (("-", before - after), ("+", after - before)):
+        lines += [f"{sign} {text}" + (f" × {n}" if n > 1 else "") for text, n in sorted(only.items())]
+    return lines
+
+
+def _counted(events: list[dict[str, Any]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for e in events:
+        if e["type"] == "collective":
+            axes = "+".join(e["axes"])
+            found[f"{e['phase']}: {e['kind']} over {axes}, {e['bytes']} bytes, {e['op']}"] += e["count"]
     return found

@@ -122,7 +122,9 @@ class Reader:
             else:
                 results = [self.number(env, v) for v in eqn.outvars]
                 self.split(eqn, operands, results)
-                operands = self.ordered(body, eqn, operands, name)
+                for position, order in enumerate(wanted_orders(eqn)):
+                    if order:
+                        operands[position] = self.copy(body, operands[position], tuple(order), eqn, name)
                 body.nodes.append(Node(primitive, operands, results, eqn, name))
 
     def split(self, eqn: Any, operands: list[int], results: list[int]) -> None:
@@ -135,30 +137,6 @@ class Reader:
             ]
             share = min((mine / all_of_it for mine, all_of_it in whole if all_of_it), default=1)
             self.sizes[r] = round(self.sizes[r] * share)
-
-    def ordered(self, body: Body, eqn: Any, operands: list[int], name: str) -> list[int]:
-        """Operands as XLA wants their dims ordered; where they are not, copies.
-
-        A matrix product has one dim that is contracted and one that is not: several are merged, for
-        which they have to stand together, contracted ones last on the left and first on the right.
-        Collectives that cut or join want that dim first.
-        """
-        orders: list[list[int]] = []
-        if eqn.primitive.name == "dot_general":
-            contracted, batch = eqn.params["dimension_numbers"]
-            for side, (atom, c, b) in enumerate(zip(eqn.invars, contracted, batch, strict=True)):
-                rank = len(atom.aval.shape)
-                free = [n for n in range(rank) if n not in c and n not in b]
-                merged = len(c) > 1 or len(free) > 1
-                order = [*b, *free, *c] if side == 0 else [*b, *c, *free]
-                orders.append(order if merged else [])
-        elif eqn.primitive.name in KINDS:
-            split = eqn.params.get("scatter_dimension", eqn.params.get("all_gather_dimension", 0))
-            orders.append([split, *(n for n in range(eqn.invars[0].aval.ndim) if n != split)] if split else [])
-        for place, order in enumerate(orders):
-            if order:
-                operands[place] = self.copy(body, operands[place], tuple(order), eqn, name)
-        return operands
 
     def copy(self, body: Body, n: int, order: tuple[int, ...], eqn: Any, name: str) -> int:
         """An operand with its dims in this order; the same copy serves all its readers."""
@@ -216,6 +194,29 @@ class Reader:
 
 
 LOOPS = {"scan": Reader.scan, "while": Reader.loop, "cond": Reader.branches}
+
+
+def wanted_orders(eqn: Any) -> list[list[int]]:
+    """For each operand the order of dims that XLA wants, or nothing if it takes any.
+
+    A matrix product has one dim that is contracted and one that is not: several are merged, for which
+    they have to stand together, contracted ones last on the left and first on the right. Convolutions
+    want features last; collectives that cut or join want that dim first.
+    """
+    if eqn.primitive.name == "dot_general":
+        orders = []
+        for side, (atom, c, b) in enumerate(zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True)):
+            free = [n for n in range(atom.aval.ndim) if n not in c and n not in b]
+            order = [*b, *free, *c] if side == 0 else [*b, *c, *free]
+            orders.append(order if len(c) > 1 or len(free) > 1 else [])
+        return orders
+    if eqn.primitive.name == "conv_general_dilated":
+        (batch, feature, *space), (out, into, *window), _ = eqn.params["dimension_numbers"]
+        orders = [[batch, *space, feature], [*window, into, out]]
+        return [order if order != sorted(order) else [] for order in orders]
+    split = eqn.params.get("scatter_dimension", eqn.params.get("all_gather_dimension", 0))
+    rank = eqn.invars[0].aval.ndim if split else 0
+    return [[split, *(n for n in range(rank) if n != split)]] if split else []
 
 
 def rewrite(body: Body) -> None:

@@ -1,0 +1,78 @@
+"""`weft verify`: the same call under several layouts, compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from .loading import Failure, UserError, load, user_code
+
+
+@dataclass
+class Verify:
+    """Run a function on one device and under several layouts, and compare every result; on virtual CPU
+    devices.
+
+    FN is a function without arguments in FILE.py. It returns the function to run and a tuple of its
+    arguments (as for weft plan); specs are filled with random numbers. To compare gradients too, return
+    wf.value_and_grad(fn).
+
+        weft verify train.py:example --mesh "data=4 model=2" --layouts "batch:data" "batch:data d_ff:model"
+
+    Exit 1 if some result differs by more than rounding explains."""
+
+    target: Annotated[Positional[str], arg(metavar="FILE.py:FN")]
+    """The Python file, and the function in it that returns what to run."""
+    mesh: Annotated[str, arg(metavar="AXES")]
+    """The processor mesh, "data=4 model=2"."""
+    layouts: Annotated[tuple[str, ...], arg(metavar="RULES ...")]
+    """The layouts to try, each in quotes."""
+    seed: int = 0
+    """For the random numbers that fill specs."""
+
+    def run(self) -> None:
+        """Run, compare, and print a line for each result."""
+        import jax
+
+        from ..mesh import Mesh, cpu_devices
+        from ..plan.verify import Differs, verify
+
+        jax.config.update("jax_platforms", "cpu")
+        if not self.layouts:
+            raise UserError('no layouts to compare\n\nhint: --layouts "batch:data" "d_ff:model"')
+        cpu_devices(max(8, Mesh(self.mesh).size))
+        fn, args = load(self.target)
+        fn = getattr(fn, "fn", fn)
+        try:
+            with user_code(f"{self.target} failed"):
+                found = verify(fn, _filled(args, self.seed), self.mesh, list(self.layouts))
+        except Differs as error:
+            raise Failure(str(error)) from None
+        for entry in found:
+            print(f"{entry.difference:.1e}  {entry.name}  {entry.layout}")
+
+
+def _filled(args: Any, seed: int) -> Any:
+    """The arguments with values in place of specs."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from ..placing import tensor, with_role
+    from ..tensor import is_tensor
+
+    draw = np.random.default_rng(seed)
+
+    def fill(t: Any) -> Any:
+        if not is_tensor(t) or not isinstance(t.storage, jax.ShapeDtypeStruct):
+            return t
+        shape = tuple(d.size for d in t.dims)
+        if jnp.issubdtype(t.dtype, jnp.inexact):
+            values = draw.standard_normal(shape) / np.sqrt(max(shape, default=1))
+        else:
+            values = draw.integers(0, 2, shape)
+        return with_role(tensor(jnp.asarray(values, t.dtype), t.dims), t.role)
+
+    return jax.tree.map(fill, args, is_leaf=is_tensor)
