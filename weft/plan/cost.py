@@ -62,7 +62,5 @@ FUSED = frozenset(
     """.split()
 )
 
-
-def traffic(eqn: Any) -> int:
-    """The bytes that an equation reads and writes, taken by itself."""
-    return sum(size(v.aval) for v in (*eqn.invars, *eqn.outvars))
+# Other names for the same memory, or values that are made up on the spot.
+FREE = frozenset("reshape squeeze expand_dims pvary name stop_gradient copy iota axis_index".split())

@@ -17,6 +17,7 @@ class Work:
       phase: forward, backward or update.
       source: the user's `file:line`.
       kind: matmul, conv or other.
+      dtype: of the result.
       flops: multiplications and additions of matrix products and convolutions, on one device, each time.
       unique_flops: the same over all devices, work that several of them do alike counted once.
       bytes: memory traffic on one device, each time; element-wise chains are fused.
@@ -27,6 +28,7 @@ class Work:
     phase: str
     source: str
     kind: str
+    dtype: str
     flops: int
     unique_flops: int
     bytes: int

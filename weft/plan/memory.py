@@ -186,10 +186,9 @@ class Reader:
         """A cond: of its branches one runs, so that their buffers never live together."""
         jaxprs = [branch.jaxpr for branch in eqn.params["branches"]]
         bodies = [self.body(j, dict(zip(j.invars, operands[1:], strict=True)), name) for j in jaxprs]
-        for inside in bodies:
-            inside.nodes += [Node("dynamic_update_slice", [n], [], eqn, name) for n in inside.outputs]
-            inside.outputs = []
         results = [self.number(env, v) for v in eqn.outvars]
+        for inside in bodies:
+            inside.kept, inside.outputs = list(zip(results, inside.outputs, strict=True)), []
         body.nodes.append(Node("cond", operands, results, eqn, name, bodies))
 
 
@@ -496,8 +495,13 @@ def memory_of(
     results = list(dict.fromkeys(body.outputs))
     # JAX gives a donated input's memory to the first result of the same type that has none yet.
     free = [given[len(jaxpr.constvars) + n] for n in donated]
+    types = {
+        env[v]: (v.aval.shape, v.aval.dtype, sizes[env[v]])
+        for v in (*jaxpr.invars, *jaxpr.outvars)
+        if v in env
+    }
     for n in results:
-        same = [i for i in free if str(reader.avals[i]) == str(reader.avals[n]) and sizes[i] == sizes[n]]
+        same = [i for i in free if types[i] == types.get(n)]
         if same:
             free.remove(same[0])
             body.kept.append((same[0], n))

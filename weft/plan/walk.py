@@ -18,6 +18,7 @@ from jax.interpreters import partial_eval
 
 from ..errors import PACKAGE
 from ..mesh import Mesh
+from ..tensor import short_type
 from . import cost
 from .facts import Collective, Event, Work
 
@@ -59,11 +60,13 @@ class _Found:
 
 
 def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[_Found]:
+    chains = _Chains(jaxpr)
     for eqn in jaxpr.eqns:
         # Inside a scanned body equations carry only their own part of the name: it is put together
         # on the way down.
         name = "/".join(part for part in (outer, str(eqn.source_info.name_stack)) if part)
         primitive = eqn.primitive.name
+        traffic = chains.traffic(eqn)
         if primitive in KINDS:
             yield _Found(_collective(eqn, mesh, times, name), name)
             continue
@@ -76,9 +79,33 @@ def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[_Found]:
             for sub in inner:
                 yield from _walk(sub, mesh, times * trips, name)
         else:
-            work = _work(eqn, mesh, times, name)
-            if work.flops or work.bytes:
-                yield _Found(work, name)
+            flops = cost.flops(eqn)
+            if flops or traffic:
+                yield _Found(_work(eqn, mesh, times, name, flops, traffic), name)
+
+
+class _Chains:
+    """Element-wise chains of a jaxpr: XLA fuses each into its last link, which reads what the chain begins
+    with and writes its own result. What is between needs no memory traffic."""
+
+    def __init__(self, jaxpr: Any):
+        self.read: set[Any] = {v for v in jaxpr.outvars if not isinstance(v, jax_core.Literal)}
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name not in cost.FUSED:
+                self.read |= {v for v in eqn.invars if not isinstance(v, jax_core.Literal)}
+        self.sources: dict[Any, frozenset[Any]] = {}
+
+    def traffic(self, eqn: Any) -> int:
+        """The bytes that an equation reads and writes; 0 inside a chain."""
+        begins: frozenset[Any] = frozenset().union(
+            *(self.sources.get(v, frozenset([v])) for v in eqn.invars if not isinstance(v, jax_core.Literal))
+        )
+        if eqn.primitive.name in cost.FUSED and not any(v in self.read for v in eqn.outvars):
+            self.sources |= {v: begins for v in eqn.outvars}
+            return 0
+        if eqn.primitive.name in cost.FREE:
+            return 0
+        return sum(cost.size(v.aval) for v in (*begins, *eqn.outvars))
 
 
 def _dearness(found: list[_Found]) -> tuple[int, int]:
@@ -103,19 +130,19 @@ def wire_bytes(kind: str, size: int, ways: int) -> int:
     return size if kind == "permute" else size * (ways - 1) // ways
 
 
-def _work(eqn: Any, mesh: Mesh, times: int, name: str) -> Work:
-    flops = cost.flops(eqn)
+def _work(eqn: Any, mesh: Mesh, times: int, name: str, flops: int, traffic: int) -> Work:
     varying = frozenset().union(*(v.aval.mat.varying for v in eqn.outvars if hasattr(v.aval, "mat")))
     copies = mesh.ways(tuple(varying))  # devices that do something different
-    fused = eqn.primitive.name in cost.FUSED
+    dtype = getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
     return Work(
         op_of(name),
         "",
-        source_of(eqn) if flops else "",
+        source_of(eqn),
         WORK_KINDS.get(eqn.primitive.name, "other"),
+        short_type(dtype) if dtype is not None else "",
         flops,
         flops * copies,
-        0 if fused else cost.traffic(eqn),
+        traffic,
         times,
     )
 
