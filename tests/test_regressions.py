@@ -88,3 +88,58 @@ def test_loops_inside_a_split_vmap():
         return wf.vmap(row, "a")(x)
 
     same(program, "x=2", "a:x", values("a=5 d=3"))
+
+
+# Found by a reader who tried everything
+
+
+def test_max_and_min_over_a_split_dim_pass_nan_on():
+    x = wf.tensor(np.array([1, np.nan, 3, 4, 5], np.float32), "a=5")
+    for mesh in ("p=2", "p=4"):
+        most, least = wf.spmd(lambda x: (wf.max(x), wf.min(x)), mesh, "a:p")(x)
+        assert np.isnan(most.item()) and np.isnan(least.item())
+
+
+def test_from_callback_is_refused_inside_a_program_and_asks_once_for_each_slice():
+    asked = []
+
+    def part(where):
+        asked.append(where)
+        return np.arange(1.0, 6.0)[where]
+
+    whole = wf.from_callback(part, "a=5", "p=4", "a:p")
+    assert whole.numpy().tolist() == [1, 2, 3, 4, 5] and len(asked) == 4
+    with pytest.raises(wf.ProgramError, match="inside a program"):
+        wf.spmd(lambda: wf.from_callback(part, "a=5", "p=4", "a:p"), "p=4", "a:p")()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: wf.stack([wf.ones("a=2")] * 2, wf.Dim("a", 2)),
+        lambda: wf.merge(wf.ones("a=2 b=3 c=6"), ["a", "b"], wf.Dim("c", 6)),
+        lambda: wf.split(wf.ones("a=9 b=3"), "a", wf.dims("b=3 z=3")),
+        lambda: wf.ones("a=4").rename(a=wf.Dim("z", 5)),
+    ],
+    ids=["stack", "merge", "split", "rename"],
+)
+def test_no_tensor_has_a_dim_twice_or_another_size_by_name(wrong):
+    with pytest.raises(wf.DimError):
+        wrong()
+
+
+def test_tensors_with_values_can_be_planned_on_a_mesh_without_devices():
+    x, y = wf.ones("a=5"), wf.ones("a=5")
+    plan = wf.spmd(lambda x: x * y, "p=64", "a:p").plan(x)
+    assert plan.mesh.size == 64
+
+
+def test_a_staged_method_is_bound_to_its_owner():
+    class Scaled:
+        @wf.spmd(mesh="p=2", layout="a:p")
+        def call(self, x):
+            return x * self.factor
+
+        factor = 3.0
+
+    assert Scaled().call(wf.ones("a=3")).numpy().tolist() == [3, 3, 3]

@@ -9,6 +9,13 @@ from .autodiff import value_and_grad as value_and_grad
 from .autodiff import vjp as vjp
 from .dims import Dim as Dim
 from .dims import dims as dims
+from .errors import DimError as DimError
+from .errors import LayoutError as LayoutError
+from .errors import LayoutWarning as LayoutWarning
+from .errors import MeshError as MeshError
+from .errors import ProgramError as ProgramError
+from .errors import ShapeError as ShapeError
+from .errors import TensorTypeError as TensorTypeError
 from .errors import WeftError as WeftError
 from .escape import callback as callback
 from .escape import debug as debug

@@ -8,9 +8,10 @@ over all micro-batches, or scattered into the optimizer's layout.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -308,36 +309,64 @@ class custom_vjp:
             call = jax.custom_vjp(self.f)
             call.defvjp(self.forward, lambda kept, cotangent: self._cotangents(args, kept, cotangent))
             return call(*args)
-        # Arrays go in and cotangents come out as arrays: JAX would take tensors apart after the context
-        # in which they were made is gone.
         args = tuple(jax.tree.map(_entered, a, is_leaf=is_tensor) for a in args)
-        leaves, tree = jax.tree.flatten(args, is_leaf=is_tensor)
-        forms = [Form.of(leaf) for leaf in leaves]
-        inside = program.mapped, program.vmaps
+        parts = _Parts(program)
 
-        def on_arrays(f: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*arrays: Any) -> Any:
-                return f(*jax.tree.unflatten(tree, list(map(around, forms, arrays))))
+        def value(*arrays: Any) -> Any:
+            with parts.inside():
+                return parts.apart("value", self.f(*parts.whole("args", arrays)))
 
-            return _framed(run)
+        def forward(*arrays: Any) -> Any:
+            with parts.inside():
+                out, kept = self.forward(*parts.whole("args", arrays))
+                return parts.apart("value", out), parts.apart("kept", kept)
 
         def backward(kept: Any, cotangent: Any) -> tuple[Any, ...]:
-            with context.entered(program), program.mapping(*inside), program.frame():
-                given = self._cotangents(args, kept, cotangent)
+            with parts.inside():
+                tensors = parts.whole("kept", kept), parts.whole("value", cotangent)
                 found: list[Any] = []
-                for g, a in zip(given, args, strict=True):
-                    like = jax.tree.leaves(a, is_leaf=is_tensor)
-                    mine = [None] * len(like) if g is None else jax.tree.leaves(g, is_leaf=is_tensor)
-                    found += [None if one is None else array_of(one) for one in mine]
+                for g, a in zip(self._cotangents(args, *tensors), args, strict=True):
+                    count = len(jax.tree.leaves(a, is_leaf=is_tensor))
+                    found += [None] * count if g is None else parts.apart("cotangent", g)
                 return tuple(found)
 
-        call = jax.custom_vjp(on_arrays(self.f))
-        call.defvjp(on_arrays(self.forward), backward)
-        return call(*map(array_of, leaves))
+        call = jax.custom_vjp(value)
+        call.defvjp(forward, backward)
+        return parts.whole("value", call(*parts.apart("args", args)))
 
     def _cotangents(self, args: tuple[Any, ...], kept: Any, cotangent: Any) -> tuple[Any, ...]:
         given = self.backward(kept, cotangent)
         return tuple(None if g is None else _alike(g, a) for g, a in zip(given, args, strict=True))
+
+
+class _Parts:
+    """Trees of tensors taken apart into arrays, and put together again.
+
+    JAX may call a custom rule after the code that met it has returned, and takes what it returns apart
+    even later. So arrays alone go in and out, and the rule finds itself where it was written.
+    """
+
+    def __init__(self, program: Context):
+        self.program, self.place = program, (program.mapped, program.vmaps)
+        self.shapes: dict[str, tuple[Any, list[Form | None]]] = {}
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """In the program, inside the vmaps that the rule was called in."""
+        with context.entered(self.program), self.program.mapping(*self.place), self.program.frame():
+            yield
+
+    def apart(self, name: str, tree: Any) -> list[Any]:
+        """A tree's arrays, settled; what else it is, is kept under the name."""
+        leaves, shape = jax.tree.flatten(tree, is_leaf=is_tensor)
+        leaves = list(map(_settled, leaves))
+        self.shapes[name] = shape, [Form.of(leaf) for leaf in leaves]
+        return list(map(array_of, leaves))
+
+    def whole(self, name: str, arrays: Sequence[Any]) -> Any:
+        """The tree of that name with these arrays in it."""
+        shape, forms = self.shapes[name]
+        return jax.tree.unflatten(shape, list(map(around, forms, arrays)))
 
 
 POLICIES = {

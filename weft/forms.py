@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from . import collectives, context
 from .context import Context
-from .dims import Dim
+from .dims import Dim, check_distinct
 from .errors import LayoutError, ProgramError, TensorTypeError
 from .layout import Splits
 from .relayout import relayout
@@ -44,6 +44,8 @@ def slice_tensor(
     """An op's result: a slice with these dims, split as the layout says unless told otherwise."""
     program = context.require()
     dims = tuple(dims)
+    if len({d.name for d in dims}) < len(dims):
+        check_distinct(dims)
     splits = program.splits(dims) if splits is None else splits
     pending = frozenset(pending)
     split_axes = {axis for axes in splits for axis in axes}

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import context
 from .dims import Dim, as_dims, show
-from .errors import ProgramError, ShapeError, TensorTypeError
-from .layout import Layout, Splits
+from .errors import ProgramError, ShapeError, TensorTypeError, nearest
+from .layout import ROLES, Layout, Splits
 from .mesh import Mesh
 from .tensor import Tensor, at_rest, awaited, describe, entry
 
@@ -32,7 +32,7 @@ def stored_shape(dims: tuple[Dim, ...], splits: Splits, mesh: Mesh | None) -> tu
 def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
     """Put a whole tensor on a mesh, split by a layout; `place(t, None, None)` takes it off."""
     _check_tensor(t)
-    if t.is_slice:
+    if t.is_slice or context.current() is not None:
         raise ProgramError(
             f"{describe(t)} is inside a program",
             rule="a program's tensors are placed by the program's own layout",
@@ -61,6 +61,12 @@ def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
         array = jax.device_put(array, NamedSharding(mesh.jax_mesh, partition_spec(splits)))
         array = awaited(array)
     return Tensor(array, t.dims, role=t.role, mesh=mesh, layout=layout)
+
+
+def without_values(t: Tensor) -> Tensor:
+    """The tensor's dims, type and role."""
+    shape = tuple(d.size for d in t.dims)
+    return Tensor(jax.ShapeDtypeStruct(shape, t.dtype), t.dims, role=t.role)
 
 
 def _padded(array: Any, shape: tuple[int, ...]) -> Any:
@@ -118,6 +124,12 @@ def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
     >>> wf.spec("batch=64 d_model=256")
     f32[batch=64, d_model=256]
     """
+    if role not in ROLES:
+        raise TensorTypeError(
+            f"there is no role {role!r}{nearest(str(role), ROLES)}",
+            rule="a tensor is a value, a param or optimizer state",
+            hint=f"one of {', '.join(ROLES)}",
+        )
     dims = as_dims(dims)
     shape = tuple(dim.size for dim in dims)
     return Tensor(jax.ShapeDtypeStruct(shape, known_dtype(dtype)), dims, role=role)

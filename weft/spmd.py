@@ -35,7 +35,7 @@ from .errors import (
 from .forms import check_same_place
 from .layout import Layout
 from .mesh import Mesh
-from .placing import partition_spec, place
+from .placing import partition_spec, place, without_values
 from .signature import NUMBERS, Static, is_dynamic, is_leaf, reason, shown, unhashable, weak_type
 from .staging import Call, Staged, add_output, outputs, rebuild, slice_of, template
 from .tensor import Tensor, asked, at_rest, describe
@@ -100,6 +100,10 @@ class Program:
             jax.block_until_ready(outs)
         return rebuild(staged, outs, self.mesh, self.layout)
 
+    def __get__(self, owner: Any, _: Any = None) -> Any:
+        """Of a method: the program with its owner as the first, static argument."""
+        return self if owner is None else functools.partial(self, owner)
+
     def jaxpr(self, *args: Any, **kwargs: Any) -> Any:
         """The traced program. Arguments may be `wf.spec`s, and the mesh needs no devices."""
         return self._traced(args, kwargs).jaxpr
@@ -158,9 +162,15 @@ class Program:
 
     def _prepare(self, args: Any, kwargs: Any, *, runs: bool = False) -> tuple[Staged, list[Any]]:
         try:
-            found = self._find(args, kwargs)
             if runs and self.mesh.size > 1:
                 self.mesh.require_devices()
+            found = self._find(args, kwargs)
+            if runs and any(isinstance(a, jax.ShapeDtypeStruct) for a in found[1]):
+                raise ProgramError(
+                    "a spec was passed to a program that is to run",
+                    rule="a spec has dims and a type, but no values",
+                    hint="program.plan(...) and program.jaxpr(...) take specs; to run, pass tensors",
+                )
             return found
         except WeftError as error:
             # An op that runs eagerly says itself what was asked.
@@ -213,11 +223,13 @@ class Program:
                 rule="a program's tensors can be used inside it only; return them to use them outside",
                 hint="return the tensor from the program that made it",
             )
-        if self._eager:
-            return place(t, self.mesh, self.layout)
-        if t.mesh is not None and t.mesh != self.mesh:
+        if not self._eager and t.mesh is not None and t.mesh != self.mesh:
             check_same_place(t, Context(self.mesh, self.layout))
-        return place(t, self.mesh, self.layout)
+        return self._put(t)
+
+    def _put(self, t: Tensor) -> Tensor:
+        """A tensor where the program wants it; its shape only, on a mesh that is good for planning."""
+        return place(t if self.mesh.has_devices else without_values(t), self.mesh, self.layout)
 
     def _mark_static(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         names = list(inspect.signature(self.fn).parameters)
@@ -258,7 +270,7 @@ class Program:
         staged = self._trace(leaves, tree, [], donated)
         captured, met = staged.call.begin(arrays)
         if captured:  # they become inputs: trace again with them
-            pairs = [(t, place(t, self.mesh, self.layout)) for t in captured]
+            pairs = [(t, self._put(t)) for t in captured]
             staged = self._trace(leaves, tree, pairs, donated)
             _, met = staged.call.begin(arrays + [t._array for _, t in pairs])
         if not any(context.is_traced(t._held) for t in captured):  # else good for this call only

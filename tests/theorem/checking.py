@@ -43,16 +43,23 @@ def expected(case: Case) -> tuple[Any, list[Named], list[Any]]:
     return total, [Named(a, n) for a, n in zip(results, names, strict=True)], grads
 
 
-def computed(case: Case, mesh: Any, layout: Any) -> tuple[Any, list[wf.Tensor], list[wf.Tensor]]:
-    """The loss, the results and the gradients, by Weft."""
+def computed(
+    case: Case, mesh: Any, layout: Any, eager: bool = False
+) -> tuple[Any, list[wf.Tensor], list[wf.Tensor]]:
+    """The loss, the results and the gradients, by Weft; eagerly, op by op on placed tensors."""
     tensors = [with_role(wf.tensor(i.values(), i.dims), i.role) for i in case.inputs]
+
+    def placed(t: wf.Tensor) -> wf.Tensor:
+        return wf.place(t, mesh, layout) if eager and t.mesh is None else t
+
+    tensors = list(map(placed, tensors))
     chosen = [n for n, given in enumerate(case.inputs) if given.has_gradient]
     handed = [n for n, i in enumerate(case.inputs) if not i.captured and n not in chosen]
 
     def program(differentiated: list[wf.Tensor], others: list[wf.Tensor]) -> Any:
         def loss(some: list[wf.Tensor]) -> tuple[wf.Tensor, list[wf.Tensor]]:
             given = dict(zip(chosen, some, strict=True)) | dict(zip(handed, others, strict=True))
-            env = run_weft(case.steps, [given.get(n, t) for n, t in enumerate(tensors)])
+            env = run_weft(case.steps, [given.get(n, t) for n, t in enumerate(tensors)], placed)
             results = [env[n] for n in case.results]
             total = wf.zeros("", jnp.float64)
             for n, x in zip(case.results, results, strict=True):
@@ -65,16 +72,19 @@ def computed(case: Case, mesh: Any, layout: Any) -> tuple[Any, list[wf.Tensor], 
         (total, results), grads = wf.value_and_grad(loss, has_aux=True)(differentiated)
         return total, results, grads
 
-    staged = wf.spmd(program, mesh, layout)
-    return staged([tensors[n] for n in chosen], [tensors[n] for n in handed])
+    run = program if eager else wf.spmd(program, mesh, layout)
+    return run([tensors[n] for n in chosen], [tensors[n] for n in handed])
 
 
 def check(case: Case) -> None:
-    """An AssertionError unless the three runs agree."""
+    """An AssertionError unless all runs agree."""
     with jax.enable_x64(True):
         want = expected(case)
         _compare(case, "on one device", computed(case, wf.Mesh(), wf.Layout()), want)
-        _compare(case, "on its mesh", computed(case, wf.Mesh(case.mesh), case.weft_layout()), want)
+        place = wf.Mesh(case.mesh), case.weft_layout()
+        _compare(case, "on its mesh", computed(case, *place), want)
+        if case.eager:
+            _compare(case, "eagerly", computed(case, *place, eager=True), want)
 
 
 def _compare(case: Case, where: str, got: Any, want: Any) -> None:

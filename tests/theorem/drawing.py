@@ -278,6 +278,7 @@ def _drawn(random: Random, most_steps: int) -> Case:
         _text(rules),
         stored["param"],
         stored["optimizer"],
+        eager=d.chance(12),
     )
 
 

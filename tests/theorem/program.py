@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,9 +76,10 @@ class Case:
     layout: str = ""
     params: str | None = None
     optimizer: str | None = None
+    eager: bool = False  # whether it is run op by op as well
 
     def __str__(self) -> str:
-        lines = [f'mesh "{self.mesh}"   {self.weft_layout()!r}']
+        lines = [f'mesh "{self.mesh}"   {self.weft_layout()!r}{"   also eagerly" * self.eager}']
         lines += [f"  v{n}: {given}" for n, given in enumerate(self.inputs)]
         lines += [f"  … = {step}" for step in self.steps]
         lines += [f"  returns {self.results}, plain {self.plain}"]
@@ -136,12 +137,16 @@ def run_oracle(steps: Sequence[Step], values: Sequence[Named]) -> list[Named]:
     return env
 
 
-def run_weft(steps: Sequence[Step], values: Sequence[wf.Tensor]) -> list[wf.Tensor]:
-    """All values of a program, as tensors."""
+def run_weft(
+    steps: Sequence[Step],
+    values: Sequence[wf.Tensor],
+    placed: Callable[[wf.Tensor], wf.Tensor] = lambda t: t,
+) -> list[wf.Tensor]:
+    """All values of a program, as tensors; `placed` puts new ones on a mesh where that is not implied."""
     from .families import OPS
 
     env = list(values)
     for step in steps:
         out = OPS[step.op].weft(*[env[n] for n in step.operands], **step.options)
-        env += out if isinstance(out, list | tuple) else [out]
+        env += map(placed, out if isinstance(out, list | tuple) else [out])
     return env

@@ -11,7 +11,7 @@ import numpy as np
 from .. import context
 from ..dims import Dim, as_dims
 from ..eager import op
-from ..errors import ShapeError
+from ..errors import ProgramError, ShapeError
 from ..forms import slice_tensor
 from ..layout import Layout
 from ..mesh import Mesh
@@ -82,6 +82,12 @@ def from_callback(fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None)
     >>> wf.from_callback(lambda where: whole[where], "a=6", wf.Mesh(), wf.Layout())
     i32[a=6] [0, 1, 2, 3, 4, 5]
     """
+    if context.current() is not None:
+        raise ProgramError(
+            "from_callback was called inside a program",
+            rule="a program is traced before it runs: what comes from outside is an input",
+            hint="make the tensor outside and pass it in, or use wf.callback",
+        )
     dims, mesh, layout = as_dims(dims), Mesh.of(mesh), Layout.of(layout)
     layout.check(mesh)
     splits = layout.splits(dims, mesh)
@@ -110,7 +116,10 @@ def from_callback(fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None)
         return Tensor(array, dims)
     mesh.require_devices()
     sharding = jax.sharding.NamedSharding(mesh.jax_mesh, partition_spec(splits))
-    array = jax.make_array_from_callback(
-        shape, sharding, lambda w: part(w).astype(jax.dtypes.canonicalize_dtype(part(w).dtype))
-    )
+    array = jax.make_array_from_callback(shape, sharding, lambda where: _canonical(part(where)))
     return Tensor(array, dims, mesh=mesh, layout=layout)
+
+
+def _canonical(array: np.ndarray) -> np.ndarray:
+    """In the type that JAX would give it: without x64, 64 bits become 32."""
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))

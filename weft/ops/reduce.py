@@ -104,7 +104,11 @@ def extreme(dtype: Any, sign: int) -> Any:
 def _extremum(array: Any, places: Any, axes: Any, sign: int) -> Any:
     local = (jnp.max if sign > 0 else jnp.min)(array, axis=places)
     reduce = collectives.all_reduce_max if sign > 0 else collectives.all_reduce_min
-    return reduce(local, axes)
+    best = reduce(local, axes)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return best
+    # The collective may pass over NaN, which jnp does not.
+    return jnp.where(collectives.all_reduce_max(jnp.isnan(local), axes), jnp.nan, best)
 
 
 @_extremum.defjvp

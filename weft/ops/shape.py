@@ -26,7 +26,16 @@ from .elementwise import align
 def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
     """The same values with dims renamed; the way to change how a dim is split."""
     x = as_slice(x)
-    new = {pick_one(x.dims, old).name: n.name if isinstance(n, Dim) else n for old, n in names.items()}
+    new = {}
+    for old, name in names.items():
+        dim = pick_one(x.dims, old)
+        if isinstance(name, Dim) and name.size != dim.size:
+            raise DimError(
+                f"{dim} can't be renamed {name}: the sizes differ",
+                rule="a rename keeps the size",
+                hint="wf.split and wf.merge change sizes; wf.slice and wf.pad cut and extend",
+            )
+        new[dim.name] = name.name if isinstance(name, Dim) else name
     dims = tuple(d.rename(new.get(d.name, d.name)) for d in x.dims)
     check_distinct(dims)
     context.require().splits(dims)

@@ -54,11 +54,13 @@ def size(aval: Any) -> int:
 # Fused by XLA into what uses them: they need no memory of their own.
 FUSED = frozenset(
     """
-    abs add add_any and atan2 broadcast_in_dim cbrt ceil clamp convert_element_type copy cos
-    cosh div eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt integer_pow iota
-    is_finite le log log1p logistic lt max min mul ne neg not or pow pvary real reduce_precision
-    rem reshape round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign
-    sin sinh sqrt square squeeze stop_gradient sub tan tanh transpose xor name
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type
+    broadcast_in_dim cbrt ceil clamp clz complex conj convert_element_type copy cos cosh digamma
+    div eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota is_finite
+    le lgamma log log1p logistic lt max min mul name ne neg nextafter not or population_count pow
+    pvary random_unwrap random_wrap real reduce_precision rem reshape round rsqrt select_n
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square squeeze
+    stop_gradient sub tan tanh transpose xor
     """.split()
 )
 

@@ -1,0 +1,89 @@
+"""The predicted peak memory is close to what XLA assigns; the other facts of memory add up."""
+
+import statistics
+
+import pytest
+
+import weft as wf
+from benchmarks import lm
+from benchmarks.memory import CASES, SMALL, compare, language_model, two_layers
+
+EACH, MEDIAN = 0.15, 0.08
+
+
+def check(cases):
+    found = [compare(case) for case in cases]
+    table = "\n".join(f"{f.error:+7.1%}  {f.name}" for f in found)
+    assert all(abs(f.error) <= EACH for f in found), table
+    assert statistics.median(abs(f.error) for f in found) <= MEDIAN, table
+
+
+def test_quick_cases():
+    quick = [case for case in CASES if not case.slow]
+    assert len(quick) >= 16
+    check(quick)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_cases():
+    check(CASES)
+
+
+def memory(*made):
+    program, args = made
+    return program.plan(*args).memory
+
+
+def step(layout="data=4 model=2", rules=lm.LAYOUT, **options):
+    return memory(*language_model(layout, rules, SMALL, **options))
+
+
+def test_results_in_donated_memory_are_not_counted_again():
+    donated, not_donated = step(), step(donate=False)
+    assert donated.outputs == 4  # the loss
+    assert not_donated.outputs == not_donated.params + 4
+    assert not_donated.peak > donated.peak
+
+
+def test_activations_are_what_the_backward_pass_reads():
+    batch, io, hidden = 512 // 4, 256, 1024 // 2
+    found = memory(*two_layers("rows=4 cols=2", "batch:rows hidden:cols"))
+    before, after, out = batch * hidden, batch * hidden, batch * io  # of relu; the sum
+    assert found.activations == 4 * (before + after + out)
+
+
+def test_remat_keeps_the_carry_of_each_layer_and_little_else():
+    kept, nothing = step(), step(policy="nothing")
+    carries = 4 * SMALL.layers * (SMALL.batch // 4) * SMALL.length * SMALL.d_model
+    assert carries < nothing.activations < 3 * carries < kept.activations
+
+
+def test_the_largest_are_the_largest():
+    found = step().largest
+    assert len(found) == 10
+    assert [live.bytes for live in found] == sorted((live.bytes for live in found), reverse=True)
+    assert all(live.source.startswith("benchmarks/") and live.op for live in found)
+
+
+def test_a_slice_takes_less_than_the_whole():
+    one, four = step("", ""), step("data=4", "batch:data")
+    assert one.peak / 4 < four.peak < one.peak
+
+
+def test_branches_do_not_live_together():
+    a, b = wf.dims("a=64 b=64")
+
+    def fn(x, w):
+        def product(x):
+            return wf.einsum(wf.tanh(wf.einsum(x, w, out=[a, wf.Dim("c", 64)])).rename(c="b"), w, reduce=[b])
+
+        return wf.cond(wf.sum(x) > 0, product, lambda x: product(x + 1.0), x)
+
+    found = wf.spmd(fn, "", "").plan(wf.spec([a, b]), wf.spec([b, wf.Dim("c", 64)])).memory
+    assert found.peak < found.inputs + found.outputs + 3 * 4 * 64 * 64
+
+
+def test_a_program_without_work():
+    found = wf.spmd(lambda x: x, "x=2", "a:x").plan(wf.spec("a=8")).memory
+    assert (found.inputs, found.outputs, found.peak) == (16, 16, 32)

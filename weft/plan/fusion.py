@@ -1,0 +1,101 @@
+"""What XLA computes together, and in which order it runs what is left.
+
+`fuse(body)` leaves out the nodes that need no buffer, because they are computed inside what reads them, and
+puts the others in XLA's order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from . import cost
+from .nodes import Body, Node
+
+# Fused, but a result is not element for element in its operand's place.
+MOVES = frozenset("slice dynamic_slice gather rev pad concatenate transpose".split())
+SPREADS = frozenset(["broadcast_in_dim", "iota"])
+FUSED = cost.FUSED | MOVES
+# Computed once even if several nodes read them: they are dear.
+DEAR = frozenset(
+    """
+    acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma div erf erf_inv erfc exp exp2 expm1 lgamma
+    log log1p logistic pow rem rsqrt sin sinh sqrt tan tanh
+    """.split()
+)
+REDUCTIONS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split()
+)
+# They read through a fused chain. All others, like products, collectives and loops, read buffers.
+READERS = FUSED | REDUCTIONS | {"dynamic_update_slice"}
+# For each node, by id, the numbers that it reads; true if a result may take that number's place.
+Reads = dict[int, dict[int, bool]]
+
+
+def breadth_first(nodes: list[Node], needs: list[set[int]]) -> list[Node]:
+    """Nodes in the order in which they become ready, given the numbers that each one needs.
+
+    XLA's CPU scheduler favours work that can run at the same time: first in, first out.
+    """
+    maker = {n: place for place, node in enumerate(nodes) for n in node.results}
+    waiting: list[int] = []
+    users: list[list[int]] = [[] for _ in nodes]
+    for place, numbers in enumerate(needs):
+        before = {maker[n] for n in numbers if n in maker}
+        waiting.append(len(before))
+        for other in before:
+            users[other].append(place)
+    ready = deque(place for place, count in enumerate(waiting) if not count)
+    order = []
+    while ready:
+        place = ready.popleft()
+        order.append(nodes[place])
+        for user in users[place]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                ready.append(user)
+    return order
+
+
+def with_buffers(nodes: list[Node], outputs: set[int]) -> set[int]:
+    """The numbers that get a buffer; nodes in order."""
+    buffers, reduced = set(outputs), set[int]()
+    readers = Counter(n for node in nodes for n in node.operands)
+    for node in reversed(nodes):
+        fused = node.primitive in FUSED and node.results[0] not in buffers
+        if fused and node.primitive in DEAR and readers[node.results[0]] > 1:
+            fused = False
+        # XLA's reductions compute element-wise operands themselves, but read what is moved from a buffer.
+        if fused and node.primitive in MOVES and node.results[0] in reduced:
+            fused = False
+        if not fused:
+            buffers.update(node.results)
+        if node.primitive not in READERS:
+            buffers.update(node.operands)
+        if node.primitive in REDUCTIONS or (fused and node.results[0] in reduced):
+            reduced.update(node.operands)
+    return buffers
+
+
+def fuse(body: Body) -> Reads:
+    """Leave fused nodes out of a body and of all inside it, and put the others in order."""
+    nodes = breadth_first(body.nodes, [set(node.operands) for node in body.nodes])
+    buffers = with_buffers(nodes, {*body.outputs, *(new for _, new in body.kept)})
+    through: dict[int, dict[int, bool]] = {}  # what a fused number is computed from
+    reads: Reads = {}
+    left = []
+    for node in nodes:
+        found: dict[int, bool] = {}
+        alike = node.primitive not in MOVES and node.primitive not in SPREADS
+        for n in node.operands:
+            for source, straight in through.get(n, {n: True}).items():
+                found[source] = found.get(source, True) and straight and alike
+        if node.primitive in FUSED and node.results[0] not in buffers:
+            through[node.results[0]] = found
+        else:
+            reads[id(node)] = found
+            left.append(node)
+    body.nodes = breadth_first(left, [set(reads[id(node)]) for node in left])
+    for node in body.nodes:
+        for inside in node.bodies:
+            reads |= fuse(inside)
+    return reads

@@ -1,0 +1,250 @@
+"""A program as nodes, ready for `memory`: calls inlined, loops with bodies, XLA's rewrites done.
+
+reader = Reader()
+body = reader.body(jaxpr, env, "")     # nodes that read and make numbers
+reader.sizes[number]                   # bytes on one device
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.extend import core as jax_core
+
+from . import cost
+from .walk import KINDS
+
+CALLS = frozenset(
+    """
+    jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr checkpoint remat2
+    linear_call shard_map
+    """.split()
+)
+# Other names for their operand's memory.
+ALIASES = frozenset("reshape squeeze expand_dims pvary name optimization_barrier copy stop_gradient".split())
+
+
+@dataclass(eq=False)
+class Node:
+    """One equation with its operands and results as numbers; a loop with what it repeats."""
+
+    primitive: str
+    operands: list[int]
+    results: list[int]
+    eqn: Any
+    name: str
+    bodies: list[Body] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+
+
+@dataclass(eq=False)
+class Body:
+    """What runs together. `kept` are pairs of a number and the one that takes over its memory."""
+
+    nodes: list[Node] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    kept: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Reader:
+    """Reads jaxprs; `sizes` and `avals` tell of every number what it is on one device."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.avals: list[Any] = []
+        self.shared: dict[Any, int] = {}  # what is made once for all who want it
+        self.in_slices = False  # inside a shard_map
+
+    def new(self, aval: Any) -> int:
+        self.sizes.append(cost.size(aval))
+        self.avals.append(aval)
+        return len(self.sizes) - 1
+
+    def number(self, env: dict[Any, int], atom: Any) -> int:
+        literal = isinstance(atom, jax_core.Literal)
+        known, key = (self.shared, (str(atom), atom.aval)) if literal else (env, atom)
+        if key not in known:
+            known[key] = self.new(atom.aval)
+        return known[key]
+
+    def body(self, jaxpr: Any, env: dict[Any, int], name: str) -> Body:
+        """A jaxpr as a body; `env` has the numbers of its inputs."""
+        body = Body()
+        self.add(body, jaxpr, env, name)
+        body.outputs = [self.number(env, atom) for atom in jaxpr.outvars]
+        return rewritten(body)
+
+    def add(self, body: Body, jaxpr: Any, env: dict[Any, int], outer: str) -> None:
+        for eqn in jaxpr.eqns:
+            primitive = eqn.primitive.name
+            name = "/".join(part for part in (outer, str(eqn.source_info.name_stack)) if part)
+            operands = [self.number(env, atom) for atom in eqn.invars]
+            if primitive in CALLS:
+                self.call(body, eqn, operands, env, name)
+            elif primitive in ALIASES:
+                env.update(zip(eqn.outvars, operands, strict=True))
+            elif primitive in LOOPS:
+                LOOPS[primitive](self, body, eqn, operands, env, name)
+            elif primitive == "broadcast_in_dim":  # XLA makes equal ones once
+                key = (id(body), operands[0], eqn.outvars[0].aval)
+                if key not in self.shared:
+                    self.shared[key] = self.number(env, eqn.outvars[0])
+                    self.split(eqn, operands, [self.shared[key]])
+                    body.nodes.append(Node(primitive, operands, [self.shared[key]], eqn, name))
+                env[eqn.outvars[0]] = self.shared[key]
+            else:
+                results = [self.number(env, v) for v in eqn.outvars]
+                self.split(eqn, operands, results)
+                for position, order in enumerate(wanted_orders(eqn)):
+                    if order:
+                        operands[position] = self.ordered(body, operands[position], order, eqn, name)
+                body.nodes.append(Node(primitive, operands, results, eqn, name))
+
+    def call(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
+        jaxpr = next(getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params))
+        inner = dict(zip(jaxpr.invars, operands[-len(jaxpr.invars) :], strict=False))
+        if eqn.primitive.name == "shard_map":  # outside it arrays are whole
+            for variable, n in inner.items():
+                self.sizes[n], self.avals[n] = cost.size(variable.aval), variable.aval
+            self.in_slices = True
+            self.add(body, jaxpr, inner, name)
+            self.in_slices = False
+        else:
+            self.add(body, jaxpr, inner, name)
+        env.update((v, self.number(inner, a)) for v, a in zip(eqn.outvars, jaxpr.outvars, strict=True))
+
+    def split(self, eqn: Any, operands: list[int], results: list[int]) -> None:
+        """Work on whole arrays, after a shard_map: a result is as split as what it is made from."""
+        for r, variable in zip(results, eqn.outvars if not self.in_slices else (), strict=False):
+            alike = [
+                self.sizes[o] / max(cost.size(atom.aval), 1)
+                for o, atom in zip(operands, eqn.invars, strict=True)
+                if len(getattr(atom.aval, "shape", ())) == len(getattr(variable.aval, "shape", ())) > 0
+            ]
+            self.sizes[r] = round(cost.size(variable.aval) * min(alike, default=1))
+
+    def ordered(self, body: Body, n: int, order: list[int], eqn: Any, name: str) -> int:
+        """A number with its dims in this order: a copy, or if that changes nothing another name."""
+        key = (id(body), n, *order)
+        if key not in self.shared:
+            primitive = "bitcast" if order == sorted(order) else "transpose"
+            self.shared[key] = self.new(self.avals[n])
+            body.nodes.append(Node(primitive, [n], [self.shared[key]], eqn, name))
+        return self.shared[key]
+
+    def scan(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
+        """Slices of the scanned arrays, the body, and its results written into arrays of zeros."""
+        jaxpr, first = eqn.params["jaxpr"].jaxpr, eqn.params["num_consts"]
+        last = first + eqn.params["num_carry"]
+        inner, inside = dict(zip(jaxpr.invars[:first], operands[:first], strict=True)), Body()
+        for variable, n in zip(jaxpr.invars[last:], operands[last:], strict=True):
+            inside.nodes.append(Node("dynamic_slice", [n], [self.number(inner, variable)], eqn, name))
+        old = [self.number(inner, v) for v in jaxpr.invars[first:last]]
+        self.add(inside, jaxpr, inner, name)
+        made = [self.number(inner, atom) for atom in jaxpr.outvars]
+        inside.kept = list(zip(old, made[: len(old)], strict=True))
+        for n in made[len(old) :]:
+            inside.nodes.append(Node("dynamic_update_slice", [n], [], eqn, name))
+        stacks = [self.new(v.aval) for v in eqn.outvars[len(old) :]]
+        body.nodes += [Node("zeros", [], [n], eqn, name) for n in stacks]
+        results = [self.number(env, v) for v in eqn.outvars]
+        operands = [*operands[first:last], *stacks, *operands[:first], *operands[last:]]
+        body.nodes.append(Node("scan", operands, results, eqn, name, [rewritten(inside)]))
+
+    def loop(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
+        """A while loop: its body takes over the memory of what it carries."""
+        test, repeated = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
+        first = eqn.params["cond_nconsts"]
+        last = first + eqn.params["body_nconsts"]
+        inner = dict(zip(repeated.invars, operands[first:last], strict=False))
+        old = [self.number(inner, v) for v in repeated.invars[last - first :]]
+        condition = self.body(test, dict(zip(test.invars, operands[:first] + old, strict=True)), name)
+        inside = self.body(repeated, inner, name)
+        inside.kept, inside.outputs = list(zip(old, inside.outputs, strict=True)), []
+        results = [self.number(env, v) for v in eqn.outvars]
+        operands = operands[last:] + operands[:last]
+        body.nodes.append(Node("while", operands, results, eqn, name, [condition, inside]))
+
+    def branches(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
+        """A cond: one after the other, so that no two branches' buffers live together."""
+        jaxprs = [branch.jaxpr for branch in eqn.params["branches"]]
+        bodies = [self.body(j, dict(zip(j.invars, operands[1:], strict=True)), name) for j in jaxprs]
+        results = [self.number(env, v) for v in eqn.outvars]
+        for inside in bodies:
+            inside.kept, inside.outputs = list(zip(results, inside.outputs, strict=True)), []
+        body.nodes.append(Node("cond", operands, results, eqn, name, bodies))
+
+
+LOOPS = {"scan": Reader.scan, "while": Reader.loop, "cond": Reader.branches}
+
+
+# What XLA changes
+
+
+def wanted_orders(eqn: Any) -> list[list[int]]:
+    """For each operand the order of dims that XLA wants, or nothing if it takes any.
+
+    A matrix product has one dim that is contracted and one that is not: several are merged, for which
+    they have to stand together, contracted ones last on the left and first on the right. Convolutions
+    want features last; collectives that cut or join want that dim first.
+    """
+    if eqn.primitive.name == "dot_general":
+        orders = []
+        for side, (atom, c, b) in enumerate(zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True)):
+            free = [n for n in range(atom.aval.ndim) if n not in c and n not in b]
+            order = [*b, *free, *c] if side == 0 else [*b, *c, *free]
+            orders.append(order if len(c) > 1 or len(free) > 1 else [])
+        return orders
+    if eqn.primitive.name == "conv_general_dilated":
+        (batch, feature, *space), (out, into, *window), _ = eqn.params["dimension_numbers"]
+        orders = [[batch, *space, feature], [*window, into, out]]
+        return [order if order != sorted(order) else [] for order in orders]
+    split = eqn.params.get("scatter_dimension", eqn.params.get("all_gather_dimension", 0))
+    return [[split, *(n for n in range(eqn.invars[0].aval.ndim) if n != split)]] if split else []
+
+
+def rewritten(body: Body) -> Body:
+    """A body as XLA has it before it fuses."""
+    _merge_sums(body)
+    _transposed_products(body)
+    return body
+
+
+def _merge_sums(body: Body) -> None:
+    """All-reduces over the same axes that do not wait for each other become one."""
+    waits: dict[int, frozenset[Any]] = {}  # for each number the merged all-reduces that it waits for
+    merged: dict[Any, Node] = {}
+    left = []
+    for node in body.nodes:
+        before: frozenset[Any] = frozenset().union(*(waits.get(n, ()) for n in node.operands))
+        first = node
+        if KINDS.get(node.primitive) == "all-reduce":
+            key = (node.primitive.removesuffix("_invariant"), str(node.eqn.params["axes"]))
+            turn = (key, sum(k == key for k, _ in before))
+            before |= {turn}
+            first = merged.setdefault(turn, node)
+        if first is node:
+            left.append(node)
+        else:
+            first.operands += node.operands
+            first.results += node.results
+        waits.update((n, before) for n in node.results)
+    body.nodes = left
+
+
+def _transposed_products(body: Body) -> None:
+    """`(a · b)ᵀ` becomes `bᵀ · aᵀ`, a new product that comes after those that are ready with it."""
+    maker = {n: node for node in body.nodes for n in node.results}
+    uses = Counter(n for node in body.nodes for n in node.operands)
+    for node in list(body.nodes):
+        product = maker.get(node.operands[0]) if node.primitive == "transpose" else None
+        if product is None or product.primitive != "dot_general" or uses[node.operands[0]] > 1:
+            continue
+        if node.eqn.params.get("permutation") == (1, 0):
+            product.results = node.results
+            body.nodes.remove(node)
+            body.nodes.remove(product)
+            body.nodes.append(product)
