@@ -282,8 +282,8 @@ No number in there is fitted.
 - **Sharing.** An element-wise result takes over the memory of an operand that dies there. Results have memory
   of their own all the time, which earlier values may use; a donated parameter's new value takes its place.
 
-On TPU and GPU XLA orders the program to save memory rather than breadth first, and fuses more: there expect
-the peak to be lower than predicted.
+All of this was checked on CPU only. On TPU and GPU XLA orders and fuses otherwise, and the prediction has not
+been compared.
 """
 
 

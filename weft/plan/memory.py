@@ -84,6 +84,8 @@ def place(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[int, Buffer]
     for node in nodes_of(body):
         for n in reads[id(node)]:
             ends[n] = max(ends.get(n, 0), node.end)
+        for n in (n for inside in node.bodies for n in inside.outputs):
+            ends[n] = max(ends.get(n, 0), node.end - 1)
     homes: dict[int, Buffer] = {}
     copies = [Buffer(sizes[n], 0, ends[n], n, None) for n in sorted(copied(body, reads))]
     housed = {new for _, new in body.kept}
@@ -106,7 +108,9 @@ def place(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[int, Buffer]
                     homes[n], home.end = home, until
                     break
             else:
-                homes[n] = Buffer(sizes[n], node.start, until, n, node)
+                # The result of a cond takes the place of its branch's.
+                start = node.end if node.primitive == "cond" else node.start
+                homes[n] = Buffer(sizes[n], start, until, n, node)
     return homes, copies
 
 

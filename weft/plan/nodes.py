@@ -173,8 +173,6 @@ class Reader:
         jaxprs = [branch.jaxpr for branch in eqn.params["branches"]]
         bodies = [self.body(j, dict(zip(j.invars, operands[1:], strict=True)), name) for j in jaxprs]
         results = [self.number(env, v) for v in eqn.outvars]
-        for inside in bodies:
-            inside.kept, inside.outputs = list(zip(results, inside.outputs, strict=True)), []
         body.nodes.append(Node("cond", operands, results, eqn, name, bodies))
 
 
