@@ -244,7 +244,7 @@ MISTAKES = {
     ),
     "unknown hardware": (["train.py:example", "--hardware", "tpu-v44"], ["tpu-v44", "did you mean tpu-v4?"]),
     "no hardware file": (["train.py:example", "--hardware", "my.toml"], ["there is no file my.toml"]),
-    "two outputs": (["train.py:example", "--json", "--html", "x.html"], ["--json, --html and --diff"]),
+    "two outputs": (["train.py:example", "--json", "--html", "x.html"], ["are different outputs"]),
     "no folder": (["train.py:example", "--html", "no/x.html"], ["no folder no"]),
     "a folder": (["train.py:example", "--html", "."], ["is a folder"]),
 }

@@ -155,8 +155,8 @@ def hostile_plan():
     """512 devices, long words without a place to break, and markup in every text."""
     long = "einsum[" + "x" * 300 + "]"
     events = [
-        Work(HOSTILE, "forward", HOSTILE, "matmul", 10, 2560, 30, 2),
-        Work(long, "backward", "a/very/long/path/" * 9 + "f.py:1", "matmul", 40, 40, 30, 1),
+        Work(HOSTILE, "forward", HOSTILE, "matmul", "f32", 10, 2560, 30, 2),
+        Work(long, "backward", "a/very/long/path/" * 9 + "f.py:1", "matmul", "f32", 40, 40, 30, 1),
         Collective("all-reduce", ("data", "model"), 100, 3, long, "update", HOSTILE, 190),
     ]
     both = stored("x" * 120, ("a", 160, ("data",)), ("b", 320, ("model",)), role="param")

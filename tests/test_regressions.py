@@ -144,3 +144,13 @@ def test_a_staged_method_is_bound_to_its_owner():
         factor = 3.0
 
     assert Scaled().call(wf.ones("a=3")).numpy().tolist() == [3, 3, 3]
+
+
+def test_local_in_a_scan_that_made_its_operands_varying_beforehand():
+    x = wf.ones("g=1 b=1")
+
+    def step(carry, row):
+        return carry, wf.local(lambda a: a * 2, row, out=row.dims, splittable=["b"])
+
+    _, kept = wf.spmd(lambda x: wf.scan(step, x, x, "g"), "x=2", "g:x")(x)
+    assert kept.numpy("g", "b").tolist() == [[2.0]]

@@ -13,7 +13,7 @@ from . import collectives, context
 from .dims import Dim, as_dims, pick, show, union
 from .eager import op
 from .errors import LayoutError, ProgramError, ShapeError, TensorTypeError
-from .forms import as_slice, from_whole, in_form, slice_tensor, together
+from .forms import Overcast, as_slice, from_whole, in_form, slice_tensor, together
 from .padding import fill_padding
 from .tensor import Tensor, short_type
 
@@ -52,7 +52,11 @@ def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterab
             rule="a local function sees slices; it says which dims it can work on piece by piece",
             hint="declare it (splittable=[...]) if each piece can be computed alone, else drop the rule",
         )
-    results = fn(*together(slices))
+    arrays = together(slices)
+    split_axes = {axis for axes in splits.values() for axis in axes}
+    if any(collectives.varying(a) - split_axes - program.mapped for a in arrays):
+        raise Overcast  # a scan made them varying beforehand, and the function's results would be too
+    results = fn(*arrays)
     results = list(results) if several else [results]
     if len(results) != len(outs):
         raise ShapeError(

@@ -84,8 +84,9 @@ def place(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[int, Buffer]
     for node in nodes_of(body):
         for n in reads[id(node)]:
             ends[n] = max(ends.get(n, 0), node.end)
-        for n in (n for inside in node.bodies for n in inside.outputs):
-            ends[n] = max(ends.get(n, 0), node.end - 1)
+        for inside in node.bodies:
+            done = max((last.end for last in inside.nodes), default=0)
+            ends.update((n, max(ends.get(n, 0), done)) for n in inside.outputs)
     homes: dict[int, Buffer] = {}
     copies = [Buffer(sizes[n], 0, ends[n], n, None) for n in sorted(copied(body, reads))]
     housed = {new for _, new in body.kept}
