@@ -41,6 +41,16 @@ def test_custom_vjp_inside_a_split_vmap():
     same(program, "x=2", "row:x", values("a=3"), values("row=3"))
 
 
+def test_custom_vjp_inside_an_eager_op():
+    """JAX called forward and backward of the rule after the eager op that met it had ended."""
+    rule = wf.custom_vjp(lambda x: wf.tanh(x))
+    rule.defvjp(lambda x: (wf.tanh(x), x), lambda x, g: (g * x,))
+    x = wf.place(values("a=5"), "x=2", "a:x")
+    for fn in (lambda x: wf.cond(wf.sum(x) > -9.0, rule, wf.square, x), wf.vmap(rule, "a")):
+        grad = wf.grad(lambda x: wf.sum(fn(x)))(x)
+        np.testing.assert_allclose(grad.numpy(), x.numpy(), rtol=1e-6)
+
+
 def test_held_back_gather_inside_vjp_inside_cond():
     """A collective was made in the trace of the branch, on an array of vjp's own trace."""
 

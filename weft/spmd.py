@@ -165,7 +165,7 @@ class Program:
             if runs and self.mesh.size > 1:
                 self.mesh.require_devices()
             found = self._find(args, kwargs)
-            if runs and any(isinstance(a, jax.ShapeDtypeStruct) for a in found[1]):
+            if runs and not self._eager and any(isinstance(a, jax.ShapeDtypeStruct) for a in found[1]):
                 raise ProgramError(
                     "a spec was passed to a program that is to run",
                     rule="a spec has dims and a type, but no values",
