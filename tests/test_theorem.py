@@ -5,7 +5,7 @@ import jax
 import pytest
 from theorem import cases, check, reduced
 
-SHARDS, EXAMPLES = 10, 25
+SHARDS, EXAMPLES = 10, 20
 
 failed = {}  # hypothesis runs a failing case again; it is made smaller once
 
