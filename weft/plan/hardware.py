@@ -39,6 +39,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import statistics
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -383,69 +384,78 @@ def measure_cpu(devices: int = 8) -> Hardware:
     mesh, layout = wf.Mesh(f"d={devices}"), wf.Layout("slice:d")
     slices, times = wf.Dim("slice", devices), wf.Dim("times", 8)
 
-    def seconds(body: Callable[[Any], Any], carry: Any) -> float:
-        """Of one call of `body` on all devices, the best of several loops of 8."""
+    def seconds(body: Callable[[Any], Any], *args: Any) -> float:
+        """Of one call of `body` on all devices; its results are new memory, as in a real program."""
+        return _typical(wf.spmd(body, mesh, layout), *(wf.place(a, mesh, layout) for a in args))
+
+    def looped(body: Callable[[Any], Any], carry: Any) -> float:
+        """Of one run of `body` on all devices inside a program, without what a call costs."""
 
         def loop(carry: Any) -> Any:
             return wf.scan(lambda c, _: (body(c), None), carry, wf.zeros([times]), times)[0]
 
-        program = wf.spmd(loop, mesh, layout)
-        return _best(program, wf.place(carry, mesh, layout)) / times.size
+        return seconds(loop, carry) / times.size
 
-    def matmul(rows: int, dtype: Any) -> float:
-        """FLOP/s of one core, for products of [rows, 512] with [512, 512] on each device."""
-        row, i, o = wf.dims(f"row={rows} i=512 o=512")
-        w = wf.full([slices, i, o], 1 / 512, dtype)
+    def memory(size: int) -> float:
+        """Bytes/s of one core, reading and writing that many floats on each device."""
+        x = wf.ones([slices, wf.Dim("n", size)])
+        return 2 * 4 * size * devices / seconds(lambda x: x * 0.5 + 1.0, x) / cores
 
-        def body(x: Any) -> Any:
-            return wf.einsum(x, w, out=[slices, row, o]).rename(o="i")
-
-        return 2 * rows * 512 * 512 * devices / seconds(body, wf.ones([slices, row, i], dtype)) / cores
-
-    def copy(size: int) -> float:
-        """Seconds to read and write that many floats on each device."""
-        return seconds(lambda x: x * 0.5 + 1.0, wf.ones([slices, wf.Dim("n", size)]))
+    def matmul(rows: int, inner: int, columns: int, dtype: Any) -> float:
+        """FLOP/s of one core in products of these sizes on each device, without their memory traffic."""
+        row, i, o = wf.dims(f"row={rows} i={inner} o={columns}")
+        x, w = wf.ones([slices, row, i], dtype), wf.full([slices, i, o], 1 / inner, dtype)
+        taken = seconds(lambda x, w: wf.einsum(x, w, out=[slices, row, o]), x, w) * cores / devices
+        moved = (rows * inner + inner * columns + rows * columns) * jnp.dtype(dtype).itemsize
+        return 2 * rows * inner * columns / max(taken - moved / bandwidth, taken / 2)
 
     def all_reduce(size: int) -> float:
+        """Seconds of the sum over all devices of that many floats."""
         n = wf.Dim("n", size)
+        x = wf.ones([slices, n])
 
         def body(x: Any) -> Any:
             return wf.sum(x, "slice") * 0.5 + wf.zeros([slices, n])
 
-        return max(seconds(body, wf.ones([slices, n])) - copy(size), 1e-9)
+        return max(looped(body, x) - looped(lambda x: x * 0.5 + 1.0, x), 1e-9)
 
-    typical = matmul(64, jnp.float32)
-    peak = max(matmul(512, jnp.float32), typical)
-    small, large = 16, 1 << 19
+    bandwidth = statistics.median(memory(1 << bits) for bits in (21, 20, 19, 18, 20, 21))
+    rates = sorted(matmul(*sizes, jnp.float32) for sizes in _PRODUCTS)
+    half = max(matmul(*sizes, jnp.bfloat16) for sizes in _PRODUCTS)
     steps, sharing = 2 * (devices - 1), devices / cores
-    latency = all_reduce(small) / steps / sharing
-    wire = 2 * 4 * large * (devices - 1) / devices
-    moving = max(all_reduce(large) - latency * steps * sharing, 1e-9)
+    latency = all_reduce(16) / steps / sharing
+    wire = 2 * 4 * (1 << 19) * (devices - 1) / devices
+    moving = max(all_reduce(1 << 19) - latency * steps * sharing, 1e-9)
     return Hardware(
         name="cpu",
         source=f"measured by weft hardware measure, {devices} virtual devices on {cores} cores",
         devices_per_node=cores,
-        peak_flops={"f32": peak, "bf16": matmul(512, jnp.bfloat16)},
-        matmul_efficiency=typical / peak,
+        peak_flops={"f32": rates[-1], "bf16": half},
+        matmul_efficiency=rates[len(rates) // 2] / rates[-1],
         memory_bytes=_ram() // devices,
-        memory_bandwidth=2 * 4 * (1 << 21) * devices / copy(1 << 21) / cores,
+        memory_bandwidth=bandwidth,
         network=(Level("memory copies", wire * sharing / moving, latency),),
         shared_cores=cores,
     )
 
 
-def _best(program: Any, carry: Any, tries: int = 7) -> float:
+# Rows, inner and columns of the products that a Transformer's slices make.
+_PRODUCTS = ((2048, 256, 256), (256, 2048, 256), (256, 256, 2048), (512, 512, 512), (256, 1024, 256))
+
+
+def _typical(program: Any, *args: Any, tries: int = 9) -> float:
+    """The median of the seconds of a call, after a first one that compiles."""
     import time
 
     import jax
 
-    program(carry)
-    found = math.inf
-    for _ in range(tries):
+    def once() -> float:
         start = time.perf_counter()
-        jax.block_until_ready(jax.tree.leaves(program(carry)))
-        found = min(found, time.perf_counter() - start)
-    return found
+        jax.block_until_ready(jax.tree.leaves(program(*args)))
+        return time.perf_counter() - start
+
+    once()
+    return statistics.median(once() for _ in range(tries))
 
 
 def _ram() -> int:

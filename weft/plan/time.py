@@ -24,7 +24,8 @@ Different mesh axes are taken to have links of their own.
 collectives hide behind the compute of their phase, see `hideable`.
 
 **Virtual devices** (`shared_cores`): the numbers are those of one core, and d devices on c cores take d/c
-times as long, for everything: the network is copies by the same cores, and nothing hides behind anything.
+times as long, for everything: the network is copies by the same cores, and nothing hides behind anything; so
+multiplications and memory traffic add up as well.
 """
 
 from __future__ import annotations
@@ -141,11 +142,12 @@ def _seconds(event: Event, mesh: Mesh, hardware: Hardware, dtype: str) -> tuple[
     if isinstance(event, Collective):
         return collective_seconds(event, mesh, hardware), "network"
     compute, memory = work_seconds(event, hardware, dtype)
-    return (compute, "compute") if compute > memory else (memory, "memory")
+    together = compute + memory if hardware.shared_cores else max(compute, memory)
+    return together, "compute" if compute > memory else "memory"
 
 
 def work_seconds(work: Work, hardware: Hardware, dtype: str) -> tuple[float, float]:
-    """The seconds of its multiplications and of its memory traffic; it takes the longer of the two."""
+    """The seconds of its multiplications and of its memory traffic; real devices take the longer of the two."""
     peak = hardware.peak(getattr(work, "dtype", "") or dtype)
     return work.flops / (peak * hardware.matmul_efficiency), work.bytes / hardware.memory_bandwidth
 
