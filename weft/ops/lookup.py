@@ -19,7 +19,7 @@ from ..dims import Dim, as_dims, check_distinct, pick_one, show, union
 from ..eager import op
 from ..errors import DimError, ShapeError, TensorTypeError, WeftError
 from ..forms import as_slice, in_form, slice_tensor, together
-from ..padding import fill_padding, positions, start_of
+from ..padding import fill_padding, is_uneven, positions, start_of
 from ..tensor import Tensor, asked, describe
 from .elementwise import add, align, astype
 
@@ -200,10 +200,10 @@ def _outside(index: Any, dim: Dim) -> Any:
 
 
 def _local_places(index: Any, dim: Dim, axes: Axes) -> Any:
-    """Where each index lies in this device's block; if it doesn't, the place behind its end."""
+    """Where each index lies in this device's block; if it doesn't, a place outside, padding included."""
     block = context.require().slice_size(dim, axes)
-    place = index - start_of(axes, block)
-    return jnp.where(_outside(index, dim) | (place < 0) | (place >= block), block, place)
+    place = index - start_of(axes, block) if axes else index
+    return jnp.where(index >= dim.size, block, place) if is_uneven(dim, axes) else place
 
 
 def _for_each(shared: list[Dim], fn: Callable[..., Any]) -> Callable[..., Any]:

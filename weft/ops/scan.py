@@ -173,7 +173,8 @@ class _Scan:
         stored = program.splits(x.dims, x.role)
         splits = tuple(() if n == place else one for n, one in enumerate(stored))
         early = axes if jnp.issubdtype(x.dtype, jnp.inexact) else frozenset()
-        array = jnp.moveaxis(in_form(x, splits, early), place, 0)
+        array = in_form(x, splits, early)
+        array = jnp.moveaxis(array, place, 0) if place else array
         dims = x.dims[:place] + x.dims[place + 1 :]
         return Form(dims, x.role, splits[:place] + splits[place + 1 :], frozenset()), array
 

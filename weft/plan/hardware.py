@@ -384,7 +384,7 @@ def measure_cpu(devices: int = 8) -> Hardware:
     mesh, layout = wf.Mesh(f"d={devices}"), wf.Layout("slice:d")
     slices, times = wf.Dim("slice", devices), wf.Dim("times", 8)
 
-    def seconds(body: Callable[[Any], Any], *args: Any) -> float:
+    def seconds(body: Callable[..., Any], *args: Any) -> float:
         """Of one call of `body` on all devices; its results are new memory, as in a real program."""
         return _typical(wf.spmd(body, mesh, layout), *(wf.place(a, mesh, layout) for a in args))
 

@@ -46,8 +46,9 @@ def _totals(console: Console, plan: Plan, time: Any) -> None:
     console.print(
         f'{plan.name} on mesh "{plan.mesh}" ({plan.mesh.size} devices), {plan.layout}', markup=False
     )
+    over = f"{plan.duplication:.3g} times over" if plan.duplication > 1.005 else "nothing twice"
     console.print(
-        f"on each device: {human_count(plan.flops)}FLOP (done {plan.duplication:.3g} times over), "
+        f"on each device: {human_count(plan.flops)}FLOP ({over}), "
         f"{human_bytes(sum(plan.comm_bytes.values()))} in collectives, "
         f"{human_bytes(plan.memory.peak)} of memory at the peak",
         markup=False,
@@ -80,6 +81,7 @@ def _axes(console: Console, plan: Plan, time: Any) -> None:
             human_bytes(sum(c.wire_bytes * c.count for c in some)),
         )
     console.print(table)
+    console.print()
 
 
 def _ops(console: Console, plan: Plan) -> None:
@@ -98,6 +100,7 @@ def _ops(console: Console, plan: Plan) -> None:
             flops = human_count(row["flops"]) if row["flops"] and not n else ""
             table.add_row(phase, escape(op), flops, what, human_bytes(size) if size else "", source)
     console.print(table)
+    console.print()
 
 
 def _memory(console: Console, plan: Plan) -> None:

@@ -50,8 +50,8 @@ class Time:
       hardware: the machine.
       total_seconds: one thing after the other.
       overlapped_seconds: with what may hide behind compute hidden.
-      compute_seconds: of local work that is bound by multiplications.
-      memory_seconds: of local work that is bound by memory traffic.
+      compute_seconds: of multiplications; of work that they bound, where devices are real.
+      memory_seconds: of memory traffic; of work that it bounds, where devices are real.
       network_seconds: of collectives, by axis; several axes together are `"pod+data"`.
       events: the timeline without overlap, in order; `start`, `seconds` (all its calls together), `kind`
         compute or network, `axis`, `index` into `plan.events`, `bound` and `hideable`.
@@ -108,8 +108,10 @@ def time_of(plan: Plan, hardware: Any) -> Time:
     shade: dict[str, float] = defaultdict(float)
     now = 0.0
     for index, event in enumerate(plan.events):
-        once, bound = _seconds(event, plan.mesh, hardware, dtype)
-        seconds = once * event.count * sharing
+        parts = _seconds(event, plan.mesh, hardware, dtype)
+        bound = max(parts, key=parts.__getitem__)
+        times = event.count * sharing
+        seconds = sum(parts.values()) * times
         axis, hides = "", False
         if isinstance(event, Collective):
             axis = "+".join(a for a in plan.mesh.names if a in event.axes)
@@ -117,7 +119,8 @@ def time_of(plan: Plan, hardware: Any) -> Time:
             hides = not hardware.shared_cores and hideable(event, plan)
             hidden[event.phase] += seconds if hides else 0.0
         else:
-            sums[bound] += seconds
+            sums["compute"] += parts["compute"] * times
+            sums["memory"] += parts["memory"] * times
             shade[event.phase] += seconds
         kind = "network" if bound == "network" else "compute"
         row = {"start": now, "seconds": seconds, "kind": kind, "axis": axis, "index": index}
@@ -137,17 +140,18 @@ def time_of(plan: Plan, hardware: Any) -> Time:
     )
 
 
-def _seconds(event: Event, mesh: Mesh, hardware: Hardware, dtype: str) -> tuple[float, str]:
-    """One run of an event on real devices, and what bounds it."""
+def _seconds(event: Event, mesh: Mesh, hardware: Hardware, dtype: str) -> dict[str, float]:
+    """One run of an event on real devices, by what takes it."""
     if isinstance(event, Collective):
-        return collective_seconds(event, mesh, hardware), "network"
+        return {"network": collective_seconds(event, mesh, hardware)}
     compute, memory = work_seconds(event, hardware, dtype)
-    together = compute + memory if hardware.shared_cores else max(compute, memory)
-    return together, "compute" if compute > memory else "memory"
+    if hardware.shared_cores:
+        return {"compute": compute, "memory": memory}
+    return {"compute": compute, "memory": 0.0} if compute > memory else {"compute": 0.0, "memory": memory}
 
 
 def work_seconds(work: Work, hardware: Hardware, dtype: str) -> tuple[float, float]:
-    """The seconds of its multiplications and of its memory traffic; real devices take the longer of the two."""
+    """The seconds of its multiplications and of its memory traffic; a real device does both at once."""
     peak = hardware.peak(getattr(work, "dtype", "") or dtype)
     return work.flops / (peak * hardware.matmul_efficiency), work.bytes / hardware.memory_bandwidth
 

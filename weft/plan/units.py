@@ -6,7 +6,7 @@ from __future__ import annotations
 def human_bytes(count: float) -> str:
     """`1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(count) < 1024 or unit == "TiB":
+        if abs(count) < 999.5 or unit == "TiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1024
     raise AssertionError
@@ -15,7 +15,7 @@ def human_bytes(count: float) -> str:
 def human_count(count: float) -> str:
     """`1.5 G`."""
     for unit in ("", "K", "M", "G", "T", "P", "E"):
-        if abs(count) < 1000 or unit == "E":
+        if abs(count) < 999.5 or unit == "E":
             return f"{count:.3g} {unit}".rstrip()
         count /= 1000
     raise AssertionError
