@@ -1,5 +1,7 @@
 """Weft: distributed tensor programs over named dimensions."""
 
+from typing import TYPE_CHECKING, Any
+
 from . import random as random
 from .autodiff import custom_vjp as custom_vjp
 from .autodiff import grad as grad
@@ -36,3 +38,7 @@ from .spmd import Program as Program
 from .spmd import spmd as spmd
 from .tensor import Tensor as Tensor
 from .tensor import is_tensor as is_tensor
+
+if TYPE_CHECKING:  # the element-wise functions are made from tables, which a type checker can't read
+
+    def __getattr__(name: str) -> Any: ...

@@ -1,0 +1,472 @@
+"""The Transformer: from tokens to logits and a loss, in one file that knows nothing of meshes.
+
+Decoder (language models), encoder, and encoder-decoder (translation). Read it from top to bottom: the numbers
+(`Config`), one layer (`Block`), a stack of them (`Stack`), the model (`Transformer`).
+
+Every dim has a name, and a layout splits by these names:
+
+    batch length memory_length d_model d_ff heads kv_heads d_kv vocab experts layers
+
+`length` are the places of a sequence, `memory_length` those that it attends to. Layers are stacked on the dim
+`layers` and run by one `wf.scan`, so depth costs no program text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+import weft as wf
+from weft import nn
+from weft.tensor import Tensor
+
+# The numbers
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a Transformer is.
+
+    Attributes:
+      kind: "decoder", "encoder" or "encoder_decoder".
+      vocab, d_model, d_ff, heads, d_kv, layers: the sizes; `layers` are those of each stack.
+      decoder_layers: the decoder's, if it has others than the encoder.
+      kv_heads: key heads, if they are fewer than the query heads: 1 is multi-query, more is grouped.
+      longest: the longest sequence; the number of learned positions.
+      positions: "learned", "sinusoid", "relative" (T5's buckets), "rotary" or "none".
+      rotary_base: the longest rotary wave is 2π times this.
+      norm, epsilon: "rms" or "layer", and what is added under its root.
+      activation: of the feed-forward block, a name of `nn.ACTIVATIONS`.
+      bias: whether linear maps have one.
+      scaled: whether attention scores are divided by sqrt(d_kv).
+      tied: whether the embedding is the last layer too.
+      scale_logits: whether the last layer's input is multiplied by d_model^-½ (T5 v1.0).
+      attention: "full", "local" (a window of `window` places) or "lsh" (the Reformer's, decoder only).
+      block: "serial", or "parallel": attention and feed-forward side by side, with one sum for both.
+      residual: "plain" or "reversible": the backward pass computes activations anew, layer by layer.
+      remat: what the backward pass does not compute anew, a policy of `wf.remat`; None: all is kept.
+      feed_chunks, loss_chunks: in how many pieces of the sequence the feed-forward block and the loss are
+        done, to hold less at once.
+      experts: how many feed-forward blocks a mixture has; 0: no mixture.
+      expert_top, capacity: how many experts see a token, and each one's room, in even shares.
+      dropout: the rate, where a key is given.
+      smoothing, z_loss: of the cross-entropy.
+      compute: the type of activations and products; parameters, norms, softmax and loss are float32.
+    """
+
+    kind: str = "decoder"
+    vocab: int = 32_768
+    d_model: int = 512
+    d_ff: int = 2048
+    heads: int = 8
+    d_kv: int = 64
+    layers: int = 6
+    decoder_layers: int | None = None
+    kv_heads: int | None = None
+    longest: int = 512
+    positions: str = "learned"
+    rotary_base: float = 10_000.0
+    norm: str = "rms"
+    epsilon: float = 1e-6
+    activation: str = "relu"
+    bias: bool = False
+    scaled: bool = True
+    tied: bool = False
+    scale_logits: bool = False
+    attention: str = "full"
+    window: int = 128
+    block: str = "serial"
+    residual: str = "plain"
+    remat: str | None = None
+    feed_chunks: int = 1
+    loss_chunks: int = 1
+    experts: int = 0
+    expert_top: int = 1
+    capacity: float = 1.25
+    dropout: float = 0.0
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+    compute: str = "float32"
+
+    def dims(self) -> Dims:
+        return Dims(self)
+
+    def replace(self, **changes: Any) -> Config:
+        """The same with some numbers changed."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def parameter_count(self) -> int:
+        return nn.count(Transformer(self))
+
+
+class Dims:
+    """The dims of a model: those that its parameters have."""
+
+    def __init__(self, c: Config):
+        self.vocab, self.d_model = wf.Dim("vocab", c.vocab), wf.Dim("d_model", c.d_model)
+        self.d_ff, self.d_kv = wf.Dim("d_ff", c.d_ff), wf.Dim("d_kv", c.d_kv)
+        grouped = c.kv_heads is not None and c.kv_heads not in (1, c.heads)
+        self.heads = wf.Dim("heads", c.heads // c.kv_heads if grouped and c.kv_heads else c.heads)
+        self.kv_heads = wf.Dim("kv_heads", c.kv_heads) if grouped and c.kv_heads else None
+
+
+class Batch(eqx.Module):
+    """Rows of tokens, each over `batch` and `length`.
+
+    Attributes:
+      tokens: what the model reads: the decoder's, or those of a model with one stack.
+      targets: what it should say at each place.
+      weights: how much each place counts in the loss; None: all alike.
+      places: the number of each place in its example; None: from 0 on.
+      segments: which example of a packed row each place is of; None: one example in a row.
+      prefix: by row, how many places at its beginning all may see (a prefix LM).
+      inputs, input_places, input_segments: the encoder's, of an encoder-decoder.
+    """
+
+    tokens: Tensor
+    targets: Tensor | None = None
+    weights: Tensor | None = None
+    places: Tensor | None = None
+    segments: Tensor | None = None
+    prefix: Tensor | None = None
+    inputs: Tensor | None = None
+    input_places: Tensor | None = None
+    input_segments: Tensor | None = None
+
+
+def shifted(targets: Tensor, segments: Tensor | None = None) -> Tensor:
+    """What a decoder reads to say the targets: each one's predecessor, and 0 at the start of an example."""
+    tokens = wf.shift(targets, "length", 1)
+    if segments is None:
+        return tokens
+    return wf.where(segments == wf.shift(segments, "length", 1), tokens, 0)
+
+
+# What a sequence sees
+
+
+class Sight(eqx.Module):
+    """A sequence's places, and which of another one (or of its own) they may attend to."""
+
+    places: Tensor
+    segments: Tensor | None
+    prefix: Tensor | None
+    memory_places: Tensor
+    memory_segments: Tensor | None
+    ordered: bool = eqx.field(static=True)
+    window: int | None = eqx.field(static=True)
+
+    def visible(self) -> Tensor | None:
+        """Truth values over `length` and `memory_length`, and `batch` where rows differ; None: all."""
+        (length,), (memory,) = self.places.dims[-1:], self.memory_places.dims[-1:]
+        masks = []
+        if self.ordered:
+            seen = nn.causal(length, memory)
+            masks.append(seen if self.prefix is None else seen | nn.prefix(memory, self.prefix))
+        if self.segments is not None and self.memory_segments is not None:
+            masks.append(nn.segments(self.segments, self.memory_segments))
+        if self.window is not None:
+            masks.append(nn.window(length, memory, self.window))
+        return None if not masks else _all(masks)
+
+
+def _all(masks: list[Tensor]) -> Tensor:
+    both = masks[0]
+    for mask in masks[1:]:
+        both = both & mask
+    return both
+
+
+# One layer
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Dropout at named sites of one layer: each has a key of its own, whatever order they run in."""
+
+    rate: float
+    key: Any
+
+    def __call__(self, site: str) -> Callable[[Tensor], Tensor]:
+        if not self.rate or self.key is None:
+            return lambda x: x
+        key = jax.random.fold_in(self.key, zlib.crc32(site.encode()))
+        return lambda x: wf.dropout(x, self.rate, key)
+
+
+class Around(eqx.Module):
+    """What all layers of a stack share.
+
+    Attributes:
+      sight: what places see of their own sequence.
+      bias: relative positions, added to the scores.
+      memory: the encoder's result, over `memory_length`, and what places see of it.
+    """
+
+    sight: Sight
+    bias: Tensor | None = None
+    memory: Tensor | None = None
+    memory_sight: Sight | None = None
+
+
+class Block(nn.Module):
+    """Attention, attention to the encoder if there is one, feed-forward: each of x normed, added to x."""
+
+    attention_norm: Any
+    attention: nn.Attention
+    memory_norm: Any
+    memory_attention: nn.Attention | None
+    feed_norm: Any
+    feed: Any
+    config: Config = eqx.field(static=True)
+
+    def __init__(self, c: Config, with_memory: bool):
+        d = c.dims()
+
+        def norm() -> Any:
+            return nn.NORMS[c.norm](d.d_model, c.epsilon)
+
+        def attention() -> nn.Attention:
+            return nn.Attention(d.d_model, d.heads, d.d_kv, d.kv_heads, bias=c.bias, scaled=c.scaled)
+
+        self.config = c
+        self.attention_norm, self.attention = norm(), attention()
+        self.memory_norm = norm() if with_memory else None
+        self.memory_attention = attention() if with_memory else None
+        self.feed_norm = norm() if c.block == "serial" else None
+        self.feed = nn.FeedForward(d.d_model, d.d_ff, c.activation, bias=c.bias)
+
+    def branches(self, around: Around, drop: Drop) -> list[Callable[[Tensor], Tensor]]:
+        """What is added to x, one after the other."""
+
+        def attend(h: Tensor) -> Tensor:
+            sight, rotate = around.sight, None
+            if self.config.positions == "rotary":
+                rotate = functools.partial(self._rotate, places=sight.places)
+            visible, weights = sight.visible(), drop("weights")
+            return self.attention(h, _memory(h), visible, bias=around.bias, rotate=rotate, drop=weights)
+
+        def look_up(x: Tensor) -> Tensor:
+            memory, sight = around.memory, around.memory_sight
+            assert self.memory_attention is not None and memory is not None and sight is not None
+            h, weights = self.memory_norm(x), drop("memory weights")
+            return self.memory_attention(h, memory, sight.visible(), drop=weights)
+
+        def feed(h: Tensor) -> Tensor:
+            return _in_chunks(lambda h: self.feed(h, drop("wide")), h, self.config.feed_chunks)
+
+        if self.config.block == "parallel":
+            both = lambda h: attend(h) + feed(h)  # noqa: E731
+            sites = {"both": lambda x: both(self.attention_norm(x))}
+        else:
+            sites = {"attention": lambda x: attend(self.attention_norm(x))}
+            sites |= {"memory": look_up} if self.memory_attention is not None else {}
+            sites |= {"feed": lambda x: feed(self.feed_norm(x))}
+        return [functools.partial(_dropped, f, drop(site)) for site, f in sites.items()]
+
+    def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
+        if "memory_length" in {d.name for d in x.dims}:
+            places = _memory(places)
+        return nn.rotary(x, places, self.attention.d_kv, self.config.rotary_base)
+
+
+def _dropped(f: Callable[[Tensor], Tensor], drop: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return drop(f(x))
+
+
+# A stack of layers
+
+
+class Stack(nn.Module):
+    """Positions, layers one after the other, a last norm."""
+
+    positions: nn.LearnedPositions | None
+    relative: nn.RelativePositions | None
+    blocks: Block
+    norm: Any
+    layers: wf.Dim = eqx.field(static=True)
+    ordered: bool = eqx.field(static=True)
+    config: Config = eqx.field(static=True)
+
+    def __init__(self, c: Config, layers: int, *, ordered: bool, with_memory: bool = False):
+        d = c.dims()
+        self.config, self.layers, self.ordered = c, wf.Dim("layers", layers), ordered
+        learned, relative = c.positions == "learned", c.positions == "relative"
+        self.positions = nn.LearnedPositions(c.longest, d.d_model) if learned else None
+        self.relative = nn.RelativePositions(d.heads, both_ways=not ordered) if relative else None
+        self.blocks = nn.stack(Block(c, with_memory), self.layers)
+        self.norm = nn.NORMS[c.norm](d.d_model, c.epsilon)
+
+    def __call__(self, x: Tensor, sight: Sight, memory: Tensor | None, memory_sight: Any, key: Any) -> Tensor:
+        c = self.config
+        if self.positions is not None:
+            x = x + self.positions(sight.places)
+        if c.positions == "sinusoid":
+            x = x + nn.sinusoid(sight.places, self.norm.dim)
+        bias = None
+        if self.relative is not None:
+            bias = self.relative(sight.places, sight.memory_places)
+        around = Around(sight, bias, memory, memory_sight)
+        x = Drop(c.dropout, key)("embedding")(x).astype(c.compute)
+        x = RESIDUALS[c.residual](self, x, around, key)
+        return Drop(c.dropout, key)("last")(self.norm(x))
+
+    def keys(self, key: Any) -> Any:
+        """A key for each layer, or None for each if there is none."""
+        return None if key is None else jax.random.split(key, self.layers.size)
+
+
+def _plain(stack: Stack, x: Tensor, around: Around, key: Any) -> Tensor:
+    """x + each branch of x, layer by layer."""
+    c = stack.config
+
+    def layer(x: Tensor, given: Any) -> tuple[Tensor, None]:
+        block, key = given
+        for branch in nn.cast(block, c.compute).branches(around, Drop(c.dropout, key)):
+            x = x + branch(x)
+        return x, None
+
+    body = layer if c.remat is None else wf.remat(layer, c.remat)
+    return wf.scan(body, x, (stack.blocks, stack.keys(key)), stack.layers)[0]
+
+
+RESIDUALS = {"plain": _plain}
+
+
+def _in_chunks(f: Callable[[Tensor], Tensor], x: Tensor, chunks: int) -> Tensor:
+    """f of x, piece by piece of its length, so that what is between is held for one piece at a time."""
+    return f(x) if chunks == 1 else nn.chunked(f, x, "length", chunks)
+
+
+# The model
+
+
+class Transformer(nn.Module):
+    """A Transformer, by its `Config`.
+
+    model = nn.init(Transformer(Config(vocab=8192)), jax.random.key(0))
+    logits = model.logits(Batch(tokens))
+    loss = model.loss(Batch(tokens, targets), key)
+    """
+
+    embedding: nn.Embedding
+    encoder: Stack | None
+    decoder: Stack | None
+    last: nn.Linear | None
+    config: Config = eqx.field(static=True)
+
+    def __init__(self, config: Config):
+        d = config.dims()
+        self.config = config
+        self.embedding = nn.Embedding(d.vocab, d.d_model)
+        two = config.kind == "encoder_decoder"
+        depth = config.decoder_layers or config.layers
+        self.encoder = Stack(config, config.layers, ordered=False) if config.kind != "decoder" else None
+        self.decoder = (
+            Stack(config, depth, ordered=True, with_memory=two) if config.kind != "encoder" else None
+        )
+        self.last = None if config.tied else nn.Linear([d.d_model], [d.vocab])
+
+    def encode(self, batch: Batch, key: Any = None) -> Tensor:
+        """The encoder's result."""
+        assert self.encoder is not None
+        two = self.decoder is not None
+        tokens = batch.inputs if two else batch.tokens
+        places, segments = (
+            (batch.input_places, batch.input_segments) if two else (batch.places, batch.segments)
+        )
+        assert tokens is not None
+        return self._run(self.encoder, tokens, places, segments, None, None, None, _fold(key, "encoder"))
+
+    def features(self, batch: Batch, key: Any = None) -> Tensor:
+        """What the last layer makes logits of, over `length` and `d_model`."""
+        if self.decoder is None:
+            return self.encode(batch, key)
+        memory, memory_sight = None, None
+        places = _places(batch.tokens, batch.places)
+        if self.encoder is not None:
+            memory = _memory(self.encode(batch, key))
+            assert batch.inputs is not None
+            input_places = _memory(_places(batch.inputs, batch.input_places))
+            input_segments = _memory(batch.input_segments)
+            memory_sight = Sight(places, batch.segments, None, input_places, input_segments, False, None)
+        return self._run(
+            self.decoder,
+            batch.tokens,
+            places,
+            batch.segments,
+            batch.prefix,
+            memory,
+            memory_sight,
+            _fold(key, "decoder"),
+        )
+
+    def _run(
+        self,
+        stack: Stack,
+        tokens: Tensor,
+        places: Tensor | None,
+        segments: Tensor | None,
+        prefix: Tensor | None,
+        memory: Tensor | None,
+        memory_sight: Sight | None,
+        key: Any,
+    ) -> Tensor:
+        places = _places(tokens, places)
+        window = self.config.window if self.config.attention == "local" else None
+        sight = Sight(places, segments, prefix, _memory(places), _memory(segments), stack.ordered, window)
+        return stack(self.embedding(tokens), sight, memory, memory_sight, key)
+
+    def project(self, features: Tensor) -> Tensor:
+        """The logits of features, in float32."""
+        compute = self.config.compute
+        if self.config.scale_logits:
+            features = features * self.config.d_model**-0.5
+        if self.last is None:
+            return nn.cast(self.embedding, compute).logits(features).astype(jnp.float32)
+        return nn.cast(self.last, compute)(features).astype(jnp.float32)
+
+    def logits(self, batch: Batch, key: Any = None) -> Tensor:
+        """The unnormalised log-probabilities of each token at each place."""
+        return self.project(self.features(batch, key))
+
+    def loss(self, batch: Batch, key: Any = None) -> Tensor:
+        """The mean cross-entropy of the targets; with a key, under dropout."""
+        c = self.config
+        assert batch.targets is not None
+        features = self.features(batch, key)
+        weights = batch.weights if batch.weights is not None else wf.ones(batch.targets.dims)
+
+        def of(features: Tensor, targets: Tensor) -> Tensor:
+            vocab = self.embedding.vocab
+            return nn.cross_entropy(
+                self.project(features), targets, vocab, smoothing=c.smoothing, z_loss=c.z_loss
+            )
+
+        if c.loss_chunks == 1:
+            losses = of(features, batch.targets)
+        else:
+            losses = nn.chunked(of, (features, batch.targets), "length", c.loss_chunks)
+        return wf.sum(losses * weights) / wf.maximum(wf.sum(weights), 1.0)
+
+
+def _memory(t: Any) -> Any:
+    """The same places, as those that are attended to."""
+    return None if t is None else t.rename(length="memory_length")
+
+
+def _places(tokens: Tensor, places: Tensor | None) -> Tensor:
+    return places if places is not None else wf.arange(tokens.dims[-1])
+
+
+def _fold(key: Any, name: str) -> Any:
+    return None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))

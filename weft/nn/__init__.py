@@ -1,0 +1,33 @@
+"""Layers over named tensors. Nothing here knows of meshes."""
+
+from .attention import Attention as Attention
+from .chunked import chunked as chunked
+from .feedforward import ACTIVATIONS as ACTIVATIONS
+from .feedforward import FeedForward as FeedForward
+from .linear import Embedding as Embedding
+from .linear import Linear as Linear
+from .loss import cross_entropy as cross_entropy
+from .masks import causal as causal
+from .masks import prefix as prefix
+from .masks import segments as segments
+from .masks import window as window
+from .module import Declared as Declared
+from .module import Module as Module
+from .module import Normal as Normal
+from .module import cast as cast
+from .module import count as count
+from .module import declare as declare
+from .module import fan_in as fan_in
+from .module import init as init
+from .module import ones as ones
+from .module import parameters as parameters
+from .module import specs as specs
+from .module import stack as stack
+from .module import zeros as zeros
+from .norm import NORMS as NORMS
+from .norm import LayerNorm as LayerNorm
+from .norm import RMSNorm as RMSNorm
+from .positions import LearnedPositions as LearnedPositions
+from .positions import RelativePositions as RelativePositions
+from .positions import rotary as rotary
+from .positions import sinusoid as sinusoid

@@ -1,0 +1,52 @@
+"""Functions of a sequence done piece by piece, so that what is inside is held for one piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import weft as wf
+from weft.errors import ShapeError
+from weft.tensor import Tensor, is_tensor
+
+
+def chunked(f: Callable[..., Any], args: Any, dim: str, pieces: int) -> Any:
+    """`f(*args)`, computed for pieces of a dim one after the other, in the backward pass anew.
+
+    Args:
+      f: a function that treats the dim's elements alike, each by itself.
+      args: a tensor or a tuple of them, all with the dim.
+      dim: its name.
+      pieces: how many; they need not divide the size.
+    """
+    given = args if isinstance(args, tuple) else (args,)
+    whole = next(d for d in given[0].dims if d.name == dim)
+    if not 1 <= pieces <= whole.size:
+        raise ShapeError(
+            f"{pieces} pieces of {whole}",
+            rule="a dim has at least one piece, and at most as many as elements",
+            hint=f"ask for 1 to {whole.size} pieces",
+        )
+    size = -(-whole.size // pieces)
+    # Each piece takes every pieces-th element: the dim's own name stays in front, and if it is split, pieces
+    # are made of what each device has.
+    inner, piece = whole.resize(size), wf.Dim("piece", pieces)
+
+    def cut(t: Tensor) -> Tensor:
+        return wf.split(wf.pad(t, dim, 0, size * pieces - whole.size), dim, [inner, piece])
+
+    def step(_: None, one: tuple[Tensor, ...]) -> tuple[None, Any]:
+        return None, wf.remat(f)(*one)
+
+    _, out = wf.scan(step, None, tuple(cut(t) for t in given), piece)
+
+    def whole_again(t: Tensor) -> Tensor:
+        order = [d for d in t.dims if d != piece]
+        place = order.index(inner)
+        t = wf.transpose(t, [*order[: place + 1], piece, *order[place + 1 :]])
+        merged = wf.merge(t, [inner, piece], whole.resize(size * pieces))
+        return merged[dim, : whole.size] if size * pieces != whole.size else merged
+
+    return jax.tree.map(whole_again, out, is_leaf=is_tensor)

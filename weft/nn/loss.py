@@ -1,0 +1,33 @@
+"""Losses over a vocabulary that may be split: no device ever holds a gathered one."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+import weft as wf
+from weft.tensor import Tensor
+
+
+def cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    vocab: wf.Dim,
+    *,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
+    """The negative log-probability of each target, in float32.
+
+    Args:
+      logits: over the vocabulary.
+      targets: the tokens that were right.
+      vocab: the vocabulary's dim.
+      smoothing: the share of the target's probability that is spread over all tokens evenly.
+      z_loss: times the square of the log of the softmax's sum, which keeps logits from drifting.
+    """
+    logits = logits.astype(jnp.float32)
+    total = wf.logsumexp(logits, vocab)
+    loss = total - wf.take(logits, targets, vocab)
+    if smoothing:
+        loss = (1 - smoothing) * loss + smoothing * (total - wf.mean(logits, vocab))
+    return loss + z_loss * wf.square(total) if z_loss else loss

@@ -1,0 +1,50 @@
+"""Norms: each row scaled to unit size, in float32 whatever the type of x."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+
+import weft as wf
+from weft.tensor import Tensor
+
+from .module import Module, declare, ones, zeros
+
+
+class RMSNorm(Module):
+    """`x / sqrt(mean(x²) + epsilon) · scale` over one dim: the scale-only norm of the paper and of T5."""
+
+    scale: Tensor
+    dim: wf.Dim = eqx.field(static=True)
+    epsilon: float = eqx.field(static=True)
+
+    def __init__(self, dim: wf.Dim, epsilon: float = 1e-6):
+        self.dim, self.epsilon = dim, epsilon
+        self.scale = declare([dim], ones)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = x.astype(jnp.float32)
+        size = wf.mean(wf.square(wide), self.dim)
+        return (wide * wf.rsqrt(size + self.epsilon)).astype(x.dtype) * self.scale
+
+
+class LayerNorm(Module):
+    """`(x - mean) / sqrt(variance + epsilon) · scale + bias` over one dim."""
+
+    scale: Tensor
+    bias: Tensor
+    dim: wf.Dim = eqx.field(static=True)
+    epsilon: float = eqx.field(static=True)
+
+    def __init__(self, dim: wf.Dim, epsilon: float = 1e-5):
+        self.dim, self.epsilon = dim, epsilon
+        self.scale, self.bias = declare([dim], ones), declare([dim], zeros)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = x.astype(jnp.float32)
+        centred = wide - wf.mean(wide, self.dim)
+        size = wf.mean(wf.square(centred), self.dim)
+        return (centred * wf.rsqrt(size + self.epsilon)).astype(x.dtype) * self.scale + self.bias
+
+
+NORMS = {"rms": RMSNorm, "layer": LayerNorm}
