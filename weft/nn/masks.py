@@ -16,7 +16,7 @@ def causal(length: wf.Dim, memory: wf.Dim) -> Tensor:
 
 
 def prefix(memory: wf.Dim, size: Tensor) -> Tensor:
-    """The first `size` places (by batch row, say) are seen by all; `causal(...) | prefix(...)` is a prefix LM."""
+    """The first `size` places (of each batch row, say) are seen by all; with `causal(...) |`, a prefix LM."""
     return wf.arange(memory) < size
 
 
