@@ -81,6 +81,10 @@ class HardwareError(WeftError, ValueError):
     """A hardware profile that is unknown or can't be read."""
 
 
+class ModelError(WeftError, ValueError):
+    """A model that is unknown, or a checkpoint that doesn't fit it."""
+
+
 class LayoutWarning(UserWarning):
     """A rule without effect."""
 

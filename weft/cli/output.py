@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from .loading import UserError
@@ -31,3 +32,17 @@ def write(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(draft)
         raise
+
+
+def table(rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
+    """Print rows as columns. Those whose header begins with `>` go to the right; with no header, all but one."""
+    first = rows[0]
+    right = [cell.startswith(">") if header else n > 0 for n, cell in enumerate(first)]
+    rows = [[cell.lstrip(">") for cell in first], *rows[1:]] if header else rows
+    widths = [max(len(row[n]) for row in rows) for n in range(len(first))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ]
+        print("  ".join(cells).rstrip())

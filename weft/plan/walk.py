@@ -179,12 +179,17 @@ def phase_of(name: str, seen_backward: bool) -> str:
     return "update" if seen_backward and "jvp(" not in name else "forward"
 
 
+_MODELS = f"{PACKAGE}models{os.sep}"
+
+
 def source_of(eqn: Any) -> str:
-    """The user's `file:line` of an equation."""
+    """The user's `file:line` of an equation; models are written in the language, and count as the user's."""
     traceback = eqn.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         name = frame.file_name
         library = f"{os.sep}site-packages{os.sep}" in name or f"{os.sep}lib{os.sep}python" in name
+        if name.startswith(_MODELS):
+            return f"weft/{os.path.relpath(name, PACKAGE)}:{frame.line_num}"
         if not name.startswith(PACKAGE) and not library and not name.startswith("<"):
             short = os.path.relpath(name) if os.path.isabs(name) else name
             return f"{name if short.startswith('..') else short}:{frame.line_num}"

@@ -1,0 +1,95 @@
+"""`weft models`: the known models, and what is in one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from .output import table
+
+
+@dataclass
+class List:
+    """The known models, one to a line."""
+
+    json: bool = False
+    """Print JSON instead of text."""
+
+    def run(self) -> None:
+        from ..models import preset, presets
+        from ..plan.units import human_count
+
+        known = [preset(name) for name in presets()]
+        if self.json:
+            import json
+
+            print(json.dumps([{"name": p.name, "parameters": p.parameter_count} for p in known], indent=1))
+            return
+        rows = [("name", ">parameters", ">layers", ">d_model", ">d_ff", ">heads", "")]
+        for p in known:
+            c = p.config
+            sizes = [str(n) for n in (c.layers, c.d_model, c.d_ff, c.heads)]
+            rows.append((p.name, human_count(p.parameter_count), *sizes, p.about))
+        table(rows)
+
+
+@dataclass
+class Show:
+    """A model's parameters with their dims, counted, and the numbers that make it."""
+
+    name: Annotated[Positional[str], arg(metavar="NAME")]
+    """A name of `weft models list`."""
+    json: bool = False
+    """Print JSON instead of text."""
+
+    def run(self) -> None:
+        from .. import nn
+        from ..dims import show
+        from ..models import preset
+        from ..models.presets import kinds
+
+        chosen = preset(self.name)
+        found = nn.parameters(chosen.model())
+        sums = kinds(chosen.config)
+        if self.json:
+            import json
+
+            print(
+                json.dumps(
+                    {
+                        "name": chosen.name,
+                        "config": {f.name: getattr(chosen.config, f.name) for f in fields(chosen.config)},
+                        "parameters": {n: {d.name: d.size for d in p.dims} for n, p in found.items()},
+                        "count": {"all": chosen.parameter_count, **sums},
+                    },
+                    indent=1,
+                )
+            )
+            return
+        print(f"{chosen.name}: {chosen.about}; {chosen.batch} rows of {chosen.length} places a step\n")
+        rows: list[Any] = [("parameter", ">count", "dims")]
+        rows += [(name, f"{p.size:,}", show(p.dims)) for name, p in found.items()]
+        table(rows)
+        print(f"\n{chosen.parameter_count:,} in all:")
+        table([(f"  {kind}", f"{count:,}") for kind, count in sums.items()], header=False)
+        changed = [f for f in fields(chosen.config) if getattr(chosen.config, f.name) != f.default]
+        print("\n" + ", ".join(f"{f.name} {getattr(chosen.config, f.name)}" for f in changed))
+        print(
+            f"precision: {chosen.config.compute} for products and activations; float32 for parameters, norms, "
+            "softmax, the loss, and sums of gradients"
+        )
+
+
+@dataclass
+class Models:
+    """The known models: their sizes and parameters."""
+
+    do: (
+        Annotated[List, tyro.conf.subcommand("list")] | Annotated[Show, tyro.conf.subcommand("show")]
+    ) = field(default_factory=List)
+
+    def run(self) -> None:
+        self.do.run()
