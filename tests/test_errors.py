@@ -324,6 +324,16 @@ def slice_too_long():
 
 
 @mistake
+def slice_beyond_the_end():
+    wf.slice(ones("batch=4"), "batch", 3, 2)  # wrong
+
+
+@mistake
+def update_before_the_beginning():
+    wf.update(ones("batch=4"), "batch", -5, ones("batch=2"))  # wrong
+
+
+@mistake
 def update_of_another_dim():
     wf.update(ones("batch=4"), "batch", 0, ones("length=2"))  # wrong
 

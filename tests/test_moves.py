@@ -61,7 +61,7 @@ def sliced(x, y, i):
     c = wf.Dim("c", 3)
     return [
         wf.slice(x, "a", i, 3), wf.slice(x, "a", i, c),
-        wf.slice(x, "a", 2, 3), wf.slice(x, "a", 2, c), wf.slice(x, "a", 99, 4), wf.slice(x, "b", i, 1),
+        wf.slice(x, "a", 2, 3), wf.slice(x, "a", 2, c), wf.slice(x, "a", -4, 4), wf.slice(x, "a", i + 99, 4), wf.slice(x, "b", i, 1),
         wf.update(x, "a", i, y), wf.update(x, "a", 1, y), wf.update(x, "a", -3, y["a", :2]),
         wf.update(x, "a", i, y["a", 1:2]), wf.update(x, "a", 3, y["a", 1]),
         wf.update(x, "a", i, y["a", 1:3, "b", 0]), wf.update(x, "b", i, y["b", 0, "a", 0]),
@@ -74,7 +74,7 @@ def sliced_arrays(x, y, i):
     row = jnp.broadcast_to(y[1:3, 0], (x.shape[0], 2))
     return [
         take(x, i, 3), take(x, i, 3),
-        take(x, 2, 3), take(x, 2, 3), take(x, 99, 4), lax.dynamic_slice_in_dim(x, i, 1, 0),
+        take(x, 2, 3), take(x, 2, 3), x[:, -4:], x[:, -4:], lax.dynamic_slice_in_dim(x, i, 1, 0),
         put(x, y.T, i), put(x, y.T, 1), put(x, y.T[:, :2], -3),
         put(x, y.T[:, 1:2], i), put(x, y.T[:, 1:2], 3),
         put(x, row, i), put(x, jnp.full((1, x.shape[1]), y[0, 0]), i, 0),

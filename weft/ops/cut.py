@@ -183,25 +183,25 @@ def _range(array: Any, position: int, dim: Dim, axes: Axes, places: range) -> An
 
 @op
 def slice(x: Tensor, dim: Any, start: Any, size: Any) -> Tensor:
-    """`size` places of a dim from `start` on, clamped so that they lie within it.
+    """`size` places of a dim from `start` on.
 
     Args:
       x: a tensor.
       dim: which dim.
-      start: a whole number or an integer tensor without dims. As in `jax.lax.dynamic_slice`,
-        negative ones are counted from the end, and one that reaches too far is moved back.
+      start: a whole number or an integer tensor without dims; negative ones are counted from the
+        end. If the places don't lie within the dim, a number is an error. A tensor's value is known
+        only when the program runs: it is moved back until they do, as in `jax.lax.dynamic_slice`.
       size: how many places; a Dim also gives the new name.
 
     >>> import weft as wf
     >>> x = wf.arange(wf.Dim("a", 6))
-    >>> wf.slice(x, "a", x["a", 2], 3), wf.slice(x, "a", 5, wf.Dim("b", 2))
+    >>> wf.slice(x, "a", x["a", 2], 3), wf.slice(x, "a", -2, wf.Dim("b", 2))
     (i32[a=3] [2, 3, 4], i32[b=2] [4, 5])
     """
     x = resolved(as_slice(x))
     old = pick_one(x.dims, dim)
     new = size if isinstance(size, Dim) else old.resize(whole_number(size, "size"))
-    _check_fits(new, old)
-    start = _clamped(_start(start), old, new.size)
+    start = _start(start, old, new)
     position = x.dims.index(old)
     dims = x.dims[:position] + (new,) + x.dims[position + 1 :]
     check_distinct(dims)
@@ -237,7 +237,7 @@ def update(x: Tensor, dim: Any, start: Any, value: Any) -> Tensor:
     Args:
       x: a tensor.
       dim: which dim.
-      start: as in `slice`, clamped so that the whole value finds room.
+      start: as in `slice`.
       value: has the dim in its own size (or not at all: then it is one place) and the other dims of
         `x`; those that it lacks are broadcast. It takes the dtype of `x`.
 
@@ -249,8 +249,7 @@ def update(x: Tensor, dim: Any, start: Any, value: Any) -> Tensor:
     old = pick_one(x.dims, dim)
     new = next((d for d in value.dims if d.name == old.name), old.resize(1))
     _check_value(x, value, old)
-    _check_fits(new, old)
-    start = _clamped(_start(start), old, new.size)
+    start = _start(start, old, new)
     position = x.dims.index(old)
     axes = home(x)[position]
     by_permutes = bool(axes) and isinstance(start, int) and new in value.dims
@@ -327,19 +326,27 @@ def _widened(array: Any, position: int, by: int) -> Any:
     return lax.pad(array, jnp.zeros((), array.dtype), edges)
 
 
-def _check_fits(new: Dim, old: Dim) -> None:
+def _start(start: Any, old: Dim, new: Dim) -> Any:
+    """Where a slice or an update begins: a number that was checked, or a clamped value."""
     if new.size > old.size:
         raise ShapeError(
             f"{new.size} places don't fit into dim {old}",
             rule="a slice or an update lies within its dim",
             hint=f"take at most {old.size}, or extend the dim with wf.pad",
         )
-
-
-def _start(start: Any) -> Any:
-    if isinstance(start, int | np.integer) and not isinstance(start, bool):
-        return int(start)
-    return _scalar(start, "start")
+    if not isinstance(start, int | np.integer) or isinstance(start, bool):
+        return _clamped(_scalar(start, "start"), old, new.size)
+    first, last = int(start), old.size - new.size
+    first += old.size if first < 0 else 0
+    if not 0 <= first <= last:
+        raise ShapeError(
+            f"{new.size} places from {start} on don't lie within dim {old}",
+            f"they would be {first} to {first + new.size - 1}, and its places are 0 to {old.size - 1}",
+            rule="a slice or an update lies within its dim; a negative start counts from the end",
+            hint=f"start at {last}, or at {-new.size} from the end, for the last {new.size}; a start "
+            "that is a tensor is moved back as far as it takes",
+        )
+    return first
 
 
 def _scalar(x: Any, what: str) -> Any:

@@ -68,12 +68,16 @@ def draw_slice(d: Any) -> Any:
     x = d.env[n]
     dim = d.choose(x.names)
     size = d.draw(integers(1, x.sizes[dim]))
-    start = d.draw(integers(-x.sizes[dim], x.sizes[dim]))
     return (n,), {
         "dim": dim,
-        "start": start,
+        "start": _drawn_start(d, x.sizes[dim], size),
         "new": (d.name([m for m in x.names if m != dim]), size),
     }
+
+
+def _drawn_start(d: Any, size: int, length: int) -> int:
+    """A place that leaves room, counted from the front or from the end."""
+    return d.draw(integers(0, size - length)) - d.choose((0, size))
 
 
 def draw_slice_at(d: Any) -> Any:
@@ -96,8 +100,8 @@ def draw_update(d: Any) -> Any:
     def fits(y: Named) -> bool:
         return all(y.sizes[m] == x.sizes.get(m) or (m == dim and y.sizes[m] < x.sizes[m]) for m in y.names)
 
-    start = d.draw(integers(-x.sizes[dim], x.sizes[dim]))
-    return (n, d.value("f", test=fits)), {"dim": dim, "start": start}
+    m = d.value("f", test=fits)
+    return (n, m), {"dim": dim, "start": _drawn_start(d, x.sizes[dim], d.env[m].sizes.get(dim, 1))}
 
 
 def draw_update_at(d: Any) -> Any:
@@ -117,8 +121,9 @@ def _update(x: Named, y: Named, dim: str, start: Any) -> Named:
 
 
 def _static_start(x: Named, dim: str, start: int, length: int) -> int:
-    size = x.sizes[dim]
-    return max(0, min(size - length, start + size if start < 0 else start))
+    first = start + x.sizes[dim] if start < 0 else start
+    assert 0 <= first <= x.sizes[dim] - length  # or a smaller case is none
+    return first
 
 
 def draw_concat(d: Any) -> Any:
