@@ -119,7 +119,9 @@ class Dims:
         self.kv_heads = wf.Dim("kv_heads", c.kv_heads) if grouped and c.kv_heads else None
 
 
-class Batch(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Batch:
     """Rows of tokens, each over `batch` and `length`.
 
     Attributes:
@@ -154,7 +156,8 @@ def shifted(targets: Tensor, segments: Tensor | None = None) -> Tensor:
 # What a sequence sees
 
 
-class Sight(eqx.Module):
+@dataclass(frozen=True)
+class Sight:
     """A sequence's places, and which of another one (or of its own) they may attend to."""
 
     places: Tensor
@@ -162,8 +165,8 @@ class Sight(eqx.Module):
     prefix: Tensor | None
     memory_places: Tensor
     memory_segments: Tensor | None
-    ordered: bool = eqx.field(static=True)
-    window: int | None = eqx.field(static=True)
+    ordered: bool
+    window: int | None
 
     def visible(self) -> Tensor | None:
         """Truth values over `length` and `memory_length`, and `batch` where rows differ; None: all."""
@@ -203,7 +206,8 @@ class Drop:
         return lambda x: wf.dropout(x, self.rate, key)
 
 
-class Around(eqx.Module):
+@dataclass(frozen=True)
+class Around:
     """What all layers of a stack share.
 
     Attributes:

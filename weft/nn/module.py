@@ -38,8 +38,19 @@ from weft.dims import as_dims, show
 from weft.errors import ProgramError, WeftError
 from weft.tensor import Tensor, is_tensor
 
-Module = eqx.Module
 M = TypeVar("M")
+
+
+class Module(eqx.Module):
+    """An Equinox module whose methods are plain methods.
+
+    Equinox makes trees of them, and to do so takes the module apart at each call: inside a program that would
+    resolve every pending sum and gather every stored parameter that it holds, used or not.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name)
+
 
 # A way to draw a parameter: from a key, dims and a dtype to a tensor.
 Draw = Callable[[Any, tuple[wf.Dim, ...], Any], Tensor]

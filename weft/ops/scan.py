@@ -80,6 +80,7 @@ def scan(
             as_pending(c, Form(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
             for n, c in enumerate(carries)
         ]
+        used = [(frame, set(frame.used)) for frame in context.require().frames]
         try:
             return attempt.run(begun, items, cast_early, fixed=set(pending))
         except Overcast:
@@ -90,6 +91,8 @@ def scan(
             if better.frame is not attempt.frame:
                 raise
             pending[better.leaf] = better.axes
+        for frame, before in used:  # what a failed attempt used counts for nothing
+            frame.used = before
 
 
 @dataclass
