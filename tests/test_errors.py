@@ -212,6 +212,42 @@ def raw_array_on_the_left():
 
 
 @mistake
+def tensor_of_text():
+    wf.tensor("abc", "batch=3")  # wrong
+
+
+@mistake
+def tensor_of_unequal_rows():
+    wf.tensor([[1, 2], [3]], "batch=2 length=2")  # wrong
+
+
+@mistake
+def spec_as_operand():
+    wf.spec("batch=4") * 2  # wrong
+
+
+@mistake
+def spec_looked_at():
+    wf.spec("batch=4").numpy()  # wrong
+
+
+@mistake
+def spec_differentiated():
+    wf.grad(lambda x: wf.sum(x))(wf.spec("batch=4"))  # wrong
+
+
+@mistake
+def spec_given_to_a_program():
+    program = wf.spmd(lambda x: x, MESH, "batch:data")
+    program(wf.spec("batch=4"))  # wrong
+
+
+@mistake
+def maximum_of_complex_numbers():
+    wf.max(ones("batch=4", np.complex64), "batch")  # wrong
+
+
+@mistake
 def matmul():
     ones("batch=4 d_io=3") @ ones("d_io=3 d_h=5")  # wrong
 
@@ -281,6 +317,12 @@ def grad_without_aux():
 @mistake
 def tangent_of_other_dims():
     wf.jvp(lambda x: x * x, (ones("batch=4"),), (ones("length=4"),))  # wrong
+
+
+@mistake
+def custom_vjp_without_derivative():
+    clipped = wf.custom_vjp(wf.relu)
+    clipped(ones("batch=4"))  # wrong
 
 
 @mistake
@@ -452,6 +494,11 @@ def randint_with_a_seed():
 @mistake
 def dropout_rate():
     wf.dropout(ones("batch=4"), 1.5, jax.random.key(0))  # wrong
+
+
+@mistake
+def dropout_by_a_key():
+    wf.dropout(ones("batch=4"), jax.random.key(0), 0.1)  # wrong
 
 
 # -- meshes and layouts --------------------------------------------------------------------------
@@ -747,6 +794,11 @@ def unhashable_static_argument():
 @mistake
 def static_name_misspelt():
     wf.spmd(lambda x, sizes: x, MESH, LAYOUT, static=("size",))  # wrong
+
+
+@mistake
+def donated_name_misspelt():
+    wf.spmd(lambda params, x: x, MESH, LAYOUT, donate="parms")  # wrong
 
 
 @mistake

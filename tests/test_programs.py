@@ -354,12 +354,16 @@ def test_static_arguments_have_to_be_hashable():
         wf.spmd(lambda x, n: x, "x=2", "a:x", static="m")
 
 
-def test_donated_memory_is_used_again():
-    program = wf.spmd(lambda x, y: (x + y, wf.sum(y)), "x=2", "a:x", donate=(0,))
+@pytest.mark.parametrize("donate", [(0,), "x"], ids=repr)
+def test_donated_memory_is_used_again(donate):
+    program = wf.spmd(lambda x, y: (x + y, wf.sum(y)), "x=2", "a:x", donate=donate)
     x, y = (wf.place(TENSORS[n], "x=2", "a:x") * 1.0 for n in ("x", "p"))
     storage = x.storage
-    for _ in range(3):
-        x, _ = program(x, y)
+    x, _ = program(x, y)
+    assert storage.is_deleted()
+    x, _ = program(x, y)
+    storage = x.storage
+    x, _ = program(y=y, x=x)
     assert storage.is_deleted() and not y.storage.is_deleted()
     same(x, TENSORS["x"].array + 3 * TENSORS["p"].array)
 

@@ -25,7 +25,7 @@ from .ops.elementwise import add
 from .ops.leaves import Form, around, array_of
 from .ops.shape import transpose
 from .placing import place, with_role
-from .tensor import Tensor, describe, entry, is_tensor
+from .tensor import Tensor, asked, check_has_values, describe, entry, is_tensor
 
 _NONE: frozenset[str] = frozenset()
 
@@ -134,6 +134,8 @@ def _scalar(value: Any) -> Tensor:
 
 
 def _eager(call: Any, leaves: list[Any]) -> tuple[Any, list[Any], Any]:
+    check_has_values(*leaves)
+
     def arrays(leaves: list[Any]) -> tuple[Any, Any]:
         value, aux = call(leaves)
         return value.array, (value, aux)
@@ -296,6 +298,8 @@ class custom_vjp:
 
     def __init__(self, f: Callable[..., Any]):
         self.f = f
+        self.forward: Callable[..., Any] | None = None
+        self.backward: Callable[..., Any] | None = None
         functools.update_wrapper(self, f)
 
     def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
@@ -304,10 +308,19 @@ class custom_vjp:
         self.forward, self.backward = forward, backward
 
     def __call__(self, *args: Any) -> Any:
+        forward_rule = self.forward
+        if forward_rule is None:
+            name = getattr(self.f, "__name__", "f")
+            raise ProgramError(
+                f"{name} has no derivative of its own yet",
+                rule="a custom_vjp is called after defvjp(forward, backward) has said what its derivative is",
+                hint=f"{name}.defvjp(lambda x: (value, kept), lambda kept, g: (cotangent of x,)); "
+                "without one, drop wf.custom_vjp",
+            ).located(asked(name, args, {}))
         program = context.current()
         if program is None:
             call = jax.custom_vjp(self.f)
-            call.defvjp(self.forward, lambda kept, cotangent: self._cotangents(args, kept, cotangent))
+            call.defvjp(forward_rule, lambda kept, cotangent: self._cotangents(args, kept, cotangent))
             return call(*args)
         args = tuple(jax.tree.map(_entered, a, is_leaf=is_tensor) for a in args)
         parts = _Parts(program)
@@ -318,7 +331,7 @@ class custom_vjp:
 
         def forward(*arrays: Any) -> Any:
             with parts.inside():
-                out, kept = self.forward(*parts.whole("args", arrays))
+                out, kept = forward_rule(*parts.whole("args", arrays))
                 return parts.apart("value", out), parts.apart("kept", kept)
 
         def backward(kept: Any, cotangent: Any) -> tuple[Any, ...]:
@@ -335,6 +348,7 @@ class custom_vjp:
         return parts.whole("value", call(*parts.apart("args", args)))
 
     def _cotangents(self, args: tuple[Any, ...], kept: Any, cotangent: Any) -> tuple[Any, ...]:
+        assert self.backward is not None
         given = self.backward(kept, cotangent)
         return tuple(None if g is None else _alike(g, a) for g, a in zip(given, args, strict=True))
 

@@ -100,7 +100,7 @@ def tensor(array: Any, dims: Any) -> Tensor:
             hint='to rename dims use x.rename(old="new"); to reorder them wf.transpose(x, dims)',
         )
     if not hasattr(array, "shape") or isinstance(array, np.ndarray | np.generic):
-        array = jnp.asarray(array)
+        array = _as_array(array)
     shape = tuple(array.shape)
     if shape != tuple(dim.size for dim in dims):
         raise ShapeError(
@@ -114,6 +114,19 @@ def tensor(array: Any, dims: Any) -> Tensor:
     from .forms import from_whole
 
     return from_whole(array, dims)
+
+
+def _as_array(given: Any) -> Any:
+    try:
+        return jnp.asarray(given)
+    except (TypeError, ValueError) as error:
+        text = repr(given)
+        raise TensorTypeError(
+            f"{text if len(text) < 60 else type(given).__name__} is not an array, and none can be made of it",
+            f"JAX says: {str(error).splitlines()[0]}",
+            rule="a tensor's elements are numbers or truth values, and its rows are equally long",
+            hint="turn text into whole numbers first; pad rows to one length",
+        ) from None
 
 
 @entry

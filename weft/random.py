@@ -17,7 +17,7 @@ from .dims import as_dims
 from .eager import op
 from .errors import ShapeError, TensorTypeError
 from .forms import as_slice, slice_tensor
-from .ops.elementwise import elementwise
+from .ops.elementwise import NUMBERS, elementwise
 from .ops.order import argmax
 from .padding import fill_padding, start_of
 from .tensor import Tensor
@@ -180,6 +180,12 @@ def dropout(x: Tensor, rate: float, key: Any) -> Tensor:
       key: which elements; the same ones under every layout.
     """
     x = as_slice(x)
+    if isinstance(rate, bool) or not isinstance(rate, NUMBERS):
+        raise TensorTypeError(
+            f"the rate of dropout is {'a key' if _is_key(rate) else repr(rate)}",
+            rule="a rate is a number; the arguments are a tensor, a rate and a key, in this order",
+            hint="dropout(x, 0.1, key)",
+        )
     if not 0 <= rate < 1:
         raise ShapeError(
             f"the rate of dropout is {rate}",

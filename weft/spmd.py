@@ -38,7 +38,7 @@ from .mesh import Mesh
 from .placing import partition_spec, place, without_values
 from .signature import NUMBERS, Static, is_dynamic, is_leaf, reason, shown, unhashable, weak_type
 from .staging import Call, Staged, add_output, outputs, rebuild, slice_of, template
-from .tensor import Tensor, asked, at_rest, describe
+from .tensor import Tensor, asked, at_rest, check_has_values, describe
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Program:
         layout: Any = None,
         *,
         static: Sequence[int | str] = (),
-        donate: Sequence[int] = (),
+        donate: Sequence[int | str] = (),
         eager: bool = False,
         static_numbers: bool = False,
     ):
@@ -76,7 +76,7 @@ class Program:
         self.layout = Layout.of(layout)
         self.layout.check(self.mesh)
         self.static = (static,) if isinstance(static, int | str) else tuple(static)
-        self.donate = (donate,) if isinstance(donate, int) else tuple(donate)
+        self.donate = (donate,) if isinstance(donate, int | str) else tuple(donate)
         if self.static or self.donate:
             self._check_chosen()
         self.traces: list[Trace] = []
@@ -164,14 +164,11 @@ class Program:
         try:
             if runs and self.mesh.size > 1:
                 self.mesh.require_devices()
-            found = self._find(args, kwargs)
-            if runs and not self._eager and any(isinstance(a, jax.ShapeDtypeStruct) for a in found[1]):
-                raise ProgramError(
-                    "a spec was passed to a program that is to run",
-                    rule="a spec has dims and a type, but no values",
-                    hint="program.plan(...) and program.jaxpr(...) take specs; to run, pass tensors",
-                )
-            return found
+            staged, arrays = self._find(args, kwargs)
+            if runs and any(isinstance(a, jax.ShapeDtypeStruct) for a in arrays):
+                leaves = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
+                check_has_values(*leaves, *staged.captured)
+            return staged, arrays
         except WeftError as error:
             # An op that runs eagerly says itself what was asked.
             name = getattr(self.fn, "__name__", "")
@@ -258,8 +255,7 @@ class Program:
                 raise ProgramError(
                     f"{word}= speaks of argument {names}",
                     f"{len(parameters)} arguments: {', '.join(parameters) or 'none'}",
-                    rule="arguments are chosen by position, counted from 0"
-                    + (", or by name" if word == "static" else ""),
+                    rule="arguments are chosen by position, counted from 0, or by name",
                     hint=f"for example {word}=(0,)",
                 )
 
@@ -341,8 +337,12 @@ class Program:
     def _donated(self, leaves: list[Any], tree: Any) -> tuple[int, ...]:
         if not self.donate:
             return ()
-        args, _ = jax.tree.unflatten(tree, range(len(leaves)))
-        chosen = {n for i in self.donate for n in jax.tree.leaves(args[i])}
+        args, kwargs = jax.tree.unflatten(tree, range(len(leaves)))
+        given = dict(enumerate(args)) | kwargs
+        for position, name in enumerate(inspect.signature(self.fn).parameters):
+            if position in given or name in given:  # else it has its default
+                given[position] = given[name] = given.get(position, given.get(name))
+        chosen = {n for c in self.donate for n in jax.tree.leaves(given.get(c))}
         dynamic = [n for n, leaf in enumerate(leaves) if is_dynamic(leaf, self._static_numbers)]
         return tuple(place for place, n in enumerate(dynamic) if n in chosen)
 
@@ -375,7 +375,7 @@ def spmd(
     layout: Any = None,
     *,
     static: Sequence[int | str] = (),
-    donate: Sequence[int] = (),
+    donate: Sequence[int | str] = (),
 ) -> Any:
     """Stage a function of named tensors for a mesh and a layout.
 
@@ -384,7 +384,7 @@ def spmd(
       mesh: a `Mesh`, or what makes one.
       layout: a `Layout`, or what makes one.
       static: positions or names of arguments that are part of the signature.
-      donate: positions of arguments whose memory the program may reuse.
+      donate: positions or names of arguments whose memory the program may reuse.
 
     Returns:
       A `Program`: call it with whole tensors.

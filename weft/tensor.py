@@ -178,6 +178,7 @@ class Tensor:
                 rule="a program is traced before it runs, so values can't be looked at",
                 hint="return the tensor from the program, or print it with wf.debug(x)",
             )
+        check_has_values(self)
         order = order or self.dims
         wanted = pick(self.dims, order)
         if len(wanted) != len(self.dims):
@@ -363,6 +364,22 @@ def awaited(array: Any) -> Any:
     if context.is_traced(array) or len(array.sharding.device_set) == 1:
         return array
     return jax.block_until_ready(array) if jax.default_backend() == "cpu" else array
+
+
+def check_has_values(*leaves: Any) -> None:
+    """An error if something is a spec."""
+    specs = [x for x in leaves if isinstance(getattr(x, "_held", x), jax.ShapeDtypeStruct)]
+    if specs:
+        first = describe(specs[0]) if isinstance(specs[0], Tensor) else repr(specs[0])
+        more = len(specs) - 1
+        raise ProgramError(
+            f"{first} and {more} more are specs: they have no values"
+            if more
+            else f"{first} is a spec: it has no values",
+            rule="a spec has dims and a type, for planning; to compute takes tensors with values",
+            hint="program.plan(...), .jaxpr(...) and .compile(...) take specs; make values with "
+            "wf.tensor(array, dims) or wf.zeros(dims)",
+        )
 
 
 def is_tensor(x: Any) -> bool:

@@ -23,7 +23,7 @@ from ..errors import DimError, ShapeError
 from ..forms import as_slice, home, in_form, slice_tensor
 from ..padding import fill_padding, start_of
 from ..tensor import Tensor
-from .reduce import extreme
+from .reduce import extreme, ordered
 
 
 def _along(x: Tensor, dim: Any) -> tuple[Dim, int, Axes]:
@@ -41,7 +41,7 @@ def _replaced(splits: Any, place: int, *new: Any) -> Any:
 
 
 def _extreme_place(x: Tensor, dim: Any, sign: int) -> Tensor:
-    x = as_slice(x)
+    x = ordered(x, "argmax" if sign > 0 else "argmin")
     chosen, place, axes = _along(x, dim)
     find = jnp.argmax if sign > 0 else jnp.argmin
     filling = extreme(x.dtype, -sign)
@@ -87,7 +87,7 @@ def top_k(x: Tensor, dim: Any, k_dim: Dim) -> tuple[Tensor, Tensor]:
     >>> wf.top_k(wf.tensor([3, 9, 5, 9], "a=4"), "a", wf.Dim("best", 3))
     (i32[best=3] [9, 9, 5], i32[best=3] [1, 3, 2])
     """
-    x = as_slice(x)
+    x = ordered(x, "top_k")
     chosen, place, axes = _along(x, dim)
     new = _one_new(k_dim)
     if new.size > chosen.size:

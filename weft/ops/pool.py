@@ -17,7 +17,7 @@ from ..errors import ShapeError
 from ..forms import as_slice, home, in_form, slice_tensor
 from ..padding import fill_padding, positions
 from ..tensor import Tensor
-from .reduce import extreme
+from .reduce import extreme, ordered
 from .slide import Slide, check_window, names_for_keys, slides_of, within_reach
 
 # How a window slides along a dim
@@ -48,7 +48,7 @@ def max_pool(x: Tensor, window: Mapping[Any, int], stride: Any = None, padding: 
     >>> wf.max_pool(wf.arange(wf.Dim("h", 6)), {"h": 2})
     i32[h=3] [1, 3, 5]
     """
-    x = as_slice(x)
+    x = ordered(x, "max_pool")
     slides = _pool_slides(x, window, stride, padding)
     lowest = extreme(x.dtype, -1)
 

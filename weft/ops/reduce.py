@@ -122,8 +122,20 @@ def _extremum_jvp(places: Any, axes: Any, sign: int, primals: Any, tangents: Any
     return best, total / count
 
 
-def _extreme(x: Tensor, dims: Any, sign: int) -> Tensor:
+def ordered(x: Any, name: str) -> Tensor:
+    """A tensor's slice; an error if its elements have no order."""
     x = as_slice(x)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        raise TensorTypeError(
+            f"{name} was given {describe(x)}",
+            rule="complex numbers are neither greater nor less than each other",
+            hint="take the absolute value first: wf.abs(x)",
+        )
+    return x
+
+
+def _extreme(x: Tensor, dims: Any, sign: int) -> Tensor:
+    x = ordered(x, "max" if sign > 0 else "min")
     gone = _reduced(x, dims)
     array = fill_padding(in_form(x), x.dims, home(x), extreme(x.dtype, -sign), only=gone)
     axes, places = _split_axes(x, gone), _places(x, gone)
@@ -182,8 +194,8 @@ def prod(x: Tensor, dims: Any = None) -> Tensor:
 
 
 def _require_float(x: Tensor, name: str) -> Tensor:
-    x = as_slice(x)
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
+    x = ordered(x, name)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TensorTypeError(
             f"{name} was given {describe(x)}",
             rule=f"{name} is defined for floating-point tensors",
