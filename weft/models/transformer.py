@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft import nn
+from weft.errors import ModelError
 from weft.tensor import Tensor
 
 # The numbers
@@ -43,6 +44,7 @@ class Config:
       longest: the longest sequence; the number of learned positions.
       positions: "learned", "sinusoid", "relative" (T5's buckets), "rotary" or "none".
       rotary_base: the longest rotary wave is 2π times this.
+      rotary_stretch: Llama 3's longer waves: factor, low, high, length; see `nn.rotary`.
       norm, epsilon: "rms" or "layer", and what is added under its root.
       activation: of the feed-forward block, a name of `nn.ACTIVATIONS`.
       bias: whether linear maps have one.
@@ -74,6 +76,7 @@ class Config:
     longest: int = 512
     positions: str = "learned"
     rotary_base: float = 10_000.0
+    rotary_stretch: tuple[float, float, float, float] | None = None
     norm: str = "rms"
     epsilon: float = 1e-6
     activation: str = "relu"
@@ -114,9 +117,15 @@ class Dims:
     def __init__(self, c: Config):
         self.vocab, self.d_model = wf.Dim("vocab", c.vocab), wf.Dim("d_model", c.d_model)
         self.d_ff, self.d_kv = wf.Dim("d_ff", c.d_ff), wf.Dim("d_kv", c.d_kv)
-        grouped = c.kv_heads is not None and c.kv_heads not in (1, c.heads)
-        self.heads = wf.Dim("heads", c.heads // c.kv_heads if grouped and c.kv_heads else c.heads)
-        self.kv_heads = wf.Dim("kv_heads", c.kv_heads) if grouped and c.kv_heads else None
+        shared = c.kv_heads or c.heads
+        if c.heads % shared:
+            raise ModelError(
+                f"{c.heads} heads can't share {shared} key heads",
+                rule="every key head is shared by as many query heads",
+                hint=f"kv_heads is a divisor of {c.heads}",
+            )
+        self.heads = wf.Dim("heads", c.heads if shared == c.heads else c.heads // shared)
+        self.kv_heads = wf.Dim("kv_heads", shared) if shared != c.heads else None
 
 
 @jax.tree_util.register_dataclass
@@ -280,7 +289,8 @@ class Block(nn.Module):
     def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
         if "memory_length" in {d.name for d in x.dims}:
             places = _memory(places)
-        return nn.rotary(x, places, self.attention.d_kv, self.config.rotary_base)
+        c = self.config
+        return nn.rotary(x, places, self.attention.d_kv, c.rotary_base, c.rotary_stretch)
 
 
 def _dropped(f: Callable[[Tensor], Tensor], drop: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

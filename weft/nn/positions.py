@@ -86,7 +86,13 @@ class RelativePositions(Module):
         return wf.where(distance < exact, distance, wf.minimum(far, count - 1)) + offset
 
 
-def rotary(x: Tensor, places: Tensor, d_kv: wf.Dim, base: float = 10_000.0) -> Tensor:
+def rotary(
+    x: Tensor,
+    places: Tensor,
+    d_kv: wf.Dim,
+    base: float = 10_000.0,
+    stretch: tuple[float, float, float, float] | None = None,
+) -> Tensor:
     """Turns pairs of features by angles that grow with the place: products then depend on distances alone.
 
     Feature n is paired with n + d_kv/2, as in Llama.
@@ -96,9 +102,17 @@ def rotary(x: Tensor, places: Tensor, d_kv: wf.Dim, base: float = 10_000.0) -> T
       places: the numbers of their places.
       d_kv: the dim whose features are turned, of even size.
       base: the longest wave is 2π times this.
+      stretch: Llama 3's, for longer sequences than were trained on: (factor, low, high, length). Waves that
+        turn fewer than `low` times in `length` places become `factor` times as long, those of more than
+        `high` turns stay, between the two it goes gradually.
     """
     half = wf.Dim("half", d_kv.size // 2)
-    rates = wf.tensor((base ** (-np.arange(half.size) / half.size)).astype(np.float32), [half])
+    turns = base ** (-np.arange(half.size) / half.size)  # in radians a place
+    if stretch is not None:
+        factor, low, high, length = stretch
+        kept = np.clip((turns * length / (2 * math.pi) - low) / (high - low), 0, 1)
+        turns = turns * (kept + (1 - kept) / factor)
+    rates = wf.tensor(turns.astype(np.float32), [half])
     angles = places.astype(jnp.float32) * rates
     cos, sin = wf.cos(angles), wf.sin(angles)
     first, second = x[d_kv.name, : half.size], x[d_kv.name, half.size :]

@@ -68,7 +68,9 @@ def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
 
 
 @entry
-def from_callback(fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None) -> Tensor:
+def from_callback(
+    fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None, role: str = "value"
+) -> Tensor:
     """A placed tensor of which every host makes only the slices that its devices hold.
 
     Args:
@@ -76,6 +78,7 @@ def from_callback(fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None)
       dims: the dims of the whole.
       mesh, layout: where it goes.
       dtype: the type of the elements; by default what `fn` returns.
+      role: "param" stores it by the layout's `params=` rules, "optimizer" by those of optimizer state.
 
     >>> import weft as wf, numpy as np
     >>> whole = np.arange(6)
@@ -90,7 +93,7 @@ def from_callback(fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None)
         )
     dims, mesh, layout = as_dims(dims), Mesh.of(mesh), Layout.of(layout)
     layout.check(mesh)
-    splits = layout.splits(dims, mesh)
+    splits = layout.splits(dims, mesh, role)
     shape = stored_shape(dims, splits, mesh)
 
     def part(where: Any) -> np.ndarray:
@@ -113,11 +116,11 @@ def from_callback(fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None)
 
     if not mesh.axes:
         array = jnp.asarray(part(tuple(slice(0, n) for n in shape)))
-        return Tensor(array, dims)
+        return Tensor(array, dims, role=role)
     mesh.require_devices()
     sharding = jax.sharding.NamedSharding(mesh.jax_mesh, partition_spec(splits))
     array = jax.make_array_from_callback(shape, sharding, lambda where: _canonical(part(where)))
-    return Tensor(array, dims, mesh=mesh, layout=layout)
+    return Tensor(array, dims, role=role, mesh=mesh, layout=layout)
 
 
 def _canonical(array: np.ndarray) -> np.ndarray:
