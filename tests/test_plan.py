@@ -163,6 +163,23 @@ def test_advice_names_what_is_duplicated_replicated_and_padded():
     assert "params.embedding" in large.advice[0].text and 'params="d_model:data"' in large.advice[0].text
 
 
+def test_advice_tells_inputs_from_parameters():
+    program = wf.spmd(lambda x, w: wf.sum(x) + wf.sum(w), "data=4")
+    said = [a.text for a in program.plan(wf.spec("length=64"), wf.spec("d=64", role="param")).advice]
+    (x,), (w,) = ([text for text in said if name in text] for name in ("length", "d:data"))
+    assert x.startswith("input x (256 B)") and "such as length:data" in x and "params" not in x
+    assert w.startswith("w (256 B)") and 'params="d:data"' in w
+
+
+def test_a_plan_is_one_line():
+    layout = wf.Layout("batch:data", params="d:data")
+    plan = wf.spmd(lambda x: x * 2.0, "data=4", layout).plan(wf.spec("batch=4 d=8"))
+    assert repr(plan) == (
+        '<plan of <lambda> on mesh "data=4" with Layout("batch:data", params="d:data"); on each device '
+        "0 FLOPs, 0 B in collectives, a peak of 64 B>"
+    )
+
+
 def test_waste_is_the_share_of_padding():
     program = wf.spmd(lambda x: x * 2.0, "x=8", "a:x")
     plan = program.plan(wf.spec("a=9"))

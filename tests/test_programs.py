@@ -293,6 +293,25 @@ def test_decorator_and_bare_forms():
     same(wf.spmd(lambda x: x * 2.0)(TENSORS["x"]), TENSORS["x"].array * 2)
 
 
+SHOWN = {
+    "a:x": wf.Layout("a:x"),
+    "a:x (params b:y)": wf.Layout("a:x", params="b:y"),
+    "a:x (optimizer b:y)": wf.Layout("a:x", optimizer="b:y"),
+    "a:x (params b:y; optimizer as values)": wf.Layout("a:x", params="b:y", optimizer=""),
+    "a:x+y (params a:y; optimizer c:x)": wf.Layout("a:x+y", params="a:y", optimizer="c:x"),
+}
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_layouts_show_all_their_rules(text):
+    layout = SHOWN[text]
+    assert str(layout) == text
+    assert eval(repr(layout), {"Layout": wf.Layout}) == layout
+    assert (
+        repr(wf.spmd(wf.relu, "x=2 y=2", layout)) == f'<program relu on mesh "x=2 y=2" with layout "{text}">'
+    )
+
+
 def test_programs_nest_and_compose_with_eager_code():
     inner = wf.spmd(lambda x: wf.sum(x * x, "b"), "x=2", "a:x")
     outer = wf.spmd(lambda x: wf.exp(inner(x)) + inner(x * 2.0), "x=2", "a:x")

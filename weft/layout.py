@@ -97,18 +97,22 @@ class Layout:
         return self._hash
 
     def __str__(self) -> str:
-        return _show_rules(self._rules["value"])
+        more = "; ".join(f"{word} {rules or 'as values'}" for word, rules in self._further_rules())
+        return _show_rules(self._rules["value"]) + (f" ({more})" if more else "")
 
     def __repr__(self) -> str:
-        base = self._rules["value"]
-        parts = [f'"{self}"']
-        for word, role, under in (("params", "param", base), ("optimizer", "optimizer", None)):
-            rules = self._rules[role]
-            under = self._rules["param"] if under is None else under
+        more = "".join(f', {word}="{rules}"' for word, rules in self._further_rules())
+        return f'Layout("{_show_rules(self._rules["value"])}"{more})'
+
+    def _further_rules(self) -> list[tuple[str, str]]:
+        """The rules of `params=` and `optimizer=`, where these say more than what comes before them."""
+        base, stored, state = (self._rules[role] for role in ROLES)
+        found = []
+        for word, rules, under in (("params", stored, base), ("optimizer", state, stored)):
             if rules != under:
                 more = {k: v for k, v in rules.items() if base.get(k) != v}
-                parts.append(f'{word}="{_show_rules(more)}"')
-        return f"Layout({', '.join(parts)})"
+                found.append((word, _show_rules(more)))
+        return found
 
 
 def _show_rules(rules: Mapping[str, tuple[str, ...]]) -> str:
@@ -150,11 +154,13 @@ def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
 def _splits(layout: Layout, dims: tuple[Dim, ...], mesh: Mesh, role: str) -> Splits:
     rules = layout.rules_for(role)
     splits = tuple(tuple(axis for axis in rules.get(dim.name, ()) if mesh.shape[axis] > 1) for dim in dims)
-    check_disjoint(dims, splits, layout, mesh)
+    check_disjoint(dims, splits, layout, mesh, role)
     return splits
 
 
-def check_disjoint(dims: Sequence[Dim], splits: Splits, layout: Layout, mesh: Mesh) -> None:
+def check_disjoint(
+    dims: Sequence[Dim], splits: Splits, layout: Layout, mesh: Mesh, role: str = "value"
+) -> None:
     """An error if two dims are on one axis."""
     on: dict[str, list[Dim]] = {}
     for dim, axes in zip(dims, splits, strict=True):
@@ -165,7 +171,7 @@ def check_disjoint(dims: Sequence[Dim], splits: Splits, layout: Layout, mesh: Me
             names = [dim.name for dim in several]
             free = [a for a in mesh.names if a not in on and mesh.shape[a] > 1]
             ways = f'put {names[0]} on {free[0]} ("{names[0]}:{free[0]}"), or ' if free else ""
-            rules = layout.rules_for("value")
+            rules = layout.rules_for(role)
             raise LayoutError(
                 f"{' and '.join(names)} of [{show(dims)}] are both on axis {axis}",
                 f"rules: {' '.join(n + ':' + '+'.join(rules.get(n, (axis,))) for n in names)}"

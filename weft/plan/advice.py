@@ -56,10 +56,12 @@ def replicated_tensors(plan: Plan) -> Iterator[Advice]:
         way = {
             "param": f'params="{name}:{axis}" would store it split and gather it where it is used',
             "optimizer": f'optimizer="{name}:{axis}" would store it split',
-        }.get(s.role, f'marked by wf.parameter it could be stored split (params="{name}:{axis}")')
+            "value": f"a rule for one of its dims, such as {name}:{axis}, would split it",
+        }[s.role]
+        what = f"input {s.name}" if s.role == "value" else s.name
         yield Advice(
             "advice",
-            f"{s.name} ({human_bytes(s.bytes)}) is the same on all devices along {axis}: {way}, "
+            f"{what} ({human_bytes(s.bytes)}) is the same on all devices along {axis}: {way}, "
             f"{saved} less on each device",
         )
 

@@ -24,10 +24,11 @@ from ..placing import stored_shape
 from ..tensor import Tensor, is_tensor, short_type
 from .facts import VERSION, Advice, Collective, Event, Memory, Stored, Work, as_data
 from .memory import memory_of
+from .units import human_bytes, human_count
 from .walk import events_of, without_dead_code
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """What one call of a program will do.
 
@@ -45,6 +46,13 @@ class Plan:
     events: tuple[Event, ...]
     stored: tuple[Stored, ...]
     memory: Memory
+
+    def __repr__(self) -> str:
+        sent, peak = human_bytes(sum(self.comm_bytes.values())), human_bytes(self.memory.peak)
+        return (
+            f'<plan of {self.name} on mesh "{self.mesh}" with {self.layout}; on each device '
+            f"{human_count(self.flops)} FLOPs, {sent} in collectives, a peak of {peak}>"
+        )
 
     @functools.cached_property
     def work(self) -> tuple[Work, ...]:
