@@ -15,7 +15,7 @@ from .eager import op
 from .errors import LayoutError, ProgramError, ShapeError, TensorTypeError
 from .forms import Overcast, as_slice, from_whole, in_form, slice_tensor, together
 from .padding import fill_padding
-from .tensor import Tensor, short_type
+from .tensor import Tensor, entry, short_type
 
 
 @op(cached=False)
@@ -99,7 +99,7 @@ def _result(array: Any, dims: tuple[Dim, ...]) -> Tensor:
     return slice_tensor(fill_padding(array, dims, splits), dims)
 
 
-@op(cached=False)
+@entry
 def callback(fn: Callable[..., Any], *tensors: Tensor, out: Any) -> Any:
     """A Python function on whole values, called from inside a program.
 
@@ -119,20 +119,25 @@ def callback(fn: Callable[..., Any], *tensors: Tensor, out: Any) -> Any:
             rule="a callback's result is known by its spec: dims and dtype",
             hint="out=wf.spec(dims, dtype)",
         )
-    shape = tuple(d.size for d in out.dims)
+    return _callback(fn, *tensors, dims=out.dims, dtype=out.dtype)
+
+
+@op(cached=False)
+def _callback(fn: Callable[..., Any], *tensors: Tensor, dims: tuple[Dim, ...], dtype: Any) -> Any:
+    shape = tuple(d.size for d in dims)
 
     def call(*arrays: Any) -> Any:
-        result = np.asarray(fn(*map(np.asarray, arrays)), out.dtype)
+        result = np.asarray(fn(*map(np.asarray, arrays)), dtype)
         if result.shape != shape:
             raise ShapeError(
                 f"the callback returned the shape {result.shape}",
-                rule=f"out= says [{show(out.dims)}]",
+                rule=f"out= says [{show(dims)}]",
                 hint="return the whole result",
             )
         return result
 
     arrays = [_whole(as_slice(t)) for t in tensors]
-    return from_whole(jax.pure_callback(call, jax.ShapeDtypeStruct(shape, out.dtype), *arrays), out.dims)
+    return from_whole(jax.pure_callback(call, jax.ShapeDtypeStruct(shape, dtype), *arrays), dims)
 
 
 def _whole(t: Tensor) -> Any:
