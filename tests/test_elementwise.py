@@ -114,6 +114,7 @@ BINARY = {
     },
 }
 OTHER = {"astype", "clip", "where"}  # below
+ALIASES = {"mod": "remainder", "pow": "power", "swish": "silu"}
 
 
 def table(families, prefix=""):
@@ -126,7 +127,8 @@ def table(families, prefix=""):
 
 def test_every_function_has_a_row():
     known = {n for f in (UNARY, BINARY) for rows in f.values() for n in rows} | OTHER
-    assert set(elementwise.__all__) == known
+    assert set(elementwise.__all__) == known | set(ALIASES)
+    assert all(getattr(wf, name) is getattr(wf, same) for name, same in ALIASES.items())
 
 
 def test_functions_are_public():
@@ -211,7 +213,7 @@ NUMBERS = {
     "truth": ("b c", lambda b, c: [b & c, b | c, b ^ c, ~b], lambda b, c: [b & c, b | c, b ^ c, ~b]),
     "int": ("i j", lambda i, j: [i / j, i // j, i % j, i**2, i - 7, 7 - i, -i, i * 2.5], lambda i, j: [i / j, i // j, i % j, i**2, i - 7, 7 - i, -i, i * 2.5]),
     "bool": ("b", lambda b: [b * 2, b + 0.5, b * b], lambda b: [b * 2, b + 0.5, b * b]),
-    "clip": ("x", lambda x: [wf.clip(x, -0.5, 0.5), wf.clip(x, 0.2), wf.clip(x, high=0.2)], lambda x: [jnp.clip(x, -0.5, 0.5), jnp.clip(x, 0.2), jnp.clip(x, max=0.2)]),
+    "clip": ("x", lambda x: [wf.clip(x, -0.5, 0.5), wf.clip(x, 0.2), wf.clip(x, high=0.2), wf.clip(x, min=-0.3, max=0.4)], lambda x: [jnp.clip(x, -0.5, 0.5), jnp.clip(x, 0.2), jnp.clip(x, max=0.2), jnp.clip(x, min=-0.3, max=0.4)]),
     "where": ("b x", lambda b, x: [wf.where(b, x, 5.0), wf.where(b, 5.0, x), wf.where(x > 0, 1, 0), wf.where(b, 2.0, 3.0)], lambda b, x: [jnp.where(b, x, 5.0), jnp.where(b, 5.0, x), jnp.where(x > 0, 1, 0), jnp.where(b, 2.0, 3.0)]),
     "functions": ("x", lambda x: [wf.maximum(x, 0.3), wf.minimum(0.3, x), wf.power(2.0, x), wf.arctan2(1.0, x), wf.logaddexp(x, 0.5), wf.hypot(x, 3.0)], lambda x: [jnp.maximum(x, 0.3), jnp.minimum(0.3, x), jnp.power(2.0, x), jnp.arctan2(1.0, x), jnp.logaddexp(x, 0.5), jnp.hypot(x, 3.0)]),
     "options": ("x", lambda x: [wf.gelu(x, approximate=False), wf.leaky_relu(x, negative_slope=0.3), wf.elu(x, alpha=0.5), wf.round(x, decimals=1)], lambda x: [jax.nn.gelu(x, approximate=False), jax.nn.leaky_relu(x, negative_slope=0.3), jax.nn.elu(x, alpha=0.5), jnp.round(x, decimals=1)]),
@@ -376,6 +378,9 @@ def test_make(mesh, layout):
             wf.full([a, b], wf.sum(x)) + x,
             wf.tensor(np.arange(15.0, dtype=np.float32).reshape(5, 3), [a, b]),
             wf.zeros(""),
+            wf.zeros_like(x),
+            wf.ones_like(wf.sum(x, "b"), jnp.int32),
+            wf.full_like(x, 2),
         ]
 
     x = real(0, "a=5 b=3")
@@ -392,6 +397,9 @@ def test_make(mesh, layout):
         total + x.array,
         jnp.arange(15.0).reshape(5, 3),
         jnp.zeros(()),
+        jnp.zeros((5, 3)),
+        jnp.ones((5,), jnp.int32),
+        jnp.full((5, 3), 2.0),
     ]
     for results in (wf.spmd(program, mesh, layout)(x), program(x)):
         for n, (t, expect) in enumerate(zip(results, want, strict=True)):

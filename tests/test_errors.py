@@ -285,6 +285,11 @@ def bitwise_and_of_floats():
 
 
 @mistake
+def clip_with_a_bound_twice():
+    wf.clip(ones("batch=4"), 0.0, min=1.0)  # wrong
+
+
+@mistake
 def unknown_dtype():
     ones("batch=4").astype("float23")  # wrong
 

@@ -28,16 +28,16 @@ TENSORS = {
 
 # Every public op, with the names of its operands above, or a call of its own.
 OPERANDS = {
-    "x": "abs ceil cos cosh elu erf erfc exp exp2 expm1 floor gelu isfinite isinf isnan leaky_relu "
-    "log_sigmoid logical_not negative reciprocal relu relu6 round selu sigmoid sign silu sin sinh "
+    "x": "zeros_like ones_like abs ceil cos cosh elu erf erfc exp exp2 expm1 floor gelu isfinite isinf isnan leaky_relu "
+    "log_sigmoid logical_not negative reciprocal relu relu6 round selu sigmoid sign silu sin sinh swish "
     "softplus softsign square tan tanh arcsinh arctan stop_gradient sum mean max min prod any all "
     "logsumexp var std debug",
     "p": "cbrt lgamma log log10 log1p log2 rsqrt sqrt",
     "u": "arccos arcsin arctanh erfinv",
     "i": "bitwise_not",
     "x y": "add arctan2 divide equal floor_divide greater greater_equal hypot less less_equal logaddexp "
-    "maximum minimum multiply not_equal remainder subtract",
-    "p x": "power",
+    "maximum minimum multiply not_equal mod remainder subtract",
+    "p x": "power pow",
     "i j": "bitwise_and bitwise_or bitwise_xor left_shift right_shift",
     "c d": "logical_and logical_or logical_xor",
     "c x y": "where",
@@ -69,6 +69,7 @@ CALLS |= {
     "flip": lambda t: wf.flip(t["x"], "a"),
     "fori_loop": lambda t: wf.fori_loop(0, 3, lambda n, x: x * 0.5 + n, t["x"]),
     "full": lambda t: wf.full([A, B], 2.5),
+    "full_like": lambda t: wf.full_like(t["x"], 3, jnp.bfloat16),
     "grad": lambda t: wf.grad(lambda x: wf.sum(wf.sin(x)))(t["x"]),
     "index": lambda t: wf.index(t["x"], ("a", 2)),
     "jvp": lambda t: wf.jvp(wf.sin, (t["x"],), (t["p"],)),
@@ -138,6 +139,8 @@ def test_every_op_has_a_row():
         if callable(thing) and not name.startswith("_") and not inspect.isclass(thing)
     }
     assert public - NOT_HERE == set(CALLS) - {"custom_vjp"}
+    assert public | {"Dim", "random"} <= set(dir(wf)) and "spmd" in dir(wf)
+    assert not {"autodiff", "ops", "contract", "Any"} & set(dir(wf))
     drawn = {n for n, f in vars(wf.random).items() if getattr(f, "__module__", "") == "weft.random"}
     public = {n for n in drawn if not n.startswith("_") and n not in CALLS}
     assert public == set(DRAWS)

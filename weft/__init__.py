@@ -1,6 +1,7 @@
 """Weft: distributed tensor programs over named dimensions."""
 
-from typing import TYPE_CHECKING, Any
+import types as _types
+import typing as _typing
 
 from . import random as random
 from .autodiff import custom_vjp as custom_vjp
@@ -39,6 +40,17 @@ from .spmd import spmd as spmd
 from .tensor import Tensor as Tensor
 from .tensor import is_tensor as is_tensor
 
-if TYPE_CHECKING:  # the element-wise functions are made from tables, which a type checker can't read
+_PUBLIC_MODULES = {"data", "decode", "models", "nn", "random", "search", "train"}
 
-    def __getattr__(name: str) -> Any: ...
+
+def __dir__() -> list[str]:
+    """What is for the user; the files behind it are not shown."""
+    public = {n: x for n, x in globals().items() if not n.startswith("_")}
+    return sorted(
+        n for n, x in public.items() if n in _PUBLIC_MODULES or not isinstance(x, _types.ModuleType)
+    )
+
+
+if _typing.TYPE_CHECKING:  # the element-wise functions are made from tables, which a type checker can't read
+
+    def __getattr__(name: str) -> _typing.Any: ...

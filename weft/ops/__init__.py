@@ -15,8 +15,11 @@ from .lookup import take as take
 from .make import arange as arange
 from .make import from_callback as from_callback
 from .make import full as full
+from .make import full_like as full_like
 from .make import ones as ones
+from .make import ones_like as ones_like
 from .make import zeros as zeros
+from .make import zeros_like as zeros_like
 from .moves import concat as concat
 from .moves import flip as flip
 from .moves import pad as pad

@@ -234,6 +234,10 @@ for _name in UNARY:
     globals()[_name] = _unary(_name)
 for _name in BINARY:
     globals()[_name] = _binary(_name)
+# Other names that jax.numpy and jax.nn have for the same functions.
+ALIASES = {"mod": "remainder", "pow": "power", "swish": "silu"}
+for _name, _same in ALIASES.items():
+    globals()[_name] = globals()[_same]
 
 _multiply, _divide = globals()["multiply"].__wrapped__, globals()["divide"].__wrapped__
 
@@ -312,8 +316,15 @@ def where(condition: Any, x: Any, y: Any) -> Tensor:
 
 
 @op(numbers="dynamic")
-def clip(x: Any, low: Any = None, high: Any = None) -> Tensor:
-    """`x` held between two bounds, either of which may be left out."""
+def clip(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None) -> Tensor:
+    """`x` held between two bounds, either of which may be left out; `min` and `max` name them as jnp does."""
+    if (low is not None and min is not None) or (high is not None and max is not None):
+        raise TensorTypeError(
+            "clip was given a bound twice",
+            rule="low and min are two names of one bound, high and max of the other",
+            hint="clip(x, 0.0, 1.0), or clip(x, min=0.0, max=1.0)",
+        )
+    low, high = min if low is None else low, max if high is None else high
     if low is not None:
         x = elementwise(jnp.maximum, [x, low], True, False)
     if high is not None:
@@ -345,5 +356,5 @@ def stop_gradient(x: Any) -> Any:
 
 __all__ = [
     "add", "astype", "clip", "divide", "multiply", "negative", "round", "stop_gradient", "subtract", "where",
-    *UNARY, *(n for n in BINARY if n not in ("divide", "multiply")),
+    *UNARY, *ALIASES, *(n for n in BINARY if n not in ("divide", "multiply")),
 ]  # fmt: skip

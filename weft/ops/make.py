@@ -12,7 +12,7 @@ from .. import context
 from ..dims import Dim, as_dims
 from ..eager import op
 from ..errors import ProgramError, ShapeError
-from ..forms import slice_tensor
+from ..forms import as_slice, slice_tensor
 from ..layout import Layout
 from ..mesh import Mesh
 from ..padding import fill_padding, positions
@@ -55,6 +55,30 @@ def ones(dims: Any, dtype: Any = jnp.float32) -> Tensor:
     f32[a=2] [1., 1.]
     """
     return full(dims, 1, dtype)
+
+
+@op
+def full_like(x: Tensor, value: Any, dtype: Any = None) -> Tensor:
+    """A tensor with the dims of another, and by default its dtype, filled with one value."""
+    x = as_slice(x)
+    return full(x.dims, value, x.dtype if dtype is None else dtype)
+
+
+@op
+def zeros_like(x: Tensor, dtype: Any = None) -> Tensor:
+    """Zeros with the dims of a tensor, and by default its dtype.
+
+    >>> import weft as wf
+    >>> wf.zeros_like(wf.arange(wf.Dim("a", 2)))
+    i32[a=2] [0, 0]
+    """
+    return full_like(x, 0, dtype)
+
+
+@op
+def ones_like(x: Tensor, dtype: Any = None) -> Tensor:
+    """Ones with the dims of a tensor, and by default its dtype."""
+    return full_like(x, 1, dtype)
 
 
 @op
