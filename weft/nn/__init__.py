@@ -7,6 +7,7 @@ from .feedforward import FeedForward as FeedForward
 from .linear import Embedding as Embedding
 from .linear import Linear as Linear
 from .loss import cross_entropy as cross_entropy
+from .lsh import LSHAttention as LSHAttention
 from .masks import causal as causal
 from .masks import prefix as prefix
 from .masks import segments as segments
@@ -24,6 +25,8 @@ from .module import parameters as parameters
 from .module import specs as specs
 from .module import stack as stack
 from .module import zeros as zeros
+from .moe import MixtureOfExperts as MixtureOfExperts
+from .moe import RouterLosses as RouterLosses
 from .norm import NORMS as NORMS
 from .norm import LayerNorm as LayerNorm
 from .norm import RMSNorm as RMSNorm
@@ -31,3 +34,4 @@ from .positions import LearnedPositions as LearnedPositions
 from .positions import RelativePositions as RelativePositions
 from .positions import rotary as rotary
 from .positions import sinusoid as sinusoid
+from .reversible import reversible as reversible

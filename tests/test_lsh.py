@@ -1,0 +1,274 @@
+"""LSH attention against slow oracles, under layouts, and by its plan."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import weft as wf
+from weft import nn
+from weft.nn.lsh import default_buckets
+from weft.nn.module import map_parameters
+
+MESH = wf.Mesh("data=2 model=2 seq=2")
+D_MODEL, HEADS, D_KV = wf.dims("d_model=6 heads=3 d_kv=4")
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    """In 64 bits no layout rounds a hash into another bucket."""
+    with jax.enable_x64(True):
+        yield
+
+
+def module(**options):
+    draw = np.random.default_rng(0).normal
+    declared = nn.LSHAttention(D_MODEL, HEADS, D_KV, **options)
+    return map_parameters(lambda p: wf.tensor(0.5 * draw(size=[d.size for d in p.dims]), p.dims), declared)
+
+
+def inputs(length, batch=2):
+    x = np.random.default_rng(length).normal(size=(batch, length, D_MODEL.size))
+    return wf.tensor(x, [wf.Dim("batch", batch), wf.Dim("length", length), D_MODEL])
+
+
+def packed(length):
+    """Rows of several examples, cut differently in each, with places from 0 on in each example."""
+    cuts = np.array([[2, 7], [5, 6]])
+    segments = (np.arange(length) >= cuts[..., None]).sum(1)
+    starts = np.where(segments == 0, 0, np.take_along_axis(cuts, np.maximum(segments - 1, 0), 1))
+    dims = wf.dims(f"batch=2 length={length}")
+    return [wf.tensor(a.astype(np.int32), dims) for a in (np.arange(length) - starts, segments)]
+
+
+# The oracle
+
+
+def hashes(q, rounds, factors, key):
+    """`argmax([qR; -qR])` for [batch, heads, length, d_kv]: the bucket in each round."""
+    bucket, count = np.zeros((rounds, *q.shape[:-1]), int), 1
+    for n, factor in enumerate(factors):
+        if factor == 1:
+            continue
+        shape = (rounds, q.shape[1], q.shape[-1], factor // 2)
+        r = np.asarray(jax.random.normal(jax.random.fold_in(key, n), shape, jnp.float32), np.float64)
+        turned = np.einsum("bhld,rhdn->rbhln", q, r)
+        bucket += count * np.concatenate([turned, -turned], -1).argmax(-1)
+        count *= factor
+    return bucket
+
+
+def allowed(buckets, places, segments, chunk, causal):
+    """Which keys each query sees, query by query: in any round, and never itself unless there is no other."""
+    rounds, batch, heads, length = buckets.shape
+    chunk = min(chunk, length)
+    chunks = -(-length // chunk)
+    seen = np.zeros((batch, heads, length, length), bool)
+    for r, b, h in np.ndindex(rounds, batch, heads):
+        bucket = buckets[r, b, h]
+        order = sorted(range(length), key=lambda i: (bucket[i], i))
+        part = {i: n // chunk for n, i in enumerate(order)}
+        for i in range(length):
+            near = {part[i], (part[i] - 1) % chunks}
+            for j in range(length):
+                seen[b, h, i, j] |= (
+                    bucket[i] == bucket[j]
+                    and part[j] in near
+                    and (not causal or places[b, j] <= places[b, i])
+                    and segments[b, i] == segments[b, j]
+                )
+    own = np.eye(length, dtype=bool)
+    others = seen & ~own
+    return np.where(others.any(-1, keepdims=True), others, own)
+
+
+def maps(weights, x):
+    q = jnp.einsum("bld,dhk->bhlk", x, weights["query.weight"])
+    return q, jnp.einsum("bld,dhk->bhlk", x, weights["value.weight"])
+
+
+def attend(weights, x, mask):
+    """The softmax over what each place sees; that a key met in several rounds counts once is log N's doing."""
+    q, v = maps(weights, x)
+    scores = jnp.einsum("bhik,bhjk->bhij", q, q / jnp.linalg.norm(q, axis=-1, keepdims=True))
+    shares = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), -1)
+    return jnp.einsum("bhij,bhjk,hkd->bid", shares, v, weights["out.weight"])
+
+
+@jax.jit
+def plain(weights, x, mask):
+    def loss(weights, x):
+        y = attend(weights, x, mask)
+        return jnp.sum(jnp.sin(y)), y
+
+    return jax.grad(loss, argnums=(0, 1), has_aux=True)(weights, x)
+
+
+def check(m, x, factors, *, segments=False, causal=True, key=None, layout=""):
+    """Values and gradients (of x and parameters) of the module and of the oracle; the mask is returned."""
+    length = x.dims[1]
+    places, parts = packed(length.size) if segments else (wf.arange(length), None)
+
+    def loss(m, x):
+        y = m(x, places, parts, causal=causal, key=key)
+        return wf.sum(wf.sin(y)), y
+
+    run = wf.grad(loss, argnums=(0, 1), has_aux=True)
+    (m_grad, x_grad), y = wf.spmd(run, MESH, wf.Layout(layout))(m, x)
+
+    weights = {name: p.array for name, p in nn.parameters(m).items()}
+    q, _ = maps(weights, x.array)
+    key = jax.random.key(0) if key is None else key
+    buckets = hashes(np.asarray(q), m.rounds.size, factors, key)
+    shape = x.array.shape[:2]
+    numbers, cuts = (
+        np.zeros(shape, int) if t is None else np.broadcast_to(t.array, shape) for t in (places, parts)
+    )
+    mask = allowed(buckets, numbers, cuts, m.chunk, causal)
+
+    (w_want, x_want), want = plain(weights, x.array, mask)
+    close(y, want)
+    close(x_grad, x_want)
+    for name, got in nn.parameters(m_grad).items():
+        close(got, w_want[name])
+    return mask
+
+
+def close(got, want):
+    assert got.dtype == want.dtype == jnp.float64
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "length, chunk, rounds, segments, causal",
+    [(9, 9, 1, False, True), (9, 16, 3, True, True), (9, 16, 2, True, False)],
+)
+def test_one_bucket_is_full_attention(length, chunk, rounds, segments, causal):
+    m = module(chunk=chunk, rounds=rounds, buckets=1)
+    mask = check(m, inputs(length), [1], segments=segments, causal=causal)
+    if not segments:
+        full = np.tril(np.ones((length, length), bool), -1)
+        full[0, 0] = True  # the first place has none but itself
+        assert (mask == full).all()
+
+
+@pytest.mark.parametrize(
+    "length, chunk, rounds, factors, segments, causal",
+    [
+        (12, 3, 2, (4,), False, True),
+        (13, 4, 3, (2, 4), True, True),
+        (9, 5, 2, (1,), False, True),  # one bucket, two chunks: each sees the other
+        (14, 3, 1, (6,), False, False),
+    ],
+)
+def test_hashed(length, chunk, rounds, factors, segments, causal):
+    m = module(chunk=chunk, rounds=rounds, buckets=factors)
+    mask = check(m, inputs(length), factors, segments=segments, causal=causal, key=jax.random.key(5))
+    some = mask.sum() < mask.shape[0] * mask.shape[1] * length * (length - 1) // 2
+    assert some == (factors != (1,)), "what is tested is not full attention"
+
+
+def test_rounds_show_more():
+    """Each round adds to what is seen; a pair met in all rounds counts as much as one met once."""
+    x = inputs(12)
+    few, many = (check(module(chunk=3, rounds=n, buckets=4), x, [4], causal=False) for n in (1, 6))
+    own = np.eye(12, dtype=bool)
+    assert not (few & ~many & ~own).any()
+    assert many.sum() > few.sum()
+
+
+LAYOUTS = [
+    "batch:data heads:model",
+    "batch:data heads:model d_model:seq",
+    "length:seq",
+    "batch:data length:seq chunks:seq",
+    "length:seq rounds:seq heads:model",
+    "d_model:model",
+    "d_model:model d_kv:seq",
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout):
+    m = module(chunk=4, rounds=3, buckets=4)
+    check(m, inputs(13), [4], segments=True, key=jax.random.key(3), layout=layout)
+
+
+def test_what_travels():
+    """By heads and batch nothing moves but the last sum."""
+    mesh = wf.Mesh("data=2 model=2")
+    program = wf.spmd(lambda m, x: m(x, wf.arange(x.dims[1])), mesh, wf.Layout("batch:data heads:model"))
+    found = program.plan(nn.specs(nn.LSHAttention(D_MODEL, HEADS, D_KV, chunk=4)), inputs(16)).collectives
+    assert [(c.kind, c.axes) for c in found] == [("all-reduce", ("model",))]
+
+
+@pytest.mark.parametrize("buckets", [None, 8])
+def test_work_grows_with_length(buckets):
+    def flops(length):
+        m = nn.specs(nn.LSHAttention(D_MODEL, HEADS, D_KV, chunk=4, buckets=buckets))
+        program = wf.spmd(lambda m, x: m(x, wf.arange(x.dims[1])), wf.Mesh("data=1"), wf.Layout(""))
+        return program.plan(m, inputs(length)).flops
+
+    assert flops(512) < 2.3 * flops(256)
+
+
+def test_default_buckets():
+    for length in (5, 64, 65, 1000, 8192, 65_536, 1_000_000):
+        factors = default_buckets(length, 64)
+        assert factors == (1,) or (all(f % 2 == 0 and f <= 256 for f in factors))
+        if length > 64:
+            assert 0.8 < np.prod(factors) / (2 * length / 64) < 1.25
+    assert default_buckets(64, 64) == (1,)
+    check(module(chunk=4, rounds=2), inputs(14), [8])
+
+
+def run(m, x, layout="", **options):
+    program = wf.spmd(lambda m, x: m(x, wf.arange(x.dims[1]), **options), MESH, wf.Layout(layout))
+    return program(m, x)
+
+
+def test_a_key_changes_the_hash():
+    m, x = module(chunk=3, rounds=1, buckets=4), inputs(12)
+    fixed, again, other = run(m, x), run(m, x, "heads:model"), run(m, x, key=jax.random.key(1))
+    close(again, fixed.numpy())
+    assert not np.allclose(fixed.numpy(), other.numpy())
+
+
+def test_dropout():
+    m, x = module(chunk=4, rounds=2, buckets=2), inputs(13)
+    close(run(m, x, drop=lambda weights: weights * 0.5), run(m, x).numpy() * 0.5)
+
+    def drop(weights):
+        assert weights.dims[-1] == wf.Dim("near", 8)
+        return wf.dropout(weights, 0.5, jax.random.key(7))
+
+    dropped = run(m, x, drop=drop)
+    assert not np.allclose(dropped.numpy(), run(m, x).numpy())
+    close(run(m, x, "batch:data heads:model length:seq chunks:seq", drop=drop), dropped.numpy())
+
+
+def test_nothing_to_see():
+    """Queries of zero, and padding, give no NaN; in half precision neither."""
+    m = nn.cast(module(chunk=4, rounds=2, buckets=2), jnp.bfloat16)
+    x = inputs(13).astype(jnp.bfloat16) * 0
+
+    def loss(m, x):
+        return wf.sum(m(x, wf.arange(x.dims[1])).astype(jnp.float32))
+
+    y, grads = wf.spmd(wf.value_and_grad(loss), MESH, wf.Layout(""))(m, x)
+    assert y.numpy() == 0
+    assert all(np.isfinite(g.numpy().astype(np.float32)).all() for g in nn.parameters(grads).values())
+
+
+@pytest.mark.parametrize(
+    "options", [{"chunk": 0}, {"rounds": 0}, {"buckets": 7}, {"chunk": -1, "rounds": 0, "buckets": (4, 3)}]
+)
+def test_errors(options):
+    with pytest.raises(wf.ShapeError) as caught:
+        nn.LSHAttention(D_MODEL, HEADS, D_KV, **options)
+    said = str(caught.value)
+    for part in ("buckets are pairs", "in LSHAttention(chunk=", "at ", "hint: LSHAttention("):
+        assert part in said
+    facts = {"chunk": "a chunk has", "rounds": "there are 0 rounds", "buckets": "a hash has"}
+    first = said.splitlines()[0]
+    assert all((fact in first) == (name in options) for name, fact in facts.items())
