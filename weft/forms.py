@@ -191,12 +191,13 @@ def in_form(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
     missing = axes - collectives.varying(array)
     if not missing:
         return t._array if array is t._held else array
-    return program.remember(
-        array,
-        ("vary", missing),
-        lambda held: collectives.vary(t._array if held is t._held else held, missing),
-        collective=False,
-    )
+    wide = t._cast_of
+    if wide is not None and array is t._held:
+        # Made varying before the cast: its gradient is then summed in the wider type.
+        make = lambda _: in_form(wide, splits, axes).astype(t.dtype)  # noqa: E731
+    else:
+        make = lambda held: collectives.vary(t._array if held is t._held else held, missing)  # noqa: E731
+    return program.remember(array, ("vary", missing), make, collective=False)
 
 
 def _moved(t: Tensor, splits: Splits, axes: frozenset[str]) -> Any:

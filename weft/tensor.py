@@ -89,12 +89,25 @@ class Tensor:
     [3.0, 15.0]
     """
 
-    __slots__ = ("_held", "_owner", "_watch", "dims", "layout", "mesh", "origin", "pending", "role", "splits")
+    __slots__ = (
+        "_cast_of",
+        "_held",
+        "_owner",
+        "_watch",
+        "dims",
+        "layout",
+        "mesh",
+        "origin",
+        "pending",
+        "role",
+        "splits",
+    )
     __array_priority__ = 1000  # NumPy scalars leave `scalar * tensor` to us
 
     _held: Any  # the array, for looking at its type or identity only
     _owner: int  # the serial number of a slice's program, 0 if not known
     _watch: Any  # called when the array is used; how `grad` knows which forms of an argument were
+    _cast_of: Tensor | None  # the same tensor before it was cast to a narrower type
     dims: tuple[Dim, ...]
     role: str
     mesh: Mesh | None
@@ -114,7 +127,7 @@ class Tensor:
         splits: Splits | None = None,
         pending: frozenset[str] = frozenset(),
     ):
-        self._held, self._watch, self.dims, self.role = array, None, dims, role
+        self._held, self._watch, self._cast_of, self.dims, self.role = array, None, None, dims, role
         self.mesh, self.layout, self.splits, self.pending = mesh, layout, splits, pending
         self.origin = ""
         program = context.current() if splits is not None else None

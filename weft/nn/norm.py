@@ -25,7 +25,7 @@ class RMSNorm(Module):
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.astype(jnp.float32)
         size = wf.mean(wf.square(wide), self.dim)
-        return (wide * wf.rsqrt(size + self.epsilon)).astype(x.dtype) * self.scale
+        return (wide * wf.rsqrt(size + self.epsilon) * self.scale).astype(x.dtype)
 
 
 class LayerNorm(Module):
@@ -44,7 +44,7 @@ class LayerNorm(Module):
         wide = x.astype(jnp.float32)
         centred = wide - wf.mean(wide, self.dim)
         size = wf.mean(wf.square(centred), self.dim)
-        return (centred * wf.rsqrt(size + self.epsilon)).astype(x.dtype) * self.scale + self.bias
+        return (centred * wf.rsqrt(size + self.epsilon) * self.scale + self.bias).astype(x.dtype)
 
 
 NORMS = {"rms": RMSNorm, "layer": LayerNorm}
