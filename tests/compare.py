@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 import weft as wf
 
@@ -107,6 +108,14 @@ def check(rows, mesh, layout, tensors, rtol=1e-5, atol=2e-6):
             same(got, want_grads[name][n], f"the gradient of {name} for {n}", rtol, atol)
 
 
+def check_one(fn, oracle, mesh, layout, *tensors):
+    """One function of tensors that returns a list, against an oracle on arrays."""
+    names = "abcdefgh"[: len(tensors)]
+    check(
+        {"it": (" ".join(names), fn, oracle)}, mesh, layout, dict(zip(names, tensors, strict=True)), atol=1e-6
+    )
+
+
 def same(got, want, name="", rtol=1e-5, atol=2e-6):
     """One tensor against an array."""
     assert got.dtype == want.dtype, f"{name} is {got.dtype} instead of {want.dtype}"
@@ -121,3 +130,16 @@ def same(got, want, name="", rtol=1e-5, atol=2e-6):
     storage = np.asarray(got.storage).copy()
     storage[tuple(slice(d.size) for d in got.dims)] = 0
     assert not storage.any(), f"{name} has padding that is not zero"
+
+
+def collectives(jaxpr):
+    """(primitive, shape of the result) of every collective in a jaxpr, sums of scalars left out."""
+    found = []
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name.startswith(("psum", "all_", "reduce_scatter", "ppermute", "pmax", "pmin")):
+            shape = equation.outvars[0].aval.shape
+            found += [(name, shape)] if shape else []
+        for inner in jaxprs_in_params(equation.params):
+            found += collectives(getattr(inner, "jaxpr", inner))
+    return found

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import check_one, collectives
 
 import weft as wf
 from weft.errors import DimError, LayoutError, ShapeError, TensorTypeError
@@ -34,56 +35,6 @@ def whole(seed, low, high, **sizes):
     return wf.tensor(array.astype(np.int32), [wf.Dim(name, size) for name, size in sizes.items()])
 
 
-def weights(shape):
-    return np.random.default_rng(7).normal(size=shape).astype(np.float32)
-
-
-def check(fn, oracle, mesh, layout, *tensors):
-    """Outputs, and gradients with respect to all tensors, against an oracle on arrays."""
-
-    def both(*tensors):
-        def loss(*tensors):
-            outs = fn(*tensors)
-            parts = [wf.sum(t * wf.tensor(weights([d.size for d in t.dims]), t.dims)) for t in outs]
-            return sum(parts[1:], parts[0]), outs
-
-        return wf.grad(loss, argnums=range(len(tensors)), has_aux=True)(*tensors)
-
-    def oracle_loss(*arrays):
-        outs = oracle(*arrays)
-        return sum(jnp.sum(a * weights(a.shape)) for a in outs), outs
-
-    grads, outs = wf.spmd(both, mesh, layout)(*tensors)
-    arrays = [jnp.asarray(t.numpy()) for t in tensors]
-    want = jax.grad(oracle_loss, argnums=range(len(arrays)), has_aux=True)(*arrays)
-    for got, expected in zip((*grads, *outs), (*want[0], *want[1]), strict=True):
-        assert got.dtype == expected.dtype
-        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
-        # What is stored behind the true size is zero, always.
-        storage = np.asarray(got.storage).copy()
-        storage[tuple(slice(d.size) for d in got.dims)] = 0
-        assert not storage.any()
-
-
-def collectives(jaxpr):
-    """(primitive, shape of the result) of every collective in a jaxpr, sums of scalars left out."""
-    found = []
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        if name.startswith(("psum", "all_", "reduce_scatter", "ppermute", "pmax", "pmin")):
-            shape = equation.outvars[0].aval.shape
-            found += [(name, shape)] if shape else []
-        for inner in jax.tree.leaves(
-            list(equation.params.values()),
-            is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr"),
-        ):
-            if hasattr(inner, "jaxpr"):
-                inner = inner.jaxpr
-            if hasattr(inner, "eqns"):
-                found += collectives(inner)
-    return found
-
-
 # take
 
 
@@ -111,7 +62,7 @@ def test_take_with_gradients(mesh, layout, size):
             logits.at[batch, rest].get(mode="fill", fill_value=-1),
         ]
 
-    check(fn, oracle, mesh, layout, table, logits)
+    check_one(fn, oracle, mesh, layout, table, logits)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8, np.int8, np.bool_, np.complex64])
@@ -269,7 +220,7 @@ def test_scatter_add_with_gradients(mesh, layout, size):
             rows.at[np.arange(3), targets.numpy()].add(2.5),
         ]
 
-    check(fn, oracle, mesh, layout, table, rows, full, single)
+    check_one(fn, oracle, mesh, layout, table, rows, full, single)
 
 
 def test_scatter_add_eagerly():

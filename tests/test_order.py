@@ -1,9 +1,9 @@
 """Order along a dim: argmax, top_k, sort and running totals, against jax.numpy and jax.lax."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import check_one, collectives
 from jax import lax
 
 import weft as wf
@@ -24,67 +24,6 @@ PLACES = [
 places = pytest.mark.parametrize(
     "mesh, layout, size", PLACES, ids=[f"{m}-{lay}-{size}" for m, lay, size in PLACES]
 )
-
-
-def weights(shape):
-    return np.random.default_rng(7).normal(size=shape).astype(np.float32)
-
-
-def with_gradients(fn):
-    """The outputs of a function, and the gradients of a weighted sum of those that are floats."""
-
-    def both(*tensors):
-        def loss(*tensors):
-            outs = fn(*tensors)
-            floats = [t for t in outs if jnp.issubdtype(t.dtype, jnp.floating)]
-            parts = [wf.sum(t * wf.tensor(weights([d.size for d in t.dims]), t.dims)) for t in floats]
-            return sum(parts, wf.zeros("")), outs
-
-        grads, outs = wf.grad(loss, argnums=range(len(tensors)), has_aux=True)(*tensors)
-        return outs, grads
-
-    return both
-
-
-def oracle_with_gradients(fn, *arrays):
-    def loss(*arrays):
-        outs = fn(*arrays)
-        floats = [a for a in outs if jnp.issubdtype(a.dtype, jnp.floating)]
-        return sum((jnp.sum(a * weights(a.shape)) for a in floats), jnp.zeros(())), outs
-
-    grads, outs = jax.grad(loss, argnums=range(len(arrays)), has_aux=True)(*arrays)
-    return outs, grads
-
-
-def check(fn, oracle, mesh, layout, *tensors):
-    outs, grads = wf.spmd(with_gradients(fn), mesh, layout)(*tensors)
-    expected, expected_grads = oracle_with_gradients(oracle, *(jnp.asarray(t.numpy()) for t in tensors))
-    for got, want in zip((*outs, *grads), (*expected, *expected_grads), strict=True):
-        assert got.dtype == want.dtype
-        np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
-        # What is stored behind the true size is zero, always.
-        storage = np.asarray(got.storage).copy()
-        storage[tuple(slice(d.size) for d in got.dims)] = 0
-        assert not storage.any()
-
-
-def collectives(jaxpr):
-    """(primitive, shape of the result) of every collective in a jaxpr, sums of scalars left out."""
-    found = []
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        if name.startswith(("psum", "all_", "reduce_scatter", "ppermute", "pmax", "pmin")):
-            shape = equation.outvars[0].aval.shape
-            found += [(name, shape)] if shape else []
-        for inner in jax.tree.leaves(
-            list(equation.params.values()),
-            is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr"),
-        ):
-            if hasattr(inner, "jaxpr"):
-                inner = inner.jaxpr
-            if hasattr(inner, "eqns"):
-                found += collectives(inner)
-    return found
 
 
 def data(rows, size, seed=0):
@@ -127,7 +66,7 @@ def test_all_with_gradients(mesh, layout, size):
             lax.cumsum(x, 1, reverse=True) - x,
         ]  # fmt: skip
 
-    check(fn, oracle, mesh, layout, data(5, size))
+    check_one(fn, oracle, mesh, layout, data(5, size))
 
 
 @pytest.mark.parametrize("mesh, layout", [("x=4", "b:x"), ("x=8", "b:x"), ("x=2 y=2", "a:x b:y")])
@@ -162,7 +101,7 @@ def test_top_k_of_more_than_a_block(k):
     """9 over 8: blocks of 2, three devices with padding only."""
     x, best = data(3, 9), wf.Dim("best", k)
     fn = lambda x: wf.top_k(x, "b", best)
-    check(fn, lambda x: lax.top_k(x, k), "x=8", "b:x", x)
+    check_one(fn, lambda x: lax.top_k(x, k), "x=8", "b:x", x)
 
 
 RUNNING = [("x=4", "b:x", 8), ("x=2 y=2", "b:x+y", 9), ("x=2", "a:x", 9)]
@@ -190,7 +129,7 @@ def test_running_totals(mesh, layout, size):
             outs += inclusive + [shifted(t, r, first) for r, t in enumerate(inclusive)]
         return outs
 
-    check(fn, oracle, mesh, layout, x)
+    check_one(fn, oracle, mesh, layout, x)
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.int32])
