@@ -3,19 +3,22 @@
     places → a hash gives each a bucket → sorted by bucket → cut into chunks → chunk attends to chunk
 
 Queries and keys are the same map of x, keys with their length taken away. A hash multiplies queries by random
-directions; the direction, or its opposite, that fits best is the bucket. Places of a bucket are neighbours once
-they are sorted, so each looks at its own chunk and at the one before, and nothing of size length² is ever made.
+directions; the direction, or its opposite, that fits best is the bucket. Sorted, the places of a bucket are
+neighbours, so each looks at its own chunk and at the one before, and nothing of size length² is ever made.
 What one hash parts another may bring together: several rounds are computed, and weighted by their sums.
 
-The set that a place sees is thus the union over rounds of "same bucket, same or previous chunk"; the result is
-the softmax over this set. A key that N rounds show is in N of the sums, hence its score is less by log N in each.
+The set that a place sees is thus the union over rounds of "same bucket, same or previous chunk", and the
+result is the softmax over this set. A key that N rounds show is in N of the sums: each takes log N off its
+score.
 
 Reformer: The Efficient Transformer (Kitaev, Kaiser, Levskaya 2020), section 2.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -41,8 +44,9 @@ class LSHAttention(Module):
 
     Heads and batch may be split as in `Attention`. The sort is over the whole sequence, so queries and values
     are gathered if `length` is split, and what follows is done on each device alike; a layout that splits
-    `chunks` or `rounds` too (`length:seq chunks:seq`) shares it out. The hash compares sums: a layout that adds
-    them up in another order may put a place whose two best directions fit all but equally into the other bucket.
+    `chunks` or `rounds` too (`length:seq chunks:seq`) shares it out. The hash compares sums: a layout that
+    adds them up in another order may put a place for which two directions fit all but equally into the other
+    bucket.
 
     Args:
       d_model: the dim of the places' features.
@@ -50,9 +54,9 @@ class LSHAttention(Module):
       d_kv: the dim inside a head.
       chunk: how many places a chunk has. Sequences that it does not divide are padded, which no place sees.
       rounds: how many hashes there are.
-      buckets: how many buckets a hash has, an even number, or 1: all places are in it. Several even numbers are
-        the factors of as many hashes in one, which cost their sum instead of their product. By default about
-        two for each chunk, in factors of at most four chunks; and 1 if the sequence is one chunk.
+      buckets: how many buckets a hash has, an even number, or 1: all places are in it. Several even numbers
+        are the factors of as many hashes in one, which cost their sum instead of their product. By default
+        about two for each chunk, in factors of at most four chunks; and 1 if the sequence is one chunk.
       bias: whether the maps have one.
     """
 
@@ -104,65 +108,45 @@ class LSHAttention(Module):
           key: which directions are drawn; None: always the same ones.
           drop: applied to the weights of each round, as dropout.
         """
-        length = places.dims[-1]
+        length, rounds = places.dims[-1], self.rounds
         size = min(self.chunk, length.size)
-        chunks, chunk = wf.Dim("chunks", -(-length.size // size)), wf.Dim("chunk", size)
-        whole, rounds = wf.Dim("sequence", chunks.size * size), self.rounds
+        chunks = wf.Dim("chunks", -(-length.size // size))
         batch = [d for d in x.dims if d not in (length, *self.query.inputs)]
 
         def padded(t: Tensor) -> Tensor:
-            return wf.pad(t.rename(**{length.name: whole.name}), whole.name, 0, whole.size - length.size)
+            t = t.rename(**{length.name: "sequence"})
+            return wf.pad(t, "sequence", 0, chunks.size * size - length.size)
 
         by_place = [*batch, self.heads, length, self.d_kv]
         q, v = padded(self.query(x, out=by_place)), padded(self.value(x, out=by_place))
         bucket = self.hash(q, length.size, key)
-        order = wf.argsort(bucket, whole)  # by bucket, then by place
-        rank = wf.argsort(order, whole)
-        ids = wf.split(order.rename(sequence="sorted"), "sorted", [chunks, chunk])
+        order = wf.argsort(bucket, "sequence")  # by bucket, then by place
+        rank = wf.argsort(order, "sequence")
+        cut = _Cut(order, chunks, wf.Dim("chunk", size))
 
-        def cut(t: Tensor) -> Tensor:
-            """In the order of each round, chunk by chunk."""
-            return wf.take(t, ids, whole)
-
-        def near(t: Tensor) -> Tensor:
-            """What each chunk looks at: itself and the one before, which for the first is the last."""
-            t = t.rename(chunk="near")
-            return t if chunks.size == 1 else wf.concat([t, wf.roll(t, chunks, 1)], "near")
-
-        def pairs(fits: Callable[[Tensor, Tensor], Tensor], t: Tensor) -> Tensor:
-            t = cut(t)
-            return fits(t, near(t))
-
-        visible = pairs(wf.equal, bucket)
+        visible = cut.pairs(wf.equal, bucket)
         if causal:
-            visible = visible & pairs(wf.greater_equal, padded(places))
+            visible = visible & cut.pairs(wf.greater_equal, padded(places))
         if segments is not None:
-            visible = visible & pairs(wf.equal, padded(segments))
+            visible = visible & cut.pairs(wf.equal, padded(segments))
 
-        q, v = cut(q), near(cut(v))
-        k = near(_direction(q, self.d_kv))
-        by_rank = [*batch, self.heads, rounds, chunks, chunk]
+        q, v = cut(q), cut.near(cut(v))
+        k = cut.near(_direction(q, self.d_kv))
         exact = jnp.promote_types(q.dtype, jnp.float32)
+        by_rank = [*batch, self.heads, rounds, chunks, cut.chunk]
         scores = wf.einsum(q, k, out=[*by_rank, k.dims[-2]]).astype(exact)
-        scores = wf.where(visible, scores, HIDDEN) - wf.where(ids == near(ids), ITSELF, 0.0).astype(exact)
+        scores = wf.where(visible, scores, HIDDEN) - wf.where(cut.itself(), ITSELF, 0.0).astype(exact)
         if rounds.size > 1:
-            # In how many rounds a pair meets: the same bucket, and the chunk the same or the one before.
-            bucket, part = (t.rename(rounds="others") for t in (bucket, rank // size))
-            before = cut((part + chunks.size - 1) % chunks.size) == near(cut(part))
-            meet = pairs(wf.equal, bucket) & (pairs(wf.equal, part) | before)
-            scores = scores - wf.log(wf.maximum(wf.sum(meet.astype(exact), "others"), 1.0))
+            scores = scores - wf.log(wf.maximum(_meetings(cut, bucket, rank // size), 1).astype(exact))
         total = wf.logsumexp(scores, "near")
         weights = drop(wf.exp(scores - total).astype(v.dtype))
         mixed = wf.einsum(weights, v, out=[*by_rank, self.d_kv])
 
-        back = rank["sequence", : length.size]
-
-        def in_place(t: Tensor) -> Tensor:
-            return wf.take(wf.merge(t, [chunks, chunk], "sorted"), back, "sorted")
-
         # `length` comes back last: no tensor has it beside `rounds`, so both may be on one axis.
-        mixed, shares = in_place(mixed), wf.softmax(in_place(total), rounds).astype(v.dtype)
-        mixed = wf.einsum(mixed, shares, out=[*batch, self.heads, back.dims[-1], self.d_kv])
+        back = rank["sequence", : length.size]
+        shares = wf.softmax(cut.undo(total, back), rounds).astype(v.dtype)
+        out = [*batch, self.heads, back.dims[-1], self.d_kv]
+        mixed = wf.einsum(cut.undo(mixed, back), shares, out=out)
         return self.out(mixed.rename(sequence=length.name))
 
     def hash(self, q: Tensor, length: int, key: Any = None) -> Tensor:
@@ -188,6 +172,51 @@ class LSHAttention(Module):
                 bucket = bucket + wf.argmax(wf.concat([fit, -fit], half.name), half.name) * count
                 count *= factor
         return bucket if whole.size == length else wf.where(wf.arange(whole) < length, bucket, count)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The places of `sequence` in the order of each round, chunk by chunk."""
+
+    order: Tensor
+    chunks: wf.Dim
+    chunk: wf.Dim
+
+    @functools.cached_property
+    def ids(self) -> Tensor:
+        return wf.split(self.order, "sequence", [self.chunks, self.chunk])
+
+    def __call__(self, t: Tensor) -> Tensor:
+        return wf.take(t, self.ids, "sequence")
+
+    def near(self, t: Tensor) -> Tensor:
+        """What each chunk looks at: itself and the one before, which for the first is the last."""
+        t = t.rename(chunk="near")
+        return t if self.chunks.size == 1 else wf.concat([t, wf.roll(t, self.chunks, 1)], "near")
+
+    def pairs(self, fits: Callable[[Tensor, Tensor], Tensor], t: Tensor) -> Tensor:
+        """Whether each place and each one that it looks at fit."""
+        t = self(t)
+        return fits(t, self.near(t))
+
+    def itself(self) -> Tensor:
+        return self.ids == self.near(self.ids)
+
+    def undo(self, t: Tensor, rank: Tensor) -> Tensor:
+        """Back in the places' own order."""
+        return wf.take(wf.merge(t, [self.chunks, self.chunk], "sorted"), rank, "sorted")
+
+
+def _meetings(cut: _Cut, bucket: Tensor, part: Tensor) -> Tensor:
+    """In how many rounds the pairs of each round meet: in one bucket, and in one chunk or the one before.
+
+    Args:
+      bucket, part: the number of each place's bucket and chunk in each round.
+    """
+    bucket, part = bucket.rename(rounds="others"), cut(part.rename(rounds="others"))
+    before, near = (part + cut.chunks.size - 1) % cut.chunks.size, cut.near(part)
+    meet = cut.pairs(wf.equal, bucket) & ((part == near) | (before == near))
+    return wf.sum(meet.astype(jnp.int32), "others")
 
 
 def default_buckets(length: int, chunk: int) -> tuple[int, ...]:
@@ -226,8 +255,6 @@ def _check(chunk: int, rounds: int, buckets: tuple[int, ...] | None) -> None:
     if facts:
         raise ShapeError(
             ", and ".join(facts),
-            rule="chunks and rounds are at least 1; buckets are pairs, a direction and its opposite (or 1: all "
-            "places)",
-            hint="LSHAttention(d_model, heads, d_kv, chunk=64, rounds=2, buckets=32), or buckets=None: "
-            "two for each chunk",
+            rule="both are at least 1; buckets are pairs, a direction and its opposite, or 1 for all places",
+            hint="LSHAttention(…, chunk=64, rounds=2, buckets=32); buckets=None is about two for each chunk",
         ).located(f"LSHAttention(chunk={chunk}, rounds={rounds}, buckets={buckets})")
