@@ -3,14 +3,15 @@
 PYTHON   ?= python3
 BIN      := .venv/bin
 STAMP    := .venv/.installed
+PEERS    := .venv-peers
 WORKERS  ?= 2
 EXAMPLES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak lint format bench docs clean distclean
+.PHONY: help install demo test test-peers soak lint format bench docs clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create .venv and install Weft with its tools (again when pyproject.toml changes)
 
@@ -30,6 +31,17 @@ demo: install ## the paper's two-layer example in five layouts on 8 virtual devi
 
 test: install ## all but the slow tests
 	@$(BIN)/python -m pytest -n $(WORKERS)
+
+# PyTorch is large, and Weft does not need it: it gets an environment of its own.
+test-peers: $(PEERS)/.installed ## the same numbers as PyTorch (2 minutes; the first time installs it)
+	@$(PEERS)/bin/python -m pytest tests/peers
+
+$(PEERS)/.installed: pyproject.toml
+	@test -x $(PEERS)/bin/python || { echo "creating $(PEERS)"; $(PYTHON) -m venv $(PEERS); }
+	@echo "installing Weft and PyTorch into $(PEERS) (the first time takes a few minutes)"
+	@$(PEERS)/bin/python -m pip install -q --disable-pip-version-check -e '.[peers]'
+	@touch $@
+	@echo "installed"
 
 # Chunks that passed are kept in .soak/, by the hash of the code; an interrupted run goes on from there.
 soak: install ## the slow tests, resumable (EXAMPLES=10000)
@@ -53,7 +65,7 @@ docs: install ## build the documentation into site/
 
 clean: ## remove what can be made again, except .venv and the record of the soak
 	@rm -rf site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv and the record of the soak as well
-	@rm -rf .venv .soak
+distclean: clean ## remove .venv, .venv-peers and the record of the soak as well
+	@rm -rf .venv $(PEERS) .soak

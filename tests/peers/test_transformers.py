@@ -100,7 +100,7 @@ def peer(request, tmp_path):
 
 
 def close(got, want, name):
-    """Equal to 1e-4 of the largest value, and at each element of some size to 1e-4 of it."""
+    """Equal to 1e-4 of each value; those near zero to 1e-5 of the largest."""
     scale = np.abs(want).max()
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
 
