@@ -156,6 +156,15 @@ class Context:
             self.mapped, self.vmaps = before
 
     @contextlib.contextmanager
+    def laid_out(self, layout: Layout) -> Iterator[None]:
+        """Trace under another layout; what goes in and comes out has to be brought into its forms."""
+        before, self.layout = self.layout, layout
+        try:
+            yield
+        finally:
+            self.layout = before
+
+    @contextlib.contextmanager
     def lowering(self, op: str) -> Iterator[None]:
         """Name what is traced after an op; ops that it is made of don't count."""
         if self.op:

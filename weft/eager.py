@@ -42,7 +42,7 @@ def op(fn: Any = None, *, numbers: str = "static", cached: bool = True) -> Any:
             if program is not None:
                 with program.lowering(_label(fn.__name__, args, kwargs)):
                     return fn(*args, **kwargs)
-            return _run_eagerly(fn, args, kwargs, numbers, cached)
+            return run_eagerly(fn, args, kwargs, numbers, cached)
         except WeftError as error:
             error.located(asked(fn.__name__.lstrip("_"), args, kwargs))
             raise
@@ -61,7 +61,8 @@ def _label(name: str, args: Any, kwargs: Any) -> str:
     return f"{name.lstrip('_')}[{dims}]"
 
 
-def _run_eagerly(fn: Any, args: Any, kwargs: Any, numbers: str, cached: bool) -> Any:
+def run_eagerly(fn: Any, args: Any, kwargs: Any, numbers: str, cached: bool) -> Any:
+    """Call a function outside programs as one of its own, where its operands are."""
     where = _where(args, kwargs)
     key = (fn, *where)
     program = _EAGER.get(key)

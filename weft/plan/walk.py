@@ -173,10 +173,10 @@ def _with_phases(found: list[_Found]) -> list[_Found]:
 
 
 def phase_of(name: str, seen_backward: bool) -> str:
-    """forward, backward, or, once there was a backward pass, update."""
+    """forward, backward, or, in an optimizer and once there was a backward pass, update."""
     if "transpose(" in name or "gradient[" in name:
         return "backward"
-    return "update" if seen_backward and "jvp(" not in name else "forward"
+    return "update" if (seen_backward or "optimizer[" in name) and "jvp(" not in name else "forward"
 
 
 _MODELS = f"{PACKAGE}models{os.sep}"
