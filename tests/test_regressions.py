@@ -164,3 +164,23 @@ def test_local_in_a_scan_that_made_its_operands_varying_beforehand():
 
     _, kept = wf.spmd(lambda x: wf.scan(step, x, x, "g"), "x=2", "g:x")(x)
     assert kept.numpy("g", "b").tolist() == [[2.0]]
+
+
+def test_vjp_inside_a_scan_leaves_the_sums_of_gradients_for_after_the_loop():
+    """The layers were made varying before the loop, so vjp started over, and summed in every step."""
+    io, layers = wf.dims("io=3 layers=4")
+    x, w, scale = values("batch=6 io=3"), values("layers=4 io=3"), values("io=3")
+
+    def program(x, w, scale):
+        def step(carry, w):
+            x, total = carry
+            out, pull = wf.vjp(lambda w, s, _: wf.tanh(x * wf.sin(w) * s), w, scale, x, zeros=False)
+            of_w, of_scale, unused = pull(out)
+            assert unused is None
+            return (out, total + of_scale), of_w
+
+        return wf.scan(step, (x, wf.zeros([io])), w, layers)
+
+    same(program, "p=2", "batch:p", x, w, scale)
+    found = wf.spmd(program, "p=2", "batch:p").plan(x, w, scale).collectives
+    assert [(c.kind, c.count, c.bytes) for c in found] == [("all-reduce", 1, 12), ("all-reduce", 1, 48)]

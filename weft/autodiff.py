@@ -145,12 +145,34 @@ def _eager(call: Any, leaves: list[Any]) -> tuple[Any, list[Any], Any]:
 
 
 def _staged(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, list[Any], Any]:
-    slices = [_entered(leaf) for leaf in leaves]
-    forms = [_forms(program, t) if isinstance(t, Tensor) else [(_NONE, t)] for t in slices]
+    value, pull, aux = _pulled(program, call, leaves)
+    return value, _with_zeros(pull(slice_tensor(jnp.ones_like(value._array), ())), leaves), aux
+
+
+def _with_zeros(grads: list[Any], leaves: list[Any]) -> list[Any]:
+    """Zeros for the arguments that were not used."""
+    return [_zeros(leaf) if g is None else g for g, leaf in zip(grads, leaves, strict=True)]
+
+
+def _zeros(leaf: Tensor) -> Tensor:
+    leaf = as_slice(leaf)
+    zeros = slice_tensor(jnp.zeros(leaf._held.shape, leaf.dtype), leaf.dims, leaf.splits)
+    zeros.role = leaf.role
+    return zeros
+
+
+def _pulled(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, Any, Any]:
+    """The value of a function of leaves, what pulls a cotangent back to them, and what else it returns.
+
+    Gradients may be pending; those of tensors that were not used are None.
+    """
+    slices = [_entered(leaf, overcast=True) for leaf in leaves]
+    forms = [_forms(program, t) if _is_float(t) else [(_NONE, array_of(t))] for t in slices]
     used: set[tuple[int, frozenset[str]]] = set()  # leaves, and the axes their form varies over
+    made: dict[str, Any] = {}
 
     def arrays(inputs: list[list[Any]]) -> tuple[Any, Any]:
-        with program.frame() as frame:
+        with context.entered(program), program.frame() as frame:
             inner = []
             for n, (t, mine, given) in enumerate(zip(slices, forms, inputs, strict=True)):
                 if not isinstance(t, Tensor):
@@ -165,30 +187,59 @@ def _staged(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, list[A
                 same._watch = functools.partial(used.add, (n, _NONE))
                 inner.append(same)
             value, aux = call(inner)
-            value = settle(as_slice(value))
+            found, made["tree"] = jax.tree.flatten(value, is_leaf=is_tensor)
+            found = [settle(as_slice(v)) if isinstance(v, Tensor) else v for v in found]
+            made["forms"] = [Form.of(v) for v in found]
             aux = jax.tree.map(_settled, aux, is_leaf=is_tensor)
             for n, (mine, given) in enumerate(zip(forms, inputs, strict=True)):
                 used.update((n, axes) for axes, _ in mine if (id(given[0]), ("vary", axes)) in frame.used)
-            return value._array, aux
+            return [array_of(v) for v in found], aux
 
     inputs = [[array for _, array in mine] for mine in forms]
-    value, pull, aux = jax.vjp(arrays, inputs, has_aux=True)
-    (cotangents,) = pull(jnp.ones_like(value))
-    grads: list[Any] = []
-    for n, (t, mine, given) in enumerate(zip(slices, forms, cotangents, strict=True)):
-        if not isinstance(t, Tensor):
-            grads.append(given[0])
-            continue
-        parts = [
-            slice_tensor(array, t.dims, t.splits, axes)
-            for (axes, _), array in zip(mine, given, strict=True)
-            if (n, axes) in used
+    values, pull_arrays, aux = jax.vjp(arrays, inputs, has_aux=True)
+    value = jax.tree.unflatten(made["tree"], list(map(around, made["forms"], values)))
+
+    def pull(cotangent: Any) -> list[Any]:
+        given = jax.tree.leaves(_alike(cotangent, value), is_leaf=is_tensor)
+        (cotangents,) = pull_arrays(list(map(array_of, given)))
+        return [
+            _gradient(t, [part for part in zip(mine, arrays, strict=True) if (n, part[0][0]) in used], arrays)
+            for n, (t, mine, arrays) in enumerate(zip(slices, forms, cotangents, strict=True))
         ]
-        # Without any use, the cotangent of the argument as it is: zeros.
-        total = functools.reduce(add, parts) if parts else slice_tensor(given[0], t.dims, t.splits)
-        total.role, total.origin = t.role, f"gradient[{','.join(d.name for d in t.dims)}]"
-        grads.append(total)
-    return slice_tensor(value, ()), grads, aux
+
+    return value, pull, aux
+
+
+def _gradient(t: Any, parts: list[Any], arrays: list[Any]) -> Any:
+    """The sum of the cotangents of a leaf's forms, each pending over the axes it was made varying over."""
+    if not isinstance(t, Tensor):
+        return arrays[0]
+    if not _is_float(t):
+        return around(Form.of(t), arrays[0])
+    early = _overcast(t)
+    summands = [slice_tensor(array, t.dims, t.splits, axes | early) for (axes, _), array in parts]
+    if not summands:
+        return None
+    total = _named(functools.reduce(add, summands))
+    total.role = t.role
+    return total
+
+
+def _named(gradient: Any) -> Any:
+    """A gradient whose sum, if it is pending, is called one in plans."""
+    if isinstance(gradient, Tensor):
+        gradient.origin = f"gradient[{','.join(d.name for d in gradient.dims)}]"
+    return gradient
+
+
+def _overcast(t: Tensor) -> frozenset[str]:
+    """The axes over which a loop made this tensor varying beforehand: its gradient is pending over them."""
+    split = {axis for axes in t.splits or () for axis in axes}
+    return collectives.varying(t._held) - split - context.require().mapped
+
+
+def _is_float(t: Any) -> bool:
+    return isinstance(t, Tensor) and bool(jnp.issubdtype(t.dtype, jnp.inexact))
 
 
 def _settled(leaf: Any) -> Any:
@@ -222,18 +273,36 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
 
 
 @entry
-def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
-    """The value of a function and the function that pulls a cotangent back, as `jax.vjp`."""
-    primals = tuple(jax.tree.map(_entered, p, is_leaf=is_tensor) for p in primals)
-    if has_aux:
-        out, pull, aux = jax.vjp(_framed(f), *primals, has_aux=True)
-        return out, lambda cotangent: pull(_alike(cotangent, out)), aux
-    out, pull = jax.vjp(_framed(f), *primals)
-    return out, lambda cotangent: pull(_alike(cotangent, out))
+def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False, zeros: bool = True) -> Any:
+    """The value of a function and the function that pulls a cotangent back, as `jax.vjp`.
+
+    Args:
+      f: takes pytrees of tensors and returns one (and with `has_aux` a pair of it and anything else).
+      primals: where to differentiate it.
+      has_aux: whether `f` returns a pair.
+      zeros: whether a tensor that `f` does not use has a cotangent of zeros; else it may be None.
+    """
+    program = context.current()
+    if program is None:
+        out, pull, *aux = jax.vjp(f, *primals, has_aux=True) if has_aux else jax.vjp(f, *primals)
+        return out, lambda cotangent: pull(_alike(cotangent, out)), *aux
+    leaves, tree = jax.tree.flatten(primals, is_leaf=is_tensor)
+
+    def call(leaves: list[Any]) -> tuple[Any, Any]:
+        out = f(*jax.tree.unflatten(tree, leaves))
+        return _pair(out) if has_aux else (out, None)
+
+    out, pull_leaves, aux = _pulled(program, call, leaves)
+
+    def pull_back(cotangent: Any) -> Any:
+        grads = pull_leaves(cotangent)
+        return jax.tree.unflatten(tree, _with_zeros(grads, leaves) if zeros else grads)
+
+    return (out, pull_back, aux) if has_aux else (out, pull_back)
 
 
-def _entered(leaf: Any) -> Any:
-    """Inside a program, a leaf as a settled slice.
+def _entered(leaf: Any, overcast: bool = False) -> Any:
+    """Inside a program, a leaf as a settled slice; one that a loop made varying may stay so.
 
     Inside a vmap over a split dim every place has a derivative of its own, so what is differentiated
     varies over the dim's axes: else JAX would add up the derivatives of different places.
@@ -241,7 +310,9 @@ def _entered(leaf: Any) -> Any:
     program = context.current()
     if program is None or not isinstance(leaf, Tensor):
         return leaf
-    leaf = _settled(leaf)
+    leaf = as_slice(leaf)
+    settled = leaf.splits == program.splits(leaf.dims, leaf.role) and not leaf.pending
+    leaf = leaf if overcast and settled else settle(leaf)
     if program.mapped <= collectives.varying(leaf._held):
         return leaf
     form = Form.of(leaf)
@@ -349,7 +420,7 @@ class custom_vjp:
 
     def _cotangents(self, args: tuple[Any, ...], kept: Any, cotangent: Any) -> tuple[Any, ...]:
         assert self.backward is not None
-        given = self.backward(kept, cotangent)
+        given = jax.tree.map(_named, self.backward(kept, cotangent), is_leaf=is_tensor)
         return tuple(None if g is None else _alike(g, a) for g, a in zip(given, args, strict=True))
 
 

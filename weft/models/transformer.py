@@ -52,6 +52,7 @@ class Config:
       tied: whether the embedding is the last layer too.
       scale_logits: whether the last layer's input is multiplied by d_model^-½ (T5 v1.0).
       attention: "full", "local" (a window of `window` places) or "lsh" (the Reformer's, decoder only).
+      lsh_chunk, lsh_rounds: of LSH attention, the places in a chunk and the number of hashes.
       block: "serial", or "parallel": attention and feed-forward side by side, with one sum for both.
       residual: "plain" or "reversible": the backward pass computes activations anew, layer by layer.
       remat: what the backward pass does not compute anew, a policy of `wf.remat`; None: all is kept.
@@ -86,6 +87,8 @@ class Config:
     scale_logits: bool = False
     attention: str = "full"
     window: int = 128
+    lsh_chunk: int = 64
+    lsh_rounds: int = 2
     block: str = "serial"
     residual: str = "plain"
     remat: str | None = None
@@ -235,26 +238,23 @@ class Block(nn.Module):
     """Attention, attention to the encoder if there is one, feed-forward: each of x normed, added to x."""
 
     attention_norm: Any
-    attention: nn.Attention
+    attention: nn.Attention | nn.LSHAttention
     memory_norm: Any
     memory_attention: nn.Attention | None
     feed_norm: Any
     feed: Any
     config: Config = eqx.field(static=True)
 
-    def __init__(self, c: Config, with_memory: bool):
+    def __init__(self, c: Config, with_memory: bool, ordered: bool = False):
         d = c.dims()
 
         def norm() -> Any:
             return nn.NORMS[c.norm](d.d_model, c.epsilon)
 
-        def attention() -> nn.Attention:
-            return nn.Attention(d.d_model, d.heads, d.d_kv, d.kv_heads, bias=c.bias, scaled=c.scaled)
-
         self.config = c
-        self.attention_norm, self.attention = norm(), attention()
+        self.attention_norm, self.attention = norm(), ATTENTIONS[c.attention if ordered else "full"](c, d)
         self.memory_norm = norm() if with_memory else None
-        self.memory_attention = attention() if with_memory else None
+        self.memory_attention = _full(c, d) if with_memory else None
         self.feed_norm = norm() if c.block == "serial" else None
         self.feed = nn.FeedForward(d.d_model, d.d_ff, c.activation, bias=c.bias)
 
@@ -263,6 +263,8 @@ class Block(nn.Module):
 
         def attend(h: Tensor) -> Tensor:
             sight, rotate = around.sight, None
+            if isinstance(self.attention, nn.LSHAttention):
+                return _hashed(self.attention, h, sight, drop)
             if self.config.positions == "rotary":
                 rotate = functools.partial(self._rotate, places=sight.places)
             visible, weights = sight.visible(), drop("weights")
@@ -293,6 +295,36 @@ class Block(nn.Module):
         return nn.rotary(x, places, self.attention.d_kv, c.rotary_base, c.rotary_stretch)
 
 
+def _full(c: Config, d: Dims) -> nn.Attention:
+    return nn.Attention(d.d_model, d.heads, d.d_kv, d.kv_heads, bias=c.bias, scaled=c.scaled)
+
+
+def _lsh(c: Config, d: Dims) -> nn.LSHAttention:
+    asked = [f'positions="{c.positions}"'] if c.positions in ("rotary", "relative") else []
+    asked += [f"kv_heads={c.kv_heads}"] if c.kv_heads not in (None, c.heads) else []
+    if asked:
+        raise wf.ProgramError(
+            f'attention="lsh" does not go with {" and ".join(asked)}',
+            rule="LSH attention has as many key heads as query heads, and no positions inside",
+            hint='positions="learned", "sinusoid" or "none", and kv_heads=None',
+        ).located()
+    return nn.LSHAttention(d.d_model, d.heads, d.d_kv, chunk=c.lsh_chunk, rounds=c.lsh_rounds, bias=c.bias)
+
+
+def _hashed(attention: nn.LSHAttention, h: Tensor, sight: Sight, drop: Drop) -> Tensor:
+    if sight.prefix is not None:
+        raise wf.ProgramError(
+            'attention="lsh" was given a prefix',
+            rule="LSH attention sees earlier places alone",
+            hint='leave Batch.prefix out, or use attention="full"',
+        ).located()
+    key, places = _fold(drop.key, "hash"), wf.arange(sight.places.dims[-1])
+    return attention(h, places, sight.segments, key=key, drop=drop("weights"))
+
+
+ATTENTIONS: dict[str, Callable[[Config, Dims], Any]] = {"full": _full, "local": _full, "lsh": _lsh}
+
+
 def _dropped(f: Callable[[Tensor], Tensor], drop: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return drop(f(x))
 
@@ -317,7 +349,7 @@ class Stack(nn.Module):
         learned, relative = c.positions == "learned", c.positions == "relative"
         self.positions = nn.LearnedPositions(c.longest, d.d_model) if learned else None
         self.relative = nn.RelativePositions(d.heads, both_ways=not ordered) if relative else None
-        self.blocks = nn.stack(Block(c, with_memory), self.layers)
+        self.blocks = nn.stack(Block(c, with_memory, ordered), self.layers)
         self.norm = nn.NORMS[c.norm](d.d_model, c.epsilon)
 
     def __call__(self, x: Tensor, sight: Sight, memory: Tensor | None, memory_sight: Any, key: Any) -> Tensor:
@@ -353,7 +385,21 @@ def _plain(stack: Stack, x: Tensor, around: Around, key: Any) -> Tensor:
     return wf.scan(body, x, (stack.blocks, stack.keys(key)), stack.layers)[0]
 
 
-RESIDUALS = {"plain": _plain}
+def _reversible(stack: Stack, x: Tensor, around: Around, key: Any) -> Tensor:
+    """Two streams, of which the backward pass has the earlier ones from the later ones."""
+    c = stack.config
+
+    def branches(given: Any, around: Around) -> list[Callable[[Tensor], Tensor]]:
+        block, key = given
+        return nn.cast(block, c.compute).branches(around, Drop(c.dropout, key))
+
+    # Both streams start as x, and their mean is the result, so that it has the width of x. (The Reformer
+    # concatenates them.)
+    a, b = nn.reversible(branches, x, x, (stack.blocks, stack.keys(key)), stack.layers, around)
+    return (a + b) / 2
+
+
+RESIDUALS = {"plain": _plain, "reversible": _reversible}
 
 
 def _in_chunks(f: Callable[[Tensor], Tensor], x: Tensor, chunks: int) -> Tensor:
