@@ -46,8 +46,11 @@ class Dims:
         }
 
 
-def loss_of(size: Size) -> Any:
-    """The mean cross-entropy of the model of this size, as a function of named tensors."""
+def loss_of(size: Size, remat: str | None = None) -> Any:
+    """The mean cross-entropy of the model of this size, as a function of named tensors.
+
+    `remat` is a policy of `wf.remat`, for its blocks.
+    """
     d = Dims(size)
 
     def norm(x, scale):
@@ -75,7 +78,8 @@ def loss_of(size: Size) -> Any:
 
     def loss(params, tokens, targets):
         x = wf.take(params["embedding"], tokens, d.vocab) + params["positions"]
-        x, _ = wf.scan(block, x, {name: params[name] for name in STACKED}, d.layers)
+        layer = block if remat is None else wf.remat(block, remat)
+        x, _ = wf.scan(layer, x, {name: params[name] for name in STACKED}, d.layers)
         h = norm(x, params["final_scale"])
         logits = wf.einsum(h, params["projection"], out=[d.batch, d.length, d.vocab])
         return wf.mean(wf.logsumexp(logits, d.vocab) - wf.take(logits, targets, d.vocab))
@@ -83,9 +87,11 @@ def loss_of(size: Size) -> Any:
     return loss
 
 
-def step(size: Size = STANDARD, mesh: Any = "data=4 model=2", layout: Any = LAYOUT) -> wf.Program:
+def step(
+    size: Size = STANDARD, mesh: Any = "data=4 model=2", layout: Any = LAYOUT, remat: str | None = None
+) -> wf.Program:
     """A program `(params, tokens, targets) -> (loss, new params)` that donates its parameters."""
-    loss = loss_of(size)
+    loss = loss_of(size, remat)
 
     def step(params, tokens, targets):
         value, grads = wf.value_and_grad(loss)(params, tokens, targets)

@@ -40,7 +40,7 @@ def bytes_by_axes(text, mesh):
 
 
 def multiplications(text):
-    """FLOPs of all matrix products, with trip counts."""
+    """FLOPs of all matrix products and convolutions, with trip counts."""
     computations, entry = _computations(text)
     return _flops(computations, entry)
 
@@ -55,16 +55,37 @@ def _flops(computations, name):
         shapes[target] = shape
         if opcode == "dot":
             left = shapes[operands.split(",")[0].strip().split(" ")[-1].lstrip("%")]
-            sizes = [int(n) for n in SHAPE.search(left)[2].split(",") if n]
+            sizes = _sizes(left)
             contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line)[1]
-            out = math.prod(int(n) for n in SHAPE.search(shape)[2].split(",") if n)
-            total += 2 * out * math.prod(sizes[int(n)] for n in contracted.split(",") if n)
+            total += (
+                2 * math.prod(_sizes(shape)) * math.prod(sizes[int(n)] for n in contracted.split(",") if n)
+            )
+        if opcode == "convolution":
+            sides = [shapes[o.strip().split(" ")[-1].lstrip("%")] for o in operands.split(",")]
+            total += _convolution(line, *(_sizes(one) for one in (*sides, shape)))
         trips = re.search(r"known_trip_count[^\d]*(\d+)", line)
         times = int(trips[1]) if opcode == "while" and trips else 1
         if opcode not in ("reduce", "all-reduce", "sort", "scatter", "reduce-scatter"):
             for called in re.findall(r"(?:body|to_apply|calls)=%?([\w.\-]+)", line):
                 total += times * _flops(computations, called)
     return total
+
+
+def _sizes(shape):
+    return [int(n) for n in SHAPE.search(shape)[2].split(",") if n]
+
+
+def _convolution(line, given, kernel, out):
+    """Along each dim the places of the input or the output, whichever are fewer, meet every tap once.
+
+    Of the gradient of a strided convolution XLA swaps input and kernel, which this does not see.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line).groups()
+    given, kernel, out = (
+        dict(zip(*pair, strict=True)) for pair in zip(labels, (given, kernel, out), strict=True)
+    )
+    met = math.prod(min(given[d], out[d]) * kernel[d] for d in given if d.isdigit())
+    return 2 * out["b"] * out["f"] * kernel["i"] * met
 
 
 def instructions(text):

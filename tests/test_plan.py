@@ -1,6 +1,7 @@
 """The plan is exact against the compiler, and says what the paper's Table 1 says."""
 
 import json
+from collections import Counter
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import weft as wf
 from benchmarks import lm
 from benchmarks.handwritten import Size
-from tests.hlo import bytes_by_axes, multiplications
+from tests.hlo import collective_bytes, multiplications
 from tests.test_collectives import (
     PAPER,
     accumulated,
@@ -27,12 +28,14 @@ SMALL = Size(layers=3, d_model=32, d_ff=64, heads=4, d_kv=8, vocab=64, length=16
 
 
 def exact(program, *args):
-    """The plan, checked against the compiled HLO: FLOPs, and bytes on every axis."""
+    """The plan, checked against the compiled HLO: FLOPs, and bytes of every kind of collective on every axis."""
     plan = program.plan(*args)
     text = program.compile(*args).as_text()
     assert plan.flops == multiplications(text)
-    sent = {tuple(axes.split("+")): size for axes, size in plan.comm_bytes.items()}
-    assert bytes_by_axes(text, program.mesh) == sent
+    sent = Counter()
+    for c in plan.collectives:
+        sent[c.kind, tuple(axis for axis in program.mesh.names if axis in c.axes)] += c.bytes * c.count
+    assert collective_bytes(text, program.mesh) == sent
     return plan
 
 
@@ -42,11 +45,16 @@ def test_two_layers(mesh, layout):
     exact(program, wf.spec([io, hidden]), wf.spec([hidden, io]), wf.spec([batch, io]))
 
 
+SEQUENCE = "batch:data length:seq"
 LM = {
+    # name: (mesh, layout) and, if any, the policy of remat
     "data": ("data=8", "batch:data"),
     "model": ("model=4", "d_ff:model heads:model vocab:model"),
     "both": ("data=4 model=2", lm.LAYOUT),
     "zero": ("data=4 model=2", wf.Layout(lm.LAYOUT, params="d_model:data")),
+    "zero, remat": ("data=4 model=2", wf.Layout(lm.LAYOUT, params="d_model:data"), "nothing"),
+    "sequence": ("data=2 seq=4", SEQUENCE),
+    "sequence, zero, remat": ("data=2 seq=4", wf.Layout(SEQUENCE, params="d_model:data"), "dots"),
 }
 
 
@@ -58,6 +66,19 @@ def lm_specs(size):
 @pytest.mark.parametrize("name", LM)
 def test_lm_step(name):
     exact(lm.step(SMALL, *LM[name]), *lm_specs(SMALL))
+
+
+def test_remat_of_the_lm_step_counts_its_blocks_again():
+    plain, again = (
+        lm.step(SMALL, "data=4 model=2", lm.LAYOUT, remat).plan(*lm_specs(SMALL))
+        for remat in (None, "nothing")
+    )
+    tokens = SMALL.batch * SMALL.length // 4
+    heads, d_ff = SMALL.heads * SMALL.d_kv // 2, SMALL.d_ff // 2
+    block = 2 * tokens * (4 * SMALL.d_model * heads + 2 * SMALL.length * heads + 2 * SMALL.d_model * d_ff)
+    # What the backward pass does not need is not computed again: the last product of a block, with w2.
+    last = 2 * tokens * SMALL.d_model * d_ff
+    assert again.flops - plain.flops == SMALL.layers * (block - last)
 
 
 def test_micro_batches():
@@ -88,10 +109,11 @@ def test_a_conv_net_with_split_height():
         return wf.mean(wf.square(y))
 
     args = wf.spec([m, n, c, k]), wf.spec([m, n, k, c]), wf.spec([rows, h, w, c])
-    program = wf.spmd(wf.grad(loss, argnums=(0, 1)), "x=4", "h:x")
-    plan = program.plan(*args)
-    sent = {tuple(axes.split("+")): size for axes, size in plan.comm_bytes.items()}
-    assert bytes_by_axes(program.compile(*args).as_text(), program.mesh) == sent
+    forward = exact(wf.spmd(loss, "x=4", "h:x"), *args)
+    both = exact(wf.spmd(wf.grad(loss, argnums=(0, 1, 2)), "x=4", "h:x"), *args)
+    # Each convolution has two gradients, of as many products as itself.
+    assert both.flops == 3 * forward.flops
+    assert forward.flops == 2 * 9 * c.size * k.size * rows.size * (4 * w.size + 2 * w.size // 2)
 
 
 @pytest.mark.parametrize("sizes", [(64, 32, 128), (24, 48, 96), (16, 16, 256)], ids=str)

@@ -19,18 +19,19 @@ def matmul_flops(eqn: Any) -> int:
 
 
 def conv_flops(eqn: Any) -> int:
-    """Of a convolution: every output element is a sum over the kernel's window and input features.
+    """Of a convolution: along each dim every place of the output meets every tap of the kernel once.
 
-    Of an input spread by zeros (a transposed convolution, or a gradient of a strided one) only the
-    places that hold something count: XLA does not multiply by those zeros.
+    If the input has fewer places than the output (a transposed convolution, or the gradient of a strided
+    one), it is those that meet every tap: XLA does not multiply by the zeros between them.
     """
-    kernel = eqn.invars[1].aval
+    given, kernel, out = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
     numbers = eqn.params["dimension_numbers"]
-    _, features, *window = numbers.rhs_spec
-    out = eqn.outvars[0].aval
-    taps = math.prod(kernel.shape[n] for n in window)
-    spread = math.prod(eqn.params["lhs_dilation"])
-    return 2 * math.prod(out.shape) * taps * kernel.shape[features] // spread
+    (_, _, *places), (_, features, *window) = numbers.lhs_spec, numbers.rhs_spec
+    rows, channels, *results = numbers.out_spec
+    met = math.prod(
+        min(given[i], out[o]) * kernel[k] for i, o, k in zip(places, results, window, strict=True)
+    )
+    return 2 * out[rows] * out[channels] * kernel[features] * met
 
 
 FLOPS: dict[str, Callable[[Any], int]] = {
