@@ -298,8 +298,8 @@ def test_element_counts_are_those_of_padded_slices():
     assert traffic(program, x) == {("all-gather", ("x",)): 4 * math.ceil(9 / 8) * 8}
 
 
-def test_a_cast_to_a_narrower_type_still_sums_gradients_in_the_wider_one():
-    """The cast weight is made varying before the cast, so its gradient is f32 when it is summed, once."""
+def test_a_parameter_that_is_cast_to_a_narrower_type_has_its_gradient_summed_in_its_own():
+    """The weight is made varying before the cast, so its gradient is f32 when it is summed, once."""
     batch, i, o = wf.dims("batch=8 i=4 o=4")
 
     def loss(w, x):
@@ -307,6 +307,7 @@ def test_a_cast_to_a_narrower_type_still_sums_gradients_in_the_wider_one():
         y = wf.einsum(x.astype(jnp.bfloat16), narrow, out=[batch, o])
         return wf.mean(y.astype(jnp.float32))
 
-    plan = wf.spmd(wf.grad(loss), "data=4", "batch:data").plan(wf.spec([i, o]), wf.spec([batch, i]))
+    w, x = wf.spec([i, o], role="param"), wf.spec([batch, i])
+    plan = wf.spmd(wf.grad(loss), "data=4", "batch:data").plan(w, x)
     (sent,) = [c for c in plan.collectives if c.phase == "backward"]
     assert (sent.kind, sent.bytes, sent.count) == ("all-reduce", 4 * 4 * 4, 1)

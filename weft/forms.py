@@ -193,7 +193,7 @@ def in_form(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
         return t._array if array is t._held else array
     wide = t._cast_of
     if wide is not None and array is t._held:
-        # Made varying before the cast: its gradient is then summed in the wider type.
+        # A parameter is made varying before it is cast: its gradient is then summed in its own type.
         make = lambda _: in_form(wide, splits, axes).astype(t.dtype)  # noqa: E731
     else:
         make = lambda held: collectives.vary(t._array if held is t._held else held, missing)  # noqa: E731

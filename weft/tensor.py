@@ -107,7 +107,7 @@ class Tensor:
     _held: Any  # the array, for looking at its type or identity only
     _owner: int  # the serial number of a slice's program, 0 if not known
     _watch: Any  # called when the array is used; how `grad` knows which forms of an argument were
-    _cast_of: Tensor | None  # the same tensor before it was cast to a narrower type
+    _cast_of: Tensor | None  # the parameter that this is a narrower cast of
     dims: tuple[Dim, ...]
     role: str
     mesh: Mesh | None

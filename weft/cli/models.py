@@ -87,9 +87,9 @@ class Show:
 class Models:
     """The known models: their sizes and parameters."""
 
-    do: (
-        Annotated[List, tyro.conf.subcommand("list")] | Annotated[Show, tyro.conf.subcommand("show")]
-    ) = field(default_factory=List)
+    do: Annotated[List, tyro.conf.subcommand("list")] | Annotated[Show, tyro.conf.subcommand("show")] = field(
+        default_factory=List
+    )
 
     def run(self) -> None:
         self.do.run()

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from .loading import Failure, UserError, load, user_code
+from .loading import Failure, UserError, user_code
 from .output import check_folder, write
+from .presets import plannable
 
 
 @dataclass
@@ -29,10 +30,15 @@ class Plan:
 
         weft plan train.py:example --mesh "data=4 model=2" --layout "batch:data d_ff:model" --hardware tpu-v4
 
-    If what FN returns is a program already (wf.spmd), its own mesh and layout are the default."""
+    If what FN returns is a program already (wf.spmd), its own mesh and layout are the default.
 
-    target: Annotated[Positional[str], arg(metavar="FILE.py:FN")]
-    """The Python file, and the function in it that returns what to plan."""
+    A known model goes by its name (weft models lists them), --train with an optimizer, else its logits:
+
+        weft plan lm-4.9b --train adafactor --mesh "batch=16 model=32" --layout "batch:batch vocab:model
+          d_ff:model heads:model" --hardware tpu-v2"""
+
+    target: Annotated[Positional[str], arg(metavar="FILE.py:FN|PRESET")]
+    """The Python file, and the function in it that returns what to plan; or a known model."""
     mesh: Annotated[str | None, arg(metavar="AXES", help_behavior_hint="")] = None
     """The processor mesh, "data=4 model=2". By default one device."""
     layout: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
@@ -43,6 +49,12 @@ class Plan:
     """Further rules for the optimizer's state; by default those of --params."""
     hardware: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None
     """Predict the time on this machine: a name of `weft hardware list`, or a TOML file."""
+    train: Annotated[str | None, arg(metavar="OPTIMIZER", help_behavior_hint="")] = None
+    """Plan a preset's train step: adafactor, adamw, lion, momentum or sgd."""
+    batch: Annotated[int | None, arg(metavar="ROWS", help_behavior_hint="")] = None
+    """Rows in a preset's batch; by default those it is trained with."""
+    length: Annotated[int | None, arg(metavar="PLACES", help_behavior_hint="")] = None
+    """Places in a row of a preset's batch."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of text."""
     html: Annotated[Path | None, arg(metavar="OUT", help_behavior_hint="")] = None
@@ -78,7 +90,7 @@ class Plan:
         machine = Hardware.of(self.hardware) if self.hardware else None
         if self.compile:
             _virtual_devices(self.mesh)
-        fn, args = load(self.target)
+        fn, args = plannable(self.target, self.train, self.batch, self.length)
         program = self._program(fn, self.mesh, self.layout)
         plan = self._planned(program, args)
         if golden is not None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from .loading import Failure, UserError, load, user_code
+from .loading import Failure, UserError, user_code
+from .presets import verifiable
 
 
 @dataclass
@@ -21,10 +22,12 @@ class Verify:
 
         weft verify train.py:example --mesh "data=4 model=2" --layouts "batch:data" "batch:data d_ff:model"
 
+    A known model goes by its name (weft models lists them): its loss and gradients are compared.
+
     Exit 1 if some result differs by more than rounding explains."""
 
-    target: Annotated[Positional[str], arg(metavar="FILE.py:FN")]
-    """The Python file, and the function in it that returns what to run."""
+    target: Annotated[Positional[str], arg(metavar="FILE.py:FN|PRESET")]
+    """The Python file, and the function in it that returns what to run; or a known model."""
     mesh: Annotated[str, arg(metavar="AXES")]
     """The processor mesh, "data=4 model=2"."""
     layouts: Annotated[tuple[str, ...], arg(metavar="RULES ...")]
@@ -43,7 +46,7 @@ class Verify:
         if not self.layouts:
             raise UserError('no layouts to compare\n\nhint: --layouts "batch:data" "d_ff:model"')
         cpu_devices(max(8, Mesh(self.mesh).size))
-        fn, args = load(self.target)
+        fn, args = verifiable(self.target)
         fn = getattr(fn, "fn", fn)
         try:
             with user_code(f"{self.target} failed"):

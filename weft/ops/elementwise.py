@@ -299,8 +299,8 @@ def astype(x: Tensor, dtype: Any) -> Tensor:
     both_float = jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.floating)
     if x.pending and both_float:
         return _linear(lambda a: a.astype(dtype), [x])
-    if both_float and jnp.dtype(dtype).itemsize < x.dtype.itemsize:
-        # It counts as used when the result is: what is made varying is x itself (`forms.in_form`).
+    if x.role == "param" and both_float and jnp.dtype(dtype).itemsize < x.dtype.itemsize:
+        # What is made varying is x itself (`forms.in_form`), and x is used only if the result is.
         made = slice_tensor(x._held.astype(dtype), x.dims, x.splits)
         made._watch, made._cast_of = x._watch, x
         return made

@@ -176,7 +176,11 @@ def memory_of(
     # A copied input's own place is free until its result is there, made in place of what it is made from.
     maker = {n: node for node in body.nodes for n in node.results}
     moved = {b.number for b in copies}
-    spare = [Buffer(sizes[n], maker[n].end + 1, end, n, maker[n]) for i, n in body.kept if i in moved]
+    spare = [
+        Buffer(sizes[n], maker[n].end + 1, end, n, maker[n])
+        for i, n in body.kept
+        if i in moved and n in maker
+    ]
     buffers = list({id(b): b for b in (*returned, *homes.values(), *copies)}.values())
     most, when = heap(lodge(buffers[len({id(b) for b in returned}) :], returned + spare))
 

@@ -213,24 +213,61 @@ def rewritten(body: Body) -> Body:
 
 def _merge_sums(body: Body) -> None:
     """All-reduces over the same axes that do not wait for each other become one."""
-    waits: dict[int, frozenset[Any]] = {}  # for each number the merged all-reduces that it waits for
-    merged: dict[Any, Node] = {}
+    after: dict[int, set[Node]] = {}  # for each number the all-reduces, merged ones, that it comes after
+    waits: dict[Node, set[Node]] = {}  # the same for each of these: it grows as others are merged into it
+    merged: dict[Any, list[Node]] = {}
     left = []
     for node in body.nodes:
-        before: frozenset[Any] = frozenset().union(*(waits.get(n, ()) for n in node.operands))
+        before = set().union(*(after.get(n, ()) for n in node.operands))
         first = node
         if KINDS.get(node.primitive) == "all-reduce":
-            key = (node.primitive.removesuffix("_invariant"), str(node.eqn.params["axes"]))
-            turn = (key, sum(k == key for k, _ in before))
-            before |= {turn}
-            first = merged.setdefault(turn, node)
+            alike = merged.setdefault(
+                (node.primitive.removesuffix("_invariant"), str(node.eqn.params["axes"])), []
+            )
+            late = _closure(before, waits)
+            first = next((one for one in alike if one not in late), node)
+            waits.setdefault(first, set()).update(before)
+            before = {first}
+            if first is node:
+                alike.append(node)
         if first is node:
             left.append(node)
         else:
             first.operands += node.operands
             first.results += node.results
-        waits.update((n, before) for n in node.results)
-    body.nodes = left
+        after.update((n, before) for n in node.results)
+    body.nodes = _in_order(left) if len(left) < len(body.nodes) else left
+
+
+def _closure(some: set[Node], waits: dict[Node, set[Node]]) -> set[Node]:
+    found, todo = set[Node](), list(some)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += waits.get(node, ())
+    return found
+
+
+def _in_order(nodes: list[Node]) -> list[Node]:
+    """The nodes in the order they are in, but each after those that make what it reads."""
+    maker = {n: node for node in nodes for n in node.results}
+    ordered: dict[Node, None] = {}
+    for root in nodes:
+        todo = [root]
+        while todo:
+            first = _unready(todo[-1], maker, ordered)
+            if first is not None:
+                todo.append(first)
+            else:
+                ordered[todo.pop()] = None
+    return list(ordered)
+
+
+def _unready(node: Node, maker: dict[int, Node], ready: dict[Node, None]) -> Node | None:
+    """A node that makes what this one reads, and is not ready yet."""
+    makers = (maker.get(n) for n in node.operands)
+    return next((m for m in makers if m is not None and m is not node and m not in ready), None)
 
 
 def _transposed_products(body: Body) -> None:
