@@ -7,6 +7,7 @@ import pytest
 
 import weft as wf
 from weft import nn
+from weft.models.transformer import Batch, Config, Transformer
 from weft.nn.lsh import default_buckets
 from weft.nn.module import map_parameters
 
@@ -247,3 +248,57 @@ def test_errors(options):
     facts = {"chunk": "a chunk has", "rounds": "there are 0 rounds", "buckets": "a hash has"}
     first = said.splitlines()[0]
     assert all((fact in first) == (name in options) for name, fact in facts.items())
+
+
+# In the Transformer
+
+SMALL = Config(
+    vocab=11, d_model=8, d_ff=8, heads=3, d_kv=4, layers=2, longest=16, attention="lsh", lsh_chunk=4
+)
+
+
+def tokens(length=13):
+    numbers = np.random.default_rng(1).integers(0, 11, (2, length)).astype(np.int32)
+    return wf.tensor(numbers, [wf.Dim("batch", 2), wf.Dim("length", length)])
+
+
+def test_decoder():
+    """Under a layout the same; causal; with one chunk, what full attention over shared queries would be."""
+    model = nn.init(Transformer(SMALL.replace(compute="float64")), jax.random.key(0))
+    assert sorted(nn.parameters(model.decoder.blocks.attention)) == [
+        "out.weight",
+        "query.weight",
+        "value.weight",
+    ]
+    _, segments = packed(13)
+
+    def program(model, tokens, key):
+        return wf.value_and_grad(lambda model: model.loss(Batch(tokens, tokens, segments=segments), key))(
+            model
+        )
+
+    given = model, tokens(), jax.random.key(2)
+    value, grads = wf.spmd(program, MESH, wf.Layout(""))(*given)
+    split = wf.Layout("batch:data heads:model d_ff:model length:seq")
+    value_split, grads_split = wf.spmd(program, MESH, split)(*given)
+    np.testing.assert_allclose(value_split.numpy(), value.numpy(), rtol=1e-5)
+    for name, got in nn.parameters(grads_split).items():
+        want = nn.parameters(grads)[name].numpy()
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_encoder_stays_full():
+    model = Transformer(SMALL.replace(kind="encoder_decoder"))
+    assert isinstance(model.encoder.blocks.attention, nn.Attention)
+    assert isinstance(model.decoder.blocks.attention, nn.LSHAttention)
+    assert isinstance(model.decoder.blocks.memory_attention, nn.Attention)
+
+
+def test_what_does_not_go_together():
+    with pytest.raises(wf.ProgramError, match='positions="rotary" and kv_heads=1') as caught:
+        Transformer(SMALL.replace(positions="rotary", kv_heads=1))
+    assert "at " in str(caught.value) and "hint: " in str(caught.value)
+    model = nn.specs(Transformer(SMALL))
+    with pytest.raises(wf.ProgramError, match="prefix"):
+        batch = Batch(tokens(), prefix=wf.tensor(np.array([1, 2], np.int32), "batch=2"))
+        wf.spmd(lambda model: model.logits(batch), MESH, wf.Layout("")).plan(model)
