@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,9 @@ import numpy as np
 
 import weft as wf
 from weft import nn
-from weft.errors import ModelError, nearest
+from weft.errors import ModelError, WeftError, nearest
 from weft.nn.module import Declared, is_parameter, path_name
-from weft.tensor import Tensor, check_has_values, entry
+from weft.tensor import Tensor, check_has_values
 
 from ..transformer import Config, Transformer
 from .family import HEAD, Family, Row
@@ -39,7 +41,6 @@ TRAINING = "remat feed_chunks loss_chunks dropout smoothing z_loss compute".spli
 IDLE = "longest rotary_base window expert_top capacity".split()
 
 
-@entry
 def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> Transformer:
     """The model in a folder, its parameters in float32.
 
@@ -49,80 +50,85 @@ def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> T
       layout: how they are stored (its `params=` rules included).
       changes: numbers of the `Config` that are no part of a checkpoint: `compute="bfloat16"`, `dropout=0.1`.
     """
-    for name in set(changes) - set(TRAINING):
-        raise ModelError(
-            f"{name} can't be changed{nearest(name, TRAINING)}",
-            rule="a checkpoint says what its model is; how it is trained and computed is open",
-            hint=f"open are {', '.join(TRAINING)}",
-        )
-    with Checkpoint(folder) as checkpoint:
-        family, config, names = _understood(checkpoint)
-        model = Transformer(config.replace(**changes))
-        rows = _rows(family, model)
-        _check_tensors(checkpoint, family, model, rows, names)
-        if mesh is None:
-            mesh, layout = wf.Mesh(), wf.Layout()
-
-        def read(path: Any, parameter: Any) -> Any:
-            if not is_parameter(parameter):
-                return parameter
-            row, dims = rows[path_name(path)], parameter.dims
-
-            def part(where: tuple[slice, ...]) -> np.ndarray:
-                values = np.empty([s.stop - s.start for s in where], np.float32)
-                for piece in pieces(row, dims, where):
-                    values[piece.ours] = piece.to_ours(checkpoint.read(names[piece.name], piece.stored))
-                return values
-
-            return wf.from_callback(part, dims, mesh, layout or "", np.float32, role="param")
-
-        return jax.tree_util.tree_map_with_path(read, model, is_leaf=is_parameter)
+    with _asked(f"huggingface.load({str(folder)!r})"):
+        _check_changes(changes)
+        with Checkpoint(folder) as checkpoint:
+            family, config, names = _understood(checkpoint)
+            model = Transformer(config.replace(**changes))
+            rows = _rows(family, model)
+            _check_tensors(checkpoint, family, model, rows, names)
+            return _read(checkpoint, model, rows, names, mesh, layout)
 
 
-@entry
 def save(model: Transformer, folder: Any, dtype: str = "float32") -> None:
     """Write a model as config.json and model.safetensors; they appear when both are whole, or not at all.
+
+    A tokenizer, and the numbers of its tokens, are no part of a model: copy such files from where they are.
 
     Args:
       model: of a family that Hugging Face has; its parameters may be placed.
       folder: where to; it is made if need be. A checkpoint that is there already is replaced.
       dtype: of the numbers in the file: "float32", "bfloat16" or "float16".
     """
-    if dtype not in WRITTEN:
-        raise ModelError(
-            f"{dtype!r} is no type to save in{nearest(str(dtype), WRITTEN)}",
-            hint=f"one of {', '.join(WRITTEN)}",
-        )
-    family = _family_of(model.config)
-    rows, parameters = _rows(family, model), nn.parameters(model)
-    _check_values(parameters)
-    shapes = {
-        family.stored(name): shape
-        for ours, row in rows.items()
-        for name, shape in stored_shapes(row, parameters[ours].dims).items()
-    }
-    settings = family.settings(model.config) | {"dtype": dtype, "torch_dtype": dtype}
-    with writing(Path(folder), settings, shapes, dtype) as target:
-        for ours, row in rows.items():
-            _write(parameters[ours], row, family, target)
+    with _asked(f"huggingface.save(model, {str(folder)!r})"):
+        _check_dtype(dtype)
+        family = _family_of(model.config)
+        rows, parameters = _rows(family, model), nn.parameters(model)
+        _check_values(parameters)
+        shapes = {
+            family.stored(name): shape
+            for ours, row in rows.items()
+            for name, shape in stored_shapes(row, parameters[ours].dims).items()
+        }
+        settings = family.settings(model.config) | {"dtype": dtype, "torch_dtype": dtype}
+        with writing(Path(folder), settings, shapes, dtype) as target:
+            for ours, row in rows.items():
+                _write(parameters[ours], row, family, target)
 
 
-@entry
 def config_of(folder: Any) -> Config:
     """What the model in a folder is, without its parameters."""
-    with Checkpoint(folder) as checkpoint:
+    with _asked(f"huggingface.config_of({str(folder)!r})"), Checkpoint(folder) as checkpoint:
         return _understood(checkpoint)[1]
 
 
-def _check_values(parameters: dict[str, Tensor]) -> None:
-    declared = [name for name, one in parameters.items() if isinstance(one, Declared)]
-    if declared:
-        raise ModelError(
-            f"{len(declared)} parameters are declared and have no values, {declared[0]} the first",
-            rule="a model is a description until its parameters are drawn or loaded",
-            hint="draw them first: nn.init(model, jax.random.key(0))",
-        )
-    check_has_values(*parameters.values())
+@contextmanager
+def _asked(what: str) -> Iterator[None]:
+    """Let errors say what was asked, and on which line."""
+    try:
+        yield
+    except WeftError as error:
+        error.located(what)
+        raise
+
+
+def _read(
+    checkpoint: Checkpoint,
+    model: Transformer,
+    rows: dict[str, Row],
+    names: dict[str, str],
+    mesh: Any,
+    layout: Any,
+) -> Transformer:
+    """The model with its parameters read, each device's slice by itself."""
+    if mesh is None:
+        mesh, layout = wf.Mesh(), wf.Layout()
+    layout = wf.Layout() if layout is None else layout
+
+    def tensor(path: Any, parameter: Any) -> Any:
+        if not is_parameter(parameter):
+            return parameter
+        row, dims = rows[path_name(path)], parameter.dims
+
+        def part(where: tuple[slice, ...]) -> np.ndarray:
+            values = np.empty([s.stop - s.start for s in where], np.float32)
+            for piece in pieces(row, dims, where):
+                values[piece.ours] = piece.to_ours(checkpoint.read(names[piece.name], piece.stored))
+            return values
+
+        return wf.from_callback(part, dims, mesh, layout, np.float32, role="param")
+
+    return jax.tree_util.tree_map_with_path(tensor, model, is_leaf=is_parameter)
 
 
 def _write(parameter: Tensor, row: Row, family: Family, target: Target) -> None:
@@ -229,3 +235,33 @@ def _check_tensors(
             rule=f"a {family.name} model has exactly the tensors that its config.json describes",
             hint="the two files may be of different models; nothing was loaded",
         )
+
+
+def _check_changes(changes: dict[str, Any]) -> None:
+    wrong = sorted(set(changes) - set(TRAINING))
+    if wrong:
+        raise ModelError(
+            f"{', '.join(name + nearest(name, TRAINING) for name in wrong)} can't be changed",
+            rule="a checkpoint says what its model is; how it is trained and computed is open",
+            hint=f"open are {', '.join(TRAINING)}",
+        )
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in WRITTEN:
+        raise ModelError(
+            f"{dtype!r} is no type to save in{nearest(str(dtype), WRITTEN)}",
+            rule=f"a checkpoint's numbers are {', '.join(WRITTEN)}",
+            hint='leave it out for float32; dtype="bfloat16" takes half the room',
+        )
+
+
+def _check_values(parameters: dict[str, Tensor]) -> None:
+    declared = [name for name, one in parameters.items() if isinstance(one, Declared)]
+    if declared:
+        raise ModelError(
+            f"{len(declared)} parameters are declared and have no values, {declared[0]} the first",
+            rule="a model is a description until its parameters are drawn or loaded",
+            hint="draw them first: nn.init(model, jax.random.key(0))",
+        )
+    check_has_values(*parameters.values())

@@ -103,7 +103,10 @@ class Family:
         return Config(
             **self.fixed,
             **{ours: settings[theirs] for ours, theirs in self.sizes.items()},
-            **{ours: settings.get(theirs, value) for ours, (theirs, value) in self.options.items()},
+            **{
+                ours: default if settings.get(theirs) is None else settings[theirs]
+                for ours, (theirs, default) in self.options.items()
+            },
             activation=activations[settings.get(key, default)],
             **self.read(settings),
         )

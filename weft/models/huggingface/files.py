@@ -107,7 +107,11 @@ def read_json(path: Path) -> dict[str, Any]:
             hint="it was cut short or damaged: copy or download it again",
         ) from None
     if not isinstance(found, dict):
-        raise ModelError(f"{path} holds a {type(found).__name__}", rule="it holds an object with names")
+        raise ModelError(
+            f"{path} holds a {type(found).__name__}",
+            rule="it holds an object: names and their values",
+            hint="take the file that came with the tensors",
+        )
     return found
 
 
@@ -150,7 +154,11 @@ def _files(folder: Path) -> list[str]:
         return [MODEL]
     names = read_json(folder / INDEX).get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise ModelError(f"{folder / INDEX} has no weight_map", rule="it says which file each tensor is in")
+        raise ModelError(
+            f"{folder / INDEX} has no weight_map",
+            rule="it says which file each tensor is in",
+            hint="take the file that came with the tensors",
+        )
     files = sorted(set(names.values()))
     missing = [name for name in files if not (folder / name).is_file()]
     if missing:
@@ -169,15 +177,19 @@ class Target:
     """A file to be filled, tensor by tensor and part by part."""
 
     def __init__(self, path: Path, header: Mapping[str, Any], start: int, dtype: Any):
-        self._path, self._header, self._start, self._dtype = path, header, start, dtype
+        self._bytes = np.memmap(path, np.uint8, "r+")
+        self._header, self._start, self._dtype = header, start, dtype
 
     def write(self, name: str, where: tuple[slice, ...], values: np.ndarray) -> None:
         """Put a part of a tensor where it belongs."""
         one = self._header[name]
-        place = self._start + one["data_offsets"][0]
-        mapped = np.memmap(self._path, self._dtype, "r+", place, tuple(one["shape"]))
-        mapped[where] = values.astype(self._dtype)
-        mapped.flush()
+        begin, end = (self._start + n for n in one["data_offsets"])
+        whole = self._bytes[begin:end].view(self._dtype).reshape(one["shape"])
+        whole[where] = values.astype(self._dtype)
+
+    def flush(self) -> None:
+        """Have all that was written on the disk."""
+        self._bytes.flush()
 
 
 @contextmanager
@@ -201,7 +213,9 @@ def writing(
                 file.write(struct.pack("<Q", start - 8) + text.ljust(start - 8))
                 file.truncate(start + _end(header))
         _meet("created")
-        yield Target(partial / MODEL, header, start, DTYPES[code])
+        target = Target(partial / MODEL, header, start, DTYPES[code])
+        yield target
+        target.flush()
         _meet("written")
         if first:
             _keep(partial, folder)
@@ -230,7 +244,7 @@ def _end(header: Mapping[str, Any]) -> int:
 def _keep(partial: Path, folder: Path) -> None:
     """Give the files their true names, once they are on the disk."""
     for name in (MODEL, CONFIG):
-        with (partial / name).open("rb") as file:
+        with (partial / name).open("rb+") as file:
             os.fsync(file.fileno())
     # A folder without config.json is no checkpoint: at no time is there an old one with new tensors.
     (folder / CONFIG).unlink(missing_ok=True)
