@@ -56,7 +56,7 @@ def replicated_tensors(plan: Plan) -> Iterator[Advice]:
         way = {
             "param": f'params="{name}:{axis}" would store it split and gather it where it is used',
             "optimizer": f'optimizer="{name}:{axis}" would store it split',
-            "value": f"a rule for one of its dims, such as {name}:{axis}, would split it",
+            "value": f'if it is a parameter, wf.parameter and params="{name}:{axis}" would store it split',
         }[s.role]
         what = f"input {s.name}" if s.role == "value" else s.name
         yield Advice(
