@@ -1,11 +1,21 @@
-"""Every Python block of README.md and docs/*.md runs, top to bottom, one namespace per page."""
+"""Every Python block of README.md and docs/*.md runs, top to bottom, one namespace per page.
 
+A block with a title, ```python title="train.py", is also written to that file. The lines of bash blocks that
+call `weft` run there; a comment says which exit code is expected if it is not 0.
+"""
+
+import contextlib
+import io
 import re
+import shlex
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import pytest
+
+from weft.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -29,14 +39,38 @@ def fenced_blocks(text):
     assert opening is None, f"the block opened in line {start} is never closed"
 
 
+def run_command(line, folder):
+    """A call of `weft`, in this process; `> file` takes its output."""
+    command, _, comment = line.partition("  #")
+    command, _, target = command.partition(" > ")
+    expected = int(comment.split("exit ")[1][0]) if "exit " in comment else 0
+    out, log = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(log):
+        code = main(shlex.split(command)[1:])
+    assert code == expected, f"{line}\n{log.getvalue()}"
+    assert bool(out.getvalue()) == (code == 0) or "--html" in line or "--check" in line, line
+    if target:
+        (folder / target.strip()).write_text(out.getvalue())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_run(page, monkeypatch):
+def test_blocks_run(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # no profiles of this machine's user
+    monkeypatch.setattr(sys, "path", list(sys.path))  # to which it adds
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # which the command line replaces
     module = types.ModuleType("page_under_test")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look themselves up
     for line, info, body in fenced_blocks(page.read_text(encoding="utf-8")):
+        for command in body if info == "bash" else ():
+            if command.startswith("weft "):
+                run_command(command, tmp_path)
         if info in NOT_RUN:
             continue
-        assert info == "python", f"{page.name}:{line}: a block is ```python or one of {NOT_RUN}"
+        title = re.fullmatch(r'python(?: title="([\w.]+)")?', info)
+        assert title, f"{page.name}:{line}: a block is ```python or one of {NOT_RUN}"
+        if title[1]:
+            (tmp_path / title[1]).write_text("\n".join(body) + "\n")
         # Leading empty lines make tracebacks, and Weft's own errors, name the page's line.
         source = "\n" * line + "\n".join(body) + "\n"
         exec(compile(source, str(page), "exec"), module.__dict__)
