@@ -136,7 +136,7 @@ def from_callback(
                 hint="index the whole array by what the callback is given: whole[where]",
             )
         missing = [(0, b - a - n) for a, b, n in zip(starts, stops, array.shape, strict=True)]
-        return np.pad(array, missing)
+        return np.pad(array, missing) if any(map(any, missing)) else array
 
     if not mesh.axes:
         array = jnp.asarray(part(tuple(slice(0, n) for n in shape)))
