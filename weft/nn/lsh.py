@@ -40,7 +40,8 @@ class LSHAttention(Module):
     """Self-attention among places that a hash puts together, with maps in and out.
 
     Work and memory grow as length · chunk · rounds. Scores are not divided by `sqrt(d_kv)`: keys are of
-    length 1.
+    length 1. If it is causal, no place attends to a later one, but which earlier ones share its chunk depends
+    on all places that are sorted with it, later ones too.
 
     Heads and batch may be split as in `Attention`. The sort is over the whole sequence, so queries and values
     are gathered if `length` is split, and what follows is done on each device alike; a layout that splits
