@@ -168,6 +168,7 @@ def shifted(targets: Tensor, segments: Tensor | None = None) -> Tensor:
 # What a sequence sees
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sight:
     """A sequence's places, and which of another one (or of its own) they may attend to."""
@@ -177,8 +178,8 @@ class Sight:
     prefix: Tensor | None
     memory_places: Tensor
     memory_segments: Tensor | None
-    ordered: bool
-    window: int | None
+    ordered: bool = dataclasses.field(metadata={"static": True})
+    window: int | None = dataclasses.field(metadata={"static": True})
 
     def visible(self) -> Tensor | None:
         """Truth values over `length` and `memory_length`, and `batch` where rows differ; None: all."""
@@ -218,6 +219,7 @@ class Drop:
         return lambda x: wf.dropout(x, self.rate, key)
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Around:
     """What all layers of a stack share.

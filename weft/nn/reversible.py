@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import weft as wf
+from weft.errors import TensorTypeError
 from weft.placing import with_role
 from weft.tensor import Tensor, is_tensor
 
@@ -115,7 +116,14 @@ class _Tree:
 
     def __init__(self, tree: Any):
         self.leaves, self.shape = jax.tree.flatten(tree, is_leaf=is_tensor)
-        arrays = {n: x for n, x in enumerate(self.leaves) if isinstance(x, Tensor) or hasattr(x, "dtype")}
+        for leaf in self.leaves:
+            if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex | str):
+                raise TensorTypeError(
+                    f"a {type(leaf).__name__} is among what the layers are made of",
+                    rule="tensors are found in trees; in an object that is none they would have no gradients",
+                    hint="register its class, for example with @jax.tree_util.register_dataclass",
+                ).located()
+        arrays = {n: x for n, x in enumerate(self.leaves) if hasattr(x, "dtype")}
         self.of_floats = [n for n, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.inexact)]
         self.of_fixed = [n for n in arrays if n not in self.of_floats]
 
