@@ -478,6 +478,12 @@ def tensors_of_another_model(folder):
 
 
 @wrong
+def heads_that_cannot_be_shared(folder):
+    settings, shapes = llama(kv_heads=4)
+    huggingface.load(write(folder, settings, values(shapes)))
+
+
+@wrong
 def misspelt_change(folder):
     huggingface.load(made(folder), computer="bfloat16")
 
