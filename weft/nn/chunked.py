@@ -19,7 +19,8 @@ def chunked(f: Callable[..., Any], args: Any, dim: str, pieces: int) -> Any:
       f: a function that treats the dim's elements alike, each by itself.
       args: a tensor or a tuple of them, all with the dim.
       dim: its name.
-      pieces: how many; they need not divide the size.
+      pieces: how many; they need not divide the size. If a layout splits the dim, let it split a piece
+        evenly too: then nothing is sent for the cutting; else the dim is gathered first.
     """
     given = args if isinstance(args, tuple) else (args,)
     whole = next(d for d in given[0].dims if d.name == dim)
