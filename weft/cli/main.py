@@ -24,8 +24,8 @@ from .verify import Verify
 ABOUT = """Maths over named dimensions, split over a processor mesh by a one-line layout.
 
 weft plan says what a program will do and cost, before it runs. weft verify runs it under several layouts and
-compares the results. weft hardware shows the machines that a plan's time can be predicted for, weft models the
-known models. Each has a --help of its own."""
+compares the results. weft hardware shows the machines that a plan's time can be predicted for, weft models
+the known models. Each has a --help of its own."""
 
 COMMANDS = {"plan": Plan, "verify": Verify, "hardware": Hardware, "models": Models}
 

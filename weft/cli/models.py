@@ -28,7 +28,7 @@ class List:
 
             print(json.dumps([{"name": p.name, "parameters": p.parameter_count} for p in known], indent=1))
             return
-        rows = [("name", ">parameters", ">layers", ">d_model", ">d_ff", ">heads", "")]
+        rows: list[Any] = [("name", ">parameters", ">layers", ">d_model", ">d_ff", ">heads", "")]
         for p in known:
             c = p.config
             sizes = [str(n) for n in (c.layers, c.d_model, c.d_ff, c.heads)]
@@ -78,8 +78,8 @@ class Show:
         changed = [f for f in fields(chosen.config) if getattr(chosen.config, f.name) != f.default]
         print("\n" + ", ".join(f"{f.name} {getattr(chosen.config, f.name)}" for f in changed))
         print(
-            f"precision: {chosen.config.compute} for products and activations; float32 for parameters, norms, "
-            "softmax, the loss, and sums of gradients"
+            f"precision: {chosen.config.compute} for products and activations; "
+            "float32 for parameters, norms, softmax, the loss, and sums of gradients"
         )
 
 

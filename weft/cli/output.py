@@ -35,7 +35,7 @@ def write(path: Path, text: str) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
-    """Print rows as columns. Those whose header begins with `>` go to the right; with no header, all but one."""
+    """Print rows as columns: those whose header begins with `>` to the right; with no header, all but one."""
     first = rows[0]
     right = [cell.startswith(">") if header else n > 0 for n, cell in enumerate(first)]
     rows = [[cell.lstrip(">") for cell in first], *rows[1:]] if header else rows

@@ -71,7 +71,7 @@ def optimizer_named(name: str) -> Any:
         raise UserError(
             f"there is no optimizer {name!r}{nearest(name, OPTIMIZERS)}\n  known: {', '.join(OPTIMIZERS)}"
         )
-    kinds = {
+    kinds: dict[str, Any] = {
         "adafactor": train.Adafactor,
         "adamw": train.AdamW,
         "lion": train.Lion,

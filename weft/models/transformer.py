@@ -60,6 +60,7 @@ class Config:
         done, to hold less at once.
       experts: how many feed-forward blocks a mixture has; 0: no mixture.
       expert_top, capacity: how many experts see a token, and each one's room, in even shares.
+      balance, router_z: the factors of the mixture's own losses.
       dropout: the rate, where a key is given.
       smoothing, z_loss: of the cross-entropy.
       compute: the type of activations and products; parameters, norms, softmax and loss are float32.
@@ -97,6 +98,8 @@ class Config:
     experts: int = 0
     expert_top: int = 1
     capacity: float = 1.25
+    balance: float = 0.01
+    router_z: float = 0.001
     dropout: float = 0.0
     smoothing: float = 0.0
     z_loss: float = 0.0
@@ -227,13 +230,19 @@ class Around:
     Attributes:
       sight: what places see of their own sequence.
       bias: relative positions, added to the scores.
-      memory: the encoder's result, over `memory_length`, and what places see of it.
+      memory, memory_sight: the encoder's result, over `memory_length`, and what places see of it.
+      weights: 0 for places that hold nothing; None: all do.
     """
 
     sight: Sight
     bias: Tensor | None = None
     memory: Tensor | None = None
     memory_sight: Sight | None = None
+    weights: Tensor | None = None
+
+
+# A branch of a layer: from x to what is added to it, and a further loss or None.
+Branch = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 class Block(nn.Module):
@@ -258,9 +267,9 @@ class Block(nn.Module):
         self.memory_norm = norm() if with_memory else None
         self.memory_attention = _full(c, d) if with_memory else None
         self.feed_norm = norm() if c.block == "serial" else None
-        self.feed = nn.FeedForward(d.d_model, d.d_ff, c.activation, bias=c.bias)
+        self.feed = FEEDS[c.experts > 0](c, d)
 
-    def branches(self, around: Around, drop: Drop) -> list[Callable[[Tensor], Tensor]]:
+    def branches(self, around: Around, drop: Drop) -> list[Branch]:
         """What is added to x, one after the other."""
 
         def attend(h: Tensor) -> Tensor:
@@ -278,15 +287,23 @@ class Block(nn.Module):
             h, weights = self.memory_norm(x), drop("memory weights")
             return self.memory_attention(h, memory, sight.visible(), drop=weights)
 
-        def feed(h: Tensor) -> Tensor:
-            return _in_chunks(lambda h: self.feed(h, drop("wide")), h, self.config.feed_chunks)
+        def feed(h: Tensor) -> tuple[Tensor, Tensor | None]:
+            c = self.config
+            if not c.experts:
+                return _in_chunks(lambda h: self.feed(h, drop("wide")), h, c.feed_chunks), None
+            y, losses = self.feed(h, drop("wide"), weights=around.weights)
+            return y, c.balance * losses.balance + c.router_z * losses.z
+
+        def both(x: Tensor) -> tuple[Tensor, Tensor | None]:
+            h = self.attention_norm(x)
+            fed, extra = feed(h)
+            return attend(h) + fed, extra
 
         if self.config.block == "parallel":
-            both = lambda h: attend(h) + feed(h)  # noqa: E731
-            sites = {"both": lambda x: both(self.attention_norm(x))}
+            sites: dict[str, Branch] = {"both": both}
         else:
-            sites = {"attention": lambda x: attend(self.attention_norm(x))}
-            sites |= {"memory": look_up} if self.memory_attention is not None else {}
+            sites = {"attention": lambda x: (attend(self.attention_norm(x)), None)}
+            sites |= {"memory": lambda x: (look_up(x), None)} if self.memory_attention is not None else {}
             sites |= {"feed": lambda x: feed(self.feed_norm(x))}
         return [functools.partial(_dropped, f, drop(site)) for site, f in sites.items()]
 
@@ -327,8 +344,37 @@ def _hashed(attention: nn.LSHAttention, h: Tensor, sight: Sight, drop: Drop) -> 
 ATTENTIONS: dict[str, Callable[[Config, Dims], Any]] = {"full": _full, "local": _full, "lsh": _lsh}
 
 
-def _dropped(f: Callable[[Tensor], Tensor], drop: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return drop(f(x))
+def _dense(c: Config, d: Dims) -> nn.FeedForward:
+    return nn.FeedForward(d.d_model, d.d_ff, c.activation, bias=c.bias)
+
+
+def _experts(c: Config, d: Dims) -> nn.MixtureOfExperts:
+    asked = ['residual="reversible"'] if c.residual == "reversible" else []
+    asked += [f"feed_chunks={c.feed_chunks}"] if c.feed_chunks > 1 else []
+    if asked:
+        raise wf.ProgramError(
+            f"experts={c.experts} does not go with {' and '.join(asked)}",
+            rule="a mixture has losses of its own, and counts the tokens of a whole row",
+            hint='residual="plain" (with remat= it needs little memory too), and feed_chunks=1',
+        ).located()
+    experts = wf.Dim("experts", c.experts)
+    return nn.MixtureOfExperts(
+        d.d_model,
+        d.d_ff,
+        experts,
+        top=c.expert_top,
+        capacity=c.capacity,
+        activation=c.activation,
+        bias=c.bias,
+    )
+
+
+FEEDS: dict[bool, Callable[[Config, Dims], Any]] = {False: _dense, True: _experts}
+
+
+def _dropped(f: Branch, drop: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor | None]:
+    y, extra = f(x)
+    return drop(y), extra
 
 
 # A stack of layers
@@ -354,51 +400,56 @@ class Stack(nn.Module):
         self.blocks = nn.stack(Block(c, with_memory, ordered), self.layers)
         self.norm = nn.NORMS[c.norm](d.d_model, c.epsilon)
 
-    def __call__(self, x: Tensor, sight: Sight, memory: Tensor | None, memory_sight: Any, key: Any) -> Tensor:
-        c = self.config
+    def __call__(self, x: Tensor, around: Around, key: Any) -> tuple[Tensor, Tensor | None]:
+        """The result, and the layers' further losses added up, or None."""
+        c, places = self.config, around.sight.places
         if self.positions is not None:
-            x = x + self.positions(sight.places)
+            x = x + self.positions(places)
         if c.positions == "sinusoid":
-            x = x + nn.sinusoid(sight.places, self.norm.dim)
-        bias = None
+            x = x + nn.sinusoid(places, self.norm.dim)
         if self.relative is not None:
-            bias = self.relative(sight.places, sight.memory_places)
-        around = Around(sight, bias, memory, memory_sight)
+            bias = self.relative(places, around.sight.memory_places)
+            around = dataclasses.replace(around, bias=bias)
         x = Drop(c.dropout, key)("embedding")(x).astype(c.compute)
-        x = RESIDUALS[c.residual](self, x, around, key)
-        return Drop(c.dropout, key)("last")(self.norm(x))
+        x, extra = RESIDUALS[c.residual](self, x, around, key)
+        return Drop(c.dropout, key)("last")(self.norm(x)), extra
 
     def keys(self, key: Any) -> Any:
         """A key for each layer, or None for each if there is none."""
         return None if key is None else jax.random.split(key, self.layers.size)
 
 
-def _plain(stack: Stack, x: Tensor, around: Around, key: Any) -> Tensor:
+def _plain(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, Tensor | None]:
     """x + each branch of x, layer by layer."""
     c = stack.config
 
-    def layer(x: Tensor, given: Any) -> tuple[Tensor, None]:
+    def layer(x: Tensor, given: Any) -> tuple[Tensor, Tensor | None]:
         block, key = given
+        total = None
         for branch in nn.cast(block, c.compute).branches(around, Drop(c.dropout, key)):
-            x = x + branch(x)
-        return x, None
+            y, extra = branch(x)
+            x = x + y
+            total = extra if total is None else total if extra is None else total + extra
+        return x, total
 
     body = layer if c.remat is None else wf.remat(layer, c.remat)
-    return wf.scan(body, x, (stack.blocks, stack.keys(key)), stack.layers)[0]
+    x, extras = wf.scan(body, x, (stack.blocks, stack.keys(key)), stack.layers)
+    return x, None if extras is None else wf.sum(extras)
 
 
-def _reversible(stack: Stack, x: Tensor, around: Around, key: Any) -> Tensor:
+def _reversible(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, None]:
     """Two streams, of which the backward pass has the earlier ones from the later ones."""
     c = stack.config
 
     def branches(given: Any, around: Around) -> list[Callable[[Tensor], Tensor]]:
         block, key = given
-        return nn.cast(block, c.compute).branches(around, Drop(c.dropout, key))
+        made = nn.cast(block, c.compute).branches(around, Drop(c.dropout, key))
+        return [lambda x, branch=branch: branch(x)[0] for branch in made]  # type: ignore[misc]
 
     # Both streams start as x, and their mean is the result, so that it has the width of x. (The Reformer
     # concatenates them.)
     a, b = nn.reversible(branches, x, x, (stack.blocks, stack.keys(key)), stack.layers, around)
-    return (a + b) / 2
+    return (a + b) / 2, None
 
 
 RESIDUALS = {"plain": _plain, "reversible": _reversible}
@@ -440,37 +491,41 @@ class Transformer(nn.Module):
 
     def encode(self, batch: Batch, key: Any = None) -> Tensor:
         """The encoder's result."""
-        assert self.encoder is not None
-        two = self.decoder is not None
-        tokens = batch.inputs if two else batch.tokens
-        places, segments = (
-            (batch.input_places, batch.input_segments) if two else (batch.places, batch.segments)
-        )
-        assert tokens is not None
-        return self._run(self.encoder, tokens, places, segments, None, None, None, _fold(key, "encoder"))
+        return self._encode(batch, key)[0]
 
     def features(self, batch: Batch, key: Any = None) -> Tensor:
         """What the last layer makes logits of, over `length` and `d_model`."""
+        return self._features(batch, key)[0]
+
+    def _encode(self, batch: Batch, key: Any) -> tuple[Tensor, Tensor | None]:
+        assert self.encoder is not None
         if self.decoder is None:
-            return self.encode(batch, key)
-        memory, memory_sight = None, None
-        places = _places(batch.tokens, batch.places)
+            return self._run(self.encoder, batch.tokens, batch.places, batch.segments, key, batch.weights)
+        assert batch.inputs is not None
+        return self._run(self.encoder, batch.inputs, batch.input_places, batch.input_segments, key)
+
+    def _features(self, batch: Batch, key: Any) -> tuple[Tensor, Tensor | None]:
+        if self.decoder is None:
+            return self._encode(batch, _fold(key, "encoder"))
+        more: dict[str, Any] = {"prefix": batch.prefix}
+        encoded = None
         if self.encoder is not None:
-            memory = _memory(self.encode(batch, key))
+            result, encoded = self._encode(batch, _fold(key, "encoder"))
             assert batch.inputs is not None
-            input_places = _memory(_places(batch.inputs, batch.input_places))
-            input_segments = _memory(batch.input_segments)
-            memory_sight = Sight(places, batch.segments, None, input_places, input_segments, False, None)
-        return self._run(
+            places, seen = _places(batch.inputs, batch.input_places), _memory(batch.input_segments)
+            own = _places(batch.tokens, batch.places)
+            more["memory"] = _memory(result)
+            more["memory_sight"] = Sight(own, batch.segments, None, _memory(places), seen, False, None)
+        x, extra = self._run(
             self.decoder,
             batch.tokens,
-            places,
+            batch.places,
             batch.segments,
-            batch.prefix,
-            memory,
-            memory_sight,
             _fold(key, "decoder"),
+            batch.weights,
+            **more,
         )
+        return x, extra if encoded is None or extra is None else extra + encoded
 
     def _run(
         self,
@@ -478,15 +533,15 @@ class Transformer(nn.Module):
         tokens: Tensor,
         places: Tensor | None,
         segments: Tensor | None,
-        prefix: Tensor | None,
-        memory: Tensor | None,
-        memory_sight: Sight | None,
         key: Any,
-    ) -> Tensor:
+        weights: Tensor | None = None,
+        prefix: Tensor | None = None,
+        **memory: Any,
+    ) -> tuple[Tensor, Tensor | None]:
         places = _places(tokens, places)
         window = self.config.window if self.config.attention == "local" else None
         sight = Sight(places, segments, prefix, _memory(places), _memory(segments), stack.ordered, window)
-        return stack(self.embedding(tokens), sight, memory, memory_sight, key)
+        return stack(self.embedding(tokens), Around(sight, weights=weights, **memory), key)
 
     def project(self, features: Tensor) -> Tensor:
         """The logits of features, in float32."""
@@ -502,10 +557,10 @@ class Transformer(nn.Module):
         return self.project(self.features(batch, key))
 
     def loss(self, batch: Batch, key: Any = None) -> Tensor:
-        """The mean cross-entropy of the targets; with a key, under dropout."""
+        """The mean cross-entropy of the targets, with a mixture its own losses; with a key, under dropout."""
         c = self.config
         assert batch.targets is not None
-        features = self.features(batch, key)
+        features, extra = self._features(batch, key)
         weights = batch.weights if batch.weights is not None else wf.ones(batch.targets.dims)
 
         def of(features: Tensor, targets: Tensor) -> Tensor:
@@ -518,7 +573,8 @@ class Transformer(nn.Module):
             losses = of(features, batch.targets)
         else:
             losses = nn.chunked(of, (features, batch.targets), "length", c.loss_chunks)
-        return wf.sum(losses * weights) / wf.maximum(wf.sum(weights), 1.0)
+        loss = wf.sum(losses * weights) / wf.maximum(wf.sum(weights), 1.0)
+        return loss if extra is None else loss + extra
 
 
 def _memory(t: Any) -> Any:

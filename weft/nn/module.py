@@ -24,6 +24,7 @@ layers.
 from __future__ import annotations
 
 import math
+import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -181,10 +182,12 @@ def init(module: M, key: Any, mesh: Any = None, layout: Any = None) -> M:
                 raise error.located(f"nn.init: {name}") from None
         return drawn
 
-    if mesh is not None:
-        drawn = wf.spmd(draw, mesh, layout if layout is not None else "")(key)
-    else:
+    if mesh is None:
         drawn = jax.jit(draw)(key)
+    else:
+        with warnings.catch_warnings():  # rules for dims that parameters don't have, such as batch
+            warnings.simplefilter("ignore", wf.LayoutWarning)
+            drawn = wf.spmd(draw, mesh, layout)(key)
     return jax.tree.unflatten(tree, [drawn.get(n, leaf) for n, leaf in zip(names, leaves, strict=True)])
 
 

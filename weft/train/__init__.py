@@ -15,3 +15,4 @@ from .schedules import Product as Product
 from .schedules import RsqrtDecay as RsqrtDecay
 from .schedules import Schedule as Schedule
 from .schedules import paper_schedule as paper_schedule
+from .step import train_step as train_step
