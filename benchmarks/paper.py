@@ -1,0 +1,99 @@
+"""The paper's runs against their plans: rewrites the table of docs/paper.md.
+
+python -m benchmarks.paper
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+
+import weft as wf
+from weft import nn, train
+from weft.models import preset
+from weft.plan.hardware import Hardware
+from weft.plan.plan import Plan
+from weft.plan.units import human_bytes
+
+PAGE = Path(__file__).parent.parent / "docs" / "paper.md"
+LAYOUT = "batch:batch vocab:model d_ff:model heads:model"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run of the Mesh-TensorFlow paper, on so many TPU v2 cores."""
+
+    name: str
+    mesh: str
+    hours: float
+    steps: int
+
+    @property
+    def seconds(self) -> float:
+        return self.hours * 3600 / self.steps
+
+
+RUNS = (
+    Run("lm-4.9b", "batch=16 model=32", 13, 136_000),
+    Run("tr-2.89b", "batch=16 model=8", 22, 154_000),
+)
+
+
+def plan_of(run: Run) -> Plan:
+    """The plan of one train step with Adafactor and dropout, as in the paper."""
+    chosen, optimizer = preset(run.name), train.Adafactor(0.01)
+    model, key = nn.specs(chosen.model()), jax.eval_shape(lambda: jax.random.key(0))
+    step = wf.spmd(train.train_step(optimizer), run.mesh, LAYOUT, donate=(0, 1))
+    return step.plan(model, optimizer.init(model), chosen.batch_specs(), key)
+
+
+def table() -> str:
+    """The runs, and how much each assumption weighs."""
+    machine = Hardware.of("tpu-v2")
+    others = {
+        "products at 67 % of the peak": replace(machine, matmul_efficiency=0.67),
+        "products at 87 %": replace(machine, matmul_efficiency=0.87),
+        "half the memory bandwidth": replace(machine, memory_bandwidth=machine.memory_bandwidth / 2),
+        "half the network": replace(
+            machine, network=tuple(replace(n, bandwidth=n.bandwidth / 2) for n in machine.network)
+        ),
+    }
+    lines = [
+        "| run | paper | planned | planned / paper | memory of a core | FLOPs | done twice | what |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    weights = ["| assumption | " + " | ".join(run.name for run in RUNS) + " |", "|---|" + "---:|" * len(RUNS)]
+    plans = [plan_of(run) for run in RUNS]
+    for run, plan in zip(RUNS, plans, strict=True):
+        time = plan.time(machine)
+        low, high = (s / run.seconds for s in (time.overlapped_seconds, time.total_seconds))
+        parts = [("products", time.compute_seconds), ("memory", time.memory_seconds)]
+        parts += [("network", sum(time.network_seconds.values()))]
+        what = ", ".join(f"{word} {1e3 * seconds:.0f} ms" for word, seconds in parts)
+        lines.append(
+            f"| {run.name} on `{run.mesh}` | {1e3 * run.seconds:.0f} ms "
+            f"| {1e3 * time.overlapped_seconds:.0f}–{1e3 * time.total_seconds:.0f} ms | {low:.2f}–{high:.2f} "
+            f"| {human_bytes(plan.memory.peak)} | {plan.flops / 1e12:.2f} T | {plan.duplication - 1:.1%} | {what} |"
+        )
+    for name, other in {"as above": machine, **others}.items():
+        ratios = [p.time(other).overlapped_seconds / r.seconds for p, r in zip(plans, RUNS, strict=True)]
+        weights.append(f"| {name} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
+    return "\n".join(
+        [*lines, "", "Planned / paper, with overlap, if an assumption were another:", "", *weights]
+    )
+
+
+def main() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    made = re.sub(
+        r"(<!-- table -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{table()}\n\n{m[2]}", page, flags=re.S
+    )
+    PAGE.write_text(made, encoding="utf-8")
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
