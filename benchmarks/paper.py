@@ -76,7 +76,8 @@ def table() -> str:
         lines.append(
             f"| {run.name} on `{run.mesh}` | {1e3 * run.seconds:.0f} ms "
             f"| {1e3 * time.overlapped_seconds:.0f}–{1e3 * time.total_seconds:.0f} ms | {low:.2f}–{high:.2f} "
-            f"| {human_bytes(plan.memory.peak)} | {plan.flops / 1e12:.2f} T | {plan.duplication - 1:.1%} | {what} |"
+            f"| {human_bytes(plan.memory.peak)} | {plan.flops / 1e12:.2f} T | {plan.duplication - 1:.1%} "
+            f"| {what} |"
         )
     for name, other in {"as above": machine, **others}.items():
         ratios = [p.time(other).overlapped_seconds / r.seconds for p, r in zip(plans, RUNS, strict=True)]

@@ -20,7 +20,8 @@ def is_preset(target: str) -> bool:
 def plannable(target: str, train: str | None, batch: int | None, length: int | None) -> tuple[Any, Any]:
     """What `weft plan` plans: a preset's logits or train step, or what a file says."""
     if not is_preset(target):
-        given = [f"--{n}" for n, x in (("train", train), ("batch", batch), ("length", length)) if x]
+        asked = {"--train": train, "--batch": batch, "--length": length}
+        given = [flag for flag, value in asked.items() if value is not None]
         if given:
             raise UserError(
                 f"{', '.join(given)} with {target}\n  these are for presets; a file's FN says itself what "

@@ -28,7 +28,7 @@ class Preset:
       batch, length: the rows and places of one training step.
 
     >>> preset("lm-4.9b").parameter_count
-    4899225600
+    4899222528
     """
 
     name: str
@@ -48,7 +48,8 @@ class Preset:
 
     def batch_specs(self, batch: int | None = None, length: int | None = None) -> Batch:
         """A batch without values, to plan with."""
-        return batch_specs(self.config, batch or self.batch, length or self.length)
+        rows, places = self.batch if batch is None else batch, self.length if length is None else length
+        return batch_specs(self.config, rows, places)
 
 
 def kinds(config: Config) -> dict[str, int]:

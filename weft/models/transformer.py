@@ -538,6 +538,12 @@ class Transformer(nn.Module):
         prefix: Tensor | None = None,
         **memory: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        if places is None and stack.positions is not None and tokens.dims[-1].size > self.config.longest:
+            raise ModelError(
+                f"a sequence of {tokens.dims[-1].size} places, and the model has learned {self.config.longest}",
+                rule="learned positions end at Config.longest",
+                hint=f"longest={tokens.dims[-1].size}, or positions that don't end: sinusoid, relative, rotary",
+            ).located()
         places = _places(tokens, places)
         window = self.config.window if self.config.attention == "local" else None
         sight = Sight(places, segments, prefix, _memory(places), _memory(segments), stack.ordered, window)
