@@ -538,11 +538,12 @@ class Transformer(nn.Module):
         prefix: Tensor | None = None,
         **memory: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if places is None and stack.positions is not None and tokens.dims[-1].size > self.config.longest:
+        longest, size = self.config.longest, tokens.dims[-1].size
+        if places is None and stack.positions is not None and size > longest:
             raise ModelError(
-                f"a sequence of {tokens.dims[-1].size} places, and the model has learned {self.config.longest}",
+                f"a sequence of {size} places, and the model has learned {longest}",
                 rule="learned positions end at Config.longest",
-                hint=f"longest={tokens.dims[-1].size}, or positions that don't end: sinusoid, relative, rotary",
+                hint=f"longest={size}, or positions that don't end: sinusoid, relative, rotary",
             ).located()
         places = _places(tokens, places)
         window = self.config.window if self.config.attention == "local" else None
