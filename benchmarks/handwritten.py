@@ -143,8 +143,8 @@ def sgd(params: Params, gradients: Params) -> Params:
     return jax.tree.map(lambda p, g: p - LEARNING_RATE * g, params, gradients)
 
 
-def update(loss: Callable, params: Params, tokens, targets):
-    value, gradients = jax.value_and_grad(loss)(params, tokens, targets)
+def update(loss: Callable, params: Params, *rows):
+    value, gradients = jax.value_and_grad(loss)(params, *rows)
     return value, sgd(params, gradients)
 
 
@@ -269,12 +269,12 @@ def shard_map_step(mesh: Mesh) -> Callable:
 # Running.
 
 
-def repeat(step: Callable, params: Params, tokens, targets) -> Callable[[], Any]:
+def repeat(step: Callable, params: Params, *rows) -> Callable[[], Any]:
     """A case for `measure.alternate`: each call is the next train step and returns its loss."""
 
     def run():
         nonlocal params
-        value, params = step(params, tokens, targets)
+        value, params = step(params, *rows)
         jax.block_until_ready(params)
         return value
 

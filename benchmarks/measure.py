@@ -113,6 +113,23 @@ def markdown(timings: Mapping[str, Timing]) -> str:
     return "\n".join(lines)
 
 
+def compared(
+    cases: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    said: str = "Weft against the faster hand-written one",
+) -> str:
+    """A table of the cases' times, and the paired ratio of the last one to the fastest of the others."""
+    timings = alternate(cases, rounds=rounds, warmup=1)
+    last = list(cases)[-1]
+    fastest = min((n for n in cases if n != last), key=lambda n: timings[n].seconds.median)
+    pairs = zip(timings[last].samples, timings[fastest].samples, strict=True)
+    ratio = Spread.of([mine / theirs for mine, theirs in pairs])
+    return (
+        f"{markdown(timings)}\n\n{said} ({fastest}): "
+        f"{ratio.median:.3f} (quartiles {ratio.low:.3f}–{ratio.high:.3f})"
+    )
+
+
 def trace_time(fn: Callable[..., Any], *args: Any, repeats: int = 7, cold: bool = False) -> Spread:
     """Seconds of a fresh trace of `fn(*args)`: Python to jaxpr, no lowering, no compilation.
 

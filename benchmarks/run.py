@@ -1,6 +1,6 @@
 """`make bench`: Weft beside hand-written JAX, in one process, alternating; writes RESULTS.md.
 
-python -m benchmarks.run [--rounds 20]
+python -m benchmarks.run [--rounds 20] [--only SECTION ...]
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import weft as wf
-from benchmarks import handwritten, lm
-from benchmarks.measure import Spread, alternate, markdown
+from benchmarks import handwritten, lm, models
+from benchmarks.measure import Spread, alternate, compared
 from weft.plan.hardware import measure_cpu
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
@@ -49,18 +49,13 @@ def train_steps(rounds: int) -> str:
     one = {"single": cases["single"], "weft, 1 device": weft_case(lm.step(mesh="", layout=""))}
     losses = {name: float(case()) for name, case in (eight | one).items()}
     assert max(losses.values()) - min(losses.values()) < 1e-4, losses
-    parts = []
-    for title, some in (("8 virtual devices, mesh data=4 model=2", eight), ("1 device", one)):
-        timings = alternate(some, rounds=rounds, warmup=1)
-        last = list(some)[-1]
-        fastest = min((n for n in some if n != last), key=lambda n: timings[n].seconds.median)
-        pairs = zip(timings[last].samples, timings[fastest].samples, strict=True)
-        ratio = Spread.of([mine / theirs for mine, theirs in pairs])
-        parts.append(
-            f"### {title}\n\n{markdown(timings)}\n\nWeft against the faster hand-written one "
-            f"({fastest}): {ratio.median:.3f} (quartiles {ratio.low:.3f}–{ratio.high:.3f})"
-        )
-    return "\n\n".join(parts)
+    return f"""### 8 virtual devices, mesh data=4 model=2
+
+{compared(eight, rounds)}
+
+### 1 device
+
+{compared(one, rounds)}"""
 
 
 def traces(repeats: int) -> str:
@@ -165,39 +160,46 @@ def machine() -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20, help="alternating rounds of train steps")
-    rounds = parser.parse_args().rounds
-    wf.cpu_devices(8)
-    text = f"""# Results
-
-Made by `make bench` on {machine()}. All cases of a table ran in one process, alternating, {rounds} rounds;
-medians, with quartiles as the spread. The machine is shared, so trust the ratios, not the times.
-
-## A Transformer LM train step
+# The parts of the page, by the names that --only knows: each makes its text from the number of rounds.
+SECTIONS: dict[str, Callable[[int], str]] = {
+    "lm": lambda rounds: (
+        f"""## A Transformer LM train step
 
 4 layers, d_model 256, d_ff 1024, 8 heads of 32, vocabulary 8192, length 128, batch 16, float32, SGD.
 `shard_map` and `jit` are written by hand in plain JAX (`handwritten.py`); Weft's is `lm.py`.
 
-{train_steps(rounds)}
+{train_steps(rounds)}"""
+    ),
+    "models": models.sections,
+    "tracing": lambda rounds: f"## Tracing the train step of `lm.py`\n\n{traces(7)}",
+    "eager": lambda rounds: f"## An eager op on a placed tensor\n\n{eager_ops(rounds * 20)}",
+    "plans": lambda rounds: (
+        f"""## Planned against measured
 
-## Tracing it
+The train step of `lm.py` in eight layouts; the profile of this CPU was measured in the same run.
 
-{traces(7)}
+{predicted_order(max(rounds // 4, 3))}"""
+    ),
+}
 
-## An eager op on a placed tensor
 
-{eager_ops(rounds * 20)}
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20, help="alternating rounds of train steps")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="some sections, printed and not written")
+    asked = parser.parse_args()
+    wf.cpu_devices(8)
+    head = f"""# Results
 
-## Planned against measured
-
-The same train step in eight layouts; the profile of this CPU was measured in the same run.
-
-{predicted_order(max(rounds // 4, 3))}
-"""
-    RESULTS.write_text(text)
-    print(text)
+Made by `make bench` on {machine()}. All cases of a table ran in one process, alternating,
+{asked.rounds} rounds; medians, with quartiles as the spread. The machine is shared, so trust the ratios, not
+the times."""
+    parts = [head]
+    for name in asked.only or SECTIONS:
+        parts.append(SECTIONS[name](asked.rounds))
+        print(parts[-1] + "\n", flush=True)
+    if not asked.only:
+        RESULTS.write_text("\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":
