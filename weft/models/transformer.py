@@ -26,7 +26,8 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft import nn
-from weft.errors import ModelError
+from weft.autodiff import POLICIES
+from weft.errors import ModelError, nearest
 from weft.tensor import Tensor
 
 # The numbers
@@ -105,6 +106,23 @@ class Config:
     z_loss: float = 0.0
     compute: str = "float32"
 
+    def __post_init__(self) -> None:
+        for name, known in _KNOWN.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise ModelError(
+                    f"{name}={value!r}{nearest(str(value), [str(k) for k in known])}",
+                    rule=f"{name} is one of {', '.join(map(repr, known))}",
+                    hint="help(weft.models.Config) says what each is",
+                ).located("Config")
+        small = [f"{n}={getattr(self, n)}" for n in _POSITIVE if not getattr(self, n) >= 1]
+        if small:
+            raise ModelError(
+                ", ".join(small),
+                rule="sizes are whole numbers from 1 on",
+                hint="help(weft.models.Config) says what each is",
+            ).located("Config")
+
     def dims(self) -> Dims:
         return Dims(self)
 
@@ -115,6 +133,20 @@ class Config:
     @property
     def parameter_count(self) -> int:
         return nn.count(Transformer(self))
+
+
+_KNOWN: dict[str, tuple[Any, ...]] = {
+    "kind": ("decoder", "encoder", "encoder_decoder"),
+    "positions": ("learned", "sinusoid", "relative", "rotary", "none"),
+    "norm": tuple(nn.NORMS),
+    "activation": tuple(nn.ACTIVATIONS),
+    "attention": ("full", "local", "lsh"),
+    "block": ("serial", "parallel"),
+    "residual": ("plain", "reversible"),
+    "remat": (None, *POLICIES),
+    "compute": ("float32", "bfloat16", "float16", "float64"),
+}
+_POSITIVE = tuple("vocab d_model d_ff heads d_kv layers longest window feed_chunks loss_chunks".split())
 
 
 class Dims:
