@@ -85,8 +85,16 @@ class ModelError(WeftError, ValueError):
     """A model that is unknown, or a checkpoint that doesn't fit it."""
 
 
+class DataError(WeftError, ValueError):
+    """Files, lines or settings that no examples or batches can be made of."""
+
+
 class LayoutWarning(UserWarning):
     """A rule without effect."""
+
+
+class DataWarning(UserWarning):
+    """Lines that were left out."""
 
 
 def user_frame() -> FrameType | None:

@@ -1,0 +1,207 @@
+"""English phrases with numbers, dates, times and prices, and what they are in French.
+
+A small translation task that needs no download. Phrase number n is a function of the seed and n. Some values
+are held out: whether a value is, is told by a hash of it, so none of them is ever in the training phrases,
+whatever the seeds and however many there are.
+
+    Phrases(100_000, seed=1)                        to train on
+    Phrases(1_000, seed=2, held_out=True)           to test with
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from weft.errors import DataError
+
+from .sources import Pair
+
+HELD_OUT = 10  # percent of the values of each kind
+
+
+class Kind(NamedTuple):
+    """How values are drawn, how each is written in English and French, and the sentences around it."""
+
+    draw: Callable[[np.random.Generator], Any]
+    write: Callable[[Any], tuple[str, str]]
+    frames: tuple[tuple[str, str], ...]
+
+
+def _draw_number(draw: np.random.Generator) -> int:
+    return int(draw.integers(10 ** int(draw.integers(1, 7))))
+
+
+def _draw_date(draw: np.random.Generator) -> datetime.date:
+    return datetime.date(1900, 1, 1) + datetime.timedelta(int(draw.integers(73_000)))
+
+
+def _draw_time(draw: np.random.Generator) -> datetime.time:
+    return datetime.time(int(draw.integers(24)), int(draw.integers(60)))
+
+
+def _draw_price(draw: np.random.Generator) -> tuple[str, int]:
+    """A currency, and hundredths of it."""
+    return str(draw.choice(["EUR", "USD", "GBP"])), int(
+        draw.integers(1, 100 * 10 ** int(draw.integers(1, 5)))
+    )
+
+
+def _write_number(number: int) -> tuple[str, str]:
+    from num2words import num2words
+
+    return num2words(number, lang="en"), num2words(number, lang="fr")
+
+
+def _write_date(date: datetime.date) -> tuple[str, str]:
+    from babel.dates import format_date
+
+    english, french = (format_date(date, "full", locale=locale) for locale in ("en_US", "fr_FR"))
+    return english, french.replace(" 1 ", " 1er ")
+
+
+def _write_time(time: datetime.time) -> tuple[str, str]:
+    from babel.dates import format_time
+
+    english = format_time(time, "h:mm a", locale="en_US")
+    return english, format_time(time, "H 'h' mm", locale="fr_FR")
+
+
+def _write_price(price: tuple[str, int]) -> tuple[str, str]:
+    from decimal import Decimal
+
+    from babel.numbers import format_currency
+
+    currency, hundredths = price
+    amount = Decimal(hundredths) / 100
+    english, french = (format_currency(amount, currency, locale=locale) for locale in ("en_US", "fr_FR"))
+    return english, french
+
+
+KINDS = {
+    "number": Kind(
+        _draw_number,
+        _write_number,
+        (
+            ("{}", "{}"),
+            ("the number {}", "le nombre {}"),
+            ("Count to {}.", "Comptez jusqu'à {}."),
+            ("The answer is {}.", "La réponse est {}."),
+        ),
+    ),
+    "date": Kind(
+        _draw_date,
+        _write_date,
+        (
+            ("{}", "{}"),
+            ("We met on {}.", "Nous nous sommes rencontrés le {}."),
+            ("The letter is dated {}.", "La lettre est datée du {}."),
+        ),
+    ),
+    "time": Kind(
+        _draw_time,
+        _write_time,
+        (
+            ("at {}", "à {}"),
+            ("The train leaves at {}.", "Le train part à {}."),
+            ("It is {}.", "Il est {}."),
+        ),
+    ),
+    "price": Kind(
+        _draw_price,
+        _write_price,
+        (
+            ("It costs {}.", "Cela coûte {}."),
+            ("The ticket is {}.", "Le billet est à {}."),
+            ("We paid {} for it.", "Nous l'avons payé {}."),
+        ),
+    ),
+}
+
+
+class Phrase(NamedTuple):
+    """A kind and a value of it, and the number of the sentence around it."""
+
+    kind: str
+    value: Any
+    frame: int
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the value is one of those that are never in the training phrases."""
+        digest = hashlib.sha256(f"{self.kind} {self.value}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") % 100 < HELD_OUT
+
+    def pair(self) -> Pair:
+        """The phrase in both languages, with ordinary spaces."""
+        kind = KINDS[self.kind]
+        both = zip(kind.frames[self.frame], kind.write(self.value), strict=True)
+        english, french = (frame.format(_plain(text)) for frame, text in both)
+        return Pair(english, french)
+
+
+def _plain(text: str) -> str:
+    return text.replace("\u202f", " ").replace("\u00a0", " ")
+
+
+@dataclass(frozen=True)
+class Phrases(Sequence[Pair]):
+    """So many English phrases and their French, by number.
+
+    Attributes:
+      size: how many.
+      seed: of the drawing.
+      held_out: only held-out values; otherwise only the others.
+      kinds: which of "number", "date", "time" and "price".
+
+    >>> Phrases(3, kinds=("number",))[0] == Phrases(5, kinds=("number",))[0]
+    True
+    """
+
+    size: int
+    seed: int = 0
+    held_out: bool = False
+    kinds: tuple[str, ...] = tuple(KINDS)
+
+    def __post_init__(self) -> None:
+        unknown = [kind for kind in self.kinds if kind not in KINDS]
+        if unknown or not self.kinds or self.size < 1:
+            raise DataError(
+                f"{self.size} phrases of the kinds {self.kinds}",
+                rule=f"there is at least one, and the kinds are {', '.join(KINDS)}",
+                hint='for example Phrases(1_000, kinds=("number", "date"))',
+            ).located(repr(self))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def phrase(self, number: int) -> Phrase:
+        """What phrase number n is about."""
+        draw = np.random.default_rng([self.seed, number])
+        while True:
+            kind = self.kinds[int(draw.integers(len(self.kinds)))]
+            found = Phrase(kind, KINDS[kind].draw(draw), int(draw.integers(len(KINDS[kind].frames))))
+            if found.held_out == self.held_out:
+                return found
+
+    @overload
+    def __getitem__(self, number: int) -> Pair: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Pair]: ...
+    def __getitem__(self, number: int | slice) -> Pair | list[Pair]:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        if not -len(self) <= number < len(self):
+            raise IndexError(number)
+        return _written(self.phrase(number % len(self)))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _written(phrase: Phrase) -> Pair:
+    return phrase.pair()
