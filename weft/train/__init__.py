@@ -1,6 +1,9 @@
-"""Training: optimizers and schedules over named tensors."""
+"""Training: optimizers, schedules and checkpoints over named tensors."""
 
 from .adafactor import Adafactor as Adafactor
+from .checkpoint import Checkpoints as Checkpoints
+from .checkpoint_files import CheckpointError as CheckpointError
+from .checkpoint_files import CheckpointWarning as CheckpointWarning
 from .clipping import clip_by_global_norm as clip_by_global_norm
 from .clipping import global_norm as global_norm
 from .optimizers import AdamW as AdamW
