@@ -419,6 +419,7 @@ def test_plain_text_has_no_inputs():
         dict(rows=0),
         dict(length=0),
         dict(epochs=0),
+        dict(seed=-1),
         dict(buckets=(8,)),
         dict(packed=False, buckets=(16, 8)),
         dict(packed=False, buckets=(8, 64)),

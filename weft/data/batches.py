@@ -101,6 +101,12 @@ class Stream:
             "epochs=None goes on for ever",
         )
         yield (
+            not 0 <= self.seed < 2**32,
+            f"the seed is {self.seed}",
+            "a seed is from 0 to 2³² - 1",
+            "any will do, for example seed=0",
+        )
+        yield (
             self.packed and bool(self.buckets),
             f"packed rows with buckets {self.buckets}",
             "packed rows are all of one length; buckets are for rows of one example",

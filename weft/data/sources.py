@@ -23,6 +23,7 @@ import shutil
 import tempfile
 import warnings
 import zlib
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
@@ -180,7 +181,7 @@ class Examples(Sequence[Any]):
         """
         self._columns, self._read = columns, read
         self.malformed: list[Malformed] = []
-        good: list[tuple[int, int]] = []
+        good = array("q")  # file and line, in turn: eight bytes each, as there may be many millions
         lines = 0
         for number, parts in enumerate(zip(*columns, strict=True)):
             lines += len(parts[0])
@@ -190,7 +191,7 @@ class Examples(Sequence[Any]):
                 except Fault as fault:
                     self.malformed.append(Malformed(parts[0].path, at + 1, str(fault)))
                 else:
-                    good += [(number, at)] if found is not None else []
+                    good.extend((number, at) if found is not None else ())
         self._places = np.asarray(good, np.int64).reshape(-1, 2)
         self._judge(lines, threshold)
 
