@@ -59,6 +59,16 @@ def _sound_inside(*xs: Named, body: Body, **_: Any) -> bool:
     return True
 
 
+def _sound_forward(*xs: Named, body: Body, **_: Any) -> bool:
+    """A custom_vjp has no derivative forwards, in JAX as here."""
+    return not _has_own_rule(body) and _sound_inside(*xs, body=body)
+
+
+def _has_own_rule(body: Body) -> bool:
+    inner = [option for step in body.steps for option in step.options.values() if isinstance(option, Body)]
+    return any(step.op == "custom_vjp" for step in body.steps) or any(map(_has_own_rule, inner))
+
+
 def _jvp_weft(*xs: wf.Tensor, body: Body) -> list[wf.Tensor]:
     fn = lambda x: run_weft(body.steps, [x, *xs[1:]])[body.result]
     return list(wf.jvp(fn, (xs[0],), (wf.cos(xs[0]),)))
@@ -170,7 +180,7 @@ CALCULUS: Rows = {
         _inline,
         apart=True,
     ),
-    "jvp": Op(draw_body(), _jvp_weft, _jvp, _sound_inside, apart=True),
+    "jvp": Op(draw_body(), _jvp_weft, _jvp, _sound_forward, apart=True),
     "vjp": Op(draw_body(), _vjp_weft, _vjp, _sound_inside, apart=True),
     "grad": Op(draw_body(), _grad_weft, _grad, _sound_inside, apart=True),
     "custom_vjp": Op(several(2), _own_rule_weft, _own_rule),
