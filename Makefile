@@ -30,7 +30,7 @@ demo: install ## the paper's two-layer example in five layouts on 8 virtual devi
 	@$(BIN)/python examples/two_layers.py
 
 test: install ## all but the slow tests
-	@$(BIN)/python -m pytest -n $(WORKERS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # PyTorch is large, and Weft does not need it: it gets an environment of its own.
 test-peers: $(PEERS)/.installed ## the same numbers as PyTorch (2 minutes; the first time installs it)

@@ -4,6 +4,9 @@ Seeds are fixed. Statistics are rejected at p < 0.001.
 """
 
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +88,27 @@ def test_draws_do_not_depend_on_the_layout(mesh, layout):
     assert not different
     if "a" not in program.layout.dim_names and "c" not in program.layout.dim_names:
         assert program.collectives(KEY, logits()) == []  # categorical's argmax needs some over a and c
+
+
+AS_USERS_DO = """
+import jax, numpy as np, weft as wf
+wf.cpu_devices(8)
+a, b, key = wf.Dim("a", 13), wf.Dim("b", 6), jax.random.key(3)
+draws = [wf.random.uniform, wf.random.normal, wf.random.gumbel, wf.random.truncated_normal]
+draw = lambda key: [f(key, [a, b]) * 0.02 for f in draws]
+whole = [jax.jit(lambda x: x * 0.02)(f(key, (13, 6))) for f in (jax.random.uniform, jax.random.normal)]
+whole += [t.array for t in wf.spmd(draw)(key)[2:]]
+for mesh, layout in [("x=8", "a:x"), ("x=2 y=4", "a:y b:x"), ("x=2 y=2", "b:y+x")]:
+    for got, want in zip(wf.spmd(draw, mesh, layout)(key), whole, strict=True):
+        assert got.numpy().tobytes() == np.asarray(want).tobytes(), (mesh, layout)
+"""
+
+
+def test_draws_do_not_depend_on_the_layout_as_users_compile_them():
+    """The other tests compile without optimizations, which could not show all that optimizations may do."""
+    plain = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run([sys.executable, "-c", AS_USERS_DO], env=plain, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_eager_draws_equal_staged_ones():
