@@ -115,12 +115,19 @@ class Config:
                     rule=f"{name} is one of {', '.join(map(repr, known))}",
                     hint="help(weft.models.Config) says what each is",
                 ).located("Config")
-        small = [f"{n}={getattr(self, n)}" for n in _POSITIVE if not getattr(self, n) >= 1]
+        sizes = {n: getattr(self, n) for n in _POSITIVE if getattr(self, n) is not None}
+        small = [f"{n}={size}" for n, size in sizes.items() if not size >= 1]
         if small:
             raise ModelError(
                 ", ".join(small),
                 rule="sizes are whole numbers from 1 on",
                 hint="help(weft.models.Config) says what each is",
+            ).located("Config")
+        if self.positions == "rotary" and self.d_kv % 2:
+            raise ModelError(
+                f'd_kv={self.d_kv} with positions="rotary"',
+                rule="rotary positions turn pairs of features, so d_kv is even",
+                hint=f"d_kv={self.d_kv + 1}, or other positions",
             ).located("Config")
 
     def dims(self) -> Dims:
@@ -146,7 +153,10 @@ _KNOWN: dict[str, tuple[Any, ...]] = {
     "remat": (None, *POLICIES),
     "compute": ("float32", "bfloat16", "float16", "float64"),
 }
-_POSITIVE = tuple("vocab d_model d_ff heads d_kv layers longest window feed_chunks loss_chunks".split())
+_POSITIVE = tuple(
+    "vocab d_model d_ff heads kv_heads d_kv layers decoder_layers longest window".split()
+    + ["feed_chunks", "loss_chunks"]
+)
 
 
 class Dims:
@@ -190,6 +200,42 @@ class Batch:
     inputs: Tensor | None = None
     input_places: Tensor | None = None
     input_segments: Tensor | None = None
+
+    def checked(self, config: Config) -> Batch:
+        """The batch with all rows' dims in one order, or an error that names the field that is wrong."""
+        two, given = config.kind == "encoder_decoder", dict[str, Tensor]()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                if not isinstance(value, Tensor):
+                    raise _bad_batch(f"{field.name} is a {type(value).__name__}, not a tensor")
+                given[field.name] = value
+        if two and "inputs" not in given:
+            raise _bad_batch("the encoder-decoder has no inputs to read")
+        for first, names in (("tokens", _OWN), ("inputs", _INPUTS)):
+            for name in (n for n in names if n in given):
+                dims, expected = given[name].dims, given[first].dims
+                if "length" not in {d.name for d in expected}:
+                    raise _bad_batch(f"{first}{list(expected)} has no dim length")
+                places = name.endswith("places") and {d.name for d in dims} == {"length"}
+                if name != "prefix" and not places and set(dims) != set(expected):
+                    raise _bad_batch(f"{name}{list(dims)} has other dims than {first}{list(expected)}")
+                rest = [d for d in expected if d.name != "length"]
+                order = [d for d in (*rest, *(d for d in expected if d.name == "length")) if d in dims]
+                given[name] = wf.transpose(given[name], order) if tuple(order) != dims else given[name]
+        return Batch(**given)
+
+
+_OWN = ("tokens", "targets", "weights", "places", "segments", "prefix")
+_INPUTS = ("inputs", "input_places", "input_segments")
+
+
+def _bad_batch(fact: str) -> ModelError:
+    return ModelError(
+        fact,
+        rule="the rows of a Batch are tensors over batch and length, those of one sequence over the same",
+        hint="Batch(tokens, targets, inputs=...), each wf.tensor(array, [batch, length])",
+    ).located("Batch")
 
 
 def shifted(targets: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -523,7 +569,7 @@ class Transformer(nn.Module):
 
     def encode(self, batch: Batch, key: Any = None) -> Tensor:
         """The encoder's result."""
-        return self._encode(batch, key)[0]
+        return self._encode(_as_batch(batch).checked(self.config), key)[0]
 
     def features(self, batch: Batch, key: Any = None) -> Tensor:
         """What the last layer makes logits of, over `length` and `d_model`."""
@@ -537,6 +583,7 @@ class Transformer(nn.Module):
         return self._run(self.encoder, batch.inputs, batch.input_places, batch.input_segments, key)
 
     def _features(self, batch: Batch, key: Any) -> tuple[Tensor, Tensor | None]:
+        batch = _as_batch(batch).checked(self.config)
         if self.decoder is None:
             return self._encode(batch, _fold(key, "encoder"))
         more: dict[str, Any] = {"prefix": batch.prefix}
@@ -597,10 +644,10 @@ class Transformer(nn.Module):
 
     def loss(self, batch: Batch, key: Any = None) -> Tensor:
         """The mean cross-entropy of the targets, with a mixture its own losses; with a key, under dropout."""
-        c = self.config
-        assert batch.targets is not None
+        c, batch = self.config, _as_batch(batch).checked(self.config)
+        if batch.targets is None:
+            raise _bad_batch("a loss is asked of a batch without targets")
         features, extra = self._features(batch, key)
-        weights = batch.weights if batch.weights is not None else wf.ones(batch.targets.dims)
 
         def of(features: Tensor, targets: Tensor) -> Tensor:
             vocab = self.embedding.vocab
@@ -612,8 +659,17 @@ class Transformer(nn.Module):
             losses = of(features, batch.targets)
         else:
             losses = nn.chunked(of, (features, batch.targets), "length", c.loss_chunks)
-        loss = wf.sum(losses * weights) / wf.maximum(wf.sum(weights), 1.0)
+        if batch.weights is None:
+            loss = wf.mean(losses)
+        else:
+            loss = wf.sum(losses * batch.weights) / wf.maximum(wf.sum(batch.weights), 1.0)
         return loss if extra is None else loss + extra
+
+
+def _as_batch(batch: Any) -> Batch:
+    if isinstance(batch, Batch):
+        return batch
+    raise _bad_batch(f"a {type(batch).__name__} was given in place of a Batch")
 
 
 def _memory(t: Any) -> Any:

@@ -18,7 +18,8 @@ def draw_take(d: Any) -> Any:
     x = d.env[table]
     dim = d.choose(x.names)
     ids = d.value("i", test=lambda y: dim not in y.names and agree(x, y, most=4))
-    inside = np.all((d.env[ids].array >= 0) & (d.env[ids].array < x.sizes[dim]))
+    # A loop's body sees other indices than the ones that are drawn with.
+    inside = not d.depth and np.all((d.env[ids].array >= 0) & (d.env[ids].array < x.sizes[dim]))
     return (table, ids), {"dim": dim, "fill": None if inside and d.chance(2) else 0.75}
 
 

@@ -31,7 +31,9 @@ def _ranked(a: Any, axis: int, descending: bool = True) -> Any:
 
 
 def _sorted(a: Any, axis: int, descending: bool) -> Any:
-    return A.take_along_axis(a, _ranked(a, axis, descending), axis=axis)
+    """Descending is ascending from the other end, as in jnp: that is where the gradients of ties go."""
+    up = A.take_along_axis(a, _ranked(a, axis, descending=False), axis=axis)
+    return A.flip(up, axis) if descending else up
 
 
 def draw_top_k(d: Any) -> Any:
