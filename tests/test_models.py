@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import pytest
 
 import weft as wf
 from weft import nn, train
+from weft.errors import ModelError
 from weft.models import Batch, Config, Transformer, preset, presets, shifted
-from weft.models.presets import kinds
+from weft.models.presets import batch_specs, kinds
 from weft.plan.hardware import Hardware
 
 BASE = Config(vocab=131, d_model=32, d_ff=48, heads=6, d_kv=8, layers=3, longest=12, dropout=0.1)
@@ -246,6 +248,62 @@ def test_a_prefix_is_seen_by_all_and_the_rest_is_causal():
     seen = (nn.causal(length, memory) | nn.prefix(memory, size)).numpy("batch", "length", "memory_length")
     assert seen[0].tolist() == np.tril(np.ones((4, 4), bool)).tolist()
     assert seen[1].tolist() == (np.tril(np.ones((4, 4), bool)) | (np.arange(4) < 2)).tolist()
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"kind": "decoderr"}, "did you mean decoder?"),
+        ({"positions": "rotory"}, "did you mean rotary?"),
+        ({"compute": "bf16"}, "did you mean bfloat16?"),
+        ({"remat": "dot"}, "did you mean dots?"),
+        ({"block": "paralel"}, "did you mean parallel?"),
+        ({"heads": 0}, "heads=0"),
+        ({"kv_heads": 0}, "kv_heads=0"),
+        ({"positions": "rotary", "d_kv": 3}, "d_kv is even"),
+    ],
+    ids=str,
+)
+def test_a_config_says_what_it_does_not_know(change, said):
+    with pytest.raises(ModelError, match=re.escape(said)) as caught:
+        BASE.replace(**change)
+    assert "hint:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda b: {"targets": None}, "without targets"),
+        (lambda b: {"targets": b.targets.rename(length="seq")}, "other dims than tokens"),
+        (lambda b: {"tokens": np.ones((6, 10), np.int32)}, "not a tensor"),
+    ],
+    ids=["no targets", "other dims", "an array"],
+)
+def test_a_batch_says_what_is_wrong(change, said):
+    batch = batch_of(BASE)
+    with pytest.raises(ModelError, match=said):
+        Transformer(BASE).loss(dataclasses.replace(batch, **change(batch)))
+
+
+def test_the_order_of_a_batchs_dims_does_not_matter():
+    model, batch = nn.init(Transformer(BASE), jax.random.key(0)), batch_of(BASE)
+    turned = jax.tree.map(lambda t: wf.transpose(t, t.dims[::-1]), batch, is_leaf=wf.is_tensor)
+    loss = wf.spmd(lambda model, batch: model.loss(batch))
+    assert loss(model, turned).item() == loss(model, batch).item()
+
+
+def test_a_sequence_longer_than_its_positions():
+    model = nn.specs(Transformer(BASE))
+    with pytest.raises(ModelError, match="has learned 12"):
+        wf.spmd(lambda model, batch: model.logits(batch)).plan(model, batch_specs(BASE, 2, 13))
+
+
+def test_an_unknown_preset_has_a_near_name():
+    with pytest.raises(ModelError, match=r"did you mean lm-4\.9b"):
+        preset("lm-4.9")
 
 
 # Presets
