@@ -248,7 +248,7 @@ def test_a_full_disk(tmp_path, golden):
     assert train.Checkpoints(tmp_path / "run").steps() == [1, 3]
     text = "\n".join(lines[:-1]).replace(str(tmp_path), "runs")
     text = re.sub(r"[\d.,]+ GB", "… GB", text)
-    golden("checkpoint_full_disk", text)
+    golden("full_disk", text, "messages/checkpoint")
 
 
 # -- damage ------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def test_a_damaged_one_is_named_then_replaced(copy, whole, golden):
         step, model, _, extra = checkpoints.restore(*LIKE)
     assert (step, extra, bits(model)) == (1, {"example": 64}, bits(whole[0]))
     assert caught[0].filename == __file__
-    golden("checkpoint_damaged", shown(caught[0].message, copy))
+    golden("damaged", shown(caught[0].message, copy), "messages/checkpoint")
     # One that is known to be damaged does not push a good one out.
     checkpoints.save(3, *whole, wait=True)
     assert checkpoints.steps() == [1, 3]
@@ -332,7 +332,7 @@ def test_all_damaged(copy, golden):
     with pytest.warns(train.CheckpointWarning), pytest.raises(train.CheckpointError) as error:
         train.Checkpoints(copy).restore(*LIKE)
     error.value.where = ""
-    golden("checkpoint_all_damaged", shown(error.value, copy))
+    golden("all_damaged", shown(error.value, copy), "messages/checkpoint")
 
 
 def test_a_step_that_is_asked_for(copy):
@@ -353,7 +353,7 @@ def test_all_that_does_not_fit_is_listed(two, golden):
     with warnings.catch_warnings(), pytest.raises(ModelError) as error:
         train.Checkpoints(two).restore(model, {"mean": {}})
     error.value.where = ""
-    golden("checkpoint_misfit", shown(error.value, two))
+    golden("misfit", shown(error.value, two), "messages/checkpoint")
 
 
 def test_mistakes_in_calls(tmp_path, whole):
