@@ -9,6 +9,7 @@ of the next run: an interrupted run goes on where it stopped, after a change of 
 
 import difflib
 import functools
+import gc
 import hashlib
 import os
 from pathlib import Path
@@ -23,6 +24,9 @@ if "SOAK_EXAMPLES" not in os.environ:
     # The plain emitters compile in a third of the time; the soak has those that users have.
     FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
+gc.set_threshold(
+    200_000, 20, 100
+)  # tracing makes many objects and few cycles: looking for these costs a tenth
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
