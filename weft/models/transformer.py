@@ -558,7 +558,9 @@ class Transformer(nn.Module):
     def __init__(self, config: Config):
         d = config.dims()
         self.config = config
-        self.embedding = nn.Embedding(d.vocab, d.d_model)
+        # As the last layer too, rows of unit variance would make logits of the size of sqrt(d_model).
+        small = nn.fan_in([d.d_model]) if config.tied and not config.scale_logits else None
+        self.embedding = nn.Embedding(d.vocab, d.d_model, small)
         two = config.kind == "encoder_decoder"
         depth = config.decoder_layers or config.layers
         self.encoder = Stack(config, config.layers, ordered=False) if config.kind != "decoder" else None
@@ -573,7 +575,7 @@ class Transformer(nn.Module):
 
     def features(self, batch: Batch, key: Any = None) -> Tensor:
         """What the last layer makes logits of, over `length` and `d_model`."""
-        return self._features(batch, key)[0]
+        return self._features(_as_batch(batch).checked(self.config), key)[0]
 
     def _encode(self, batch: Batch, key: Any) -> tuple[Tensor, Tensor | None]:
         assert self.encoder is not None
@@ -583,7 +585,6 @@ class Transformer(nn.Module):
         return self._run(self.encoder, batch.inputs, batch.input_places, batch.input_segments, key)
 
     def _features(self, batch: Batch, key: Any) -> tuple[Tensor, Tensor | None]:
-        batch = _as_batch(batch).checked(self.config)
         if self.decoder is None:
             return self._encode(batch, _fold(key, "encoder"))
         more: dict[str, Any] = {"prefix": batch.prefix}
