@@ -8,7 +8,7 @@ from jax.extend import core as jax_core
 
 import weft as wf
 from weft import nn
-from weft.models.transformer import Batch, Config, Transformer
+from weft.models import Batch, Config, Transformer
 
 BATCH, LENGTH, D_MODEL, D_FF = wf.dims("batch=4 length=12 d_model=6 d_ff=10")
 

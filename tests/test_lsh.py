@@ -7,7 +7,7 @@ import pytest
 
 import weft as wf
 from weft import nn
-from weft.models.transformer import Batch, Config, Transformer
+from weft.models import Batch, Config, Transformer
 from weft.nn.lsh import default_buckets
 from weft.nn.module import map_parameters
 

@@ -17,7 +17,7 @@ from compare import real, same
 import weft as wf
 from weft import nn, train
 from weft.errors import WeftError
-from weft.models.transformer import Config, Transformer
+from weft.models import Config, Transformer
 
 # -- one device, against optax -----------------------------------------------------------------------
 

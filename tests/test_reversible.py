@@ -11,7 +11,7 @@ import pytest
 import weft as wf
 from benchmarks.memory import compiled_bytes
 from weft import nn
-from weft.models.transformer import Batch, Config, Transformer
+from weft.models import Batch, Config, Transformer
 
 BATCH, LENGTH, D_MODEL, D_FF, HEADS, D_KV = wf.dims("batch=4 length=6 d_model=8 d_ff=12 heads=6 d_kv=2")
 MEMORY, LAYERS = LENGTH.rename("memory_length"), wf.Dim("layers", 3)

@@ -14,7 +14,9 @@ import weft as wf
 from weft import nn
 from weft.errors import ModelError, nearest
 
-from .transformer import Batch, Config, Transformer
+from .batch import Batch
+from .config import Config
+from .transformer import Transformer
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The Transformer: from tokens to logits and a loss, in one file that knows nothing of meshes.
 
-Decoder (language models), encoder, and encoder-decoder (translation). Read it from top to bottom: the numbers
-(`Config`), one layer (`Block`), a stack of them (`Stack`), the model (`Transformer`).
+Decoder (language models), encoder, and encoder-decoder (translation), by the numbers of a `Config`. Read it
+from top to bottom: what a place sees (`Sight`), one layer (`Block`), a stack of them (`Stack`), the model
+(`Transformer`).
 
 Every dim has a name, and a layout splits by these names:
 
@@ -26,225 +27,11 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft import nn
-from weft.autodiff import POLICIES
-from weft.errors import ModelError, nearest
+from weft.errors import ModelError
 from weft.tensor import Tensor
 
-# The numbers
-
-
-@dataclass(frozen=True)
-class Config:
-    """What a Transformer is.
-
-    Attributes:
-      kind: "decoder", "encoder" or "encoder_decoder".
-      vocab, d_model, d_ff, heads, d_kv, layers: the sizes; `layers` are those of each stack.
-      decoder_layers: the decoder's, if it has others than the encoder.
-      kv_heads: key heads, if they are fewer than the query heads: 1 is multi-query, more is grouped.
-      longest: the longest sequence; the number of learned positions.
-      positions: "learned", "sinusoid", "relative" (T5's buckets), "rotary" or "none".
-      rotary_base: the longest rotary wave is 2π times this.
-      rotary_stretch: Llama 3's longer waves: factor, low, high, length; see `nn.rotary`.
-      norm, epsilon: "rms" or "layer", and what is added under its root.
-      activation: of the feed-forward block, a name of `nn.ACTIVATIONS`.
-      bias: whether linear maps have one.
-      scaled: whether attention scores are divided by sqrt(d_kv).
-      tied: whether the embedding is the last layer too.
-      scale_logits: whether the last layer's input is multiplied by d_model^-½ (T5 v1.0).
-      attention: "full", "local" (a window of `window` places) or "lsh" (the Reformer's, decoder only).
-      lsh_chunk, lsh_rounds: of LSH attention, the places in a chunk and the number of hashes.
-      block: "serial", or "parallel": attention and feed-forward side by side, with one sum for both.
-      residual: "plain" or "reversible": the backward pass computes activations anew, layer by layer.
-      remat: what the backward pass does not compute anew, a policy of `wf.remat`; None: all is kept.
-      feed_chunks, loss_chunks: in how many pieces of the sequence the feed-forward block and the loss are
-        done, to hold less at once.
-      experts: how many feed-forward blocks a mixture has; 0: no mixture.
-      expert_top, capacity: how many experts see a token, and each one's room, in even shares.
-      balance, router_z: the factors of the mixture's own losses.
-      dropout: the rate, where a key is given.
-      smoothing, z_loss: of the cross-entropy.
-      compute: the type of activations and products; parameters, norms, softmax and loss are float32.
-    """
-
-    kind: str = "decoder"
-    vocab: int = 32_768
-    d_model: int = 512
-    d_ff: int = 2048
-    heads: int = 8
-    d_kv: int = 64
-    layers: int = 6
-    decoder_layers: int | None = None
-    kv_heads: int | None = None
-    longest: int = 512
-    positions: str = "learned"
-    rotary_base: float = 10_000.0
-    rotary_stretch: tuple[float, float, float, float] | None = None
-    norm: str = "rms"
-    epsilon: float = 1e-6
-    activation: str = "relu"
-    bias: bool = False
-    scaled: bool = True
-    tied: bool = False
-    scale_logits: bool = False
-    attention: str = "full"
-    window: int = 128
-    lsh_chunk: int = 64
-    lsh_rounds: int = 2
-    block: str = "serial"
-    residual: str = "plain"
-    remat: str | None = None
-    feed_chunks: int = 1
-    loss_chunks: int = 1
-    experts: int = 0
-    expert_top: int = 1
-    capacity: float = 1.25
-    balance: float = 0.01
-    router_z: float = 0.001
-    dropout: float = 0.0
-    smoothing: float = 0.0
-    z_loss: float = 0.0
-    compute: str = "float32"
-
-    def __post_init__(self) -> None:
-        for name, known in _KNOWN.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise ModelError(
-                    f"{name}={value!r}{nearest(str(value), [str(k) for k in known])}",
-                    rule=f"{name} is one of {', '.join(map(repr, known))}",
-                    hint="help(weft.models.Config) says what each is",
-                ).located("Config")
-        sizes = {n: getattr(self, n) for n in _POSITIVE if getattr(self, n) is not None}
-        small = [f"{n}={size}" for n, size in sizes.items() if not size >= 1]
-        if small:
-            raise ModelError(
-                ", ".join(small),
-                rule="sizes are whole numbers from 1 on",
-                hint="help(weft.models.Config) says what each is",
-            ).located("Config")
-        if self.positions == "rotary" and self.d_kv % 2:
-            raise ModelError(
-                f'd_kv={self.d_kv} with positions="rotary"',
-                rule="rotary positions turn pairs of features, so d_kv is even",
-                hint=f"d_kv={self.d_kv + 1}, or other positions",
-            ).located("Config")
-
-    def dims(self) -> Dims:
-        return Dims(self)
-
-    def replace(self, **changes: Any) -> Config:
-        """The same with some numbers changed."""
-        return dataclasses.replace(self, **changes)
-
-    @property
-    def parameter_count(self) -> int:
-        return nn.count(Transformer(self))
-
-
-_KNOWN: dict[str, tuple[Any, ...]] = {
-    "kind": ("decoder", "encoder", "encoder_decoder"),
-    "positions": ("learned", "sinusoid", "relative", "rotary", "none"),
-    "norm": tuple(nn.NORMS),
-    "activation": tuple(nn.ACTIVATIONS),
-    "attention": ("full", "local", "lsh"),
-    "block": ("serial", "parallel"),
-    "residual": ("plain", "reversible"),
-    "remat": (None, *POLICIES),
-    "compute": ("float32", "bfloat16", "float16", "float64"),
-}
-_POSITIVE = tuple(
-    "vocab d_model d_ff heads kv_heads d_kv layers decoder_layers longest window".split()
-    + ["feed_chunks", "loss_chunks"]
-)
-
-
-class Dims:
-    """The dims of a model: those that its parameters have."""
-
-    def __init__(self, c: Config):
-        self.vocab, self.d_model = wf.Dim("vocab", c.vocab), wf.Dim("d_model", c.d_model)
-        self.d_ff, self.d_kv = wf.Dim("d_ff", c.d_ff), wf.Dim("d_kv", c.d_kv)
-        shared = c.kv_heads or c.heads
-        if c.heads % shared:
-            raise ModelError(
-                f"{c.heads} heads can't share {shared} key heads",
-                rule="every key head is shared by as many query heads",
-                hint=f"kv_heads is a divisor of {c.heads}",
-            )
-        self.heads = wf.Dim("heads", c.heads if shared == c.heads else c.heads // shared)
-        self.kv_heads = wf.Dim("kv_heads", shared) if shared != c.heads else None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Batch:
-    """Rows of tokens, each over `batch` and `length`.
-
-    Attributes:
-      tokens: what the model reads: the decoder's, or those of a model with one stack.
-      targets: what it should say at each place.
-      weights: how much each place counts in the loss; None: all alike.
-      places: the number of each place in its example; None: from 0 on.
-      segments: which example of a packed row each place is of; None: one example in a row.
-      prefix: by row, how many places at its beginning all may see (a prefix LM).
-      inputs, input_places, input_segments: the encoder's, of an encoder-decoder.
-    """
-
-    tokens: Tensor
-    targets: Tensor | None = None
-    weights: Tensor | None = None
-    places: Tensor | None = None
-    segments: Tensor | None = None
-    prefix: Tensor | None = None
-    inputs: Tensor | None = None
-    input_places: Tensor | None = None
-    input_segments: Tensor | None = None
-
-    def checked(self, config: Config) -> Batch:
-        """The batch with all rows' dims in one order, or an error that names the field that is wrong."""
-        two, given = config.kind == "encoder_decoder", dict[str, Tensor]()
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                if not isinstance(value, Tensor):
-                    raise _bad_batch(f"{field.name} is a {type(value).__name__}, not a tensor")
-                given[field.name] = value
-        if two and "inputs" not in given:
-            raise _bad_batch("the encoder-decoder has no inputs to read")
-        for first, names in (("tokens", _OWN), ("inputs", _INPUTS)):
-            for name in (n for n in names if n in given):
-                dims, expected = given[name].dims, given[first].dims
-                if "length" not in {d.name for d in expected}:
-                    raise _bad_batch(f"{first}{list(expected)} has no dim length")
-                places = name.endswith("places") and {d.name for d in dims} == {"length"}
-                if name != "prefix" and not places and set(dims) != set(expected):
-                    raise _bad_batch(f"{name}{list(dims)} has other dims than {first}{list(expected)}")
-                rest = [d for d in expected if d.name != "length"]
-                order = [d for d in (*rest, *(d for d in expected if d.name == "length")) if d in dims]
-                given[name] = wf.transpose(given[name], order) if tuple(order) != dims else given[name]
-        return Batch(**given)
-
-
-_OWN = ("tokens", "targets", "weights", "places", "segments", "prefix")
-_INPUTS = ("inputs", "input_places", "input_segments")
-
-
-def _bad_batch(fact: str) -> ModelError:
-    return ModelError(
-        fact,
-        rule="the rows of a Batch are tensors over batch and length, those of one sequence over the same",
-        hint="Batch(tokens, targets, inputs=...), each wf.tensor(array, [batch, length])",
-    ).located("Batch")
-
-
-def shifted(targets: Tensor, segments: Tensor | None = None) -> Tensor:
-    """What a decoder reads to say the targets: each one's predecessor, and 0 at the start of an example."""
-    tokens = wf.shift(targets, "length", 1)
-    if segments is None:
-        return tokens
-    return wf.where(segments == wf.shift(segments, "length", 1), tokens, 0)
-
+from .batch import Batch, as_batch, bad_batch
+from .config import Config, Dims
 
 # What a sequence sees
 
@@ -571,11 +358,11 @@ class Transformer(nn.Module):
 
     def encode(self, batch: Batch, key: Any = None) -> Tensor:
         """The encoder's result."""
-        return self._encode(_as_batch(batch).checked(self.config), key)[0]
+        return self._encode(as_batch(batch, self.config), key)[0]
 
     def features(self, batch: Batch, key: Any = None) -> Tensor:
         """What the last layer makes logits of, over `length` and `d_model`."""
-        return self._features(_as_batch(batch).checked(self.config), key)[0]
+        return self._features(as_batch(batch, self.config), key)[0]
 
     def _encode(self, batch: Batch, key: Any) -> tuple[Tensor, Tensor | None]:
         assert self.encoder is not None
@@ -645,9 +432,9 @@ class Transformer(nn.Module):
 
     def loss(self, batch: Batch, key: Any = None) -> Tensor:
         """The mean cross-entropy of the targets, with a mixture its own losses; with a key, under dropout."""
-        c, batch = self.config, _as_batch(batch).checked(self.config)
+        c, batch = self.config, as_batch(batch, self.config)
         if batch.targets is None:
-            raise _bad_batch("a loss is asked of a batch without targets")
+            raise bad_batch("a loss is asked of a batch without targets")
         features, extra = self._features(batch, key)
 
         def of(features: Tensor, targets: Tensor) -> Tensor:
@@ -665,12 +452,6 @@ class Transformer(nn.Module):
         else:
             loss = wf.sum(losses * batch.weights) / wf.maximum(wf.sum(batch.weights), 1.0)
         return loss if extra is None else loss + extra
-
-
-def _as_batch(batch: Any) -> Batch:
-    if isinstance(batch, Batch):
-        return batch
-    raise _bad_batch(f"a {type(batch).__name__} was given in place of a Batch")
 
 
 def _memory(t: Any) -> Any:

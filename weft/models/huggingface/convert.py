@@ -25,7 +25,8 @@ from weft.errors import ModelError, WeftError, nearest
 from weft.nn.module import Declared, is_parameter, path_name
 from weft.tensor import Tensor, check_has_values
 
-from ..transformer import Config, Transformer
+from ..config import Config
+from ..transformer import Transformer
 from .family import HEAD, Family, Row
 from .files import DTYPES, WRITTEN, Checkpoint, Target, same, writing
 from .gpt2 import GPT2

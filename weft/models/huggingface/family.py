@@ -20,7 +20,7 @@ from typing import Any
 
 from weft.errors import ModelError
 
-from ..transformer import Config
+from ..config import Config
 
 HEAD = "lm_head.weight"  # the last layer, in all families
 

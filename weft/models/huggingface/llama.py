@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..transformer import Config
+from ..config import Config
 from .family import HEAD, LAST, Family, Row, attention, linear, norm, unsupported
 
 _LLAMA_ROWS = (

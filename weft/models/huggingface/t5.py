@@ -7,7 +7,7 @@ from typing import Any
 
 from weft import nn
 
-from ..transformer import Config
+from ..config import Config
 from .family import HEAD, LAST, Family, Row, attention, linear, norm
 
 

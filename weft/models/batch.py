@@ -1,0 +1,93 @@
+"""What a Transformer reads: rows of tokens, checked before they are used."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+import weft as wf
+from weft.errors import ModelError
+from weft.tensor import Tensor
+
+from .config import Config
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens, each over `batch` and `length`.
+
+    Attributes:
+      tokens: what the model reads: the decoder's, or those of a model with one stack.
+      targets: what it should say at each place.
+      weights: how much each place counts in the loss; None: all alike.
+      places: the number of each place in its example; None: from 0 on.
+      segments: which example of a packed row each place is of; None: one example in a row.
+      prefix: by row, how many places at its beginning all may see (a prefix LM).
+      inputs, input_places, input_segments: the encoder's, of an encoder-decoder.
+    """
+
+    tokens: Tensor
+    targets: Tensor | None = None
+    weights: Tensor | None = None
+    places: Tensor | None = None
+    segments: Tensor | None = None
+    prefix: Tensor | None = None
+    inputs: Tensor | None = None
+    input_places: Tensor | None = None
+    input_segments: Tensor | None = None
+
+    def checked(self, config: Config) -> Batch:
+        """The batch with all rows' dims in one order, or an error that names the field that is wrong."""
+        two, given = config.kind == "encoder_decoder", dict[str, Tensor]()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                if not isinstance(value, Tensor):
+                    raise bad_batch(f"{field.name} is a {type(value).__name__}, not a tensor")
+                given[field.name] = value
+        if two and "inputs" not in given:
+            raise bad_batch("the encoder-decoder has no inputs to read")
+        for first, names in (("tokens", _OWN), ("inputs", _INPUTS)):
+            for name in (n for n in names if n in given):
+                dims, expected = given[name].dims, given[first].dims
+                if "length" not in {d.name for d in expected}:
+                    raise bad_batch(f"{first}{list(expected)} has no dim length")
+                places = name.endswith("places") and {d.name for d in dims} == {"length"}
+                if name != "prefix" and not places and set(dims) != set(expected):
+                    raise bad_batch(f"{name}{list(dims)} has other dims than {first}{list(expected)}")
+                rest = [d for d in expected if d.name != "length"]
+                order = [d for d in (*rest, *(d for d in expected if d.name == "length")) if d in dims]
+                given[name] = wf.transpose(given[name], order) if tuple(order) != dims else given[name]
+        return Batch(**given)
+
+
+_OWN = ("tokens", "targets", "weights", "places", "segments", "prefix")
+_INPUTS = ("inputs", "input_places", "input_segments")
+
+
+def as_batch(batch: Any, config: Config) -> Batch:
+    """A batch that fits a model, or an error."""
+    if isinstance(batch, Batch):
+        return batch.checked(config)
+    raise bad_batch(f"a {type(batch).__name__} was given in place of a Batch")
+
+
+def bad_batch(fact: str) -> ModelError:
+    """The error for a batch that can't be read."""
+    return ModelError(
+        fact,
+        rule="the rows of a Batch are tensors over batch and length, those of one sequence over the same",
+        hint="Batch(tokens, targets, inputs=...), each wf.tensor(array, [batch, length])",
+    ).located("Batch")
+
+
+def shifted(targets: Tensor, segments: Tensor | None = None) -> Tensor:
+    """What a decoder reads to say the targets: each one's predecessor, and 0 at the start of an example."""
+    tokens = wf.shift(targets, "length", 1)
+    if segments is None:
+        return tokens
+    return wf.where(segments == wf.shift(segments, "length", 1), tokens, 0)

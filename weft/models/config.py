@@ -1,0 +1,151 @@
+"""What a Transformer is: its numbers, and the dims that they make."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import weft as wf
+from weft import nn
+from weft.autodiff import POLICIES
+from weft.errors import ModelError, nearest
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a Transformer is.
+
+    Attributes:
+      kind: "decoder", "encoder" or "encoder_decoder".
+      vocab, d_model, d_ff, heads, d_kv, layers: the sizes; `layers` are those of each stack.
+      decoder_layers: the decoder's, if it has others than the encoder.
+      kv_heads: key heads, if they are fewer than the query heads: 1 is multi-query, more is grouped.
+      longest: the longest sequence; the number of learned positions.
+      positions: "learned", "sinusoid", "relative" (T5's buckets), "rotary" or "none".
+      rotary_base: the longest rotary wave is 2π times this.
+      rotary_stretch: Llama 3's longer waves: factor, low, high, length; see `nn.rotary`.
+      norm, epsilon: "rms" or "layer", and what is added under its root.
+      activation: of the feed-forward block, a name of `nn.ACTIVATIONS`.
+      bias: whether linear maps have one.
+      scaled: whether attention scores are divided by sqrt(d_kv).
+      tied: whether the embedding is the last layer too.
+      scale_logits: whether the last layer's input is multiplied by d_model^-½ (T5 v1.0).
+      attention: "full", "local" (a window of `window` places) or "lsh" (the Reformer's, decoder only).
+      lsh_chunk, lsh_rounds: of LSH attention, the places in a chunk and the number of hashes.
+      block: "serial", or "parallel": attention and feed-forward side by side, with one sum for both.
+      residual: "plain" or "reversible": the backward pass computes activations anew, layer by layer.
+      remat: what the backward pass does not compute anew, a policy of `wf.remat`; None: all is kept.
+      feed_chunks, loss_chunks: in how many pieces of the sequence the feed-forward block and the loss are
+        done, to hold less at once.
+      experts: how many feed-forward blocks a mixture has; 0: no mixture.
+      expert_top, capacity: how many experts see a token, and each one's room, in even shares.
+      balance, router_z: the factors of the mixture's own losses.
+      dropout: the rate, where a key is given.
+      smoothing, z_loss: of the cross-entropy.
+      compute: the type of activations and products; parameters, norms, softmax and loss are float32.
+    """
+
+    kind: str = "decoder"
+    vocab: int = 32_768
+    d_model: int = 512
+    d_ff: int = 2048
+    heads: int = 8
+    d_kv: int = 64
+    layers: int = 6
+    decoder_layers: int | None = None
+    kv_heads: int | None = None
+    longest: int = 512
+    positions: str = "learned"
+    rotary_base: float = 10_000.0
+    rotary_stretch: tuple[float, float, float, float] | None = None
+    norm: str = "rms"
+    epsilon: float = 1e-6
+    activation: str = "relu"
+    bias: bool = False
+    scaled: bool = True
+    tied: bool = False
+    scale_logits: bool = False
+    attention: str = "full"
+    window: int = 128
+    lsh_chunk: int = 64
+    lsh_rounds: int = 2
+    block: str = "serial"
+    residual: str = "plain"
+    remat: str | None = None
+    feed_chunks: int = 1
+    loss_chunks: int = 1
+    experts: int = 0
+    expert_top: int = 1
+    capacity: float = 1.25
+    balance: float = 0.01
+    router_z: float = 0.001
+    dropout: float = 0.0
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+    compute: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name, known in _KNOWN.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise ModelError(
+                    f"{name}={value!r}{nearest(str(value), [str(k) for k in known])}",
+                    rule=f"{name} is one of {', '.join(map(repr, known))}",
+                    hint="help(weft.models.Config) says what each is",
+                ).located("Config")
+        sizes = {n: getattr(self, n) for n in _POSITIVE if getattr(self, n) is not None}
+        small = [f"{n}={size}" for n, size in sizes.items() if not size >= 1]
+        if small:
+            raise ModelError(
+                ", ".join(small),
+                rule="sizes are whole numbers from 1 on",
+                hint="help(weft.models.Config) says what each is",
+            ).located("Config")
+        if self.positions == "rotary" and self.d_kv % 2:
+            raise ModelError(
+                f'd_kv={self.d_kv} with positions="rotary"',
+                rule="rotary positions turn pairs of features, so d_kv is even",
+                hint=f"d_kv={self.d_kv + 1}, or other positions",
+            ).located("Config")
+
+    def dims(self) -> Dims:
+        return Dims(self)
+
+    def replace(self, **changes: Any) -> Config:
+        """The same with some numbers changed."""
+        return dataclasses.replace(self, **changes)
+
+
+_KNOWN: dict[str, tuple[Any, ...]] = {
+    "kind": ("decoder", "encoder", "encoder_decoder"),
+    "positions": ("learned", "sinusoid", "relative", "rotary", "none"),
+    "norm": tuple(nn.NORMS),
+    "activation": tuple(nn.ACTIVATIONS),
+    "attention": ("full", "local", "lsh"),
+    "block": ("serial", "parallel"),
+    "residual": ("plain", "reversible"),
+    "remat": (None, *POLICIES),
+    "compute": ("float32", "bfloat16", "float16", "float64"),
+}
+_POSITIVE = tuple(
+    "vocab d_model d_ff heads kv_heads d_kv layers decoder_layers longest window".split()
+    + ["feed_chunks", "loss_chunks"]
+)
+
+
+class Dims:
+    """The dims of a model: those that its parameters have."""
+
+    def __init__(self, c: Config):
+        self.vocab, self.d_model = wf.Dim("vocab", c.vocab), wf.Dim("d_model", c.d_model)
+        self.d_ff, self.d_kv = wf.Dim("d_ff", c.d_ff), wf.Dim("d_kv", c.d_kv)
+        shared = c.kv_heads or c.heads
+        if c.heads % shared:
+            raise ModelError(
+                f"{c.heads} heads can't share {shared} key heads",
+                rule="every key head is shared by as many query heads",
+                hint=f"kv_heads is a divisor of {c.heads}",
+            )
+        self.heads = wf.Dim("heads", c.heads if shared == c.heads else c.heads // shared)
+        self.kv_heads = wf.Dim("kv_heads", shared) if shared != c.heads else None
