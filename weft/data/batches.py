@@ -1,23 +1,23 @@
-"""From examples to an endless, resumable stream of batches.
+"""From examples to an endless, resumable stream of batches: what all streams have in common.
 
-The order of the examples is a function of a seed: example number n of the stream is number `n % size` of a
-permutation that is computed from the seed and the epoch `n // size`. Neither hosts nor meshes are in it. How
-many examples were used is the whole state of a stream: from that one number, and on any number of hosts, it
-goes on with the same batches, bit for bit.
+The order of the examples is a function of a seed (see `order`). Neither hosts nor meshes are in it. How many
+examples were used is the whole state of a stream: from that one number, and on any number of hosts, it goes
+on with the same batches, bit for bit.
 
-    stream = Stream(examples, Bytes(), rows=64, length=256)
     for batch, position in stream.batches(position):
         ...  # the position is that behind the batch: it is stored with the model
 
-Batches are planned globally (which examples are in which row), then each host makes its rows.
+Batches are planned globally (which examples are in which row), then each host makes its rows. `Stream` has
+rows of whole examples; `Windows` cuts its rows out of one long text.
 """
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,8 @@ import weft as wf
 from weft.errors import DataError
 from weft.models import Batch
 
-from .packing import Encoded, arrays, bucket, pack
+from .order import Order
+from .prefetch import prefetch
 from .tokenizers import Tokenizer
 
 
@@ -37,29 +38,22 @@ class Step(NamedTuple):
     position: int
 
 
-class Plan(NamedTuple):
-    """What is in a batch: for each row, its examples' numbers in the stream; the places; and what is next."""
+class Rows(NamedTuple):
+    """This host's rows of a batch: arrays, by the names that it has for them, and the position behind it."""
 
-    rows: list[list[int]]
-    length: int
-    input_length: int | None
+    arrays: dict[str, np.ndarray]
     position: int
 
 
 @dataclass(frozen=True)
-class Stream:
+class Batches(abc.ABC):
     """Batches of examples, from any position on.
 
     Attributes:
-      examples: texts, or pairs of texts; pairs are for encoder-decoders.
-      tokenizer: of the texts, both of a pair.
+      examples: what they are made of.
+      tokenizer: of the texts.
       rows: the rows of a batch, on all hosts together.
-      length: the places of a row; a longer example is cut.
-      input_length: those of the encoder's rows; None: the same.
-      packed: several examples share a row.
-      buckets: if not packed, the lengths that rows may have, below `length`: batches are of examples that are
-        about equally long, and as long as the smallest bucket with room for them.
-      window: with buckets, the batches among whose examples equally long ones are sought.
+      length: the places of a row.
       seed: of the order.
       shuffle: whether the order is shuffled.
       epochs: how often the examples are gone through; None: for ever. The last batch may have empty rows.
@@ -72,10 +66,7 @@ class Stream:
     tokenizer: Tokenizer
     rows: int
     length: int
-    input_length: int | None = None
-    packed: bool = True
-    buckets: tuple[int, ...] = ()
-    window: int = 32
+    _: KW_ONLY
     seed: int = 0
     shuffle: bool = True
     epochs: int | None = None
@@ -87,16 +78,18 @@ class Stream:
     def __post_init__(self) -> None:
         for wrong, fact, rule, hint in self._rules():
             if wrong:
-                asked = f"Stream(rows={self.rows}, length={self.length}, ...)"
-                raise DataError(fact, rule=rule, hint=hint).located(asked)
+                raise DataError(fact, rule=rule, hint=hint).located(f"{self}")
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}(rows={self.rows}, length={self.length}, ...)"
 
     def _rules(self) -> Iterator[tuple[bool, str, str, str]]:
-        count, index = self.process_count, self.process_index
-        sizes = (self.rows, self.length, self.window, 1 if self.input_length is None else self.input_length)
+        """What must not be, and what to say of it."""
+        count, index, sizes = self.process_count, self.process_index, self._sizes()
         yield not len(self.examples), "there are no examples", "a stream has at least one", "check its source"
         yield (
-            min(sizes) < 1 or (self.epochs is not None and self.epochs < 1),
-            f"rows, length, input_length, window, epochs = {(*sizes, self.epochs)}",
+            min(size for size in sizes.values() if size is not None) < 1,
+            f"{', '.join(sizes)} = {', '.join(map(str, sizes.values()))}",
             "each is at least 1",
             "epochs=None goes on for ever",
         )
@@ -105,18 +98,6 @@ class Stream:
             f"the seed is {self.seed}",
             "a seed is from 0 to 2³² - 1",
             "any will do, for example seed=0",
-        )
-        yield (
-            self.packed and bool(self.buckets),
-            f"packed rows with buckets {self.buckets}",
-            "packed rows are all of one length; buckets are for rows of one example",
-            "packed=False, or no buckets",
-        )
-        yield (
-            list(self.buckets) != sorted({b for b in self.buckets if 0 < b < self.length}),
-            f"buckets are {self.buckets}",
-            f"buckets rise, from 1 or more, and stay below length ({self.length}), which is the last",
-            f"for example buckets=({self.length // 4}, {self.length // 2})",
         )
         yield (
             not 0 <= index < count or count > self.rows,
@@ -131,90 +112,40 @@ class Stream:
             "leave out process_index and process_count, or mesh and layout",
         )
 
+    def _sizes(self) -> dict[str, int | None]:
+        """Settings that are at least 1."""
+        return {"rows": self.rows, "length": self.length, "epochs": self.epochs}
+
+    # What each kind of stream says
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """How many examples an epoch has."""
+
+    @abc.abstractmethod
+    def make(self, position: int, first: int, last: int) -> Rows:
+        """Rows from `first` up to `last` of the batch that begins at a position."""
+
     # The order
 
     @property
     def total(self) -> int | None:
         """How many examples there are, in all epochs."""
-        return None if self.epochs is None else self.epochs * len(self.examples)
+        return None if self.epochs is None else self.epochs * self.size
 
     @functools.cached_property
-    def _shuffled(self) -> Any:
-        import grain
-
-        return grain.MapDataset.range(len(self.examples)).seed(self.seed).shuffle().repeat()
+    def order(self) -> Order:
+        return Order(self.size, self.seed, self.shuffle)
 
     def index(self, number: int) -> int:
         """Which example comes at a place of the stream."""
-        return int(self._shuffled[number]) if self.shuffle else number % len(self.examples)
-
-    # The examples
-
-    @functools.cached_property
-    def pairs(self) -> bool:
-        """Whether examples are pairs, and batches have inputs."""
-        return not isinstance(self.examples[0], str)
-
-    @functools.cached_property
-    def _encoded(self) -> Callable[[int], Encoded]:
-        """Example number n of the stream; those of the last batches are kept."""
-        return functools.lru_cache(maxsize=max(1024, 2 * self.rows * self.window))(self._encode)
-
-    def _encode(self, number: int) -> Encoded:
-        example = self.examples[self.index(number)]
-        if not self.pairs:
-            return Encoded(self._ids(example, self.length))
-        source, target = example
-        return Encoded(self._ids(target, self.length), self._ids(source, self._input_room))
-
-    def _ids(self, text: str, most: int) -> list[int]:
-        return [*self.tokenizer.encode(text), self.tokenizer.end][:most]
-
-    @property
-    def _input_room(self) -> int:
-        return self.length if self.input_length is None else self.input_length
-
-    # The batches
-
-    def plan(self, position: int) -> Plan:
-        """What is in the batch that begins at a position."""
-        inputs = self._input_room if self.pairs else None
-        if self.packed:
-            last = itertools.count(position) if self.total is None else range(position, self.total)
-            sizes = (self._encoded(number).sizes for number in last)
-            rows = pack(sizes, self.rows, (self.length, inputs or 0))
-            rows = [[position + number for number in row] for row in rows]
-            return Plan(rows, self.length, inputs, position + sum(map(len, rows)))
-        if not self.buckets:
-            numbers = range(position, self._until(position + self.rows))
-            return Plan(self._one_each(numbers), self.length, inputs, numbers.stop)
-        return self._bucketed(position)
+        return self.order.index(number)
 
     def _until(self, position: int) -> int:
         return position if self.total is None else min(position, self.total)
 
-    def _one_each(self, numbers: Sequence[int]) -> list[list[int]]:
-        return [[number] for number in numbers] + [[] for _ in range(self.rows - len(numbers))]
-
-    def _bucketed(self, position: int) -> Plan:
-        """Sort a window of the stream by size, cut it into batches, and shuffle these.
-
-        A position inside a window counts its batches, so the window is planned anew there.
-        """
-        size = self.rows * self.window
-        window, done = divmod(position, size)
-        numbers = range(window * size, self._until((window + 1) * size))
-        batches = _by_size(numbers, self.rows, lambda number: self._encoded(number).sizes)
-        whole = [batch for batch in batches if len(batch) == self.rows]
-        if self.shuffle:
-            draw = np.random.default_rng([self.seed, window])
-            whole = [whole[n] for n in draw.permutation(len(whole))]
-        batch = (whole + [batch for batch in batches if len(batch) < self.rows])[done // self.rows]
-        targets, inputs = np.max([self._encoded(number).sizes for number in batch], axis=0)
-        length = bucket(targets, (*self.buckets, self.length))
-        shorter = tuple(b for b in self.buckets if b < self._input_room)
-        input_length = bucket(inputs, (*shorter, self._input_room)) if self.pairs else None
-        return Plan(self._one_each(batch), length, input_length, position + len(batch))
+    # The batches
 
     def step(self, position: int) -> Step:
         """The batch that begins at a position, and the position behind it."""
@@ -224,46 +155,60 @@ class Stream:
                 rule=f"positions are from 0 to {'∞' if self.total is None else self.total - 1}",
                 hint="a stream with epochs= ends; start again at 0, or ask for more epochs",
             ).located(f"step({position})")
-        plan = self.plan(position)
-        return Step(self._made(plan), plan.position)
+        with contextlib.closing(self.batches(position)) as steps:
+            return next(steps)
 
-    def batches(self, position: int = 0) -> Iterator[Step]:
-        """The batches from a position on."""
+    def batches(self, position: int = 0, ahead: int = 0) -> Generator[Step, None, None]:
+        """The batches from a position on.
+
+        Args:
+          position: where it begins.
+          ahead: how many are made in a thread before they are asked for (see `prefetch`). They are placed
+            here, not there, so only one thread ever speaks to the devices.
+        """
+        made = self._made(position)
+        try:
+            with contextlib.closing(prefetch(made, ahead) if ahead else made) as all_rows:
+                for rows in all_rows:
+                    yield Step(self._placed(rows.arrays), rows.position)
+        except DataError as error:
+            raise error.located(f"{self}") from None
+
+    def _made(self, position: int) -> Generator[Rows, None, None]:
         while self.total is None or position < self.total:
-            step = self.step(position)
-            position = step.position
-            yield step
+            rows = self.make(position, *self._own)
+            position = rows.position
+            yield rows
 
-    def _made(self, plan: Plan) -> Batch:
-        @functools.cache
-        def part(start: int, stop: int) -> dict[str, np.ndarray]:
-            rows = [[self._encoded(number) for number in row] for row in plan.rows[start:stop]]
-            return arrays(rows, plan.length, plan.input_length, self.tokenizer.pad)
-
+    @functools.cached_property
+    def _own(self) -> tuple[int, int]:
+        """The first of this host's rows, and that behind its last."""
         if self.mesh is None:
-            first, last = (self.rows * n // self.process_count for n in self._processes)
-            return Batch(
-                **{name: wf.tensor(array, _dims(*array.shape)) for name, array in part(first, last).items()}
-            )
+            index, count = self.process_index, self.process_count
+            return self.rows * index // count, self.rows * (index + 1) // count
+        asked: list[slice] = []  # which rows this host's devices hold is told by what they ask for
 
-        def placed(name: str, width: int) -> wf.Tensor:
-            def piece(where: tuple[slice, ...]) -> np.ndarray:
-                return part(where[0].start, where[0].stop)[name][:, where[1]]
+        def part(where: tuple[slice, ...]) -> np.ndarray:
+            asked.append(where[0])
+            return np.zeros([at.stop - at.start for at in where], np.int32)
 
-            return wf.from_callback(piece, _dims(self.rows, width), self.mesh, self.layout)
+        wf.from_callback(part, _dims(self.rows, 1), self.mesh, self.layout)
+        held = [at for at in asked if at.start < at.stop]  # others hold nothing but padding
+        return min((at.start for at in held), default=0), max((at.stop for at in held), default=0)
 
-        return Batch(**{name: placed(name, array.shape[1]) for name, array in part(0, 0).items()})
+    def _placed(self, arrays: dict[str, np.ndarray]) -> Batch:
+        if self.mesh is None:
+            return Batch(**{name: wf.tensor(array, _dims(*array.shape)) for name, array in arrays.items()})
+        first, _ = self._own
 
-    @property
-    def _processes(self) -> tuple[int, int]:
-        return self.process_index, self.process_index + 1
+        def placed(array: np.ndarray) -> wf.Tensor:
+            def part(where: tuple[slice, ...]) -> np.ndarray:
+                return array[where[0].start - first : where[0].stop - first, where[1]]
+
+            return wf.from_callback(part, _dims(self.rows, array.shape[1]), self.mesh, self.layout)
+
+        return Batch(**{name: placed(array) for name, array in arrays.items()})
 
 
 def _dims(rows: int, length: int) -> tuple[wf.Dim, wf.Dim]:
     return wf.Dim("batch", rows), wf.Dim("length", length)
-
-
-def _by_size(numbers: Sequence[int], rows: int, size: Callable[[int], Any]) -> list[list[int]]:
-    """Batches of equally long examples; the last, of the longest, may lack some."""
-    ordered = sorted(numbers, key=lambda number: (size(number), number))
-    return [ordered[at : at + rows] for at in range(0, len(ordered), rows)]

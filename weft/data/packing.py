@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+Ids = Sequence[int] | np.ndarray
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -31,12 +33,12 @@ class Encoded:
       inputs: what the encoder reads; None: the model has one stack.
     """
 
-    targets: Sequence[int]
-    inputs: Sequence[int] | None = None
+    targets: Ids
+    inputs: Ids | None = None
 
     @property
     def sizes(self) -> tuple[int, int]:
-        return len(self.targets), len(self.inputs or ())
+        return len(self.targets), 0 if self.inputs is None else len(self.inputs)
 
 
 def pack(sizes: Iterable[tuple[int, int]], rows: int, room: tuple[int, int]) -> list[list[int]]:
@@ -56,13 +58,15 @@ def pack(sizes: Iterable[tuple[int, int]], rows: int, room: tuple[int, int]) -> 
     [[0, 2], [1]]
     """
     filled: list[list[int]] = [[] for _ in range(rows)]
-    left = np.tile(np.asarray(room), (rows, 1))
-    for number, size in enumerate(sizes):
-        fitting = np.flatnonzero((left >= size).all(1))
-        if not len(fitting):
+    left, inputs_left = np.full(rows, room[0]), np.full(rows, room[1])
+    for number, (size, input_size) in enumerate(sizes):
+        fits = (left >= size) & (inputs_left >= input_size)
+        row = int(fits.argmax())
+        if not fits[row]:
             break
-        filled[fitting[0]].append(number)
-        left[fitting[0]] -= size
+        filled[row].append(number)
+        left[row] -= size
+        inputs_left[row] -= input_size
     return filled
 
 
@@ -86,33 +90,35 @@ def arrays(
       input_length: those of a row of inputs; None: there are none.
       pad: the token at padding.
     """
-    shape = (len(rows), length)
-    tokens, targets = np.full(shape, pad, np.int32), np.full(shape, pad, np.int32)
-    places, segments = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    for number, row in enumerate(rows):
-        for where, segment, example in _places([example.targets for example in row]):
-            targets[number, where] = example
-            tokens[number, where] = [0, *example[:-1]]
-            places[number, where] = np.arange(len(example))
-            segments[number, where] = segment
-    made = {"tokens": tokens, "targets": targets, "places": places, "segments": segments}
-    made["weights"] = (segments > 0).astype(np.float32)
+    made = _laid([[example.targets for example in row] for row in rows], length, pad)
+    made["weights"] = (made["segments"] > 0).astype(np.float32)
     if input_length is None:
         return made
-    shape = (len(rows), input_length)
-    inputs = np.full(shape, pad, np.int32)
-    places, segments = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    for number, row in enumerate(rows):
-        for where, segment, example in _places([example.inputs or () for example in row]):
-            inputs[number, where] = example
-            places[number, where] = np.arange(len(example))
-            segments[number, where] = segment
-    return made | {"inputs": inputs, "input_places": places, "input_segments": segments}
+    read = _laid(
+        [[() if one.inputs is None else one.inputs for one in row] for row in rows], input_length, pad
+    )
+    inputs = {"inputs": read["targets"], "input_places": read["places"], "input_segments": read["segments"]}
+    return made | inputs
 
 
-def _places(examples: Sequence[Sequence[int]]) -> Iterable[tuple[slice, int, Sequence[int]]]:
-    """Of each example in a row: where it is, its segment number, and itself."""
-    at = 0
-    for segment, example in enumerate(examples, start=1):
-        yield slice(at, at + len(example)), segment, example
-        at += len(example)
+def _laid(rows: Sequence[Sequence[Ids]], length: int, pad: int) -> dict[str, np.ndarray]:
+    """Examples one behind the other. All rows are made at once: they are filled from the left, so the filled
+    places, row by row, are those of all examples in turn."""
+    sizes = np.array([len(ids) for row in rows for ids in row], np.int64)
+    segment = np.array([number for row in rows for number in range(1, len(row) + 1)], np.int64)
+    filled = np.arange(length) < np.array([[sum(map(len, row))] for row in rows], np.int64).reshape(-1, 1)
+    ids = np.concatenate([np.zeros(0, np.int32), *(ids for row in rows for ids in row)])
+    places = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    before = np.where(places > 0, np.roll(ids, 1), 0)
+
+    def laid(values: np.ndarray, padding: int) -> np.ndarray:
+        array = np.full(filled.shape, padding, np.int32)
+        array[filled] = values
+        return array
+
+    return {
+        "tokens": laid(before, pad),
+        "targets": laid(ids, pad),
+        "places": laid(places, 0),
+        "segments": laid(np.repeat(segment, sizes), 0),
+    }

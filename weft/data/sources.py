@@ -6,7 +6,8 @@ in `.gz` are unpacked into temporary files, which have places too.
 
     Parallel("train.*.en", "train.*.fr")      a line of one file and the same line of the other
     Tsv("train.tsv.gz")                       two columns of a file
-    PlainText("books/*.txt")                  a line each; blank lines are left out
+    PlainText("lines/*.txt")                  a line each; blank lines are left out
+    Documents("books/*.txt")                  a file each
     Jsonl("train.jsonl", text="story")        a field, or two, of an object in each line
 
 A malformed line is left out, counted and reported with its file and number. Above a threshold all is refused.
@@ -60,10 +61,7 @@ class Lines(Sequence[bytes]):
     """The lines of a file, without their ends, read where they are."""
 
     def __init__(self, path: str):
-        self.path = path
-        with _readable(path) as file:
-            empty = os.fstat(file.fileno()).st_size == 0
-            self._bytes: Any = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.path, self._bytes = path, _mapped(path)
         ends = [_line_ends(self._bytes[at : at + CHUNK], at) for at in range(0, len(self._bytes), CHUNK)]
         self._ends = np.concatenate([*ends, np.zeros(0, np.int64)])
         if len(self._bytes) and self._bytes[-1:] != b"\n":  # the last line may lack its end
@@ -85,6 +83,21 @@ class Lines(Sequence[bytes]):
         line = self._bytes[start : int(self._ends[number])]
         line = line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line
         return line.removesuffix(b"\r")
+
+
+class Whole(Lines):
+    """A file as one line that is all of it."""
+
+    def __init__(self, path: str):
+        self.path, self._bytes = path, _mapped(path)
+        self._ends = np.array([len(self._bytes)])
+
+
+def _mapped(path: str) -> Any:
+    """The bytes of a file, read where they are asked for."""
+    with _readable(path) as file:
+        empty = os.fstat(file.fileno()).st_size == 0
+        return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _line_ends(chunk: bytes, at: int) -> np.ndarray:
@@ -339,6 +352,25 @@ class PlainText:
 
 
 @dataclass(frozen=True)
+class Documents:
+    """Files that are one text each, for language models.
+
+    Attributes:
+      files: paths or patterns.
+      malformed: the part of the files that may be malformed.
+    """
+
+    files: Files
+    malformed: float = 0.01
+
+    def open(self) -> Examples:
+        return _opened(self, self._columns, lambda lines: _text(lines[0]) if lines[0].strip() else None)
+
+    def _columns(self) -> list[list[Lines]]:
+        return [[Whole(path) for path in find_files(self.files)]]
+
+
+@dataclass(frozen=True)
 class Jsonl:
     """Files with a JSON object in each line.
 
@@ -386,6 +418,10 @@ def _field(found: dict[str, Any], name: str) -> str:
         raise Fault(f"no field {name!r}{nearest(name, found)}")
     if not isinstance(found[name], str):
         raise Fault(f"{name!r} is not a text, but a {type(found[name]).__name__}")
+    try:
+        found[name].encode()
+    except UnicodeEncodeError as error:  # JSON can write half of a character, "\\ud83d"
+        raise Fault(f"{name!r} has half a character, {found[name][error.start]!a}") from None
     return found[name]
 
 

@@ -2,17 +2,24 @@
 
 A tokenizer has `encode(text)`, `decode(ids)`, and the numbers `vocab` (how many ids there are), `pad` and
 `end`. `encode` gives the ids of the text alone; whoever makes rows of them adds `end`. `decode` stops there.
+One that has `encode_all(texts)` too, an array of all ids in which each text has its end, does so in one go.
+
+No model gets an id that it has no row for: `check_vocab` compares a tokenizer with a model, once, and all ids
+that become batches are compared with their tokenizer (`check_ids`).
 """
 
 from __future__ import annotations
 
 import functools
 import io
+import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from weft.errors import DataError, ModelError
 
@@ -49,6 +56,11 @@ class Bytes:
 
     def encode(self, text: str) -> list[int]:
         return [byte + 3 for byte in text.encode()]
+
+    def encode_all(self, texts: Sequence[str]) -> np.ndarray:
+        # No UTF-8 has the byte 0xff: it marks the ends until they get their id.
+        bytes = np.frombuffer(b"".join([text.encode() + b"\xff" for text in texts]), np.uint8)
+        return np.where(bytes == 0xFF, self.end, bytes + np.uint16(3)).astype(np.uint16)
 
     def decode(self, ids: Iterable[int]) -> str:
         # No UTF-8 has the byte 0xff: an unknown token becomes a replacement character.
@@ -178,6 +190,10 @@ class SentencePiece:
     def encode(self, text: str) -> list[int]:
         return self._model.encode(text)
 
+    def encode_all(self, texts: Sequence[str]) -> np.ndarray:
+        lists = self._model.encode(list(texts), add_eos=True)
+        return np.fromiter(itertools.chain.from_iterable(lists), np.int32)
+
     def decode(self, ids: Iterable[int]) -> str:
         kept = _until_end(ids, self.end, self._model.pad_id())
         # A model may have more rows than there are pieces.
@@ -200,11 +216,38 @@ def _training_failed(said: str) -> DataError:
     )
 
 
+def encode_all(texts: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
+    """The ids of all texts in one array, each text with its end.
+
+    >>> encode_all(["ab", "c"], Bytes())
+    array([100, 101,   1, 102,   1], dtype=uint16)
+    """
+    own = getattr(tokenizer, "encode_all", None)
+    if own is not None:
+        return own(texts)
+    lists = ([*tokenizer.encode(text), tokenizer.end] for text in texts)
+    return np.fromiter(itertools.chain.from_iterable(lists), np.int64)
+
+
+def check_ids(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """The same ids, or an error if one is none of the tokenizer's."""
+    if ids.size and (ids.min() < 0 or ids.max() >= tokenizer.vocab):
+        wrong = np.unique(ids[(ids < 0) | (ids >= tokenizer.vocab)])
+        raise DataError(
+            f"{', '.join(map(str, wrong[:5]))}: not among the tokenizer's ids",
+            f"{tokenizer!r} has vocab={tokenizer.vocab}: its ids are from 0 to {tokenizer.vocab - 1}",
+            rule="every id is below the vocab of its tokenizer, and of its model",
+            hint="take the tokenizer that an array was made with; its vocab counts all ids",
+        )
+    return ids
+
+
 def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
     """Refuse a model whose vocabulary is too small for a tokenizer.
 
     >>> check_vocab(Bytes(), 259)
     """
+    check_ids(np.array([tokenizer.pad, tokenizer.end]), tokenizer)
     if tokenizer.vocab > vocab:
         raise ModelError(
             f"the tokenizer has {tokenizer.vocab} ids, the model {vocab}",

@@ -1,0 +1,55 @@
+"""In which order an epoch's examples come: a permutation that is a function of a seed and the epoch's number.
+
+No epoch's order is stored, or depends on another's: any place of it is computed when it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Order:
+    """The examples of all epochs, by their numbers: number n is in epoch `n // size`.
+
+    Attributes:
+      size: how many an epoch has.
+      seed: of the permutations.
+      shuffle: whether there are any; otherwise each epoch goes from the first to the last.
+
+    >>> order = Order(4, seed=1)
+    >>> sorted(order.index(n) for n in range(4)), sorted(order.index(n) for n in range(4, 8))
+    ([0, 1, 2, 3], [0, 1, 2, 3])
+    """
+
+    size: int
+    seed: int
+    shuffle: bool = True
+
+    def index(self, number: int) -> int:
+        """Which example comes at a place."""
+        epoch, place = divmod(number, self.size)
+        if not self.shuffle or self.size == 1:
+            return place
+        return _permuted()(place, max_index=self.size - 1, seed=_seed(self.seed, epoch), rounds=4)
+
+    def draw(self, epoch: int) -> np.random.Generator:
+        """What else is drawn for an epoch comes from here."""
+        return np.random.default_rng([self.seed, epoch])
+
+
+@functools.cache
+def _permuted() -> Any:
+    from grain.experimental import index_shuffle  # a library that takes long to import
+
+    return index_shuffle
+
+
+@functools.lru_cache(maxsize=64)
+def _seed(seed: int, epoch: int) -> int:
+    """An epoch's own seed: with a sum, the next epoch would be the next seed's first."""
+    return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
