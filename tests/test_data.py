@@ -44,7 +44,7 @@ FILES = (
     "python_docs",
     "corpus",
     "windows",
-    "prefetch",
+    "ahead",
 )
 
 

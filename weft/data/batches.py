@@ -26,8 +26,8 @@ import weft as wf
 from weft.errors import DataError
 from weft.models import Batch
 
+from .ahead import prefetch
 from .order import Order
-from .prefetch import prefetch
 from .tokenizers import Tokenizer
 
 

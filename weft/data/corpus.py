@@ -3,7 +3,7 @@
 It is made once, and needs two bytes a token (four if the vocabulary is larger than 65,536). What takes long
 to tokenize may be kept in a file:
 
-    np.save("train.npy", corpus(PlainText("train.txt").open(), tokenizer))
+    np.save("train.npy", tokenize(PlainText("train.txt").open(), tokenizer))
     Windows(np.load("train.npy", mmap_mode="r"), tokenizer, rows=16, length=128)
 """
 
@@ -21,11 +21,11 @@ from .tokenizers import Tokenizer, check_ids, encode_all
 TEXTS = 1 << 12  # so many are tokenized at once
 
 
-def corpus(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
+def tokenize(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
     """All texts as one array of tokens, each with its end.
 
     >>> from weft.data import Bytes
-    >>> corpus(["abc", "de"], Bytes())
+    >>> tokenize(["abc", "de"], Bytes())
     array([100, 101, 102,   1, 103, 104,   1], dtype=uint16)
     """
     type = np.uint16 if tokenizer.vocab <= 1 << 16 else np.int32

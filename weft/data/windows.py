@@ -27,7 +27,7 @@ import numpy as np
 from weft.errors import DataError
 
 from .batches import Batches, Rows
-from .corpus import corpus
+from .corpus import tokenize
 from .tokenizers import check_ids
 
 
@@ -36,7 +36,7 @@ class Windows(Batches):
     """Batches of windows, from any position on; positions count windows. See `Batches` for all settings.
 
     Attributes:
-      examples: texts; or all tokens in one array, as `corpus` makes it.
+      examples: texts; or all tokens in one array, as `tokenize` makes it.
       length: the tokens of a window.
 
     >>> from weft.data import Bytes
@@ -61,7 +61,7 @@ class Windows(Batches):
             isinstance(given, np.ndarray) and (given.ndim != 1 or given.dtype.kind not in "iu"),
             f"the tokens are {getattr(given, 'dtype', '')}{list(getattr(given, 'shape', ()))}",
             "an array of tokens is one long row of whole numbers",
-            "corpus(texts, tokenizer) makes it",
+            "tokenize(texts, tokenizer) makes it",
         )
 
     @functools.cached_property
@@ -70,7 +70,7 @@ class Windows(Batches):
         try:
             if isinstance(self.examples, np.ndarray):
                 return check_ids(self.examples, self.tokenizer)
-            return corpus(self.examples, self.tokenizer)
+            return tokenize(self.examples, self.tokenizer)
         except DataError as error:
             raise error.located(f"{self}") from None
 
