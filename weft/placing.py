@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from . import context
 from .dims import Dim, as_dims, show
@@ -39,7 +39,7 @@ def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
             hint="place tensors outside; inside, rename a dim to change its split",
         )
     if mesh is None:
-        device = jax.devices()[0] if t.mesh is not None else None
+        device = jax.local_devices()[0] if t.mesh is not None else None
         array = t.array
         array = jax.device_put(array, device) if device and not context.is_traced(array) else array
         return Tensor(array, t.dims, role=t.role)
@@ -58,9 +58,28 @@ def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
     else:
         mesh.require_devices()
         array = _padded(t.array, shape)
-        array = jax.device_put(array, NamedSharding(mesh.jax_mesh, partition_spec(splits)))
+        array = put(array, NamedSharding(mesh.jax_mesh, partition_spec(splits)))
         array = awaited(array)
     return Tensor(array, t.dims, role=t.role, mesh=mesh, layout=layout)
+
+
+def put(array: Any, sharding: Sharding) -> Any:
+    """An array on the devices of a sharding.
+
+    Over several processes an array that each has for itself is taken to be the same in all: each gives its
+    own devices their slices. JAX's device_put refuses those that are on a device already, and compares the
+    others by a collective.
+    """
+    if context.is_traced(array) or sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    is_here, is_weak = getattr(array, "is_fully_addressable", True), getattr(array, "weak_type", False)
+    if not is_here or is_weak:  # NumPy has no weak types
+        return jax.device_put(array, sharding)
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        data = put(jax.random.key_data(array), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+    whole = np.asarray(array)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda where: whole[where])
 
 
 def without_values(t: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from .errors import (
 from .forms import check_same_place
 from .layout import Layout
 from .mesh import Mesh
-from .placing import partition_spec, place, without_values
+from .placing import partition_spec, place, put, without_values
 from .signature import NUMBERS, Static, is_dynamic, is_leaf, reason, shown, unhashable, weak_type
 from .staging import Call, Staged, add_output, outputs, rebuild, slice_of, template
 from .tensor import Tensor, asked, at_rest, check_has_values, describe
@@ -211,7 +211,7 @@ class Program:
             return array
         if isinstance(array.sharding, NamedSharding) and array.sharding.mesh == mesh:
             return array
-        return jax.device_put(array, NamedSharding(mesh, PartitionSpec()))
+        return put(array, NamedSharding(mesh, PartitionSpec()))
 
     def _place(self, t: Tensor) -> Tensor:
         if t.is_slice:

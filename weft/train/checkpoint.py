@@ -31,6 +31,7 @@ from weft.errors import ProgramError, TensorTypeError
 from weft.layout import Layout
 from weft.mesh import Mesh
 
+from . import hosts
 from .checkpoint_files import (
     ARRAYS,
     CheckpointError,
@@ -135,7 +136,7 @@ class Checkpoints:
             place = None if mesh is None else (Mesh.of(mesh), Layout.of(layout))
             if place is not None:
                 place[1].check(place[0])
-            path, manifest = self._whole(step)
+            path, manifest = self._whole_for_all(step)
             wanted = leaves(like_model, like_state)
             stored = stored_entries(manifest["tensors"])
             if like_state is None:
@@ -158,8 +159,9 @@ class Checkpoints:
         import orbax.checkpoint as ocp  # here, since it takes a second
 
         self._wait_at_exit()
+        first, name = jax.process_index() == 0, hosts.name("saved")
         with self._writing(step):
-            if jax.process_index() == 0:
+            if first:
                 part = begin(self.folder, step)
             else:
                 part = self.folder / f".writing-step_{step}"
@@ -172,16 +174,23 @@ class Checkpoints:
                 writer.close()
                 raise
 
+        def written() -> None:
+            try:
+                writer.wait_until_finished()
+            finally:
+                writer.close()
+
+        def sealed() -> str:
+            written()
+            return str(seal(part, content))
+
         def finish() -> None:
             try:
                 with self._writing(step):
-                    try:
-                        writer.wait_until_finished()
-                    finally:
-                        writer.close()
-                    if jax.process_index() == 0:
-                        seal(part, content)
-                if jax.process_index() == 0:
+                    if not first:
+                        written()
+                    hosts.from_first(name, sealed)
+                if first:
                     self._remove_old(step)
             except CheckpointError as error:
                 self._error = error
@@ -241,6 +250,27 @@ class Checkpoints:
         self._damaged.clear()
 
     # Reading
+
+    def _whole_for_all(self, step: int | None) -> tuple[Path, dict[str, Any]]:
+        """What `_whole` finds. Of several processes the first looks: all take the same, and read it once."""
+        found: list[tuple[Path, dict[str, Any]]] = []
+
+        def look() -> str:
+            found.append(self._whole(step))
+            return found[0][0].name
+
+        name = hosts.from_first(hosts.name("restored"), look)
+        if found:
+            return found[0]
+        try:
+            return self.folder / name, read_manifest(self.folder / name)
+        except Damage as damage:
+            raise CheckpointError(
+                f"process 0 restores {self.folder / name}, and process {jax.process_index()} can't read it",
+                str(damage),
+                rule="all processes read the same files",
+                hint="put the folder on a disk that all hosts share",
+            ) from None
 
     def _whole(self, step: int | None) -> tuple[Path, dict[str, Any]]:
         """The newest checkpoint, or one of a step, that is as it was written."""

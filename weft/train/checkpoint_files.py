@@ -46,6 +46,11 @@ def step_folders(folder: Path) -> dict[int, Path]:
     for step, path in list(_by_step(folder, OLD + STEP)):
         if not (folder / f"{STEP}{step}").exists():  # a crash came between the two renames of `seal`
             path.rename(folder / f"{STEP}{step}")
+    return present(folder)
+
+
+def present(folder: Path) -> dict[int, Path]:
+    """The same as they are now: nothing is mended, so a run may be writing there."""
     return dict(sorted(_by_step(folder, STEP)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from weft.errors import ModelError, ProgramError
 from weft.layout import Layout
 from weft.mesh import Mesh
 from weft.nn.module import Declared, is_parameter, path_name
-from weft.placing import partition_spec, stored_shape
+from weft.placing import partition_spec, put, stored_shape
 from weft.tensor import Tensor, check_has_values
 
 Place = tuple[Mesh, Layout]
@@ -83,7 +83,7 @@ def _type_name(dtype: Any) -> str:
     return str(dtype) if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype).name
 
 
-def _is_key(entry: Entry) -> bool:
+def is_key(entry: Entry) -> bool:
     return entry.dtype.startswith("key<")
 
 
@@ -126,7 +126,7 @@ def on_host(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _array(leaf: Any) -> Any:
     array = leaf.storage if isinstance(leaf, Tensor) else leaf
-    return jax.random.key_data(array) if _is_key(_entry(leaf)) else array
+    return jax.random.key_data(array) if is_key(_entry(leaf)) else array
 
 
 def _copy(array: Any, shape: tuple[int, ...]) -> Any:
@@ -189,7 +189,7 @@ def from_files(
         if isinstance(leaf, np.ndarray | np.generic):
             return ocp.RestoreArgs(restore_type=np.ndarray)
         sharding = _sharding(leaf, places[name])
-        if _is_key(stored[name]):
+        if is_key(stored[name]):
             return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)
         # strict=False: a larger shape than the stored one is filled up with zeros.
         return ocp.ArrayRestoreArgs(
@@ -213,8 +213,8 @@ def from_files(
         if array is None:
             array = np.zeros(shapes[name], leaf.dtype)
             if not isinstance(leaf, np.ndarray):
-                array = jax.device_put(array, _sharding(leaf, places[name]))
-        if _is_key(entry):
+                array = put(array, _sharding(leaf, places[name]))
+        if is_key(entry):
             array = jax.random.wrap_key_data(array, impl=_key_kind(entry))
         if not isinstance(leaf, Tensor | Declared):
             return array
@@ -225,6 +225,21 @@ def from_files(
     filled = [made(path_name(p), leaf) if _is_stored(leaf) else leaf for p, leaf in paths]
     result = jax.tree_util.tree_unflatten(tree, filled)
     return result["model"], result["state"]
+
+
+def read_arrays(folder: Path, stored: Mapping[str, Entry]) -> Iterator[tuple[str, np.ndarray]]:
+    """Arrays on the host, one after the other; of keys their bits."""
+    import orbax.checkpoint as ocp
+
+    how = ocp.RestoreArgs(restore_type=np.ndarray)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        for name, entry in stored.items():
+            if not _has_bytes(entry):
+                yield name, np.zeros(entry.shape, "uint32" if is_key(entry) else entry.dtype)
+                continue
+            safe = quote(name, safe="")
+            asked = ocp.args.PyTreeRestore(item={safe: 0}, restore_args={safe: how}, partial_restore=True)
+            yield name, reader.restore(folder, args=asked)[safe]
 
 
 def _has_bytes(entry: Entry) -> bool:
@@ -255,6 +270,6 @@ def _sharding(leaf: Any, place: Place | None) -> Any:
         named = isinstance(leaf, Tensor | Declared)
         spec = partition_spec(_splits(leaf, place)) if named else PartitionSpec()
         return NamedSharding(place[0].jax_mesh, spec)
-    if isinstance(leaf, jax.Array) and place is None and not _is_key(_entry(leaf)):
+    if isinstance(leaf, jax.Array) and place is None and not is_key(_entry(leaf)):
         return leaf.sharding
-    return SingleDeviceSharding(jax.devices()[0])
+    return SingleDeviceSharding(jax.local_devices()[0])

@@ -1,0 +1,109 @@
+"""One of several processes: what tests/test_launch.py starts. `python several.py TASK FOLDER`."""
+
+import hashlib
+import os
+import signal
+import sys
+import time
+
+import jax
+import numpy as np
+
+import weft as wf
+from weft import models, nn, train
+from weft.train import hosts
+
+OPTIMIZER = train.AdamW(0.01)
+LAYOUT = wf.Layout("batch:data", params="d_ff:data", optimizer="d_ff:data")
+
+
+def small():
+    """A language model in which no size is divided by 2 or 4."""
+    return models.Transformer(
+        models.Config(d_model=10, d_ff=27, heads=2, d_kv=5, layers=1, vocab=31, longest=6)
+    )
+
+
+def rows():
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(1, 31, (6, 7)).astype(np.int32)
+    dims = wf.dims("batch=6 length=6")
+    return models.Batch(wf.tensor(tokens[:, :-1], dims), wf.tensor(tokens[:, 1:], dims))
+
+
+def place():
+    return wf.Mesh(f"data={len(jax.devices())}"), LAYOUT
+
+
+def stepped():
+    """The loss of one step, and the model and state after it."""
+    mesh, layout = place()
+    model = nn.init(small(), jax.random.key(0), mesh, layout)
+    step = train.train_step(OPTIMIZER)
+    state = OPTIMIZER.init(model)
+    program = wf.spmd(step, mesh, layout, donate=(0, 1))
+    metrics, model, state = program(model, state, rows(), jax.random.key(1))
+    return float(metrics["loss"]), model, state
+
+
+def digest(tree):
+    """A hash of all bits, padding left out; every process takes part."""
+    from jax.experimental import multihost_utils
+
+    found = hashlib.sha256()
+    for name, t in nn.parameters(tree).items():
+        storage = t.storage
+        if not storage.is_fully_addressable:
+            storage = multihost_utils.process_allgather(storage, tiled=True)
+        whole = np.asarray(storage)[tuple(slice(d.size) for d in t.dims)]
+        found.update(f"{name} {whole.dtype} {t.dims}".encode() + whole.tobytes())
+    return found.hexdigest()
+
+
+def save(folder):
+    loss, model, state = stepped()
+    train.Checkpoints(folder).save(1, model, state, {"example": 6}, wait=True)
+    assert train.Checkpoints(folder).steps() == [1]  # on every process, once wait is over
+    print(loss.hex(), digest((model, state)))
+
+
+def restore(folder):
+    like = nn.specs(small())
+    step, model, state, extra = train.Checkpoints(folder).restore(like, OPTIMIZER.init(like), *place())
+    assert (step, extra) == (1, {"example": 6})
+    print(digest((model, state)))
+
+
+def stop(folder):
+    """Steps with a collective in each; the processes are some steps apart, and one of them gets a signal."""
+    mesh, _ = place()
+    total = wf.spmd(lambda x: wf.sum(x, "a"), mesh, wf.Layout("a:data"))
+    with hosts.Stop() as other:
+        assert not other.asked
+    with hosts.Stop() as stop:
+        for step in range(2000):
+            if step % 50 == 0:
+                total(wf.ones("a=4"))
+            if step == 70 and jax.process_index() == 1:
+                os.kill(os.getpid(), getattr(signal, folder))
+            time.sleep(0.001 * (1 + jax.process_index()))
+            if stop.asked:
+                break
+    print(step, stop.reason)
+
+
+def die(folder):
+    """Process 1 is killed while the others wait for it."""
+    mesh, _ = place()
+    total = wf.spmd(lambda x: wf.sum(x, "a"), mesh, wf.Layout("a:data"))
+    for step in range(100):
+        total(wf.ones("a=4"))
+        if step == 1:
+            print("running", flush=True)
+        if step == 1 and jax.process_index() == int(folder):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    hosts.join(timeout=60)
+    globals()[sys.argv[1]](sys.argv[2])
