@@ -15,7 +15,9 @@ from typing import Annotated, Any, Union
 import tyro
 
 from ..errors import WeftError
+from .checkpoint import Checkpoint
 from .hardware import Hardware
+from .launch import Launch
 from .loading import Failure, UserError
 from .models import Models
 from .plan import Plan
@@ -25,9 +27,17 @@ ABOUT = """Maths over named dimensions, split over a processor mesh by a one-lin
 
 weft plan says what a program will do and cost, before it runs. weft verify runs it under several layouts and
 compares the results. weft hardware shows the machines that a plan's time can be predicted for, weft models
-the known models. Each has a --help of its own."""
+the known models. weft checkpoint looks at stored models. weft launch runs a command in several processes.
+Each has a --help of its own."""
 
-COMMANDS = {"plan": Plan, "verify": Verify, "hardware": Hardware, "models": Models}
+COMMANDS = {
+    "plan": Plan,
+    "verify": Verify,
+    "launch": Launch,
+    "checkpoint": Checkpoint,
+    "hardware": Hardware,
+    "models": Models,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

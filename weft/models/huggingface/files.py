@@ -31,6 +31,12 @@ PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 # The types that are read and written; all become float32 here.
 DTYPES: dict[str, Any] = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F64": np.float64}
 WRITTEN = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# All that a file may hold.
+TYPES: dict[str, Any] = DTYPES | {
+    "BOOL": np.bool_,
+    **{f"I{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
+}
 
 
 class Entry(NamedTuple):
@@ -176,16 +182,17 @@ def _files(folder: Path) -> list[str]:
 class Target:
     """A file to be filled, tensor by tensor and part by part."""
 
-    def __init__(self, path: Path, header: Mapping[str, Any], start: int, dtype: Any):
+    def __init__(self, path: Path, header: Mapping[str, Any], start: int):
         self._bytes = np.memmap(path, np.uint8, "r+")
-        self._header, self._start, self._dtype = header, start, dtype
+        self._header, self._start = header, start
 
     def write(self, name: str, where: tuple[slice, ...], values: np.ndarray) -> None:
         """Put a part of a tensor where it belongs."""
         one = self._header[name]
+        dtype = TYPES[one["dtype"]]
         begin, end = (self._start + n for n in one["data_offsets"])
-        whole = self._bytes[begin:end].view(self._dtype).reshape(one["shape"])
-        whole[where] = values.astype(self._dtype)
+        whole = self._bytes[begin:end].view(dtype).reshape(one["shape"])
+        whole[where] = values.astype(dtype)
 
     def flush(self) -> None:
         """Have all that was written on the disk."""
@@ -202,18 +209,15 @@ def writing(
     rest.
     """
     code = WRITTEN[dtype]
-    header, start = _header(shapes, code, np.dtype(DTYPES[code]).itemsize)
+    header, start = file_header({name: (code, shape) for name, shape in shapes.items()})
     partial, first = folder / ".partial", jax.process_index() == 0
     try:
         if first:
             partial.mkdir(parents=True, exist_ok=True)
             (partial / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-            with (partial / MODEL).open("wb") as file:
-                text = json.dumps(header).encode()
-                file.write(struct.pack("<Q", start - 8) + text.ljust(start - 8))
-                file.truncate(start + _end(header))
+            create(partial / MODEL, header, start)
         _meet("created")
-        target = Target(partial / MODEL, header, start, DTYPES[code])
+        target = Target(partial / MODEL, header, start)
         yield target
         target.flush()
         _meet("written")
@@ -225,16 +229,26 @@ def writing(
     _meet("named")
 
 
-def _header(shapes: Mapping[str, tuple[int, ...]], code: str, size: int) -> tuple[dict[str, Any], int]:
-    """The header, and where the bytes begin: a multiple of 8, as the format asks."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def file_header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], int]:
+    """The header for tensors of these types and shapes, and where the bytes begin: a multiple of 8."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     place = 0
-    for name, shape in shapes.items():
-        end = place + math.prod(shape) * size
+    for name, (code, shape) in tensors.items():
+        end = place + math.prod(shape) * np.dtype(TYPES[code]).itemsize
         header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [place, end]}
         place = end
     length = len(json.dumps(header).encode())
     return header, 8 + length + -length % 8
+
+
+def create(path: Path, header: Mapping[str, Any], start: int) -> None:
+    """A file with its header, and zeros for a `Target` to fill."""
+    with path.open("wb") as file:
+        text = json.dumps(header).encode()
+        file.write(struct.pack("<Q", start - 8) + text.ljust(start - 8))
+        file.truncate(start + _end(header))
 
 
 def _end(header: Mapping[str, Any]) -> int:

@@ -1,0 +1,261 @@
+"""`weft checkpoint`: what is in a run's folder, without the model's code."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from .loading import Failure, UserError
+from .output import check_folder, table
+
+Folder = Annotated[Positional[Path], arg(metavar="FOLDER")]
+
+
+@dataclass
+class List:
+    """The checkpoints of a folder, one to a line: step, size, date, and whether it is whole or what is wrong.
+
+    Every byte is compared with the sums that were stored."""
+
+    folder: Folder
+    """Where the checkpoints of a run are."""
+    json: bool = False
+    """Print JSON instead of text."""
+
+    def run(self) -> None:
+        from ..plan.units import human_bytes
+        from ..train.checkpoint_look import listed
+
+        found = listed(self.folder)
+        if self.json:
+            _print(
+                {
+                    "step": one.step,
+                    "path": str(one.path),
+                    "bytes": one.bytes,
+                    "date": _date(one.seconds),
+                    "tensors": one.tensors,
+                    "whole": one.damage is None,
+                    "damage": one.damage,
+                }
+                for one in found
+            )
+            return
+        if not found:
+            print(f"no checkpoints in {self.folder}", file=sys.stderr)
+            return
+        rows = [(">step", ">size", "date", ">tensors", "")]
+        for one in found:
+            first, *more = (one.damage or "whole").splitlines()
+            state = f"{first}; and {len(more)} more files" if more else first
+            tensors = "?" if one.tensors is None else str(one.tensors)
+            state = state if one.damage is None else f"damaged: {state}"
+            rows.append((str(one.step), human_bytes(one.bytes), _date(one.seconds), tensors, state))
+        table(rows)
+
+
+@dataclass
+class Inspect:
+    """The tensors of a checkpoint: dims, type, bytes; and the numbers that were stored with them."""
+
+    folder: Folder
+    """Where the checkpoints of a run are."""
+    step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Of which step; by default the last one."""
+    values: bool = False
+    """Read the tensors too: mean, standard deviation, ends, and how many values are NaN."""
+    json: bool = False
+    """Print JSON instead of text."""
+
+    def run(self) -> None:
+        from ..plan.units import human_bytes
+        from ..train.checkpoint_look import size, stored, summary
+
+        folder, step = _at(self.folder, self.step)
+        found = stored(folder, step, checked=self.values)
+        said: dict[str, dict[str, Any]] = {
+            name: {**entry.as_json(), "bytes": size(entry)} for name, entry in found.entries.items()
+        }
+        if self.values:
+            for name, array in found.arrays():
+                said[name] |= asdict(summary(array))
+        total = sum(one["bytes"] for one in said.values())
+        if self.json:
+            head = {"step": found.step, "path": str(found.path), "extra": found.extra, "bytes": total}
+            _print(head | {"tensors": said})
+            return
+        columns = ("mean", "std", "min", "max", "nan") if self.values else ()
+        rows: list[Any] = [("tensor", ">bytes", *(f">{name}" for name in columns), "type and dims")]
+        for name, entry in found.entries.items():
+            numbers = [f"{said[name][column]:.4g}" for column in columns]
+            rows.append((name, f"{said[name]['bytes']:,}", *numbers, str(entry)))
+        print(f"step {found.step} in {found.path}\n")
+        table(rows)
+        print(f"\n{len(said)} tensors, {human_bytes(total)} in all")
+        for part in ("model", "state"):
+            own = [one["bytes"] for name, one in said.items() if name.partition(".")[0] == part]
+            print(f"  {part}: {len(own)} tensors, {human_bytes(sum(own))}")
+        if found.extra:
+            print("\nextra:")
+            for name, value in found.extra.items():
+                print(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
+
+
+@dataclass
+class Diff:
+    """Compare two checkpoints, tensor by tensor. FOLDER@STEP is a step of a folder; else the last one is taken.
+
+    Tensors that are in one only or have other dims or types are listed, and for the others that differ, how
+    many elements do and the largest difference. Exit 1 if they differ."""
+
+    first: Annotated[Positional[Path], arg(metavar="FOLDER[@STEP]")]
+    """A folder of checkpoints."""
+    second: Annotated[Positional[Path], arg(metavar="FOLDER[@STEP]")]
+    """Another, or another step of the same."""
+    json: bool = False
+    """Print JSON instead of text."""
+
+    def run(self) -> None:
+        from ..train.checkpoint_look import differences, stored
+
+        one, other = (stored(*_at(given)) for given in (self.first, self.second))
+        found = differences(one, other)
+        if self.json:
+            _print(
+                {
+                    "first": str(one.path),
+                    "second": str(other.path),
+                    "same": len(one.entries) - sum(d.how[0] is not None for d in found),
+                    "differences": [
+                        {
+                            "name": d.name,
+                            "first": d.how[0],
+                            "second": d.how[1],
+                            "unequal": d.unequal,
+                            "largest": d.largest,
+                        }
+                        for d in found
+                    ],
+                }
+            )
+        elif found:
+            table([("tensor", ">unequal", ">largest", ""), *map(_difference, found)])
+        else:
+            print(f"all {len(one.entries)} tensors are the same")
+        if found:
+            raise Failure(f"{len(found)} tensors differ between {one.path} and {other.path}")
+
+
+def _difference(d: Any) -> tuple[str, str, str, str]:
+    if d.unequal:
+        return d.name, f"{d.unequal:,}", f"{d.largest:.3g}", d.how[0]
+    if None in d.how:
+        which, shown = ("first", d.how[0]) if d.how[1] is None else ("second", d.how[1])
+        return d.name, "", "", f"only in the {which}: {shown}"
+    return d.name, "", "", f"{d.how[0]} and {d.how[1]}"
+
+
+@dataclass
+class Export:
+    """Write the model of a checkpoint to one safetensors file, for other programs to read.
+
+    Tensors go by their names; their dims are in the file's metadata. The optimizer's state is left out."""
+
+    folder: Folder
+    """Where the checkpoints of a run are."""
+    file: Annotated[Positional[Path], arg(metavar="FILE.safetensors")]
+    """What to write. It appears when it is whole."""
+    step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Of which step; by default the last one."""
+
+    def run(self) -> None:
+        from ..train.checkpoint_export import export
+        from ..train.checkpoint_look import stored
+
+        _check_name(self.file)
+        check_folder(self.file)
+        count = export(stored(*_at(self.folder, self.step)), self.file)
+        print(f"{count} tensors", file=sys.stderr)
+        print(self.file)
+
+
+@dataclass
+class Import:
+    """Make a checkpoint of a file that weft checkpoint export wrote, to start a run from."""
+
+    file: Annotated[Positional[Path], arg(metavar="FILE.safetensors")]
+    """What to read."""
+    folder: Folder
+    """Where the checkpoint goes; it is made if need be."""
+    step: Annotated[int, arg(metavar="N")]
+    """Which step it is to be of."""
+
+    def run(self) -> None:
+        from ..train.checkpoint_export import imported
+
+        _check_name(self.file)
+        count = imported(self.file, self.folder, self.step)
+        print(f"{count} tensors", file=sys.stderr)
+        print(self.folder / f"step_{self.step}")
+
+
+@dataclass
+class Checkpoint:
+    """The checkpoints of a run: what is there, what is in one, how two differ; to and from safetensors."""
+
+    do: (
+        Annotated[List, tyro.conf.subcommand("list")]
+        | Annotated[Inspect, tyro.conf.subcommand("inspect")]
+        | Annotated[Diff, tyro.conf.subcommand("diff")]
+        | Annotated[Export, tyro.conf.subcommand("export")]
+        | Annotated[Import, tyro.conf.subcommand("import")]
+    )
+
+    def run(self) -> None:
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")  # files are looked at: no device is needed for that
+        self.do.run()
+
+
+def _at(given: Path, step: int | None = None) -> tuple[Path, int | None]:
+    """FOLDER@STEP as a folder and a step."""
+    folder, at, number = str(given).rpartition("@")
+    if given.exists() or not at or not number.isdecimal():
+        return given, step
+    if step is not None and step != int(number):
+        raise UserError(f"{given} and --step {step}\n  these are two steps\n\nhint: give one of them")
+    return Path(folder), int(number)
+
+
+def _check_name(file: Path) -> None:
+    if file.suffix != ".safetensors":
+        raise UserError(
+            f"{file} is not called .safetensors\n  a model is written to, and read from, one safetensors file"
+            f"\n\nhint: {file.with_suffix('.safetensors')}"
+        )
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _print(data: Any) -> None:
+    """JSON; what is no number there is a text: "nan", "inf"."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {key: plain(value) for key, value in x.items()}
+        if isinstance(x, float) and not math.isfinite(x):
+            return str(x)
+        return x if isinstance(x, str | int | float | type(None)) else [plain(value) for value in x]
+
+    print(json.dumps(plain(data), indent=1, ensure_ascii=False))
