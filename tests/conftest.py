@@ -20,9 +20,8 @@ import pytest
 
 # Most of a test's time is compiling; how fast the code runs does not matter here. (HLO passes are as ever.)
 FLAGS = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
-if "SOAK_EXAMPLES" not in os.environ:
-    # The plain emitters compile in a third of the time; the soak has those that users have.
-    FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+# The plain emitters compile in a third of the time.
+FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 gc.set_threshold(
     200_000, 20, 100

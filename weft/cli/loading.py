@@ -24,7 +24,9 @@ class UserError(Exception):
 
 
 class Failure(Exception):
-    """A check that did not hold: exit 1."""
+    """Something that did not come about, such as a check that did not hold."""
+
+    code = 1
 
 
 def load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:

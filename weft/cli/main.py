@@ -21,18 +21,21 @@ from .launch import Launch
 from .loading import Failure, UserError
 from .models import Models
 from .plan import Plan
+from .train import Train
 from .verify import Verify
 
 ABOUT = """Maths over named dimensions, split over a processor mesh by a one-line layout.
 
 weft plan says what a program will do and cost, before it runs. weft verify runs it under several layouts and
-compares the results. weft hardware shows the machines that a plan's time can be predicted for, weft models
-the known models. weft checkpoint looks at stored models. weft launch runs a command in several processes.
+compares the results. weft train trains a model, on one device or many; weft checkpoint looks at what it
+stores, weft launch runs it in several processes. weft hardware shows the machines that a plan's time can be
+predicted for, weft models the known models.
 Each has a --help of its own."""
 
 COMMANDS = {
     "plan": Plan,
     "verify": Verify,
+    "train": Train,
     "launch": Launch,
     "checkpoint": Checkpoint,
     "hardware": Hardware,
@@ -44,15 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     warnings.showwarning = _show_warning
     given = list(sys.argv[1:] if arguments is None else arguments)
-    command: Any = tyro.cli(
-        _choice(given[:1]),
-        prog="weft",
-        description=ABOUT,
-        args=given,
-        config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
     try:
-        command.run()
+        _chosen(given).run()
         sys.stdout.flush()
     except (UserError, WeftError) as error:
         kind = "error" if isinstance(error, UserError) else type(error).__name__
@@ -60,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except Failure as failure:
         print(failure, file=sys.stderr)
-        return 1
+        return failure.code
     except BrokenPipeError:  # the reader, `head` perhaps, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # a full disk, no permission
@@ -69,6 +65,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _chosen(given: list[str]) -> Any:
+    """The command, with what it was given. The settings of `train` depend on its first argument."""
+    if given[:1] == ["train"]:
+        return Train(tuple(given[1:]))
+    return tyro.cli(
+        _choice(given[:1]),
+        prog="weft",
+        description=ABOUT,
+        args=given,
+        config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
 
 
 def _choice(chosen: list[str]) -> Any:

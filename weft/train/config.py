@@ -1,0 +1,285 @@
+"""What a run is: one frozen dataclass of sections, with recipes to begin with.
+
+    weft train lm --steps 500 --data.length 128 --layout.mesh "data=4 model=2"
+
+A recipe (`lm`, `translate`) or a TOML file says all settings; flags change some. `config_file` reads and
+writes them as TOML. What is here are the settings alone: `loop` gives them their meaning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from weft.errors import ProgramError, nearest
+from weft.models import Config, preset
+
+from .adafactor import Adafactor
+from .optimizers import AdamW, Lion, Momentum, Optimizer
+from .schedules import Constant, Cosine, LinearDecay, LinearWarmup, RsqrtDecay, Schedule
+
+
+@dataclass(frozen=True)
+class Data:
+    """What it learns from."""
+
+    kind: Literal["python-docs", "text", "lines", "phrases", "parallel", "tsv", "jsonl"] = "python-docs"
+    """Python's own documentation; files that are a text each; files with a text in each line; generated
+    English-French phrases; two parallel files; files with two columns; JSON lines."""
+    train: tuple[str, ...] = ()
+    """Files to train on, patterns with * allowed, .gz unpacked; of parallel text, the source side."""
+    train_targets: tuple[str, ...] = ()
+    """Of parallel text, the target side."""
+    valid: tuple[str, ...] = ()
+    """Files to evaluate on; without any, nothing is evaluated (python-docs and phrases have their own)."""
+    valid_targets: tuple[str, ...] = ()
+    """Of parallel text, the target side."""
+    fields: tuple[str, ...] = ("text",)
+    """The field of a JSON line that is the text, or the two that are source and target."""
+    malformed: float = 0.01
+    """The share of malformed lines that is borne; they are left out and reported."""
+    tokenizer: str = "bytes"
+    """"bytes", the path of a SentencePiece model, or "unigram" or "bpe" to train one."""
+    vocab: int = 8000
+    """How many ids a tokenizer that is trained gets."""
+    rows: int = 16
+    """Rows in a batch, over all devices and hosts."""
+    length: int = 128
+    """Places in a row; of the target, for translation."""
+    input_length: int | None = None
+    """Places in the encoder's row; None: as many."""
+    packed: bool = True
+    """Of pairs: whether several share a row. (Texts are cut into windows of `length`, one after the other.)"""
+    buckets: tuple[int, ...] = ()
+    """Unpacked, the lengths below `length` that rows may have."""
+
+
+@dataclass(frozen=True)
+class Optimize:
+    """How it learns."""
+
+    kind: Literal["adamw", "adafactor", "lion", "momentum"] = "adamw"
+    """The optimizer."""
+    rate: float = 1e-3
+    """The highest learning rate."""
+    schedule: Literal["constant", "cosine", "linear", "rsqrt"] = "cosine"
+    """What becomes of the rate after the warm-up: "cosine" and "linear" end near 0 with the last step."""
+    warmup: int = 100
+    """Steps in which the rate rises from 0."""
+    last: float = 0.1
+    """With "cosine", the share of the rate that is left at the end."""
+    beta1: float = 0.9
+    """Of adamw and lion, how much of the mean of gradients stays; of momentum, the momentum."""
+    beta2: float = 0.999
+    """How much of their mean square stays (of lion, of the mean that is kept)."""
+    weight_decay: float = 0.01
+    """The share of a parameter that is taken away, times the rate."""
+    clip: float = 1.0
+    """The largest global norm of the gradients; 0: any."""
+    average: float = 0.0
+    """The decay of a running mean of the parameters, which is evaluated in their place; 0: there is none."""
+    micro: int = 1
+    """In how many parts, one after the other, a batch's gradients are computed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it runs: the mesh, and which dims are split over which axes."""
+
+    mesh: str = ""
+    """The processor mesh, "data=4 model=2"; none: one device."""
+    rules: str = ""
+    """Which dims are split over which axes, "batch:data d_ff:model"."""
+    params: str = ""
+    """Further rules for stored parameters, "d_model:data" (ZeRO-3)."""
+    optimizer: str = ""
+    """Further rules for the optimizer's state (ZeRO-1); by default those of `params`."""
+    hardware: str = "cpu"
+    """The machine that the plan's time is worked out for, of `weft hardware list`."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """Checkpoints."""
+
+    every: int = 200
+    """Steps between two of them; the last step, and a signal to stop, save too."""
+    keep: int = 3
+    """How many stay."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """The loss on data that it does not learn from."""
+
+    every: int = 200
+    """Steps between two evaluations; 0: only at the end."""
+    batches: int | None = None
+    """At most so many batches each time; None: all."""
+
+
+@dataclass(frozen=True)
+class DiLoCo:
+    """Replicas that meet every so many steps (Douillard and others, 2023), along the dim `replicas`."""
+
+    replicas: int = 0
+    """How many; 0: no DiLoCo."""
+    every: int = 50
+    """Inner steps between two meetings."""
+    rate: float = 0.7
+    """The outer learning rate."""
+    momentum: float = 0.9
+    """The outer Nesterov momentum."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Several processes; `weft launch` and clusters that JAX knows need none of these."""
+
+    coordinator: str | None = None
+    """Address and port of process 0."""
+    processes: int | None = None
+    """How many processes there are."""
+    process: int | None = None
+    """The number of this one, from 0 on."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """All settings of a run."""
+
+    preset: str
+    """The known model that `model` begins with (weft models)."""
+    folder: Path
+    """Where checkpoints, curves and the run's settings are written; a run that is there goes on."""
+    steps: int = 1000
+    """How many steps."""
+    seed: int = 0
+    """Of the parameters, the order of the data, and dropout."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """A loss or gradient that is not finite: stop, or leave that step out."""
+    nan_limit: int = 20
+    """With "skip", how many steps may be left out."""
+    log_every: int = 10
+    """Steps between two lines, where there is no terminal to show progress on."""
+    model: Config = field(default_factory=Config)
+    """The model. A vocab that is left as the preset has it becomes the tokenizer's."""
+    data: Data = field(default_factory=Data)
+    optimizer: Optimize = field(default_factory=Optimize)
+    layout: Place = field(default_factory=Place)
+    save: Save = field(default_factory=Save)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    diloco: DiLoCo = field(default_factory=DiLoCo)
+    hosts: Hosts = field(default_factory=Hosts)
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """The same with some settings changed."""
+        return dataclasses.replace(self, **changes)
+
+    def __post_init__(self) -> None:
+        least = {
+            "--steps": (self.steps, 1),
+            "--log_every": (self.log_every, 1),
+            "--nan_limit": (self.nan_limit, 0),
+            "--data.rows": (self.data.rows, 1),
+            "--data.length": (self.data.length, 1),
+            "--data.vocab": (self.data.vocab, 1),
+            "--optimizer.warmup": (self.optimizer.warmup, 0),
+            "--optimizer.micro": (self.optimizer.micro, 1),
+            "--save.every": (self.save.every, 1),
+            "--save.keep": (self.save.keep, 1),
+            "--evaluate.every": (self.evaluate.every, 0),
+            "--diloco.replicas": (self.diloco.replicas, 0),
+            "--diloco.every": (self.diloco.every, 1),
+        }
+        small = {flag: both for flag, both in least.items() if both[0] < both[1]}
+        if small:
+            raise ProgramError(
+                ", ".join(f"{flag} {value}" for flag, (value, _) in small.items()),
+                rule="; ".join(f"{flag} is at least {limit}" for flag, (_, limit) in small.items()),
+                hint="weft train --help says what each setting is",
+            )
+
+
+# From settings to an optimizer
+
+
+def schedule(config: TrainConfig) -> Schedule:
+    """The learning rate by step."""
+    o = config.optimizer
+    rise = LinearWarmup(o.warmup) if o.warmup else Constant(1.0)
+    left = max(config.steps - o.warmup, 1)
+    falls: dict[str, Callable[[], Schedule]] = {
+        "constant": lambda: Constant(1.0),
+        "cosine": lambda: Cosine(left, floor=o.last, after=o.warmup),
+        "linear": lambda: LinearDecay(config.steps, left),
+        "rsqrt": lambda: RsqrtDecay(max(o.warmup, 1)),
+    }
+    return o.rate * rise * falls[o.schedule]()
+
+
+def optimizer(config: TrainConfig) -> Optimizer:
+    """The optimizer, with its schedule."""
+    o = config.optimizer
+    rate, decay = schedule(config), o.weight_decay
+    kinds: dict[str, Callable[[], Optimizer]] = {
+        "adamw": lambda: AdamW(rate, beta1=o.beta1, beta2=o.beta2, weight_decay=decay),
+        "adafactor": lambda: Adafactor(rate, weight_decay=decay),
+        "lion": lambda: Lion(rate, beta1=o.beta1, beta2=o.beta2, weight_decay=decay),
+        "momentum": lambda: Momentum(rate, momentum=o.beta1, weight_decay=decay),
+    }
+    return kinds[o.kind]()
+
+
+# Recipes
+
+
+def recipes() -> dict[str, str]:
+    """The names of the recipes, and what each trains."""
+    return {name: about for name, (about, _) in _RECIPES.items()}
+
+
+def recipe(name: str, preset_name: str | None = None) -> TrainConfig:
+    """The settings that a recipe begins with, perhaps for another preset."""
+    if name not in _RECIPES:
+        raise ProgramError(
+            f"there is no recipe {name!r}{nearest(name, _RECIPES)}",
+            *[f"{known}: {about}" for known, about in recipes().items()],
+            rule="training begins with a recipe, or with a TOML file",
+            hint="weft train lm; or weft train FILE.toml",
+        )
+    config = _RECIPES[name][1]
+    return config if preset_name is None else with_preset(config, preset_name)
+
+
+def with_preset(config: TrainConfig, name: str) -> TrainConfig:
+    """The same run of another known model."""
+    chosen = preset(name)
+    return config.replace(preset=name, model=chosen.config)
+
+
+_RECIPES = {
+    "lm": (
+        "a language model; with no files given, on Python's own documentation",
+        TrainConfig(
+            preset="tiny-lm",
+            folder=Path("runs/lm"),
+            model=preset("tiny-lm").config,
+            data=Data(rows=16, length=128),
+            optimizer=Optimize(beta2=0.99, weight_decay=0.1),
+        ),
+    ),
+    "translate": (
+        "a translation model; with no files given, on generated English-French phrases",
+        TrainConfig(
+            preset="tiny-tr",
+            folder=Path("runs/translate"),
+            model=preset("tiny-tr").config,
+            data=Data(kind="phrases", rows=32, length=96),
+            optimizer=Optimize(beta2=0.98),
+        ),
+    ),
+}

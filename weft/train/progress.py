@@ -1,0 +1,99 @@
+"""What a person sees of a run: what will happen, how far it is, how fast, and for how long yet.
+
+On a terminal a live line (rich); otherwise a plain line every so many steps. All on stderr: stdout is for
+results.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+RECENT = 50  # steps whose speed is shown
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a step should go, by the plan.
+
+    Attributes:
+      seconds: a step's predicted time.
+      flops: what the model's products need in a step, on all devices together.
+      peak: FLOP/s of all devices together.
+    """
+
+    seconds: float
+    flops: float
+    peak: float
+
+
+class Progress:
+    """Shows steps as they come. As a context it cleans up after itself."""
+
+    def __init__(self, steps: int, done: int, pace: Pace, every: int, quiet: bool = False):
+        self.steps, self.pace, self.every, self.quiet = steps, pace, every, quiet
+        # Seconds and tokens of steps. The first one of a run is compiled: its time says nothing of the next.
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        self._first = True
+        self._console, self._bar, self._task = None, None, None
+        if quiet:
+            return
+        from rich.console import Console
+
+        self._console = Console(file=sys.stderr)
+        if self._console.is_terminal:
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("step {task.completed}/{task.total}"), BarColumn(bar_width=24))
+            self._bar = Bar(
+                *columns, TimeRemainingColumn(), TextColumn("{task.description}"), console=self._console
+            )
+            self._task = self._bar.add_task("", total=steps, completed=done)
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self._console is not None:
+            (self._bar.console if self._bar is not None else self._console).print(
+                text, markup=False, highlight=False, soft_wrap=True
+            )
+
+    def step(self, step: int, numbers: dict[str, float]) -> None:
+        """A step is done."""
+        if len(self._recent) == 1 and self._first:
+            self._recent.clear()
+            self._first = False
+        self._recent.append((numbers["seconds"], numbers["tokens"]))
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=step, description=self.line(numbers))
+        elif step % self.every == 0 or step == self.steps:
+            self.say(f"step {step:>6}/{self.steps}  {self.line(numbers)}  left {self._left(step)}")
+
+    def line(self, numbers: dict[str, float]) -> str:
+        """The numbers of a step and the speed of the last ones, in words."""
+        seconds = sum(s for s, _ in self._recent) / len(self._recent)
+        tokens = sum(t for _, t in self._recent) / len(self._recent)
+        parts = [
+            f"loss {numbers['loss']:.4f}",
+            f"rate {numbers['rate']:.2e}",
+            f"{tokens / seconds:,.0f} tokens/s",
+            f"{100 * self.pace.flops / seconds / self.pace.peak:.0f} % of peak",
+            f"{1e3 * seconds:.0f} ms/step (planned {1e3 * self.pace.seconds:.0f})",
+        ]
+        return "  ".join(parts)
+
+    def _left(self, step: int) -> str:
+        seconds = sum(s for s, _ in self._recent) / len(self._recent)
+        return time.strftime("%H:%M:%S", time.gmtime((self.steps - step) * seconds))
