@@ -33,9 +33,7 @@ class Order:
     def index(self, number: int) -> int:
         """Which example comes at a place."""
         epoch, place = divmod(number, self.size)
-        if not self.shuffle or self.size == 1:
-            return place
-        return _permuted()(place, max_index=self.size - 1, seed=_seed(self.seed, epoch), rounds=4)
+        return _permuted(place, self.size, self.seed, epoch) if self.shuffle and self.size > 1 else place
 
     def draw(self, epoch: int) -> np.random.Generator:
         """What else is drawn for an epoch comes from here."""
@@ -43,10 +41,17 @@ class Order:
 
 
 @functools.cache
-def _permuted() -> Any:
+def _shuffled() -> Any:
     from grain.experimental import index_shuffle  # a library that takes long to import
 
     return index_shuffle
+
+
+@functools.lru_cache(
+    maxsize=1 << 16
+)  # a batch's numbers are asked for when it is planned, made, and once more
+def _permuted(place: int, size: int, seed: int, epoch: int) -> int:
+    return _shuffled()(place, max_index=size - 1, seed=_seed(seed, epoch), rounds=4)
 
 
 @functools.lru_cache(maxsize=64)

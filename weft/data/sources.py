@@ -60,6 +60,8 @@ class Malformed(NamedTuple):
 class Lines(Sequence[bytes]):
     """The lines of a file, without their ends, read where they are."""
 
+    unit = "lines"
+
     def __init__(self, path: str):
         self.path, self._bytes = path, _mapped(path)
         ends = [_line_ends(self._bytes[at : at + CHUNK], at) for at in range(0, len(self._bytes), CHUNK)]
@@ -87,6 +89,8 @@ class Lines(Sequence[bytes]):
 
 class Whole(Lines):
     """A file as one line that is all of it."""
+
+    unit = "files"
 
     def __init__(self, path: str):
         self.path, self._bytes = path, _mapped(path)
@@ -212,13 +216,14 @@ class Examples(Sequence[Any]):
         bad = len(self.malformed)
         shown = [str(line) for line in self.malformed[:SHOWN]]
         shown += [f"and {bad - SHOWN} more"] if bad > SHOWN else []
-        fact = f"{bad} of {lines} lines are malformed"
+        unit = self._columns[0][0].unit
+        fact = f"{bad} of {lines} {unit} are malformed"
         if bad > threshold * lines:
             raise DataError(
                 fact,
                 *shown,
-                rule=f"at most {threshold:.3g} of the lines may be malformed ({int(threshold * lines)} here)",
-                hint="mend the lines, or raise malformed=; malformed lines are left out",
+                rule=f"at most {threshold:.3g} of the {unit} may be malformed ({int(threshold * lines)} here)",
+                hint=f"mend the {unit}, or raise malformed=; malformed {unit} are left out",
             )
         if not len(self._places):
             names = [part.path for column in self._columns for part in column]
