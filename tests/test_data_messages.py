@@ -45,6 +45,12 @@ class Beyond(Bytes):
         return [259, 300]
 
 
+class Endless(Bytes):
+    """A tokenizer whose end is none of its ids."""
+
+    end = -1
+
+
 TEXT = ["some text"]
 
 MISTAKES = {
@@ -71,6 +77,7 @@ MISTAKES = {
     "tokens_beyond_the_vocabulary": lambda: Windows(np.array([5, 259]), Bytes(), 2, 8).step(0),  # wrong
     "tokenizer_with_more_ids": lambda: Stream(TEXT, Beyond(), rows=2, length=8).step(0),  # wrong
     "model_with_fewer_ids": lambda: check_vocab(Bytes(), 200),  # wrong
+    "end_that_is_no_id": lambda: check_vocab(Endless(), 300),  # wrong
     "no_tokenizer_there": lambda: SentencePiece("a.model").encode("a"),  # wrong
     "no_tokenizer_in_it": lambda: SentencePiece("no.model").encode("a"),  # wrong
     "nothing_ahead": lambda: prefetch([], ahead=0),  # wrong

@@ -120,6 +120,19 @@ def test_streams_prefetch_the_same_batches(kind):
         assert all(np.array_equal(a, b) for a, b in zip(arrays, expected, strict=True))
 
 
+def test_only_the_loop_speaks_to_the_devices(monkeypatch):
+    where, place = set(), wf.from_callback
+
+    def recorded(*args):
+        where.add(threading.current_thread().name)
+        return place(*args)
+
+    monkeypatch.setattr(wf, "from_callback", recorded)
+    stream = Windows(["some text"] * 9, Bytes(), 4, 8, mesh=wf.Mesh("data=2"), layout=wf.Layout("batch:data"))
+    list(itertools.islice(stream.batches(ahead=2), 5))
+    assert where == {threading.current_thread().name}
+
+
 def test_what_fails_in_the_thread_is_located_here():
     class Wrong(Bytes):
         def encode(self, text):

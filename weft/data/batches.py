@@ -166,7 +166,7 @@ class Batches(abc.ABC):
           ahead: how many are made in a thread before they are asked for (see `prefetch`). They are placed
             here, not there, so only one thread ever speaks to the devices.
         """
-        made = self._made(position)
+        made = self._made(position, *self._own)
         try:
             with contextlib.closing(prefetch(made, ahead) if ahead else made) as all_rows:
                 for rows in all_rows:
@@ -174,9 +174,9 @@ class Batches(abc.ABC):
         except DataError as error:
             raise error.located(f"{self}") from None
 
-    def _made(self, position: int) -> Generator[Rows, None, None]:
+    def _made(self, position: int, first: int, last: int) -> Generator[Rows, None, None]:
         while self.total is None or position < self.total:
-            rows = self.make(position, *self._own)
+            rows = self.make(position, first, last)
             position = rows.position
             yield rows
 

@@ -216,13 +216,13 @@ class Examples(Sequence[Any]):
         bad = len(self.malformed)
         shown = [str(line) for line in self.malformed[:SHOWN]]
         shown += [f"and {bad - SHOWN} more"] if bad > SHOWN else []
-        unit = self._columns[0][0].unit
+        unit, most = self._columns[0][0].unit, int(threshold * lines)
         fact = f"{bad} of {lines} {unit} are malformed"
         if bad > threshold * lines:
             raise DataError(
                 fact,
                 *shown,
-                rule=f"at most {threshold:.3g} of the {unit} may be malformed ({int(threshold * lines)} here)",
+                rule=f"at most {threshold:.3g} of the {unit} may be malformed ({most} here)",
                 hint=f"mend the {unit}, or raise malformed=; malformed {unit} are left out",
             )
         if not len(self._places):

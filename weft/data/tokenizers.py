@@ -247,11 +247,15 @@ def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
 
     >>> check_vocab(Bytes(), 259)
     """
-    check_ids(np.array([tokenizer.pad, tokenizer.end]), tokenizer)
+    asked = f"check_vocab({tokenizer!r}, {vocab})"
+    try:
+        check_ids(np.array([tokenizer.pad, tokenizer.end]), tokenizer)
+    except DataError as error:
+        raise error.located(asked) from None
     if tokenizer.vocab > vocab:
         raise ModelError(
             f"the tokenizer has {tokenizer.vocab} ids, the model {vocab}",
             f"ids from {vocab} to {tokenizer.vocab - 1} of {tokenizer!r} have no row in the embedding",
             rule="a model's vocab is at least its tokenizer's; more is allowed",
             hint=f"Config(vocab={tokenizer.vocab}), or the tokenizer that the model was trained with",
-        ).located(f"check_vocab({tokenizer!r}, {vocab})")
+        ).located(asked)
