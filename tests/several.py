@@ -31,17 +31,16 @@ def rows():
     return models.Batch(wf.tensor(tokens[:, :-1], dims), wf.tensor(tokens[:, 1:], dims))
 
 
-def place():
-    return wf.Mesh(f"data={len(jax.devices())}"), LAYOUT
+def everywhere():
+    return wf.Mesh(f"data={len(jax.devices())}")
 
 
-def stepped():
+def stepped(mesh):
     """The loss of one step, and the model and state after it."""
-    mesh, layout = place()
-    model = nn.init(small(), jax.random.key(0), mesh, layout)
+    model = nn.init(small(), jax.random.key(0), mesh, LAYOUT)
     step = train.train_step(OPTIMIZER)
     state = OPTIMIZER.init(model)
-    program = wf.spmd(step, mesh, layout, donate=(0, 1))
+    program = wf.spmd(step, mesh, LAYOUT, donate=(0, 1))
     metrics, model, state = program(model, state, rows(), jax.random.key(1))
     return float(metrics["loss"]), model, state
 
@@ -61,23 +60,25 @@ def digest(tree):
 
 
 def save(folder):
-    loss, model, state = stepped()
+    loss, model, state = stepped(everywhere())
     train.Checkpoints(folder).save(1, model, state, {"example": 6}, wait=True)
     assert train.Checkpoints(folder).steps() == [1]  # on every process, once wait is over
-    print(loss.hex(), digest((model, state)))
+    print(loss.hex())
+    print(digest((model, state)))
 
 
 def restore(folder):
     like = nn.specs(small())
-    step, model, state, extra = train.Checkpoints(folder).restore(like, OPTIMIZER.init(like), *place())
+    step, model, state, extra = train.Checkpoints(folder).restore(
+        like, OPTIMIZER.init(like), everywhere(), LAYOUT
+    )
     assert (step, extra) == (1, {"example": 6})
     print(digest((model, state)))
 
 
-def stop(folder):
-    """Steps with a collective in each; the processes are some steps apart, and one of them gets a signal."""
-    mesh, _ = place()
-    total = wf.spmd(lambda x: wf.sum(x, "a"), mesh, wf.Layout("a:data"))
+def stop(name):
+    """Now and then a collective; between, the processes are some steps apart. One of them gets a signal."""
+    total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
     with hosts.Stop() as other:
         assert not other.asked
     with hosts.Stop() as stop:
@@ -85,23 +86,28 @@ def stop(folder):
             if step % 50 == 0:
                 total(wf.ones("a=4"))
             if step == 70 and jax.process_index() == 1:
-                os.kill(os.getpid(), getattr(signal, folder))
+                os.kill(os.getpid(), getattr(signal, name))
             time.sleep(0.001 * (1 + jax.process_index()))
             if stop.asked:
                 break
     print(step, stop.reason)
 
 
-def die(folder):
-    """Process 1 is killed while the others wait for it."""
-    mesh, _ = place()
-    total = wf.spmd(lambda x: wf.sum(x, "a"), mesh, wf.Layout("a:data"))
+def die(victim):
+    """One process is killed, and the others wait for it."""
+    total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
     for step in range(100):
         total(wf.ones("a=4"))
         if step == 1:
             print("running", flush=True)
-        if step == 1 and jax.process_index() == int(folder):
+        if step == 1 and jax.process_index() == int(victim):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def all(folder):
+    """Most of these, in one start."""
+    save(folder)
+    stop("SIGTERM")
 
 
 if __name__ == "__main__":

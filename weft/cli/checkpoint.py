@@ -111,7 +111,7 @@ class Inspect:
 
 @dataclass
 class Diff:
-    """Compare two checkpoints, tensor by tensor. FOLDER@STEP is a step of a folder; else the last one is taken.
+    """Compare two checkpoints, tensor by tensor. FOLDER@STEP is a step of a folder; else it is the last one.
 
     Tensors that are in one only or have other dims or types are listed, and for the others that differ, how
     many elements do and the largest difference. Exit 1 if they differ."""

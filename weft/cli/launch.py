@@ -22,6 +22,7 @@ from typing import IO, Annotated
 
 from tyro.conf import Positional, arg
 
+from ..errors import nearest
 from .launched import PIPE
 from .loading import UserError
 
@@ -85,7 +86,15 @@ class Launch:
                 "no command to run\n  what is to be run in each process comes after --\n\n"
                 "hint: for example weft launch -n 4 -- train config.toml"
             )
-        if self.command[0] == "launch":
+        from .main import COMMANDS
+
+        name = self.command[0]
+        if name not in COMMANDS:
+            raise UserError(
+                f"there is no command {name!r}{nearest(name, COMMANDS)}\n  commands of weft: "
+                f"{', '.join(COMMANDS)}\n\nhint: for example weft launch -n 4 -- train config.toml"
+            )
+        if name == "launch":
             raise UserError(
                 "weft launch in weft launch\n  the processes of the inner one would not find those of the "
                 "others\n\nhint: give -n the number of all processes"
@@ -228,11 +237,13 @@ _printing = threading.Lock()
 
 def _copy_lines(source: IO[bytes], target: IO[str], before: str) -> None:
     """Copy lines as they come; bytes that are no text are shown as such."""
-    for line in source:
-        text = line.decode("utf-8", "backslashreplace").rstrip("\n")
-        with _printing, suppress(BrokenPipeError, ValueError):
-            target.write(f"{before}{text}\n")
-            target.flush()
+    with source:
+        for line in source:
+            text = line.decode("utf-8", "backslashreplace").rstrip("\n")
+            stream = sys.stderr if text.startswith("[Gloo] ") else target  # stdout is for data
+            with _printing, suppress(BrokenPipeError, ValueError):
+                stream.write(f"{before}{text}\n")
+                stream.flush()
 
 
 def _named(running: dict[int, subprocess.Popen[bytes]]) -> str:
