@@ -32,7 +32,7 @@ class List:
 
     def run(self) -> None:
         from ..plan.units import human_bytes
-        from ..train.checkpoint_look import listed
+        from ..train.checkpoint_look import UNFINISHED, listed
 
         found = listed(self.folder)
         if self.json:
@@ -57,7 +57,7 @@ class List:
             first, *more = (one.damage or "whole").splitlines()
             state = f"{first}; and {len(more)} more files" if more else first
             tensors = "?" if one.tensors is None else str(one.tensors)
-            state = state if one.damage is None else f"damaged: {state}"
+            state = state if one.damage is None or UNFINISHED in first else f"damaged: {state}"
             rows.append((str(one.step), human_bytes(one.bytes), _date(one.seconds), tensors, state))
         table(rows)
 

@@ -31,6 +31,7 @@ from .checkpoint_files import (
 )
 from .checkpoint_tensors import Entry, is_key, read_arrays, stored_entries
 
+UNFINISHED = "unfinished"
 KEY_BYTES = {"key<fry>": 8}  # JAX's other kinds have 16
 PART = 2**22  # elements that are looked at together, in float64
 
@@ -59,7 +60,7 @@ class Stored:
     def arrays(self, names: Mapping[str, Any] | None = None) -> Iterator[tuple[str, np.ndarray]]:
         """Arrays by name, read one after the other; by default all."""
         chosen = self.entries if names is None else {name: self.entries[name] for name in names}
-        return read_arrays(self.path / ARRAYS, chosen)
+        return read_arrays(self.path.absolute() / ARRAYS, chosen)
 
 
 def listed(folder: Any) -> list[Listed]:
@@ -67,7 +68,7 @@ def listed(folder: Any) -> list[Listed]:
     folder = _folder(folder)
     whole = [_listed(step, path) for step, path in present(folder).items()]
     half = [
-        _listed(step, path, "not finished: it is being written, or a crash left it")
+        _listed(step, path, f"{UNFINISHED}: it is being written, or a crash left it")
         for step, path in unfinished(folder).items()
     ]
     return sorted(whole + half, key=lambda one: (one.step, one.damage or ""))
