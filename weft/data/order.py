@@ -35,9 +35,9 @@ class Order:
         epoch, place = divmod(number, self.size)
         return _permuted(place, self.size, self.seed, epoch) if self.shuffle and self.size > 1 else place
 
-    def draw(self, epoch: int) -> np.random.Generator:
-        """What else is drawn for an epoch comes from here."""
-        return np.random.default_rng([self.seed, epoch])
+    def drawn(self, epoch: int, below: int) -> int:
+        """A number from 0 on, below another, for an epoch; 0 if nothing is shuffled."""
+        return _drawn(self.seed, epoch, below) if self.shuffle else 0
 
 
 @functools.cache
@@ -52,6 +52,11 @@ def _shuffled() -> Any:
 )  # a batch's numbers are asked for when it is planned, made, and once more
 def _permuted(place: int, size: int, seed: int, epoch: int) -> int:
     return _shuffled()(place, max_index=size - 1, seed=_seed(seed, epoch), rounds=4)
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(seed: int, epoch: int, below: int) -> int:
+    return int(np.random.default_rng([seed, epoch]).integers(below))
 
 
 @functools.lru_cache(maxsize=64)

@@ -98,4 +98,4 @@ class Windows(Batches):
 
     def _shift(self, epoch: int) -> int:
         """The token at which an epoch's tiling begins."""
-        return int(self.order.draw(epoch).integers(len(self.sequence))) if self.shuffle else 0
+        return self.order.drawn(epoch, below=len(self.sequence))
