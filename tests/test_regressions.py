@@ -184,3 +184,41 @@ def test_vjp_inside_a_scan_leaves_the_sums_of_gradients_for_after_the_loop():
     same(program, "p=2", "batch:p", x, w, scale)
     found = wf.spmd(program, "p=2", "batch:p").plan(x, w, scale).collectives
     assert [(c.kind, c.count, c.bytes) for c in found] == [("all-reduce", 1, 12), ("all-reduce", 1, 48)]
+
+
+def test_a_loop_that_adds_up_many_gradients_is_traced_few_times():
+    """Each carry that had better be pending cost one more trace of the body: 12 parameters, 13 traces."""
+    params = {f"w{n}": wf.parameter(values("d=4 h=3")) for n in range(12)}
+    traced = []
+
+    def run(params, x):
+        def part(total, x):
+            traced.append(1)
+            grads = wf.grad(
+                lambda p: sum(wf.sum(wf.tanh(wf.einsum(x, w, out=["b", "h"]))) for w in p.values())
+            )(params)
+            return {n: total[n] + g for n, g in grads.items()}, None
+
+        return wf.scan(part, {n: w * 0.0 for n, w in params.items()}, x, "micro")[0]
+
+    program = wf.spmd(run, "x=2", "b:x")
+    found = program.collectives(params, values("micro=3 b=4 d=4"))
+    assert len(traced) == 2
+    assert [(c.kind, c.bytes, c.count) for c in found] == [("all-reduce", 4 * 3 * 4, 1)] * 12
+
+
+def test_vmap_keeps_roles_and_what_is_stored_split():
+    """It gathered stored tensors before the function was called, and gave values back."""
+    w = wf.parameter(values("n=2 d=4"))
+    run = wf.spmd(wf.vmap(lambda w: wf.parameter(w), "n"), "x=2 y=2", wf.Layout("n:x", params="d:y"))
+    assert run.collectives(w) == []
+    np.testing.assert_array_equal(run(w).numpy(), w.numpy())
+    assert run(w).role == "param"
+    doubled = wf.spmd(wf.vmap(lambda w: w * wf.sum(w), "n"), "x=2 y=2", wf.Layout("n:x", params="d:y"))(w)
+    np.testing.assert_allclose(doubled.numpy(), w.numpy() * w.numpy().sum(1, keepdims=True), rtol=1e-6)
+    assert doubled.role == "value"
+    # Where the role has another rule for the mapped dim, a tensor is mapped as a value.
+    other = wf.spmd(wf.vmap(lambda w: wf.parameter(w * 2.0), "n"), "x=2 y=2", wf.Layout("n:x", params="n:y"))(
+        w
+    )
+    np.testing.assert_array_equal(other.numpy(), w.numpy() * 2.0)

@@ -27,11 +27,11 @@ from .mesh import Mesh
 
 
 class CarryForm(Exception):
-    """A loop's carry had better be pending over other axes than it began with; the loop starts over."""
+    """A loop's carries had better be pending over other axes than they began with; the loop starts over."""
 
-    def __init__(self, frame: Frame, leaf: int, axes: frozenset[str]):
+    def __init__(self, frame: Frame, axes: dict[int, frozenset[str]]):
         super().__init__()
-        self.frame, self.leaf, self.axes = frame, leaf, axes
+        self.frame, self.axes = frame, axes
 
 
 class Frame:
@@ -46,6 +46,7 @@ class Frame:
         self.used: set[Any] = set()  # the forms that were asked for again
         self.carries: dict[int, int] = {}  # a loop's carries: id of the array → leaf
         self.consumed: set[int] = set()  # the carries that were used otherwise than in a sum
+        self.wished: dict[int, frozenset[str]] = {}  # the carries that had better be pending, over these axes
         self.lifts_collectives = lifts_collectives
 
     def close(self) -> None:
@@ -123,14 +124,14 @@ class Context:
         frame = self.frames[-1]
         leaf = frame.carries.get(id(array))
         if leaf is not None and leaf not in frame.consumed:
-            raise CarryForm(frame, leaf, axes)
+            frame.wished[leaf] = axes  # the body goes on, so that one new attempt serves all its carries
 
     def resolves(self, array: Any) -> None:
         """A pending sum is about to be resolved: if it is a carry, it had better not pend."""
         for frame in self.frames:
             leaf = frame.carries.get(id(array))
             if leaf is not None:
-                raise CarryForm(frame, leaf, frozenset())
+                raise CarryForm(frame, {leaf: frozenset()})
 
     @contextlib.contextmanager
     def frame(self, lifts_collectives: bool = True) -> Iterator[Frame]:

@@ -90,7 +90,7 @@ def scan(
         except CarryForm as better:
             if better.frame is not attempt.frame:
                 raise
-            pending[better.leaf] = better.axes
+            pending |= better.axes
         for frame, before in used:  # what a failed attempt used counts for nothing
             frame.used = before
 
@@ -128,6 +128,8 @@ class _Scan:
                     jax.tree.unflatten(self.carry_tree, inner),
                     jax.tree.unflatten(self.items_tree, given),
                 )
+                if frame.wished:
+                    raise CarryForm(frame, frame.wished)
                 return self._results(out, carry_forms, carry, kept)
 
         last, stacked = lax.scan(

@@ -21,7 +21,7 @@ from .leaves import Form, array_of, common_dim, flatten, slice_or_array
 def vmap(f: Callable[..., Any], dim: Any) -> Callable[..., Any]:
     """`f` at every place of a dim at once; inside, tensors don't have the dim, results get it in front.
 
-    Tensors without the dim are the same at every place. A split dim stays split.
+    Tensors without the dim are the same at every place. A split dim stays split. Roles are kept.
 
     >>> import weft as wf
     >>> x = wf.tensor([[1.0, 2.0], [3.0, 4.0]], "row=2 column=2")
@@ -54,16 +54,13 @@ def _vmap(f: Callable[..., Any], dim: Any, args: Any) -> Any:
     for n in mapped:
         t = leaves[n]
         place = t.dims.index(found)
-        array = jnp.moveaxis(in_form(t), place, 0)
-        splits = program.splits(t.dims)
-        forms.append(
-            Form(
-                t.dims[:place] + t.dims[place + 1 :],
-                "value",
-                splits[:place] + splits[place + 1 :],
-                frozenset(),
-            )
-        )
+        # Other dims stay as they are stored, and are gathered inside where that is wanted.
+        role, splits = t.role, program.splits(t.dims, t.role)
+        if splits[place] != axes:
+            role, splits = "value", program.splits(t.dims)
+        array = jnp.moveaxis(in_form(t, splits), place, 0)
+        rest = t.dims[:place] + t.dims[place + 1 :]
+        forms.append(Form(rest, role, splits[:place] + splits[place + 1 :], frozenset()))
         arrays.append(_sound_padding(array, found, axes))
     kept: dict[str, Any] = {}
 
@@ -88,7 +85,9 @@ def _vmap(f: Callable[..., Any], dim: Any, args: Any) -> Any:
             )
         dims, splits = (found, *form.dims), (axes, *form.splits)
         check_distinct(dims)
-        results.append(slice_tensor(fill_padding(array, dims, splits), dims, splits))
+        made = slice_tensor(fill_padding(array, dims, splits), dims, splits)
+        made.role = form.role
+        results.append(made)
     return jax.tree.unflatten(kept["tree"], results)
 
 
