@@ -85,7 +85,7 @@ def filled(config: Config, params: dict[str, Any], names: dict[str, str]) -> Tra
 
 
 def step(mesh: str = MESH, layout: str = LAYOUT) -> wf.Program:
-    """`(model, state, batch, key) -> (loss, model, state)` of plain gradient descent."""
+    """`(model, state, batch, key) -> (metrics, model, state)` of plain gradient descent."""
     return wf.spmd(train.train_step(train.Momentum(LEARNING_RATE)), mesh, layout, donate=(0, 1))
 
 
@@ -96,9 +96,9 @@ def case(program: wf.Program, model: Transformer, batch: Batch) -> Callable[[], 
 
     def run() -> Any:
         nonlocal model, state
-        loss, model, state = program(model, state, batch, None)
+        metrics, model, state = program(model, state, batch, None)
         jax.block_until_ready([p.storage for p in nn.parameters(model).values()])
-        return loss.storage
+        return metrics["loss"].storage
 
     return run
 

@@ -43,8 +43,8 @@ def main():
     print(f"bytes sent: {sent}\n")
 
     for number in range(STEPS):
-        loss, model, state = step(model, state, rows(draw), None)  # None: no key, for there is no dropout
-        print(f"step {number:2}  loss {loss.item():.3f}")
+        metrics, model, state = step(model, state, rows(draw), None)  # None: no key, for there is no dropout
+        print(f"step {number:2}  loss {metrics['loss'].item():.3f}")
 
 
 if __name__ == "__main__":

@@ -99,12 +99,13 @@ def optimizer(tx: optax.GradientTransformation) -> Optimizer:
 
 
 def _shapes(params: Any) -> Any:
-    def shape(t: Any) -> Any:
-        if isinstance(t, Tensor):
-            return jax.ShapeDtypeStruct(tuple(d.size for d in t.dims), t.dtype)
-        return jax.ShapeDtypeStruct(t.shape, t.dtype)
+    return jax.tree.map(_shape, params, is_leaf=is_tensor)
 
-    return jax.tree.map(shape, params, is_leaf=is_tensor)
+
+def _shape(t: Any) -> Any:
+    """The true shape of a tensor, or of an array."""
+    shape = tuple(d.size for d in t.dims) if isinstance(t, Tensor) else t.shape
+    return jax.ShapeDtypeStruct(shape, t.dtype)
 
 
 def _aligned(grads: Any, params: Any) -> Any:
@@ -144,7 +145,10 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...], results: Any, params: An
         return later(fn, args, results)
     placed = [t for t in jax.tree.leaves(params, is_leaf=is_tensor) if isinstance(t, Tensor)]
     mesh, layout = (placed[0].mesh, placed[0].layout) if placed else (None, None)
-    out = jax.jit(fn)(*whole_arrays(args))
+    if any(isinstance(t._held, jax.ShapeDtypeStruct) for t in placed):  # that of specs are specs
+        mesh, layout, out = None, None, jax.eval_shape(fn, *jax.tree.map(_shape, args, is_leaf=is_tensor))
+    else:
+        out = jax.jit(fn)(*whole_arrays(args))
 
     def wrap(result: Result, array: Any) -> Any:
         if result.dims is None:

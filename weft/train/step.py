@@ -1,24 +1,136 @@
-"""One step of training: from a batch to new parameters."""
+"""One step of training: from a batch to new parameters.
+
+step = train.train_step(train.AdamW(3e-4), clip=1.0, micro=4)
+state = step.init(model)
+program = wf.spmd(step, mesh, layout, donate=(0, 1))
+metrics, model, state = program(model, state, batch, key)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import optax
+
 import weft as wf
+from weft.errors import ProgramError
+from weft.later import Promise, Result, later
+from weft.optimizer import Optimizer as OverOptax
+from weft.tensor import Tensor, is_tensor
 
-from .optimizers import Optimizer
+from .accumulate import value_and_grad
+from .average import init_average, update_average
+from .clipping import clip_by_global_norm, global_norm
+from .parameters import asking
+from .rows import counted
+from .settings import check
+from .state_layout import as_stored, called, naming
 
 
-def train_step(optimizer: Optimizer) -> Callable[..., Any]:
-    """A function `(model, state, batch, key) -> (loss, model, state)`, to be staged with `donate=(0, 1)`.
+@dataclass(frozen=True)
+class TrainStep:
+    """A function `(model, state, batch, key) -> (metrics, model, state)`; made by `train_step`.
 
-    The key is for dropout; None: without.
+    The model has a method `loss(batch, key)`; the key is for dropout, None: without.
     """
 
-    def step(model: Any, state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
-        loss, grads = wf.value_and_grad(lambda model: model.loss(batch, key))(model)
-        model, state = optimizer.update(grads, state, model)
-        return loss, model, state
+    optimizer: Any
+    clip: float | None = None
+    micro: int = 1
+    average: float | None = None
+    skip_nonfinite: bool = False
 
-    return step
+    def __post_init__(self) -> None:
+        if isinstance(self.optimizer, optax.GradientTransformation):
+            object.__setattr__(self, "optimizer", wf.optimizer(self.optimizer))
+        optional = {"clip": "positive", "average": "share"}
+        given = {name: rule for name, rule in optional.items() if getattr(self, name) is not None}
+        check(self, {"micro": "count"} | given, "train_step(optimizer, clip=1.0, micro=4, average=0.999)")
+
+    @property
+    def __name__(self) -> str:
+        """What a staged step is called in plans."""
+        return "step"
+
+    def init(self, model: Any) -> Any:
+        """The state to begin with: the optimizer's own, or that and the average. That of specs are specs."""
+        state = self.optimizer.init(model)
+        return state if self.average is None else {"optimizer": state, "average": init_average(model)}
+
+    def __call__(self, model: Any, state: Any, batch: Any, key: Any) -> tuple[dict[str, Tensor], Any, Any]:
+        with asking("train_step(model, state, batch, key)"):
+            loss, grads = value_and_grad(model, batch, key, self.micro)
+            tokens = counted(batch)
+            metrics = {"loss": loss} | ({} if tokens is None else {"tokens": tokens})
+            if self.clip is not None or self.skip_nonfinite:
+                metrics["grad_norm"] = global_norm(grads)
+            if self.clip is not None:
+                grads = clip_by_global_norm(grads, self.clip, metrics["grad_norm"])
+            new = self._updated(grads, state, model)
+            if self.skip_nonfinite:
+                metrics["finite"] = wf.isfinite(loss) & wf.isfinite(metrics["grad_norm"])
+                new = called(_chosen, metrics["finite"], new, (model, state))
+            return metrics, *new
+
+    def _updated(self, grads: Any, state: Any, model: Any) -> tuple[Any, Any]:
+        # Optax's `update` gives what is to be added, `apply` the new parameters.
+        optax_like = isinstance(self.optimizer, OverOptax)
+        update = self.optimizer.apply if optax_like else self.optimizer.update
+        if self.average is None:
+            return update(grads, state, model)
+        if not isinstance(state, dict) or set(state) != {"optimizer", "average"}:
+            raise ProgramError(
+                "the state has no average",
+                rule="a step with average= keeps the optimizer's state and the average",
+                hint="state = step.init(model)",
+            )
+        model, kept = update(grads, state["optimizer"], model)
+        average = update_average(state["average"], model, self.average)
+        return model, {"optimizer": kept, "average": average}
+
+
+def train_step(
+    optimizer: Any,
+    *,
+    clip: float | None = None,
+    micro: int = 1,
+    average: float | None = None,
+    skip_nonfinite: bool = False,
+) -> TrainStep:
+    """A step of training, to be staged with `donate=(0, 1)`.
+
+    Args:
+      optimizer: one of this package's, `wf.optimizer(tx)`, or an optax transformation.
+      clip: the largest global norm of the gradients.
+      micro: in how many parts the batch is computed, one after the other; it divides the number of rows.
+      average: how much of an average of the parameters stays at each step, such as 0.999; `averaged` puts it
+        into a model.
+      skip_nonfinite: whether a step with a loss or a gradient that is not finite changes nothing.
+
+    Returns:
+      A function `(model, state, batch, key) -> (metrics, model, state)`, with `init(model)` for the first
+      state. The metrics are tensors without dims: `loss`; `tokens`, the weights of the batch added up; with
+      `clip` or `skip_nonfinite` also `grad_norm`, before clipping; with `skip_nonfinite` also `finite`.
+    """
+    return TrainStep(optimizer, clip, micro, average, skip_nonfinite)
+
+
+def _chosen(good: Tensor, new: Any, old: Any) -> Any:
+    """All that is new, or all that is old, as a truth value says; both have the same trees."""
+    leaves, tree = jax.tree.flatten(new, is_leaf=_is_leaf)
+    before = jax.tree.leaves(old, is_leaf=_is_leaf)
+    if any(isinstance(getattr(t, "_held", t), Promise) for t in leaves):
+        kinds = [Result(t.dims, t.role) if isinstance(t, Tensor) else Result(None) for t in leaves]
+        choose = lambda good, new, old: [jnp.where(good, n, o) for n, o in zip(new, old, strict=True)]  # noqa: E731
+        return jax.tree.unflatten(tree, later(choose, (good, leaves, before), kinds))
+    with naming("finite"):
+        both = zip(leaves, before, strict=True)
+        kept = [as_stored(wf.where(good, n, o), n.role) if is_tensor(n) else n for n, o in both]
+    return jax.tree.unflatten(tree, kept)
+
+
+def _is_leaf(x: Any) -> bool:
+    return isinstance(x, Tensor | Promise)
