@@ -1,0 +1,194 @@
+"""wf.optimizer: optax's transformations on every layout, several updates in a row, against optax itself."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from compare import real, same
+
+import weft as wf
+from weft import nn, train
+from weft.models import Batch, Config, Transformer
+
+TRANSFORMATIONS = {
+    "adam": optax.adam(0.1),
+    "adamw": optax.adamw(optax.linear_schedule(0.1, 0.01, 5), weight_decay=0.1),
+    "adafactor": optax.adafactor(0.1, min_dim_size_to_factor=4),
+    "lion": optax.lion(0.01, weight_decay=0.1),
+    "lamb": optax.lamb(0.1, weight_decay=0.1),
+    "lars": optax.lars(0.1, weight_decay=0.1),
+    "clip_by_global_norm": optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)),
+    "adaptive clipping": optax.chain(optax.adaptive_grad_clip(0.05), optax.sgd(0.1)),
+    "momentum": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "apply_if_finite": optax.apply_if_finite(optax.adam(0.1), 3),
+    "multi-steps": optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
+    "rmsprop": optax.rmsprop(0.1),
+    "adagrad": optax.adagrad(0.1),
+}
+LAYOUTS = {
+    "one device": None,
+    "data": wf.Layout("batch:x"),
+    "model": wf.Layout("h:y"),
+    "both": wf.Layout("batch:x h:y"),
+    "zero-1": wf.Layout("batch:x h:y", optimizer="d:x"),
+    "zero-3": wf.Layout("batch:x h:y", params="d:x", optimizer="d:x"),
+}
+MESH = wf.Mesh("x=2 y=2")
+STEPS = 4
+SIZES = {"even": "d=6 h=4", "uneven": "d=7 h=5"}
+
+
+def start(sizes):
+    d, h = wf.dims(SIZES[sizes])
+    return {
+        "w": wf.parameter(real(0, [d, h])),
+        "v": [wf.parameter(real(1, [h, d]))],
+        "bias": wf.parameter(real(2, [h])),
+        "gain": wf.parameter(wf.tensor(np.float32(2.0), ())),
+    }
+
+
+def given(step, sizes):
+    """A batch, and what one optimizer's gradients are multiplied by: once, not a number."""
+    d, _ = wf.dims(SIZES[sizes])
+    return real(10 + step, [wf.Dim("batch", 6), d]), wf.tensor(np.float32(np.nan if step == 1 else 1.0), ())
+
+
+def loss(params, x):
+    hidden = wf.tanh(wf.einsum(x, params["w"], out=["batch", "h"]) + params["bias"])
+    return wf.mean(wf.square(wf.einsum(hidden, params["v"][0], out=["batch", "d"]) - x)) * params["gain"]
+
+
+def raw_loss(params, x):
+    hidden = jnp.tanh(x @ params["w"] + params["bias"])
+    return jnp.mean((hidden @ params["v"][0] - x) ** 2) * params["gain"]
+
+
+def gradients(name, grads, poison):
+    if name != "apply_if_finite":
+        return grads
+    return jax.tree.map(lambda g: g * poison, grads, is_leaf=wf.is_tensor)
+
+
+def arrays(tree):
+    return jax.tree.map(lambda t: t.array, tree, is_leaf=wf.is_tensor)
+
+
+@functools.cache
+def plain(sizes):
+    """Parameters and states after each step, on plain arrays."""
+
+    @jax.jit
+    def step(params, states, x, poison):
+        grads, new = jax.grad(raw_loss)(params["adam"], x), {}
+        for name, tx in TRANSFORMATIONS.items():
+            updates, state = tx.update(gradients(name, grads, poison), states[name], params[name])
+            new[name] = optax.apply_updates(params[name], updates), state
+        return [{name: pair[n] for name, pair in new.items()} for n in (0, 1)]
+
+    params = dict.fromkeys(TRANSFORMATIONS, arrays(start(sizes)))
+    states = {name: tx.init(params[name]) for name, tx in TRANSFORMATIONS.items()}
+    found = []
+    for n in range(STEPS):
+        params, states = step(params, states, *arrays(given(n, sizes)))
+        found.append((params, states))
+    return found
+
+
+OPTIMIZERS = {name: wf.optimizer(tx) for name, tx in TRANSFORMATIONS.items()}
+
+
+def step(params, states, x, poison):
+    grads = wf.grad(loss)(params["adam"], x)
+    new = {
+        name: opt.apply(gradients(name, grads, poison), states[name], params[name])
+        for name, opt in OPTIMIZERS.items()
+    }
+    return [{name: pair[n] for name, pair in new.items()} for n in (0, 1)]
+
+
+@functools.cache
+def ours(layout, sizes):
+    """The same by Weft: all transformations in one program."""
+    layout = LAYOUTS[layout]
+    mesh = None if layout is None else MESH
+    program = wf.spmd(step, mesh, layout)
+    first = jax.tree.map(lambda t: wf.place(t, mesh, layout), start(sizes), is_leaf=wf.is_tensor)
+    params = dict.fromkeys(TRANSFORMATIONS, first)
+    states = wf.spmd(lambda p: {name: opt.init(p) for name, opt in OPTIMIZERS.items()}, mesh, layout)(first)
+    found = []
+    for n in range(STEPS):
+        params, states = program(params, states, *given(n, sizes))
+        found.append((params, states))
+    assert len(program.traces) == 1  # what comes back goes in again, and nothing is new
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::weft.errors.LayoutWarning")  # init has no batch
+@pytest.mark.parametrize(
+    "layout, sizes", [("zero-1", "even"), ("zero-3", "even"), *((name, "uneven") for name in LAYOUTS)]
+)
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_equals_optax(name, layout, sizes):
+    for n, (got, want) in enumerate(zip(ours(layout, sizes), plain(sizes), strict=True)):
+        leaves, tree = jax.tree.flatten([part[name] for part in got], is_leaf=wf.is_tensor)
+        expected, expected_tree = jax.tree.flatten([part[name] for part in want])
+        assert tree == expected_tree
+        for t, a in zip(leaves, expected, strict=True):
+            if wf.is_tensor(t):
+                same(t, a, f"{name} after {n + 1} steps", rtol=2e-5, atol=2e-6)
+            else:
+                np.testing.assert_allclose(t, a, rtol=2e-5, atol=2e-6)
+
+
+def test_one_step_was_not_finite():
+    before, after = (plain("uneven")[n][0]["apply_if_finite"]["w"] for n in (0, 1))
+    np.testing.assert_array_equal(before, after)  # or the test above would not show that norms are global
+
+
+# -- as the optimizer of a train step ----------------------------------------------------------------
+
+CONFIG = Config(vocab=8, d_model=6, d_ff=5, heads=2, d_kv=2, layers=1, longest=3, positions="none")
+
+
+def rows():
+    tokens = np.random.default_rng(0).integers(0, 8, (4, 3)).astype(np.int32)
+    return Batch(*(wf.tensor(tokens, "batch=4 length=3") for _ in range(2)))
+
+
+def test_in_a_train_step():
+    """An optax transformation, or wf.optimizer of it, is an optimizer like the package's own."""
+    mesh, layout = "data=2 model=2", wf.Layout("batch:data d_ff:model", optimizer="d_model:data")
+    options = {"clip": 0.5, "average": 0.9, "skip_nonfinite": True}
+    tx = optax.adamw(0.01, weight_decay=0.1)
+    found = {}
+    for name, optimizer in {"ours": train.AdamW(0.01, weight_decay=0.1, decayed="*"), "optax": tx}.items():
+        step = train.train_step(optimizer, **options)
+        model = nn.init(Transformer(CONFIG), jax.random.key(0), mesh, layout)
+        state, program = step.init(model), wf.spmd(step, mesh, layout, donate=(0, 1))
+        for _ in range(2):
+            metrics, model, state = program(model, state, rows(), None)
+        bad = Batch(**{**vars(rows()), "weights": wf.full("batch=4 length=3", jnp.inf)})
+        skip, same_model, same_state = wf.spmd(step, mesh, layout)(model, state, bad, None)
+        assert metrics["finite"] and not skip["finite"]
+        for old, new in zip(*map(jax.tree.leaves, [(model, state), (same_model, same_state)]), strict=True):
+            np.testing.assert_array_equal(old, new)
+        found[name] = model, state["average"], metrics["grad_norm"]
+    for t, expected in zip(*(jax.tree.leaves(found[k], is_leaf=wf.is_tensor) for k in found), strict=True):
+        assert t.role == expected.role
+        same(t, expected.array, rtol=2e-5, atol=2e-6)
+    assert train.train_step(tx).optimizer.tx is tx
+
+
+def test_specs_have_states_of_specs():
+    """A step with an optax transformation is planned without values."""
+    step, model = train.train_step(optax.adam(0.1)), nn.specs(Transformer(CONFIG))
+    layout = wf.Layout("batch:data", optimizer="d_model:data")
+    plan = wf.spmd(step, "data=2", layout).plan(model, step.init(model), rows(), None)
+    assert plan.memory.params == 4 * nn.count(model)
+    split = sum(p.size for p in nn.parameters(model).values() if "d_model" in str(p.dims))
+    assert split == nn.count(model)
+    assert plan.memory.optimizer == 8 * split // 2
