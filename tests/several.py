@@ -104,8 +104,38 @@ def die(victim):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fail(victim):
+    """One process has an error of its own, and the others wait for it."""
+    total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
+    print("running", flush=True)
+    for _ in range(100):
+        total(wf.ones("a=4"))
+        if jax.process_index() == int(victim):
+            raise ValueError("an error of its own")
+
+
+def arguments():
+    """Programs take what each process has for itself: arrays, keys and numbers of all kinds."""
+
+    def program(x, raw, key, weak, number):
+        drawn = wf.random.normal(key, x.dims)
+        return x + drawn * number + raw, wf.astype(x, "bfloat16") * weak
+
+    x = wf.tensor(np.arange(5.0, dtype=np.float32), "a=5")
+    on_device = jax.device_put(np.float32(3), jax.local_devices()[0])
+    given = (x, on_device, jax.random.key(2), jax.numpy.asarray(0.5), 2.0)
+    one = jax.tree.map(np.asarray, program(*given))
+    split = wf.spmd(program, everywhere(), wf.Layout("a:data"))(*given)
+    moved = [wf.place(t, everywhere(), wf.Layout("")) for t in split]
+    for ours, theirs in zip(one, moved, strict=True):
+        assert ours.dtype == theirs.dtype and np.array_equal(ours, np.asarray(theirs))
+    (raw,) = wf.spmd(lambda a: (a + 1,), everywhere(), wf.Layout(""))(np.arange(3))
+    assert np.array_equal(raw, [1, 2, 3])
+
+
 def all(folder):
     """Most of these, in one start."""
+    arguments()
     save(folder)
     stop("SIGTERM")
 

@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, WeftError) as error:
         kind = "error" if isinstance(error, UserError) else type(error).__name__
         print(f"{kind}: {_of_user(str(error))}", file=sys.stderr)
+        if "weft.train.hosts" in sys.modules:  # one of several processes: the others need not wait for it
+            sys.modules["weft.train.hosts"].fail(2)
         return 2
     except Failure as failure:
         print(failure, file=sys.stderr)

@@ -15,6 +15,7 @@ collective has to come in the same order everywhere.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import signal
@@ -92,6 +93,7 @@ def join(
         _connect(place, found, timeout, heartbeat)
     except HostsError as error:
         raise error.located("hosts.join()") from None
+    _end_when_failed()
 
 
 def _given(
@@ -184,7 +186,6 @@ def _connect(place: Place | None, found: str | None, timeout: float, heartbeat: 
     more: dict[str, Any] = {
         "initialization_timeout": left + 10,
         "heartbeat_timeout_seconds": heartbeat,
-        "shutdown_timeout_seconds": max(60, heartbeat),
     }
     if place is not None:
         more |= {
@@ -242,6 +243,39 @@ def _await_coordinator(place: Place, timeout: float) -> None:
         rule="process 0 listens there; it has to be started too, and to be reachable from here",
         hint="look at the log of process 0, at the name and port, and at firewalls",
     )
+
+
+# Failing
+
+_failed: list[int] = []  # the exit code, once it is known
+
+
+def fail(code: int = 1) -> None:
+    """Say that this process has failed: at its exit it will not wait for the others.
+
+    JAX would wait there for minutes until all are at their exit, and they wait in a collective for this one.
+    An exception that nobody catches is known without this.
+    """
+    if several():
+        _failed.append(code)
+
+
+def _end_when_failed() -> None:
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        shown(kind, error, trace)
+        fail(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    def end() -> None:
+        # Threads have ended by now, and with them a checkpoint that was being written.
+        if _failed:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_failed[0])
+
+    sys.excepthook = hook
+    atexit.register(end)  # the last one is called first: this one before JAX's
 
 
 # Words that all processes can read
@@ -348,8 +382,7 @@ class Stop:
         # it writes into this pipe comes at once.
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        self._pipe_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._before = {one: signal.signal(one, _ignored) for one in (signal.SIGTERM, signal.SIGINT)}
+        self._catch()
         targets = [self._listen, self._agree] if several() else [self._listen]
         self._threads = [threading.Thread(target=one, name="weft stop", daemon=True) for one in targets]
         for thread in self._threads:
@@ -359,9 +392,7 @@ class Stop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, signal.SIG_DFL if handler is None else handler)
-        signal.set_wakeup_fd(self._pipe_before)
+        self._release()
         os.close(self._write)
         if several():
             with suppress(jax.errors.JaxRuntimeError):  # the coordinator is gone
@@ -369,6 +400,22 @@ class Stop:
         for thread in self._threads:
             thread.join(timeout=10)
         os.close(self._read)
+
+    def _catch(self) -> None:
+        self._before: dict[int, Any] = {}
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # others may not; they hear of others' signals
+            self._pipe_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            self._before = {one: signal.signal(one, _ignored) for one in (signal.SIGTERM, signal.SIGINT)}
+            _catching.append(self)
+
+    def _release(self) -> None:
+        for one, handler in self._before.items():
+            signal.signal(one, signal.SIG_DFL if handler is None else handler)
+        if self._before:
+            signal.set_wakeup_fd(self._pipe_before)
+            _catching.remove(self)
 
     def _listen(self) -> None:
         """Wait for signals."""
@@ -397,6 +444,18 @@ class Stop:
                 _client().wait_at_barrier(f"{self._name}/barrier", 3_600_000)
                 times = [int(one) for _, one in _client().key_value_dir_get(f"{self._name}/times/")]
                 self.reason, self._at = reason, max(times) + 1
+
+
+_catching: list[Stop] = []
+
+
+def _forked() -> None:
+    """A worker that is forked off ends by SIGTERM, and does not write into our pipe."""
+    for stop in reversed(_catching.copy()):
+        stop._release()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _ignored(number: int, frame: FrameType | None) -> None:
