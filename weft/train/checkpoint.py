@@ -27,7 +27,7 @@ from typing import Any, Self
 import jax
 
 from weft import context
-from weft.errors import ProgramError, TensorTypeError
+from weft.errors import ProgramError, TensorTypeError, user_frame
 from weft.layout import Layout
 from weft.mesh import Mesh
 
@@ -114,7 +114,7 @@ class Checkpoints:
                 read_manifest(path)
                 found.append(step)
             except Damage as damage:
-                _warn(path, str(damage), level=3)
+                _warn(path, str(damage))
         return found
 
     def restore(
@@ -318,9 +318,11 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {text if len(text) < 200 else '…' + text[-200:]}"
 
 
-def _warn(path: Path, what: str, level: int = 4) -> None:
+def _warn(path: Path, what: str) -> None:
     shown = what.replace("\n", "; ")
-    warnings.warn(CheckpointWarning(f"checkpoint {path} is left out: {shown}"), stacklevel=level)
+    frame = user_frame()
+    place = ("<unknown>", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    warnings.warn_explicit(f"checkpoint {path} is left out: {shown}", CheckpointWarning, *place)
 
 
 def _check_call(step: Any, extra: dict[str, Any]) -> None:
