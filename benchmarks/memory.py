@@ -21,6 +21,8 @@ import optax
 import weft as wf
 from benchmarks import lm
 from benchmarks.handwritten import EPSILON, LEARNING_RATE, MASKED, STACKED, STANDARD, Size
+from weft import models, nn, train
+from weft.models.presets import batch_specs
 
 PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
 
@@ -141,6 +143,19 @@ def language_model(
     return wf.spmd(step, mesh, layout, donate=(0,) if donate else ()), (params, rows, rows)
 
 
+def transformer(mesh: str, layout: Any, **changes: Any) -> Made:
+    """The train step of `weft.models`, where scores are the largest tensors."""
+    config = models.Config(vocab=512, d_model=64, d_ff=256, heads=4, d_kv=16, layers=3, longest=256)
+    model, optimizer = nn.specs(models.Transformer(config.replace(**changes))), train.Momentum(0.1)
+    rows = batch_specs(config, 8, 256)
+
+    def step(model: Any, state: Any, batch: Any) -> Any:
+        value, grads = wf.value_and_grad(lambda model: model.loss(batch))(model)
+        return value, *optimizer.update(grads, state, model)
+
+    return wf.spmd(step, mesh, layout, donate=(0, 1)), (model, optimizer.init(model), rows)
+
+
 def conv_net(mesh: str, layout: str) -> Made:
     """Three convolutions, the last one strided: the loss and the gradients of the kernels."""
     rows, h, w, c, k, m, n = wf.dims("rows=4 h=64 w=64 c=8 k=16 m=3 n=3")
@@ -214,7 +229,7 @@ def _cases() -> Iterable[Case]:
     both = wf.Layout("batch:data h:model", params="d:data", optimizer="d:data")
     yield Case("AdamW, ZeRO-3 and model", partial(feed_forward, "data=4 model=2", both))
 
-    def models(
+    def handwritten(
         title: str, size: Size, names: Iterable[str], quick: str = "", **options: Any
     ) -> Iterable[Case]:
         for name in names:
@@ -222,21 +237,28 @@ def _cases() -> Iterable[Case]:
             yield Case(f"{title}, {name}", make, slow=name not in quick.split("; "))
 
     some = ("one device", "data", "both", "sequence", "ZeRO-3 and model")
-    yield from models("small LM", SMALL, LAYOUTS, "one device; data; sequence; ZeRO-3 and model")
-    yield from models("small LM, remat", SMALL, some, "data; both", policy="nothing")
-    yield from models("small LM, remat keeps sums", SMALL, ["both"], policy="sums")
-    yield from models("small LM, remat keeps dots", SMALL, ["both"], policy="dots")
-    yield from models("small LM, not donated", SMALL, ["one device", "both"], "both", donate=False)
+    yield from handwritten("small LM", SMALL, LAYOUTS, "one device; data; sequence; ZeRO-3 and model")
+    yield from handwritten("small LM, remat", SMALL, some, "data; both", policy="nothing")
+    yield from handwritten("small LM, remat keeps sums", SMALL, ["both"], policy="sums")
+    yield from handwritten("small LM, remat keeps dots", SMALL, ["both"], policy="dots")
+    yield from handwritten("small LM, not donated", SMALL, ["one device", "both"], "both", donate=False)
     twice = replace(SMALL, batch=32)
-    yield from models("small LM, 2 micro-batches", twice, ["data", "both"], "data", micro=2)
-    yield from models("small LM, 4 micro-batches, remat", twice, ["model", "both"], micro=4, policy="nothing")
-    yield from models("uneven LM", UNEVEN, ["both"])
-    yield from models("long LM", LONG, some)
-    yield from models("standard LM", STANDARD, LAYOUTS)
-    yield from models("deep LM", DEEP, LAYOUTS)
-    yield from models("deep LM, remat", DEEP, some, policy="nothing")
-    yield from models("deep LM, 2 micro-batches", DEEP, some, micro=2)
-    yield from models("wide LM", WIDE, LAYOUTS)
+    yield from handwritten("small LM, 2 micro-batches", twice, ["data", "both"], "data", micro=2)
+    yield from handwritten(
+        "small LM, 4 micro-batches, remat", twice, ["model", "both"], micro=4, policy="nothing"
+    )
+    yield from handwritten("uneven LM", UNEVEN, ["both"])
+    yield from handwritten("long LM", LONG, some)
+    yield from handwritten("standard LM", STANDARD, LAYOUTS)
+    yield from handwritten("deep LM", DEEP, LAYOUTS)
+    yield from handwritten("deep LM, remat", DEEP, some, policy="nothing")
+    yield from handwritten("deep LM, 2 micro-batches", DEEP, some, micro=2)
+    yield from handwritten("wide LM", WIDE, LAYOUTS)
+    for name in ("data", "model", "both", "sequence", "ZeRO-3"):
+        for policy in (None, "nothing"):
+            title = f"weft.models' LM{', remat' if policy else ''}, {name}"
+            make = partial(transformer, *LAYOUTS[name], remat=policy)
+            yield Case(title, make, slow=(name, policy) != ("both", "nothing"))
 
 
 CASES = tuple(_cases())
@@ -271,7 +293,9 @@ The program is taken through what XLA does with it (`nodes.py`, `fusion.py` and 
 No number in there is fitted.
 
 - **Fusion.** Element-wise chains are computed inside what reads them, if they are cheap once for each reader,
-  and need no memory. Matrix products, convolutions, collectives and loops read buffers.
+  and need no memory. Matrix products, convolutions, collectives and loops read buffers. A cheap result of one
+  operand (a softmax's division, which XLA makes a multiplication) has a buffer for them, and is computed anew
+  by its other readers: the operand stays alive.
 - **Order of dims.** Products with several contracted or free dims, convolutions, and collectives along a dim
   that is not the first read copies whose dims stand in the order that they want.
 - **Loops.** Scanned arrays are sliced, results are written into arrays of zeros. A carry is updated in place,

@@ -25,6 +25,7 @@ DEAR = frozenset(
 REDUCTIONS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split()
 )
+ELEMENTWISE = cost.FUSED - MOVES - SPREADS
 # They read through a fused chain. All others, like products, collectives and loops, read buffers.
 READERS = FUSED | REDUCTIONS | {"dynamic_update_slice"}
 # For each node, by id, the numbers that it reads; true if a result may take that number's place.
@@ -56,13 +57,34 @@ def breadth_first(nodes: list[Node], needs: list[set[int]]) -> list[Node]:
     return order
 
 
-def with_buffers(nodes: list[Node], outputs: set[int]) -> set[int]:
+def is_dear(node: Node, spread: set[int]) -> bool:
+    """Whether a node is not worth repeating. A division by one number for many is a multiplication."""
+    return node.primitive in DEAR and not (node.primitive == "div" and node.operands[1] in spread)
+
+
+def is_repeated(node: Node, spread: set[int]) -> bool:
+    """Whether a node that has a buffer, because one of its readers needs it, is computed by others anew.
+
+    XLA does so where that reads no more than the buffer would: of one operand as large as the result.
+    """
+    if node.primitive not in ELEMENTWISE or is_dear(node, spread):
+        return False
+    rank = len(node.eqn.outvars[0].aval.shape)
+    large = [
+        n
+        for n, atom in zip(node.operands, node.eqn.invars, strict=False)
+        if n not in spread and len(getattr(atom.aval, "shape", ())) >= rank
+    ]
+    return len(set(large)) <= 1
+
+
+def with_buffers(nodes: list[Node], outputs: set[int], spread: set[int]) -> set[int]:
     """The numbers that get a buffer; nodes in order."""
     buffers, reduced = set(outputs), set[int]()
     readers = Counter(n for node in nodes for n in node.operands)
     for node in reversed(nodes):
         fused = node.primitive in FUSED and node.results[0] not in buffers
-        if fused and node.primitive in DEAR and readers[node.results[0]] > 1:
+        if fused and is_dear(node, spread) and readers[node.results[0]] > 1:
             fused = False
         # XLA's reductions compute element-wise operands themselves, but read what is moved from a buffer.
         if fused and node.primitive in MOVES and node.results[0] in reduced:
@@ -79,19 +101,23 @@ def with_buffers(nodes: list[Node], outputs: set[int]) -> set[int]:
 def fuse(body: Body) -> Reads:
     """Leave fused nodes out of a body and of all inside it, and put the others in order."""
     nodes = breadth_first(body.nodes, [set(node.operands) for node in body.nodes])
-    buffers = with_buffers(nodes, {*body.outputs, *(new for _, new in body.kept)})
-    through: dict[int, dict[int, bool]] = {}  # what a fused number is computed from
+    spread = {n for node in nodes if node.primitive in SPREADS for n in node.results}
+    buffers = with_buffers(nodes, {*body.outputs, *(new for _, new in body.kept)}, spread)
+    through: dict[int, dict[int, bool]] = {}  # what a fused or repeated number is computed from
     reads: Reads = {}
     left = []
     for node in nodes:
         found: dict[int, bool] = {}
         alike = node.primitive not in MOVES and node.primitive not in SPREADS
         for n in node.operands:
-            for source, straight in through.get(n, {n: True}).items():
+            anew = ELEMENTWISE | REDUCTIONS if n in buffers else READERS
+            sources = through.get(n, {n: True}) if node.primitive in anew else {n: True}
+            for source, straight in sources.items():
                 found[source] = found.get(source, True) and straight and alike
-        if node.primitive in FUSED and node.results[0] not in buffers:
+        fused = node.primitive in FUSED and node.results[0] not in buffers
+        if fused or is_repeated(node, spread):
             through[node.results[0]] = found
-        else:
+        if not fused:
             reads[id(node)] = found
             left.append(node)
     body.nodes = breadth_first(left, [set(reads[id(node)]) for node in left])

@@ -7,6 +7,7 @@ reader.sizes[number]                   # bytes on one device
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -251,23 +252,24 @@ def _closure(some: set[Node], waits: dict[Node, set[Node]]) -> set[Node]:
 
 def _in_order(nodes: list[Node]) -> list[Node]:
     """The nodes in the order they are in, but each after those that make what it reads."""
-    maker = {n: node for node in nodes for n in node.results}
-    ordered: dict[Node, None] = {}
-    for root in nodes:
-        todo = [root]
-        while todo:
-            first = _unready(todo[-1], maker, ordered)
-            if first is not None:
-                todo.append(first)
-            else:
-                ordered[todo.pop()] = None
-    return list(ordered)
-
-
-def _unready(node: Node, maker: dict[int, Node], ready: dict[Node, None]) -> Node | None:
-    """A node that makes what this one reads, and is not ready yet."""
-    makers = (maker.get(n) for n in node.operands)
-    return next((m for m in makers if m is not None and m is not node and m not in ready), None)
+    maker = {n: place for place, node in enumerate(nodes) for n in node.results}
+    before = [{maker[n] for n in node.operands if n in maker} - {at} for at, node in enumerate(nodes)]
+    users: list[list[int]] = [[] for _ in nodes]
+    for place, others in enumerate(before):
+        for other in others:
+            users[other].append(place)
+    ready = [place for place, others in enumerate(before) if not others]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        place = heapq.heappop(ready)
+        ordered.append(nodes[place])
+        for user in users[place]:
+            before[user].discard(place)
+            if not before[user]:
+                heapq.heappush(ready, user)
+    assert len(ordered) == len(nodes)
+    return ordered
 
 
 def _transposed_products(body: Body) -> None:
