@@ -254,7 +254,7 @@ def _cases() -> Iterable[Case]:
     yield from handwritten("deep LM, remat", DEEP, some, policy="nothing")
     yield from handwritten("deep LM, 2 micro-batches", DEEP, some, micro=2)
     yield from handwritten("wide LM", WIDE, LAYOUTS)
-    for name in ("data", "model", "both", "sequence", "ZeRO-3"):
+    for name in ("one device", "data", "model", "both", "sequence", "ZeRO-3"):
         for policy in (None, "nothing"):
             title = f"weft.models' LM{', remat' if policy else ''}, {name}"
             make = partial(transformer, *LAYOUTS[name], remat=policy)
@@ -295,7 +295,7 @@ No number in there is fitted.
 - **Fusion.** Element-wise chains are computed inside what reads them, if they are cheap once for each reader,
   and need no memory. Matrix products, convolutions, collectives and loops read buffers. A cheap result of one
   operand (a softmax's division, which XLA makes a multiplication) has a buffer for them, and is computed anew
-  by its other readers: the operand stays alive.
+  by its other readers: the operand stays alive. (Not on one device, where a library has all of a softmax.)
 - **Order of dims.** Products with several contracted or free dims, convolutions, and collectives along a dim
   that is not the first read copies whose dims stand in the order that they want.
 - **Loops.** Scanned arrays are sliced, results are written into arrays of zeros. A carry is updated in place,

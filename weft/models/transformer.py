@@ -108,6 +108,14 @@ class Around:
 
 # A branch of a layer: from x to what is added to it, and a further loss or None.
 Branch = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+# How a layer attends, of its own sequence ("own") or of the encoder's ("memory"): what `nn.Attention` is
+# called with. Decoding has a way of its own, which remembers keys and values.
+Attend = Callable[..., Tensor]
+
+
+def directly(site: str, attention: nn.Attention, x: Tensor, memory: Tensor, **how: Any) -> Tensor:
+    """Attend to a memory that is there as a whole."""
+    return attention(x, memory, **how)
 
 
 class Block(nn.Module):
@@ -134,7 +142,7 @@ class Block(nn.Module):
         self.feed_norm = norm() if c.block == "serial" else None
         self.feed = FEEDS[c.experts > 0](c, d)
 
-    def branches(self, around: Around, drop: Drop) -> list[Branch]:
+    def branches(self, around: Around, drop: Drop, attend_by: Attend = directly) -> list[Branch]:
         """What is added to x, one after the other."""
 
         def attend(h: Tensor) -> Tensor:
@@ -143,14 +151,14 @@ class Block(nn.Module):
                 return _hashed(self.attention, h, sight, drop)
             if self.config.positions == "rotary":
                 rotate = functools.partial(self._rotate, places=sight.places)
-            visible, weights = sight.visible(), drop("weights")
-            return self.attention(h, _memory(h), visible, bias=around.bias, rotate=rotate, drop=weights)
+            how = {"visible": sight.visible(), "bias": around.bias, "rotate": rotate, "drop": drop("weights")}
+            return attend_by("own", self.attention, h, _memory(h), **how)
 
         def look_up(x: Tensor) -> Tensor:
             memory, sight = around.memory, around.memory_sight
             assert self.memory_attention is not None and memory is not None and sight is not None
-            h, weights = self.memory_norm(x), drop("memory weights")
-            return self.memory_attention(h, memory, sight.visible(), drop=weights)
+            how = {"visible": sight.visible(), "drop": drop("memory weights")}
+            return attend_by("memory", self.memory_attention, self.memory_norm(x), memory, **how)
 
         def feed(h: Tensor) -> tuple[Tensor, Tensor | None]:
             c = self.config
@@ -245,6 +253,10 @@ def _dropped(f: Branch, drop: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Te
 # A stack of layers
 
 
+# How the layers of a stack are run: from x, what they share and a key to the result and what else they give.
+Layers = Callable[["Stack", Tensor, Around, Any], tuple[Tensor, Any]]
+
+
 class Stack(nn.Module):
     """Positions, layers one after the other, a last norm."""
 
@@ -265,8 +277,17 @@ class Stack(nn.Module):
         self.blocks = nn.stack(Block(c, with_memory, ordered), self.layers)
         self.norm = nn.NORMS[c.norm](d.d_model, c.epsilon)
 
-    def __call__(self, x: Tensor, around: Around, key: Any) -> tuple[Tensor, Tensor | None]:
-        """The result, and the layers' further losses added up, or None."""
+    def __call__(
+        self, x: Tensor, around: Around, key: Any, layers: Layers | None = None
+    ) -> tuple[Tensor, Any]:
+        """The result, and what the layers give beside it: their further losses added up, or None.
+
+        Args:
+          x: the embedded tokens.
+          around: what layers share.
+          key: for dropout; None: without.
+          layers: how the layers are run; by default as `Config.residual` says.
+        """
         c, places = self.config, around.sight.places
         if self.positions is not None:
             x = x + self.positions(places)
@@ -276,7 +297,7 @@ class Stack(nn.Module):
             bias = self.relative(places, around.sight.memory_places)
             around = dataclasses.replace(around, bias=bias)
         x = Drop(c.dropout, key)("embedding")(x).astype(c.compute)
-        x, extra = RESIDUALS[c.residual](self, x, around, key)
+        x, extra = (layers or RESIDUALS[c.residual])(self, x, around, key)
         return Drop(c.dropout, key)("last")(self.norm(x)), extra
 
     def keys(self, key: Any) -> Any:
@@ -360,9 +381,15 @@ class Transformer(nn.Module):
         """The encoder's result."""
         return self._encode(as_batch(batch, self.config), key)[0]
 
-    def features(self, batch: Batch, key: Any = None) -> Tensor:
-        """What the last layer makes logits of, over `length` and `d_model`."""
-        return self._features(as_batch(batch, self.config), key)[0]
+    def features(self, batch: Batch, key: Any = None, memory: Tensor | None = None) -> Tensor:
+        """What the last layer makes logits of, over `length` and `d_model`.
+
+        Args:
+          batch: what is read.
+          key: for dropout; None: without.
+          memory: what `encode` gave for the same batch, to spare the encoder.
+        """
+        return self._features(as_batch(batch, self.config), key, memory)[0]
 
     def _encode(self, batch: Batch, key: Any) -> tuple[Tensor, Tensor | None]:
         assert self.encoder is not None
@@ -371,17 +398,18 @@ class Transformer(nn.Module):
         assert batch.inputs is not None
         return self._run(self.encoder, batch.inputs, batch.input_places, batch.input_segments, key)
 
-    def _features(self, batch: Batch, key: Any) -> tuple[Tensor, Tensor | None]:
+    def _features(self, batch: Batch, key: Any, memory: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         if self.decoder is None:
             return self._encode(batch, _fold(key, "encoder"))
         more: dict[str, Any] = {"prefix": batch.prefix}
         encoded = None
         if self.encoder is not None:
-            result, encoded = self._encode(batch, _fold(key, "encoder"))
+            if memory is None:
+                memory, encoded = self._encode(batch, _fold(key, "encoder"))
             assert batch.inputs is not None
             places, seen = _places(batch.inputs, batch.input_places), _memory(batch.input_segments)
             own = _places(batch.tokens, batch.places)
-            more["memory"] = _memory(result)
+            more["memory"] = _memory(memory)
             more["memory_sight"] = Sight(own, batch.segments, None, _memory(places), seen, False, None)
         x, extra = self._run(
             self.decoder,

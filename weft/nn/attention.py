@@ -91,13 +91,13 @@ class Attention(Module):
 
     def project(self, x: Tensor, memory: Tensor, rotate: Any = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, heads before places."""
-        q = self.query(x, out=self._order(x, self.heads))
+        q = self.query(x, out=self.order(x, self.heads))
         k, v = self.keys_values(memory, rotate)
         return (q if rotate is None else rotate(q)), k, v
 
     def keys_values(self, memory: Tensor, rotate: Any = None) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory."""
-        order = self._order(memory, self.key.outputs[:-1])
+        order = self.order(memory, self.key.outputs[:-1])
         k = self.key(memory, out=order)
         return (k if rotate is None else rotate(k)), self.value(memory, out=order)
 
@@ -124,7 +124,7 @@ class Attention(Module):
         mixed = wf.einsum(weights, v, out=q.dims)
         return self.out(mixed)
 
-    def _order(self, x: Tensor, heads: tuple[wf.Dim, ...]) -> list[wf.Dim]:
+    def order(self, x: Tensor, heads: tuple[wf.Dim, ...]) -> list[wf.Dim]:
         """Heads in front of the places: then the products over `d_kv` and over places need no transposes."""
         batch = [d for d in x.dims if d not in self.query.inputs]
         return [*batch[:-1], *heads, *batch[-1:], self.d_kv]

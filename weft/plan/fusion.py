@@ -98,8 +98,14 @@ def with_buffers(nodes: list[Node], outputs: set[int], spread: set[int]) -> set[
     return buffers
 
 
-def fuse(body: Body) -> Reads:
-    """Leave fused nodes out of a body and of all inside it, and put the others in order."""
+def fuse(body: Body, alone: bool) -> Reads:
+    """Leave fused nodes out of a body and of all inside it, and put the others in order.
+
+    Args:
+      body: what runs on one device.
+      alone: whether there is only that device. XLA then gives whole softmaxes, and products with them, to a
+        library, which repeats nothing.
+    """
     nodes = breadth_first(body.nodes, [set(node.operands) for node in body.nodes])
     spread = {n for node in nodes if node.primitive in SPREADS for n in node.results}
     buffers = with_buffers(nodes, {*body.outputs, *(new for _, new in body.kept)}, spread)
@@ -115,7 +121,7 @@ def fuse(body: Body) -> Reads:
             for source, straight in sources.items():
                 found[source] = found.get(source, True) and straight and alike
         fused = node.primitive in FUSED and node.results[0] not in buffers
-        if fused or is_repeated(node, spread):
+        if fused or (not alone and is_repeated(node, spread)):
             through[node.results[0]] = found
         if not fused:
             reads[id(node)] = found
@@ -123,5 +129,5 @@ def fuse(body: Body) -> Reads:
     body.nodes = breadth_first(left, [set(reads[id(node)]) for node in left])
     for node in body.nodes:
         for inside in node.bodies:
-            reads |= fuse(inside)
+            reads |= fuse(inside, alone)
     return reads

@@ -166,7 +166,7 @@ def memory_of(
     given = [reader.number(env, v) for v in (*jaxpr.constvars, *jaxpr.invars)]
     body, sizes = reader.body(jaxpr, env, ""), reader.sizes
     body.kept = _donations(jaxpr, body, sizes, given[len(jaxpr.constvars) :], donated)
-    reads = fuse(body)
+    reads = fuse(body, alone=mesh.size == 1)
     homes, copies = place(body, sizes, reads)
 
     end = max((node.end for node in body.nodes), default=0)
