@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 from ..errors import ProgramError
@@ -16,7 +16,7 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "share": ("a number from 0 to 1, 1 itself excluded", lambda x: 0 <= x < 1),
     "part": ("a number from 0 to 1", lambda x: 0 <= x <= 1),
     "at least one": ("a number, at least 1", lambda x: x >= 1),
-    "count": ("a whole number, at least 1", lambda x: isinstance(x, Integral) and x >= 1),
+    "count": ("a whole number, at least 1", lambda x: isinstance(x, int) and x >= 1),
 }
 
 
