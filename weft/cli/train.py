@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +13,27 @@ from typing import Any
 
 import tyro
 
+from ..errors import ProgramError, WeftError, nearest
 from .loading import Failure, UserError
 
-USAGE = """weft train RECIPE|FILE.toml [--print-config] [--preset NAME] [--section.field VALUE ...]"""
+USAGE = "weft train RECIPE|FILE.toml [--print-config] [--preset NAME] [--section.name VALUE ...]"
+
+ABOUT = """Train a model: from text files to checkpoints and curves.
+
+The settings are those of a recipe (lm: a language model; translate: a translation model) or of a TOML file;
+each flag changes one. --print-config prints them all as TOML, and does not train. What is stopped goes on
+when the same command is given again.
+
+  weft train lm                                     on Python's own documentation, which needs no files
+  weft train lm --data.kind text --data.train "books/*.txt" --data.valid last.txt --folder runs/books
+  weft train lm --layout.mesh "data=4 model=2" --layout.rules "batch:data d_ff:model heads:model vocab:model"
+  weft train lm --preset tiny-llama --print-config > llama.toml
+  weft train llama.toml --steps 5000"""
 
 
 @dataclass
 class Train:
-    """Train a model: from text files to checkpoints and curves.
-
-    weft train lm trains a language model, with no files given on Python's own documentation; weft train
-    translate a translation model. A TOML file has the settings of a run; --print-config prints one. Whatever
-    is stopped goes on when it is started again.
-    """
+    """Train a model: from text files to checkpoints and curves."""
 
     arguments: tyro.conf.Positional[tuple[str, ...]] = ()
     """A recipe (lm, translate) or a TOML file, and flags: weft train lm --help lists them."""
@@ -41,7 +52,9 @@ def train(arguments: Sequence[str]) -> None:
         known = "\n".join(f"  {name}: {about}" for name, about in recipes().items())
         shown = f"usage: {USAGE}\n\nrecipes:\n{known}\n\nweft train lm --help lists all settings"
         if {"-h", "--help"} & set(given):
-            print(shown)
+            print(
+                f"usage: {USAGE}\n\n{ABOUT}\n\nrecipes:\n{known}\n\nweft train lm --help lists all settings"
+            )
             return
         raise UserError(f"weft train was given no recipe\n\n{shown}")
     printed = "--print-config" in given
@@ -61,28 +74,74 @@ def settings(arguments: list[str]) -> Any:
 
     name, *flags = arguments
     config = config_file.read(name) if name.endswith(".toml") else recipe(name)
-    if "--preset" in flags[:-1]:
-        config = with_preset(config, flags[flags.index("--preset") + 1])
-    return tyro.cli(
-        TrainConfig,
-        prog=f"weft train {name}",
-        description=Train.__doc__,
-        default=config,
-        args=flags,
-        config=(tyro.conf.FlagConversionOff, tyro.conf.HelptextFromCommentsOff),
+    if chosen := _value(flags, "--preset"):
+        config = with_preset(config, chosen)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            config, unknown = tyro.cli(
+                TrainConfig,
+                prog=f"weft train {name}",
+                description=ABOUT,
+                default=config,
+                args=flags,
+                return_unknown_args=True,
+                config=(tyro.conf.FlagConversionOff, tyro.conf.HelptextFromCommentsOff),
+            )
+    except SystemExit as exit:  # the parser has told an error that may be ours, without its rule and hint
+        error: BaseException | None = exit
+        while error is not None:
+            if isinstance(error, WeftError):
+                raise error from None
+            error = error.__context__
+        sys.stderr.write(said.getvalue())
+        raise
+    if unknown:
+        _refuse(unknown, name, flags_of(config))
+    return config
+
+
+def _value(flags: list[str], name: str) -> str | None:
+    """What a flag was given, as `--flag value` or `--flag=value`; the last one counts."""
+    found = None
+    for flag, after in zip(flags, [*flags[1:], None], strict=True):
+        if flag == name or flag.startswith(f"{name}="):
+            found = after if flag == name else flag.partition("=")[2]
+    return found
+
+
+def flags_of(section: Any, before: str = "--") -> list[str]:
+    """The flags of all settings."""
+    names = [(f.name.replace("_", "-"), getattr(section, f.name)) for f in dataclasses.fields(section)]
+    each = [flags_of(x, f"{before}{n}.") if dataclasses.is_dataclass(x) else [before + n] for n, x in names]
+    return [flag for flags in each for flag in flags]
+
+
+def _refuse(unknown: list[str], name: str, known: list[str]) -> None:
+    """Say which arguments are no settings."""
+    flags = [one.partition("=")[0] for one in unknown if one.startswith("--")]
+    wrong = [f"there is no setting {flag}{nearest(flag, known)}" for flag in flags]
+    wrong = wrong or [f"{' '.join(unknown)} belongs to no setting"]
+    raise ProgramError(
+        wrong[0],
+        *wrong[1:],
+        rule="a setting is given as --name value, or --section.name value",
+        hint=f"weft train {name} --help lists all settings",
     )
 
 
 def finish(config: Any) -> Any:
     """Train, and say how it went."""
+    from ..train import hosts
     from ..train.loop import TrainingError
     from ..train.loop import train as run
 
     _check_writable(config.folder)
     try:
         outcome = run(config)
-    except TrainingError as error:
-        raise Failure(f"TrainingError: {error}") from None
+    except (TrainingError, OSError) as error:  # OSError: checkpoints and journals that can't be written too
+        hosts.fail()
+        raise Failure(f"{type(error).__name__}: {error}") from None
     if outcome.stopped:
         raise Failure(
             f"stopped by {outcome.stopped} after step {outcome.step} of {config.steps}, which is saved in "

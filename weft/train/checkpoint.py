@@ -151,7 +151,13 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.wait()
+        try:
+            self.wait()
+        except CheckpointError as late:
+            if error is None:
+                raise
+            # The error that is on its way stays the one that is raised.
+            warnings.warn(str(late), CheckpointWarning, stacklevel=2)
 
     # Writing
 

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def step_folders(folder: Path) -> dict[int, Path]:
     """The folders that are named as checkpoints, by step, oldest first."""
     for step, path in list(_by_step(folder, OLD + STEP)):
         if not (folder / f"{STEP}{step}").exists():  # a crash came between the two renames of `seal`
-            path.rename(folder / f"{STEP}{step}")
+            with suppress(FileNotFoundError):  # another process was faster
+                path.rename(folder / f"{STEP}{step}")
     return present(folder)
 
 

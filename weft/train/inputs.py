@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from weft import data
-from weft.errors import DataError, nearest
+from weft.errors import DataError, ModelError, nearest
 
+from . import hosts
 from .config import Data
 
-PHRASES = 200_000  # generated phrases to train on, and those that are held out
-HELD_OUT = 1_000
+PHRASES = 200_000  # generated phrases to train on
+HELD_OUT = 1_000  # and of those that are held out
+SAMPLE = 1_000_000  # examples that a tokenizer is trained on
 
 
 def examples(d: Data, held_out: bool) -> Sequence[Any] | None:
@@ -43,9 +45,9 @@ def examples(d: Data, held_out: bool) -> Sequence[Any] | None:
     if bool(targets) != (d.kind == "parallel"):
         word = "valid" if held_out else "train"
         raise DataError(
-            f"the kind of data is {d.kind!r}, and --data.{word}_targets is {' '.join(targets) or 'not given'}",
+            f"the kind of data is {d.kind!r}, and --data.{word}-targets is {' '.join(targets) or 'missing'}",
             rule="parallel text has two sides, each in files of its own; other kinds have all in one file",
-            hint=f"--data.kind parallel --data.{word} train.en --data.{word}_targets train.fr",
+            hint=f"--data.kind parallel --data.{word} train.en --data.{word}-targets train.fr",
         )
     return SOURCES[d.kind](d, files, targets).open()
 
@@ -82,10 +84,15 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
         return data.Bytes()
     if d.tokenizer in ("unigram", "bpe"):
         path = folder / "tokenizer.model"
-        if path.exists():
-            return data.SentencePiece(str(path))
-        folder.mkdir(parents=True, exist_ok=True)
-        return data.SentencePiece.train(data.texts(texts), path, d.vocab, kind=d.tokenizer)
+
+        def trained() -> str:
+            if not path.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                some = data.texts(texts[:SAMPLE])
+                data.SentencePiece.train(some, path, d.vocab, kind=d.tokenizer, split_digits=True)
+            return str(path)
+
+        return data.SentencePiece(hosts.from_first(hosts.name("tokenizer"), trained))
     if not Path(d.tokenizer).is_file():
         raise DataError(
             f"there is no tokenizer {d.tokenizer!r}{nearest(d.tokenizer, ('bytes', 'unigram', 'bpe'))}",
@@ -93,6 +100,15 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
             hint="--data.tokenizer bytes needs no training",
         )
     return data.SentencePiece(d.tokenizer)
+
+
+def check_vocab(words: data.Tokenizer, vocab: int) -> None:
+    """An error if a model has no row for some of the tokenizer's ids."""
+    try:
+        data.check_vocab(words, vocab)
+    except ModelError as error:
+        error.hint = f"--model.vocab {words.vocab}, or leave it out; or another --data.tokenizer"
+        raise
 
 
 def batches(d: Data, texts: Sequence[Any], words: data.Tokenizer, **more: Any) -> data.Batches:

@@ -16,13 +16,22 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+from weft.errors import WeftError
 
 METRICS, PICTURE = "metrics.jsonl", "loss.png"
 LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "grain", "sentencepiece")
+
+
+class JournalError(WeftError, OSError):
+    """Numbers that can't be written down."""
 
 
 class Journal:
@@ -34,21 +43,29 @@ class Journal:
         step: how many steps are done already; what was written of later ones goes.
         """
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self._rows = _rows(folder / METRICS, step)
-        replace(folder / METRICS, "".join(json.dumps(row) + "\n" for row in self._rows))
-        self._file = (folder / METRICS).open("a", encoding="utf-8")
-        from tensorboardX import SummaryWriter
-
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._rows = _rows(folder / METRICS, step)
+            replace(folder / METRICS, "".join(json.dumps(row) + "\n" for row in self._rows))
+            self._file = (folder / METRICS).open("a", encoding="utf-8")
+            self._board = Board(folder / "tensorboard", step)
 
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.draw()
-        self._file.close()
-        self._board.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # An error that is on its way says more than those that it leads to here.
+        with _writing(self.folder) if error is None else suppress(OSError):
+            try:
+                self.sync()
+                self.draw()
+            finally:
+                with suppress(OSError):  # what was not written is told already
+                    self._board.close()
+                with suppress(OSError):
+                    self._file.close()
 
     def describe(self, config: str, plan: str) -> None:
         """Write down what is run."""
@@ -59,19 +76,58 @@ class Journal:
         replace(self.folder / "versions.json", json.dumps(versions, indent=1) + "\n")
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Numbers of a step: one line, at once on its way to the disk."""
+        """Numbers of a step: one line, at once with the system, which keeps it if this process is killed."""
         row = {"step": step, **numbers}
+        with _writing(self.folder):
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+            self._board.write(step, numbers)
         self._rows.append(row)
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
-        for name, value in numbers.items():
-            self._board.add_scalar(name, value, step)
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk: a checkpoint must not outlive those of its steps."""
+        with _writing(self.folder):
+            os.fsync(self._file.fileno())
 
     def draw(self) -> None:
         """Draw the curves of the loss."""
         curves = {name: [(r["step"], r[name]) for r in self._rows if name in r] for name in CURVES}
         if any(curves.values()):
-            picture(curves, self.folder / PICTURE)
+            with _writing(self.folder):
+                picture(curves, self.folder / PICTURE)
+
+
+class Board:
+    """A file of TensorBoard's, written line by line.
+
+    tensorboardX's own SummaryWriter hands all to a thread. What that has not written yet, of two minutes
+    perhaps, is lost when the process is killed; on a full disk it dies, and whoever writes waits forever.
+    """
+
+    def __init__(self, folder: Path, step: int):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        folder.mkdir(exist_ok=True)
+        # A file's name has the second in which it was made; two starts may be in one.
+        self._file = EventsWriter(str(folder / "events"), f".{os.getpid()}.{step}")
+        if step:  # what other files have of later steps does not count
+            begun = SessionLog(status=SessionLog.START)
+            self._file.write_event(Event(wall_time=time.time(), step=step + 1, session_log=begun))
+            self._file.flush()
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Numbers of a step."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        for name, value in numbers.items():
+            self._file.write_event(Event(wall_time=time.time(), step=step, summary=scalar(name, value)))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 CURVES = {"loss": "training", "valid_loss": "held out"}
@@ -98,16 +154,35 @@ def picture(curves: Mapping[str, list[tuple[int, float]]], path: Path) -> None:
 def replace(path: Path, text: str) -> None:
     """Write a file beside its place and move it there when it is whole."""
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # else the name may be on the disk before the text is
     os.replace(part, path)
 
 
 def _rows(path: Path, until: int) -> list[dict[str, Any]]:
-    """What was written of steps up to one; a last line that a crash cut off is left out."""
+    """What was written of steps up to one; a line that is not whole, as a crash leaves them, is left out."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return [row for row in rows if row["step"] <= until]
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        with suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] <= until:
+                rows.append(row)
+    return rows
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Say what it means when something can't be written."""
+    try:
+        yield
+    except JournalError:
+        raise
+    except OSError as error:
+        raise JournalError(
+            f"the run's numbers could not be written to {folder}",
+            f"the system says: {error.strerror or error}",
+            rule="each step is written down, so that curves have no gaps; a run that can't do so stops",
+            hint="free space, look at quotas and rights; the same command goes on from the last checkpoint",
+        ) from error

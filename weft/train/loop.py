@@ -2,14 +2,15 @@
 
     outcome = train(recipe("lm").replace(steps=500))
 
-`train` reads from top to bottom: what is run (`prepare`), where it begins (`begin`), the steps. The numbers of
-step n depend on the settings, the seed and n alone, so a run that goes on from a checkpoint has the same
+`train` reads from top to bottom: what is run (`prepare`), where it begins (`begin`), the steps. The numbers
+of step n depend on the settings, the seed and n alone, so a run that goes on from a checkpoint has the same
 curve, bit for bit, as one that was never stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 import warnings
@@ -22,7 +23,7 @@ import numpy as np
 
 import weft as wf
 from weft import data, nn
-from weft.errors import LayoutError, WeftError
+from weft.errors import LayoutError, ModelError, WeftError
 from weft.layout import Layout
 from weft.mesh import Mesh
 from weft.models import Transformer, preset
@@ -32,7 +33,7 @@ from weft.plan.hardware import Hardware
 from . import config_file, hosts, inputs
 from .average import averaged
 from .checkpoint import Checkpoints
-from .checkpoint_files import step_folders
+from .checkpoint_files import CheckpointWarning, present, step_folders, unfinished
 from .config import TrainConfig, optimizer, schedule
 from .evaluate import Score, evaluate, sums
 from .journal import Journal
@@ -82,6 +83,7 @@ class Run:
 
 def prepare(config: TrainConfig) -> Run:
     """From settings to what is run: data found, tokenizer loaded or trained, mesh checked, step staged."""
+    config.check()
     h = config.hosts
     hosts.join(h.coordinator, h.processes, h.process)
     place = config.layout
@@ -96,7 +98,7 @@ def prepare(config: TrainConfig) -> Run:
     words = inputs.tokenizer(config.data, texts, config.folder)
     if config.model.vocab == preset(config.preset).config.vocab:
         config = config.replace(model=config.model.replace(vocab=words.vocab))
-    data.check_vocab(words, config.model.vocab)
+    inputs.check_vocab(words, config.model.vocab)
     _check_kind(config, inputs.is_pairs(texts))
     where = {"mesh": mesh, "layout": layout}
     train = inputs.batches(config.data, texts, words, seed=config.seed, **where)
@@ -123,9 +125,12 @@ def _with_devices(axes: str) -> Mesh:
     """The mesh. Where JAX has only a CPU, and is not in use yet, that gets as many virtual devices."""
     mesh = Mesh(axes) if "-1" not in axes else None
     if mesh is not None and not jax.distributed.is_initialized():
-        with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", mesh.size)
-    return mesh or Mesh(axes)
+        with contextlib.suppress(RuntimeError):  # never fewer: somebody may have asked for more
+            if mesh.size > jax.config.jax_num_cpu_devices:
+                jax.config.update("jax_num_cpu_devices", mesh.size)
+    mesh = mesh or Mesh(axes)
+    mesh.require_devices()
+    return mesh
 
 
 def _check_rows(config: TrainConfig, mesh: Mesh, layout: Layout) -> None:
@@ -144,8 +149,8 @@ def _check_kind(config: TrainConfig, pairs: bool) -> None:
     two = config.model.kind == "encoder_decoder"
     if two != pairs or config.model.kind == "encoder":
         has = "pairs of texts" if pairs else "single texts"
-        raise TrainingError(
-            f"the model is an {config.model.kind.replace('_', '-')}, and the data are {has}",
+        raise ModelError(
+            f"the model is of kind {config.model.kind.replace('_', '-')}, and the data are {has}",
             rule="an encoder-decoder learns from pairs, a decoder from single texts",
             hint="weft train translate for pairs, weft train lm for texts; or another --preset",
         )
@@ -168,13 +173,20 @@ class Place:
 def begin(run: Run, checkpoints: Checkpoints) -> Place:
     """The newest checkpoint, or parameters drawn anew."""
     seed = run.config.seed
-    if step_folders(run.checkpoints):
+    # Of several processes the first looks: all begin at the same place.
+    if hosts.from_first(hosts.name("begun"), lambda: " ".join(map(str, step_folders(run.checkpoints)))):
         like = nn.specs(run.model)
         found = checkpoints.restore(like, run.step.init(like), run.mesh, run.layout)
         step, model, state, extra = found
         if extra["seed"] != seed:
             warnings.warn(f"the run began with seed {extra['seed']}, and goes on with {seed}", stacklevel=2)
         return Place(step, extra["position"], model, state, extra["skipped"])
+    for path in unfinished(run.checkpoints).values():
+        warnings.warn(
+            f"checkpoint {path} was never finished, and there is none before it: the run begins anew",
+            CheckpointWarning,
+            stacklevel=2,
+        )
     model = nn.init(run.model, jax.random.key(seed), run.mesh, run.layout)
     return Place(0, 0, model, run.step.init(model))
 
@@ -214,20 +226,21 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
     """
     run = prepare(config)
     c, first = run.config, jax.process_index() == 0
-    c.folder.mkdir(parents=True, exist_ok=True)
-    plan = run.plan()
     hardware = Hardware.of(c.layout.hardware)
+    plan = run.plan()
     predicted = plan.time(hardware)
-    with Checkpoints(run.checkpoints, c.save.keep) as checkpoints, hosts.Stop() as stop:
+    c.folder.mkdir(parents=True, exist_ok=True)  # not before: a mistake leaves nothing behind
+    # Signals are caught until the last checkpoint is on the disk.
+    with hosts.Stop() as stop, Checkpoints(run.checkpoints, c.save.keep) as checkpoints:
         place = begin(run, checkpoints)
         began, from_step, score = time.monotonic(), place.step, None
         pace = Pace(predicted.overlapped_seconds, plan.unique_flops, _peak(hardware, run))
         with (
             Progress(c.steps, place.step, pace, c.log_every, quiet=quiet or not first) as shown,
             _Record(run, place, shown, first) as record,
+            contextlib.closing(run.train.batches(place.position, ahead=AHEAD)) as batches,
         ):
             record.open(plan, hardware)
-            batches = run.train.batches(place.position, ahead=AHEAD)
             while place.step < c.steps:
                 batch, place.position = next(batches)
                 metrics, place.model, place.state = run.program(
@@ -236,7 +249,8 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
                 place.step += 1
                 record.step(metrics)
                 last = place.step == c.steps or stop.asked
-                if run.valid is not None and (last or _due(place.step, c.evaluate.every)):
+                due = place.step == c.steps or _due(place.step, c.evaluate.every)
+                if run.valid is not None and due:  # not at a signal: there may be little time
                     record.flush()
                     score = record.evaluated(_score(run, place))
                 if last or _due(place.step, c.save.every):
@@ -245,7 +259,6 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
                     checkpoints.save(place.step, place.model, place.state, extra)
                 if last:
                     break
-            batches.close()
             record.flush()
         seconds = time.monotonic() - began
     loss = record.loss if place.step > from_step else math.nan
@@ -270,7 +283,7 @@ def _mean_of(run: Run, place: Place) -> Any:
 def _score(run: Run, place: Place) -> Score:
     assert run.valid is not None
     limit = run.config.evaluate.batches
-    rows = (batch for n, (batch, _) in enumerate(run.valid.batches()) if limit is None or n < limit)
+    rows = (batch for batch, _ in itertools.islice(run.valid.batches(), limit))
     return evaluate(run.scoring, _mean_of(run, place), rows)
 
 
@@ -287,9 +300,9 @@ class _Record:
     def __enter__(self) -> _Record:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._journal is not None:
-            self._journal.__exit__()
+            self._journal.__exit__(*error)
 
     def open(self, plan: wf.Plan, hardware: Hardware) -> None:
         """Say and write down what is run."""
@@ -306,9 +319,11 @@ class _Record:
         self._read(waiting)
 
     def flush(self) -> None:
-        """Read the numbers of the last step as well."""
+        """Read the numbers of the last step as well, and see that all are on the disk."""
         waiting, self._waiting = self._waiting, None
         self._read(waiting)
+        if self._journal is not None:
+            self._journal.sync()
 
     def _read(self, waiting: tuple[int, Any] | None) -> None:
         if waiting is None:
@@ -335,7 +350,7 @@ class _Record:
                 f"step {step} is left out: {wrong} ({self.place.skipped} of at most {c.nan_limit})"
             )
             return
-        saved = list(step_folders(self.run.checkpoints))
+        saved = list(present(self.run.checkpoints))
         good = f"that of step {saved[-1]} in {self.run.checkpoints}" if saved else "there is none yet"
         many = (
             [f"{self.place.skipped} steps were left out; the limit is {c.nan_limit}"]
@@ -373,8 +388,8 @@ def _summary(run: Run, plan: wf.Plan, hardware: Hardware, place: Place) -> list[
     sent = {axes: human_bytes(size) for axes, size in plan.comm_bytes.items()}
     begins = f"goes on after step {place.step}" if place.step else "begins anew"
     return [
-        f"{c.preset}: {human_count(nn.count(run.model))} parameters; {c.steps} steps of {c.data.rows} rows of "
-        f"{c.data.length}; {begins} in {c.folder}",
+        f"{c.preset}: {human_count(nn.count(run.model))} parameters; {c.steps} steps of {c.data.rows} rows "
+        f"of {c.data.length}; {begins} in {c.folder}",
         f'mesh "{run.mesh}", layout "{run.layout}"',
         f"a step, on each device: {human_count(plan.flops)}FLOP, "
         + (f"sends {', '.join(f'{size} over {axes}' for axes, size in sent.items())}, " if sent else "")
