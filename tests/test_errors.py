@@ -15,7 +15,10 @@ import optax
 import pytest
 
 import weft as wf
-from weft.errors import LayoutWarning, WeftError
+from weft import nn
+from weft.errors import LayoutWarning, WeftError, nearest
+from weft.models import Batch, Config, Transformer
+from weft.train import AdamW, train_step
 
 MESH, LAYOUT = wf.Mesh("data=4 model=2"), wf.Layout("batch:data d_ff:model")
 OTHER_MESH = wf.Mesh("data=2")
@@ -666,3 +669,29 @@ def test_warning(golden):
 def test_every_golden_text_has_its_mistake():
     names = {path.stem for path in (Path(__file__).parent / "messages").glob("*.txt")}
     assert names == {*MISTAKES, "rule_without_effect"}
+
+
+@pytest.mark.parametrize(
+    "name, known, meant",
+    [
+        ("nope", ["tiny-moe", "tiny-lm"], ""),
+        ("moe", ["tiny-lm", "tiny-moe"], "tiny-moe"),
+        ("ml", ["lm", "translate"], "lm"),
+        ("dta", ["data", "model"], "data"),
+        ("lenght", ["heads", "length"], "length"),
+        ("x", ["y"], ""),
+    ],
+)
+def test_only_what_is_close_is_suggested(name, known, meant):
+    assert nearest(name, known) == (f" (did you mean {meant}?)" if meant else "")
+
+
+def test_long_arguments_are_shown_by_their_type():
+    """A model's description, and its optimizer's state, made the line of what was asked pages long."""
+    model = nn.specs(Transformer(Config(vocab=32, d_model=8, d_ff=16, heads=2, d_kv=4, layers=1)))
+    optimizer = AdamW(1e-3)
+    rows = Batch(wf.spec("batch=3 length=4", "int32"), wf.spec("batch=3 length=4", "int32"))
+    with pytest.raises(wf.ShapeError) as error:
+        wf.spmd(train_step(optimizer, micro=2)).plan(model, optimizer.init(model), rows, None)
+    asked = "program step(Transformer(…), {step: i32[], mean: {…}, variance: {…}}, Batch(…), None)"
+    assert error.value.asked == asked

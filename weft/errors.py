@@ -123,8 +123,11 @@ def show_line(frame: FrameType | None) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean X?)`, or nothing if no known name is close."""
-    close = difflib.get_close_matches(name, list(known), 1, 0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
+    close = difflib.get_close_matches(name, list(known), 5, 0.5)
+    likely = difflib.get_close_matches(name, close, 1, 0.6)
+    # Half of the letters in common can be chance, unless it is a part of the name, or letters are swapped.
+    likely += [one for one in close if name in one or sorted(name) == sorted(one)]
+    return f" (did you mean {likely[0]}?)" if likely else ""
 
 
 def caret(text: str, position: int) -> str:

@@ -15,6 +15,7 @@ A tensor inside a program may be in another *form* than its layout says:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable
@@ -41,6 +42,9 @@ SHORT_TYPES = {
 }
 
 
+LONG = 300  # characters, from which on the entries of a list, tuple or dict are left out of messages
+
+
 def asked(name: str, args: Any, kwargs: Any) -> str:
     """`einsum(f32[batch=64, io=8], f32[io=8], out=[…])`, for messages."""
 
@@ -48,9 +52,11 @@ def asked(name: str, args: Any, kwargs: Any) -> str:
         if isinstance(x, Tensor):
             return describe(x)
         if isinstance(x, list | tuple):
-            return f"[{', '.join(map(shown, x))}]"
+            text = ", ".join(map(shown, x))
+            return f"[{text}]" if len(text) < LONG else "[…]"
         if isinstance(x, dict):
-            return f"{{{', '.join(f'{k}: {shown(v)}' for k, v in x.items())}}}"
+            text = ", ".join(f"{k}: {shown(v)}" for k, v in x.items())
+            return f"{{{text}}}" if len(text) < LONG else "{…}"
         if isinstance(x, slice):
             ends = ["" if n is None else str(n) for n in (x.start, x.stop, x.step)]
             return ":".join(ends if x.step is not None else ends[:2])
@@ -58,7 +64,9 @@ def asked(name: str, args: Any, kwargs: Any) -> str:
             kind = "key" if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else "array"
             return f"{kind} of shape {tuple(x.shape)}" if x.shape or kind == "array" else kind
         text = getattr(x, "__name__", None) or repr(x)
-        return text if len(text) < 60 else f"{text[:50]}…"
+        if len(text) < 60 and "\n" not in text:
+            return text
+        return f"{type(x).__name__}(…)" if dataclasses.is_dataclass(x) else f"{text[:50]}…"
 
     parts = [shown(a) for a in args] + [f"{k}={shown(v)}" for k, v in kwargs.items()]
     return f"{name}({', '.join(parts)})"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +10,6 @@ from typing import Any
 
 import tyro
 
-from ..errors import ProgramError, WeftError, nearest
 from .loading import Failure, UserError
 
 USAGE = "weft train RECIPE|FILE.toml [--print-config] [--preset NAME] [--section.name VALUE ...]"
@@ -69,65 +65,21 @@ def train(arguments: Sequence[str]) -> None:
 
 def settings(arguments: list[str]) -> Any:
     """The settings that a recipe or a file and flags say."""
-    from ..train import config_file
-    from ..train.config import TrainConfig, recipe, with_preset
+    from ..train import config_file, config_flags
+    from ..train.config import TrainConfig, recipe
 
     name, *flags = arguments
     config = config_file.read(name) if name.endswith(".toml") else recipe(name)
-    if chosen := _value(flags, "--preset"):
-        config = with_preset(config, chosen)
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            config, unknown = tyro.cli(
-                TrainConfig,
-                prog=f"weft train {name}",
-                description=ABOUT,
-                default=config,
-                args=flags,
-                return_unknown_args=True,
-                config=(tyro.conf.FlagConversionOff, tyro.conf.HelptextFromCommentsOff),
-            )
-    except SystemExit as exit:  # the parser has told an error that may be ours, without its rule and hint
-        error: BaseException | None = exit
-        while error is not None:
-            if isinstance(error, WeftError):
-                raise error from None
-            error = error.__context__
-        sys.stderr.write(said.getvalue())
-        raise
-    if unknown:
-        _refuse(unknown, name, flags_of(config))
-    return config
-
-
-def _value(flags: list[str], name: str) -> str | None:
-    """What a flag was given, as `--flag value` or `--flag=value`; the last one counts."""
-    found = None
-    for flag, after in zip(flags, [*flags[1:], None], strict=True):
-        if flag == name or flag.startswith(f"{name}="):
-            found = after if flag == name else flag.partition("=")[2]
-    return found
-
-
-def flags_of(section: Any, before: str = "--") -> list[str]:
-    """The flags of all settings."""
-    names = [(f.name.replace("_", "-"), getattr(section, f.name)) for f in dataclasses.fields(section)]
-    each = [flags_of(x, f"{before}{n}.") if dataclasses.is_dataclass(x) else [before + n] for n, x in names]
-    return [flag for flags in each for flag in flags]
-
-
-def _refuse(unknown: list[str], name: str, known: list[str]) -> None:
-    """Say which arguments are no settings."""
-    flags = [one.partition("=")[0] for one in unknown if one.startswith("--")]
-    wrong = [f"there is no setting {flag}{nearest(flag, known)}" for flag in flags]
-    wrong = wrong or [f"{' '.join(unknown)} belongs to no setting"]
-    raise ProgramError(
-        wrong[0],
-        *wrong[1:],
-        rule="a setting is given as --name value, or --section.name value",
-        hint=f"weft train {name} --help lists all settings",
-    )
+    if {"-h", "--help"} & set(flags):
+        tyro.cli(  # it ends here
+            TrainConfig,
+            prog=f"weft train {name}",
+            description=ABOUT,
+            default=config,
+            args=["--help"],
+            config=(tyro.conf.FlagConversionOff, tyro.conf.HelptextFromCommentsOff),
+        )
+    return config_flags.changed(config, flags)
 
 
 def finish(config: Any) -> Any:

@@ -18,31 +18,42 @@ class Config:
 
     Attributes:
       kind: "decoder", "encoder" or "encoder_decoder".
-      vocab, d_model, d_ff, heads, d_kv, layers: the sizes; `layers` are those of each stack.
+      vocab: how many ids the embedding has rows for.
+      d_model: the features of a place.
+      d_ff: the hidden features of the feed-forward block.
+      heads: the query heads.
+      d_kv: the features of a head.
+      layers: those of each stack.
       decoder_layers: the decoder's, if it has others than the encoder.
       kv_heads: key heads, if they are fewer than the query heads: 1 is multi-query, more is grouped.
       longest: the longest sequence; the number of learned positions.
       positions: "learned", "sinusoid", "relative" (T5's buckets), "rotary" or "none".
       rotary_base: the longest rotary wave is 2π times this.
       rotary_stretch: Llama 3's longer waves: factor, low, high, length; see `nn.rotary`.
-      norm, epsilon: "rms" or "layer", and what is added under its root.
+      norm: "rms" or "layer".
+      epsilon: what is added under the norm's root.
       activation: of the feed-forward block, a name of `nn.ACTIVATIONS`.
       bias: whether linear maps have one.
       scaled: whether attention scores are divided by sqrt(d_kv).
       tied: whether the embedding is the last layer too.
       scale_logits: whether the last layer's input is multiplied by d_model^-½ (T5 v1.0).
       attention: "full", "local" (a window of `window` places) or "lsh" (the Reformer's, decoder only).
-      lsh_chunk, lsh_rounds: of LSH attention, the places in a chunk and the number of hashes.
+      window: how many places local attention sees.
+      lsh_chunk: of LSH attention, the places in a chunk.
+      lsh_rounds: of LSH attention, the number of hashes.
       block: "serial", or "parallel": attention and feed-forward side by side, with one sum for both.
       residual: "plain" or "reversible": the backward pass computes activations anew, layer by layer.
       remat: what the backward pass does not compute anew, a policy of `wf.remat`; None: all is kept.
-      feed_chunks, loss_chunks: in how many pieces of the sequence the feed-forward block and the loss are
-        done, to hold less at once.
+      feed_chunks: in how many pieces of the sequence the feed-forward block is done, to hold less at once.
+      loss_chunks: in how many the last layer and the loss are.
       experts: how many feed-forward blocks a mixture has; 0: no mixture.
-      expert_top, capacity: how many experts see a token, and each one's room, in even shares.
-      balance, router_z: the factors of the mixture's own losses.
+      expert_top: how many experts see a token.
+      capacity: each expert's room, in even shares.
+      balance: the factor of the mixture's loss that evens out the experts' shares.
+      router_z: the factor of the mixture's loss that keeps its logits small.
       dropout: the rate, where a key is given.
-      smoothing, z_loss: of the cross-entropy.
+      smoothing: the share of a target that is spread over the whole vocabulary.
+      z_loss: the factor of a loss that keeps the logits' normalizer small.
       compute: the type of activations and products; parameters, norms, softmax and loss are float32.
     """
 

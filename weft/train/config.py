@@ -9,6 +9,7 @@ writes them as TOML. What is here are the settings alone: `loop` gives them thei
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,7 @@ class Data:
     input_length: int | None = None
     """Places in the encoder's row; None: as many."""
     packed: bool = True
-    """Of pairs: whether several share a row. (Texts are cut into windows of `length`, one after the other.)"""
+    """Of pairs: whether several share a row. (Texts are cut into windows of `length`.)"""
     buckets: tuple[int, ...] = ()
     """Unpacked, the lengths below `length` that rows may have."""
 
@@ -165,8 +166,6 @@ class TrainConfig:
     """With "skip", how many steps may be left out."""
     log_every: int = 10
     """Steps between two lines, where there is no terminal to show progress on."""
-    model: Config = field(default_factory=Config)
-    """The model. A vocab that is left as the preset has it becomes the tokenizer's."""
     data: Data = field(default_factory=Data)
     optimizer: Optimize = field(default_factory=Optimize)
     layout: Place = field(default_factory=Place)
@@ -174,34 +173,92 @@ class TrainConfig:
     evaluate: Evaluate = field(default_factory=Evaluate)
     diloco: DiLoCo = field(default_factory=DiLoCo)
     hosts: Hosts = field(default_factory=Hosts)
+    model: Config = field(default_factory=Config)
+    """The model. A vocab that is left as the preset has it becomes the tokenizer's."""
 
     def replace(self, **changes: Any) -> TrainConfig:
         """The same with some settings changed."""
         return dataclasses.replace(self, **changes)
 
     def __post_init__(self) -> None:
-        least = {
-            "--steps": (self.steps, 1),
-            "--log_every": (self.log_every, 1),
-            "--nan_limit": (self.nan_limit, 0),
-            "--data.rows": (self.data.rows, 1),
-            "--data.length": (self.data.length, 1),
-            "--data.vocab": (self.data.vocab, 1),
-            "--optimizer.warmup": (self.optimizer.warmup, 0),
-            "--optimizer.micro": (self.optimizer.micro, 1),
-            "--save.every": (self.save.every, 1),
-            "--save.keep": (self.save.keep, 1),
-            "--evaluate.every": (self.evaluate.every, 0),
-            "--diloco.replicas": (self.diloco.replicas, 0),
-            "--diloco.every": (self.diloco.every, 1),
-        }
-        small = {flag: both for flag, both in least.items() if both[0] < both[1]}
-        if small:
+        wrong = {}
+        for flag, (least, most) in _RANGES.items():
+            value = _setting(self, flag)
+            if value is not None and not (least <= value < most):
+                wrong[flag] = f"{flag} {value}"
+        if wrong:
             raise ProgramError(
-                ", ".join(f"{flag} {value}" for flag, (value, _) in small.items()),
-                rule="; ".join(f"{flag} is at least {limit}" for flag, (_, limit) in small.items()),
-                hint="weft train --help says what each setting is",
+                ", ".join(wrong.values()),
+                rule="; ".join(_range(flag) for flag in wrong),
+                hint="weft train lm --help says what each setting is",
             )
+
+    def check(self) -> None:
+        """An error if two settings do not go together."""
+        d, m, micro = self.data, self.model, self.optimizer.micro
+        if d.rows % micro:
+            raise ProgramError(
+                f"a batch of {d.rows} rows in {micro} parts: {_division(d.rows, micro)}",
+                rule="--optimizer.micro divides --data.rows",
+                hint=f"--data.rows {-(-d.rows // micro) * micro}, or another --optimizer.micro",
+            )
+        longest = max(d.length, d.input_length or 0)
+        if m.positions == "learned" and longest > m.longest:
+            raise ProgramError(
+                f"rows have {longest} places, and the model has {m.longest} learned positions",
+                rule="--data.length and --data.input-length are at most the number of learned positions",
+                hint=f"--model.longest {longest}; or --model.positions rotary, which do not end",
+            )
+
+
+# The values that numbers may have: from the first on, below the second.
+_ANY, _SHARE = float("inf"), 1.0
+_RANGES = {
+    "--steps": (1, _ANY),
+    "--nan-limit": (0, _ANY),
+    "--log-every": (1, _ANY),
+    "--data.malformed": (0, math.nextafter(1, 2)),
+    "--data.vocab": (1, _ANY),
+    "--data.rows": (1, _ANY),
+    "--data.length": (1, _ANY),
+    "--data.input-length": (1, _ANY),
+    "--optimizer.rate": (0, _ANY),
+    "--optimizer.warmup": (0, _ANY),
+    "--optimizer.last": (0, math.nextafter(1, 2)),
+    "--optimizer.beta1": (0, _SHARE),
+    "--optimizer.beta2": (0, _SHARE),
+    "--optimizer.weight-decay": (0, _ANY),
+    "--optimizer.clip": (0, _ANY),
+    "--optimizer.average": (0, _SHARE),
+    "--optimizer.micro": (1, _ANY),
+    "--save.every": (1, _ANY),
+    "--save.keep": (1, _ANY),
+    "--evaluate.every": (0, _ANY),
+    "--evaluate.batches": (1, _ANY),
+    "--diloco.replicas": (0, _ANY),
+    "--diloco.every": (1, _ANY),
+    "--diloco.rate": (0, _ANY),
+    "--diloco.momentum": (0, _SHARE),
+}
+
+
+def _setting(config: TrainConfig, flag: str) -> Any:
+    """The value that a flag sets."""
+    value: Any = config
+    for name in flag.removeprefix("--").replace("-", "_").split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _range(flag: str) -> str:
+    least, most = _RANGES[flag]
+    if most == _ANY:
+        return f"{flag} is at least {least}"
+    return f"{flag} is from {least} to 1" + (" and not 1" if most == _SHARE else "")
+
+
+def _division(whole: int, parts: int) -> str:
+    return f"{whole} = {parts} · {whole // parts} + {whole % parts}"
 
 
 # From settings to an optimizer

@@ -27,33 +27,60 @@ def read(path: str | Path) -> TrainConfig:
             hint="weft train lm --print-config shows what such a file says",
         ) from None
     except UnicodeDecodeError as error:
-        raise ProgramError(f"{path} is not UTF-8: byte {error.start}", rule="TOML is UTF-8") from None
+        raise ProgramError(
+            f"{path} is not UTF-8: byte {error.start} is none of its characters",
+            rule="a TOML file is text in UTF-8",
+            hint="was another file meant? weft train lm --print-config shows what such a file says",
+        ) from None
     except tomllib.TOMLDecodeError as error:
-        raise ProgramError(f"{path} is not TOML", str(error), *_shown(text, str(error))) from None
-    base = recipe(table.pop("recipe", "lm"))
-    if "preset" in table:
+        raise ProgramError(
+            f"{path} is not TOML",
+            str(error),
+            *_shown(text, str(error)),
+            rule="a setting is name = value, a section [name]; texts are in quotes",
+            hint="weft train lm --print-config shows what such a file says",
+        ) from None
+    named = table.pop("recipe", "lm")
+    wrong = [] if isinstance(named, str) else [f"recipe = {named!r} is not text"]
+    base = recipe("lm" if wrong else named)
+    if isinstance(table.get("preset"), str):
         base = with_preset(base, table["preset"])
-    return _changed(base, table, str(path), ())
+    changes = _changes(base, table, (), wrong)
+    if wrong:
+        raise ProgramError(
+            f"{path} has settings that can't be used",
+            *wrong,
+            rule="a file has the settings that `weft train lm --print-config` prints",
+            hint="weft train lm --help says what each one is",
+        )
+    return replaced(base, changes)
 
 
 def write(config: TrainConfig) -> str:
-    """All settings as TOML; those that are None are left out."""
+    """All settings as TOML. A None is left out, or "none" if the recipe or the preset has something there."""
     top, sections = [], []
+    base = recipe("lm", config.preset)
     for one in dataclasses.fields(config):
         value = getattr(config, one.name)
         if dataclasses.is_dataclass(value):
-            rows = [f"{f.name} = {_toml(getattr(value, f.name))}" for f in _given(value)]
+            rows = _rows(value, getattr(base, one.name))
             sections += ["", f"[{one.name}]", *rows] if rows else []
         else:
             top.append(f"{one.name} = {_toml(value)}")
     return "\n".join([*top, *sections]) + "\n"
 
 
-def _given(section: Any) -> list[Any]:
-    return [f for f in dataclasses.fields(section) if getattr(section, f.name) is not None]
+def _rows(section: Any, base: Any) -> list[str]:
+    names = [f.name for f in dataclasses.fields(section)]
+    values = {name: (getattr(section, name), getattr(base, name)) for name in names}
+    return [
+        f"{name} = {_toml(value)}" for name, (value, other) in values.items() if (value, other) != (None,) * 2
+    ]
 
 
 def _toml(value: Any) -> str:
+    if value is None:
+        return '"none"'
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     # JSON's text, numbers and truth values are TOML's.
@@ -72,39 +99,39 @@ def _shown(text: str, said: str) -> list[str]:
 # From tables to dataclasses
 
 
-def _changed(given: Any, table: dict[str, Any], file: str, path: tuple[str, ...]) -> Any:
-    """A dataclass with the settings of a table; every wrong key and type is named."""
+def _changes(given: Any, table: dict[str, Any], path: tuple[str, ...], wrong: list[str]) -> dict[str, Any]:
+    """The values in a table as fields of a dataclass; every key and type that is wrong is named."""
     kinds = typing.get_type_hints(type(given))
     changes: dict[str, Any] = {}
-    wrong: list[str] = []
     for key, value in table.items():
         name = ".".join((*path, key))
         if key not in kinds:
             wrong.append(f"{name}: there is no such setting{nearest(key, kinds)}")
         elif dataclasses.is_dataclass(kinds[key]):
             if isinstance(value, dict):
-                changes[key] = _changed(getattr(given, key), value, file, (*path, key))
+                changes[key] = _changes(getattr(given, key), value, (*path, key), wrong)
             else:
-                wrong.append(f"{name} is a section: [{name}], not {name} = {value!r}")
+                wrong.append(f"{name} = {value!r}: it is a section, [{name}]")
         else:
             try:
                 changes[key] = _as(kinds[key], value)
             except ValueError as error:
                 wrong.append(f"{name} = {value!r} is not {error}")
-    if wrong:
-        raise ProgramError(
-            f"{file} has settings that can't be used",
-            *wrong,
-            rule="a file has the settings that `weft train lm --print-config` prints",
-            hint="weft train --help says what each one is",
-        )
-    return dataclasses.replace(given, **changes)
+    return changes
+
+
+def replaced(given: Any, changes: dict[str, Any]) -> Any:
+    """A dataclass with other values; those of a section are in a dict of their own."""
+    new = {k: replaced(getattr(given, k), v) if isinstance(v, dict) else v for k, v in changes.items()}
+    return dataclasses.replace(given, **new)
 
 
 def _as(kind: Any, value: Any) -> Any:
     """A value of TOML as the type that a field has; ValueError says what it should be."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
+        if value == "none":
+            return None
         return _as(next(k for k in inside if k is not type(None)), value)
     if origin is typing.Literal:
         if value not in inside:
@@ -116,14 +143,17 @@ def _as(kind: Any, value: Any) -> Any:
         kinds = inside[:1] * len(value) if inside[1:] == (...,) else inside
         if len(kinds) != len(value):
             raise ValueError(f"a list of {len(kinds)}")
-        return tuple(_as(k, v) for k, v in zip(kinds, value, strict=True))
+        try:
+            return tuple(_as(k, v) for k, v in zip(kinds, value, strict=True))
+        except ValueError as error:
+            raise ValueError(f"a list of which each is {error}") from None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is Path and isinstance(value, str):
         return Path(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ValueError(_WORDS.get(kind, kind.__name__))
+        raise ValueError(WORDS.get(kind, kind.__name__))
     return value
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}

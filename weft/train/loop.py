@@ -116,6 +116,7 @@ def prepare(config: TrainConfig) -> Run:
     )
     program, scoring = wf.spmd(step, mesh, layout, donate=(0, 1)), wf.spmd(sums, mesh, layout)
     rates = schedule(config)(wf.arange(wf.Dim("steps", config.steps))).numpy()
+    rates = np.broadcast_to(rates, config.steps)  # a constant one has no dim
     return Run(
         config, mesh, layout, words, train, valid, Transformer(config.model), step, program, scoring, rates
     )
@@ -126,7 +127,7 @@ def _with_devices(axes: str) -> Mesh:
     mesh = Mesh(axes) if "-1" not in axes else None
     if mesh is not None and not jax.distributed.is_initialized():
         with contextlib.suppress(RuntimeError):  # never fewer: somebody may have asked for more
-            if mesh.size > jax.config.jax_num_cpu_devices:
+            if mesh.size > jax.config.jax_num_cpu_devices:  # type: ignore[attr-defined]
                 jax.config.update("jax_num_cpu_devices", mesh.size)
     mesh = mesh or Mesh(axes)
     mesh.require_devices()
@@ -176,7 +177,12 @@ def begin(run: Run, checkpoints: Checkpoints) -> Place:
     # Of several processes the first looks: all begin at the same place.
     if hosts.from_first(hosts.name("begun"), lambda: " ".join(map(str, step_folders(run.checkpoints)))):
         like = nn.specs(run.model)
-        found = checkpoints.restore(like, run.step.init(like), run.mesh, run.layout)
+        try:
+            found = checkpoints.restore(like, run.step.init(like), run.mesh, run.layout)
+        except ModelError as error:
+            was = run.config.folder / "config.toml"
+            error.hint = f"the settings of the run that is there are in {was}; a new run has another --folder"
+            raise
         step, model, state, extra = found
         if extra["seed"] != seed:
             warnings.warn(f"the run began with seed {extra['seed']}, and goes on with {seed}", stacklevel=2)
@@ -237,7 +243,7 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
         pace = Pace(predicted.overlapped_seconds, plan.unique_flops, _peak(hardware, run))
         with (
             Progress(c.steps, place.step, pace, c.log_every, quiet=quiet or not first) as shown,
-            _Record(run, place, shown, first) as record,
+            _Record(run, place, shown, first, checkpoints) as record,
             contextlib.closing(run.train.batches(place.position, ahead=AHEAD)) as batches,
         ):
             record.open(plan, hardware)
@@ -290,8 +296,8 @@ def _score(run: Run, place: Place) -> Score:
 class _Record:
     """The numbers of steps: read one step late, so that devices need not wait; written, shown, and judged."""
 
-    def __init__(self, run: Run, place: Place, shown: Progress, first: bool):
-        self.run, self.place, self.shown = run, place, shown
+    def __init__(self, run: Run, place: Place, shown: Progress, first: bool, checkpoints: Checkpoints):
+        self.run, self.place, self.shown, self.checkpoints = run, place, shown, checkpoints
         self.loss = math.nan
         self._journal = Journal(run.config.folder, place.step) if first else None
         self._waiting: tuple[int, Any] | None = None
@@ -350,6 +356,7 @@ class _Record:
                 f"step {step} is left out: {wrong} ({self.place.skipped} of at most {c.nan_limit})"
             )
             return
+        self.checkpoints.wait()  # one may be on its way
         saved = list(present(self.run.checkpoints))
         good = f"that of step {saved[-1]} in {self.run.checkpoints}" if saved else "there is none yet"
         many = (

@@ -1,0 +1,310 @@
+"""`weft train` given what it can't use, as a user meets it: a clear message, and exit 2; 1 if a run fails.
+
+And its settings: what TOML, flags and --print-config say is the same.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+import shutil
+import tomllib
+import warnings
+from pathlib import Path
+
+import pytest
+
+from weft.cli.main import main
+from weft.models import preset
+from weft.train import config_file, config_flags
+from weft.train.config import Data, recipe, recipes
+
+TINY = "--model.d-model 16 --model.d-ff 32 --model.heads 2 --model.d-kv 8 --model.layers 1"
+RUN = f"lm --folder run --steps 2 --data.kind lines --data.rows 4 --data.length 16 {TINY}"
+LINES = f"{RUN} --data.train text.txt"
+PAIRS = f"translate --folder run --steps 2 --data.rows 4 --data.length 16 {TINY}"
+
+FILES = {
+    "text.txt": "A line of text that is long enough for a few windows.\n" * 8,
+    "empty.txt": "",
+    "blank.txt": "\n\n\n",
+    "train.en": "one\ntwo\nthree\nfour\n",
+    "train.fr": "un\ndeux\n",
+    "rows.jsonl": '{"text": "a"}\n{"text": "b"}\n',
+    "no.model": "text",
+    "broken.toml": "steps = 100\n[data]\nrows = = 3\n",
+    "wrong.toml": (
+        'stesp = 100\nseed = 0.5\nsave = 3\n[data]\nrow = 3\nlength = "ten"\nkind = "line"\ntrain = "text.txt"\n'
+        "buckets = [3, 4.5]\npacked = 1\n[model]\nd_modle = 3\nlayers = true\n[optimiser]\nrate = 1\n"
+    ),
+    "recipe.toml": 'recipe = "ml"\n',
+    "preset.toml": 'preset = "tiny-ml"\n',
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the test is: a folder with the files above in it."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # no profiles of this machine's user
+    monkeypatch.setattr("warnings.showwarning", print)
+    return tmp_path
+
+
+def weft(capsys, line, *more):
+    """`weft train` in this process: exit code, stdout, stderr."""
+    try:
+        code = main(["train", *line.split(), *more])
+    except SystemExit as exit:  # the parser's own
+        code = exit.code
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def shown(err):
+    """A message without the folder's name, and the line of this file, which it takes for the user's."""
+    return re.sub(rf"\n  at \S*{Path(__file__).name}:\d+(?=\n|$)", "", err.replace(str(Path.cwd()), "HERE"))
+
+
+MISTAKES = {
+    # which run
+    "no_recipe": [""],
+    "unknown_recipe": ["ml"],
+    "unknown_preset": [f"{LINES} --preset tiny-ml"],
+    "no_preset": [f"{LINES} --preset"],
+    "unknown_flag": [f"{LINES} --optimizer.rat 0.1"],
+    "unknown_section": [f"{LINES} --optimiser.rate 0.1"],
+    "wrong_values": [
+        f"{LINES} --data.rows four --optimizer.kind adam --data.packed 1 --data.buckets 3 4.5 --steps --seed 1 2"
+        " --optimizer.rate=fast --sede 3 --model.rotary-stretch 8 1"
+    ],
+    "flag_in_front": [f"lm tiny {TINY}"],
+    "unknown_model_kind": [f"{LINES} --model.kind decodr"],
+    "negative_numbers": [f"{LINES} --steps -5 --data.rows 0 --data.length -1 --save.keep 0"],
+    "negative_rates": [f"{LINES} --optimizer.rate -1 --optimizer.clip -1 --optimizer.beta2 1.5"],
+    "heads_that_are_none": [f"{LINES} --model.heads 0"],
+    # a TOML file
+    "no_toml": ["config.toml"],
+    "broken_toml": ["broken.toml"],
+    "toml_of_unknown_settings": ["wrong.toml"],
+    "toml_of_an_unknown_recipe": ["recipe.toml"],
+    "toml_of_an_unknown_preset": ["preset.toml"],
+    # data
+    "no_such_file": [f"{RUN} --data.train txet.txt"],
+    "empty_data": [f"{RUN} --data.train empty.txt"],
+    "blank_data": [f"{RUN} --data.train blank.txt"],
+    "files_not_named": [RUN],
+    "files_for_nothing": [f"{RUN} --data.kind phrases --data.train text.txt"],
+    "unequal_numbers_of_lines": [
+        f"{PAIRS} --data.kind parallel --data.train train.en --data.train-targets train.fr"
+    ],
+    "no_targets": [f"{PAIRS} --data.kind parallel --data.train train.en"],
+    "three_fields": [f"{RUN} --data.kind jsonl --data.train rows.jsonl --data.fields text en fr"],
+    "no_such_field": [f"{RUN} --data.kind jsonl --data.train rows.jsonl --data.fields txt"],
+    "unknown_tokenizer": [f"{LINES} --data.tokenizer byte"],
+    "not_a_tokenizer": [f"{LINES} --data.tokenizer no.model"],
+    "vocabulary_too_small": [f"{LINES} --model.vocab 100"],
+    "texts_for_a_translation_model": [f"{PAIRS} --data.kind lines --data.train text.txt"],
+    "pairs_for_a_language_model": [f"{RUN} --data.kind phrases"],
+    "longer_than_the_positions": [f"{LINES} --data.length 256"],
+    # layout
+    "mesh_larger_than_the_devices": [
+        f"{LINES} --layout.rules batch:data --data.rows 16",
+        "--layout.mesh",
+        "data=16",
+    ],
+    "mesh_that_is_none": [f"{LINES} --layout.mesh data"],
+    "batch_smaller_than_the_mesh": [f"{LINES} --layout.rules batch:data --layout.mesh data=8"],
+    "unknown_axis": [f"{LINES} --layout.rules batch:dta --layout.mesh data=2"],
+    "unknown_axis_of_parameters": [f"{LINES} --layout.params d_model:dta --layout.mesh data=2"],
+    "two_dims_on_one_axis": [f"{LINES} --layout.mesh data=2", "--layout.rules", "batch:data vocab:data"],
+    "unknown_hardware": [f"{LINES} --layout.hardware tpu-v44"],
+    "micro_that_does_not_divide": [f"{LINES} --optimizer.micro 3"],
+    # the folder
+    "folder_that_is_a_file": [f"{LINES} --folder text.txt"],
+    "folder_in_a_file": [f"{LINES} --folder text.txt/run"],
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_and_exits_with_2(name, folder, capsys, golden):
+    before = set(folder.rglob("*"))
+    code, out, err = weft(capsys, *MISTAKES[name])
+    golden(f"cli_{name}", shown(err), "messages/train")
+    assert (code, out) == (2, "")
+    assert set(folder.rglob("*")) == before  # nothing is left behind
+
+
+# -- runs that fail, or go on ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two steps, with a checkpoint after each."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text(FILES["text.txt"])
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()):
+        patch.chdir(folder)
+        assert main(["train", *LINES.split(), "--save.every", "1"]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained, folder):
+    """A copy of that run, where the test is."""
+    shutil.copytree(trained, folder / "run")
+    return folder / "run"
+
+
+def test_what_a_run_writes(run):
+    found = {path.name for path in run.iterdir()}
+    wanted = {"checkpoints", "config.toml", "plan.txt", "versions.json", "metrics.jsonl", "tensorboard"}
+    assert found == wanted | {"loss.png"}
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert {"loss", "rate", "tokens", "seconds"} <= set(rows[0])
+
+
+def test_its_own_settings_go_on_where_it_stopped(run, capsys):
+    code, out, err = weft(capsys, "run/config.toml --steps 3")
+    assert (code, out) == (0, "") and "goes on after step 2 in run" in err
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+
+
+def test_a_finished_run_has_nothing_left_to_do(run, capsys):
+    before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    code, out, err = weft(capsys, LINES)
+    assert (code, out) == (0, "") and "2 steps" in err
+    assert before == {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+
+
+def test_a_run_of_another_model_is_not_gone_on_with(run, capsys, golden):
+    written = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    code, out, err = weft(capsys, f"{LINES} --model.d-ff 48 --model.norm layer --steps 3")
+    assert (code, out) == (2, "")
+    golden("cli_run_of_another_model", shown(err), "messages/train")
+    assert written == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_run_of_another_optimizer_is_not_gone_on_with(run, capsys, golden):
+    code, out, err = weft(capsys, f"{LINES} --optimizer.kind momentum --steps 3")
+    assert (code, out) == (2, "")
+    golden("cli_run_of_another_optimizer", shown(err), "messages/train")
+
+
+def test_a_rule_of_no_dim_is_a_warning(run, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, out, err = weft(capsys, f"{LINES} --layout.rules bach:data --layout.mesh data=2")
+    assert (code, out) == (0, "")
+    assert "warning: rule bach:data has no effect" in err and "did you mean batch?" in err
+
+
+TOO_FAST = "--optimizer.rate 1e30 --optimizer.warmup 0 --optimizer.clip 0 --optimizer.schedule constant"
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(run, capsys, golden):
+    """Nothing is saved of a step that is not finite."""
+    code, out, err = weft(capsys, f"{LINES} --steps 8 --save.every 1 {TOO_FAST}")
+    assert (code, out) == (1, "")
+    step, last = map(int, re.findall(r"step (\d+) (?:gave|in run/)", err))
+    assert 3 < step == last + 1  # which it is depends on how numbers overflow
+    text = re.sub(r"step \d+", "step N", err[err.index("TrainingError") :])
+    golden("cli_loss_not_finite", shown(text), "messages/train")
+
+
+def test_steps_that_are_not_finite_are_left_out_up_to_a_limit(folder, capsys, golden):
+    skip = f"{LINES} {TOO_FAST} --on-nan skip --steps 5"
+    code, out, err = weft(capsys, f"{skip} --nan-limit 2")
+    assert (code, out) == (1, "")
+    golden("cli_too_many_left_out", shown(err[err.index("step 2 is left out") :]), "messages/train")
+    assert not (folder / "run" / "checkpoints" / "step_5").exists()
+    code, out, err = weft(capsys, f"{skip} --nan-limit 4")  # nothing was saved: it begins anew
+    assert (code, out) == (0, "") and err.count("is left out") == 4
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+
+
+# -- settings ----------------------------------------------------------------------------------------
+
+PRESETS = (
+    "tiny-lm",
+    "tiny-tr",
+    "tiny-moe",
+    "tiny-reversible",
+    "tiny-llama",
+    "gpt2",
+    "t5-small",
+    "llama-3-8b",
+)
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+@pytest.mark.parametrize("name", recipes())
+def test_toml_gives_the_settings_back(name, preset, tmp_path):
+    config = recipe(name, preset)
+    path = tmp_path / "config.toml"
+    path.write_text(config_file.write(config), encoding="utf-8")
+    assert config_file.read(path) == config
+
+
+def test_toml_gives_unusual_settings_back(tmp_path):
+    config = recipe("translate", "tiny-llama")
+    assert config.model.kv_heads is not None
+    config = config.replace(
+        folder=Path('a "folder" \\ é'),
+        model=config.model.replace(kv_heads=None, remat="nothing", rotary_stretch=(8.0, 1.0, 4.0, 8192.0)),
+        data=Data(kind="parallel", train=("a b", "ü\n"), input_length=7, buckets=(3, 4)),
+        evaluate=dataclasses.replace(config.evaluate, batches=3),
+    )
+    (tmp_path / "config.toml").write_text(config_file.write(config), encoding="utf-8")
+    assert config_file.read(tmp_path / "config.toml") == config
+
+
+def test_flags_change_what_a_file_says(folder, capsys):
+    (folder / "some.toml").write_text(
+        'recipe = "translate"\nsteps = 7\n[data]\nrows = 5\n[model]\nd_ff = 48\n'
+    )
+    code, out, err = weft(capsys, "some.toml --data.rows 6 --optimizer.weight-decay=0.5 --print-config")
+    assert (code, err) == (0, "")
+    said = tomllib.loads(out)
+    assert (said["steps"], said["preset"]) == (7, "tiny-tr")
+    assert (said["data"]["rows"], said["data"]["kind"]) == (6, "phrases")
+    assert (said["model"]["d_ff"], said["optimizer"]["weight_decay"]) == (48, 0.5)
+
+
+@pytest.mark.parametrize("flags", ["--preset tiny-llama", "--preset=tiny-llama"])
+def test_a_preset_brings_its_model_and_flags_change_that(flags, folder, capsys):
+    code, out, _ = weft(capsys, f"lm {flags} --model.d-ff 48 --print-config")
+    said = tomllib.loads(out)
+    model = dataclasses.asdict(preset("tiny-llama").config.replace(d_ff=48))
+    assert code == 0 and said["preset"] == "tiny-llama"
+    assert said["model"] == {name: value for name, value in model.items() if value is not None}
+
+
+@pytest.mark.parametrize("start", ["lm", "translate --preset t5-small --data.train a b --steps 3"])
+def test_printed_settings_print_the_same(start, folder, capsys):
+    _, first, _ = weft(capsys, f"{start} --print-config")
+    (folder / "first.toml").write_text(first)
+    code, second, err = weft(capsys, "first.toml --print-config")
+    assert (code, err, second) == (0, "", first)
+
+
+def test_every_setting_can_be_had_as_a_flag(folder, capsys):
+    code, out, _ = weft(capsys, "lm --help")
+    assert code == 0
+    missing = [flag for flag in config_flags.flags() if f"{flag} " not in out]
+    assert not missing
+    bare = re.findall(r"(--\S+) \S+\s+│?\n?│?\s*\(default", out)
+    assert not bare, "settings that nothing is said of"
+
+
+def test_every_text_is_of_a_test():
+    here = {path.stem for path in (Path(__file__).parent / "messages" / "train").glob("cli_*.txt")}
+    runs = {"run_of_another_model", "run_of_another_optimizer", "loss_not_finite", "too_many_left_out"}
+    assert here == {f"cli_{name}" for name in {*MISTAKES, *runs}}
