@@ -46,6 +46,8 @@ class Data:
     """"bytes", the path of a SentencePiece model, or "unigram" or "bpe" to train one."""
     vocab: int = 8000
     """How many ids a tokenizer that is trained gets."""
+    tokenizer_examples: int = 100_000
+    """On how many of the examples it is trained, at most."""
     rows: int = 16
     """Rows in a batch, over all devices and hosts."""
     length: int = 128

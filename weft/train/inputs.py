@@ -14,7 +14,6 @@ from .config import Data
 
 PHRASES = 200_000  # generated phrases to train on
 HELD_OUT = 1_000  # and of those that are held out
-SAMPLE = 1_000_000  # examples that a tokenizer is trained on
 
 
 def examples(d: Data, held_out: bool) -> Sequence[Any] | None:
@@ -88,7 +87,7 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
         def trained() -> str:
             if not path.exists():
                 folder.mkdir(parents=True, exist_ok=True)
-                some = data.texts(texts[:SAMPLE])
+                some = data.texts(texts[: d.tokenizer_examples])
                 data.SentencePiece.train(some, path, d.vocab, kind=d.tokenizer, split_digits=True)
             return str(path)
 

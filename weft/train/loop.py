@@ -29,16 +29,16 @@ from weft.mesh import Mesh
 from weft.models import Transformer, preset
 from weft.placing import without_values
 from weft.plan.hardware import Hardware
+from weft.plan.units import human_bytes, human_count, human_seconds
 
 from . import config_file, hosts, inputs
-from .average import averaged
 from .checkpoint import Checkpoints
 from .checkpoint_files import CheckpointWarning, present, step_folders, unfinished
-from .config import TrainConfig, optimizer, schedule
+from .config import TrainConfig, schedule
 from .evaluate import Score, evaluate, sums
 from .journal import Journal
+from .learner import Learner, learner
 from .progress import Pace, Progress
-from .step import TrainStep, train_step
 
 AHEAD = 2  # batches that are made while a step runs
 
@@ -61,8 +61,7 @@ class Run:
     train: data.Batches
     valid: data.Batches | None
     model: Transformer  # declared
-    step: TrainStep
-    program: wf.Program
+    learner: Learner
     scoring: wf.Program
     rates: np.ndarray = field(repr=False)
 
@@ -74,11 +73,10 @@ class Run:
         """The key of a step's dropout."""
         return jax.random.fold_in(jax.random.key(self.config.seed), step)
 
-    def plan(self) -> wf.Plan:
-        """What a step will do and cost."""
-        model = nn.specs(self.model)
+    def plans(self) -> dict[str, wf.Plan]:
+        """What a step will do and cost, and whatever else is done every so many steps."""
         batch = jax.tree.map(without_values, self.train.step(0).batch, is_leaf=wf.is_tensor)
-        return self.program.plan(model, self.step.init(model), batch, self.key(0))
+        return self.learner.plans(nn.specs(self.model), batch, self.key(0))
 
 
 def prepare(config: TrainConfig) -> Run:
@@ -106,20 +104,11 @@ def prepare(config: TrainConfig) -> Run:
     if held_out is not None:
         valid = inputs.batches(config.data, held_out, words, shuffle=False, epochs=1, **where)
 
-    o = config.optimizer
-    step = train_step(
-        optimizer(config),
-        clip=o.clip or None,
-        micro=o.micro,
-        average=o.average or None,
-        skip_nonfinite=config.on_nan == "skip",
-    )
-    program, scoring = wf.spmd(step, mesh, layout, donate=(0, 1)), wf.spmd(sums, mesh, layout)
+    scoring = wf.spmd(sums, mesh, layout)
     rates = schedule(config)(wf.arange(wf.Dim("steps", config.steps))).numpy()
     rates = np.broadcast_to(rates, config.steps)  # a constant one has no dim
-    return Run(
-        config, mesh, layout, words, train, valid, Transformer(config.model), step, program, scoring, rates
-    )
+    model, how = Transformer(config.model), learner(config, mesh, layout)
+    return Run(config, mesh, layout, words, train, valid, model, how, scoring, rates)
 
 
 def _with_devices(axes: str) -> Mesh:
@@ -178,7 +167,7 @@ def begin(run: Run, checkpoints: Checkpoints) -> Place:
     if hosts.from_first(hosts.name("begun"), lambda: " ".join(map(str, step_folders(run.checkpoints)))):
         like = nn.specs(run.model)
         try:
-            found = checkpoints.restore(like, run.step.init(like), run.mesh, run.layout)
+            found = checkpoints.restore(*run.learner.init(like), run.mesh, run.layout)
         except ModelError as error:
             was = run.config.folder / "config.toml"
             error.hint = f"the settings of the run that is there are in {was}; a new run has another --folder"
@@ -194,7 +183,7 @@ def begin(run: Run, checkpoints: Checkpoints) -> Place:
             stacklevel=2,
         )
     model = nn.init(run.model, jax.random.key(seed), run.mesh, run.layout)
-    return Place(0, 0, model, run.step.init(model))
+    return Place(0, 0, *run.learner.init(model))
 
 
 # The steps
@@ -233,7 +222,8 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
     run = prepare(config)
     c, first = run.config, jax.process_index() == 0
     hardware = Hardware.of(c.layout.hardware)
-    plan = run.plan()
+    plans = run.plans()
+    plan = plans["a step"]
     predicted = plan.time(hardware)
     c.folder.mkdir(parents=True, exist_ok=True)  # not before: a mistake leaves nothing behind
     # Signals are caught until the last checkpoint is on the disk.
@@ -246,13 +236,13 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
             _Record(run, place, shown, first, checkpoints) as record,
             contextlib.closing(run.train.batches(place.position, ahead=AHEAD)) as batches,
         ):
-            record.open(plan, hardware)
+            record.open(plans, hardware)
             while place.step < c.steps:
                 batch, place.position = next(batches)
-                metrics, place.model, place.state = run.program(
-                    place.model, place.state, batch, run.key(place.step)
+                key, place.step = run.key(place.step), place.step + 1
+                metrics, place.model, place.state = run.learner.learn(
+                    place.step, place.model, place.state, batch, key
                 )
-                place.step += 1
                 record.step(metrics)
                 last = place.step == c.steps or stop.asked
                 due = place.step == c.steps or _due(place.step, c.evaluate.every)
@@ -269,7 +259,8 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
         seconds = time.monotonic() - began
     loss = record.loss if place.step > from_step else math.nan
     stopped = stop.reason if place.step < c.steps else ""
-    return Outcome(run, _mean_of(run, place), place.step, loss, score, stopped, seconds)
+    model = run.learner.whole(place.model, place.state)
+    return Outcome(run, model, place.step, loss, score, stopped, seconds)
 
 
 def _due(step: int, every: int) -> bool:
@@ -282,15 +273,11 @@ def _peak(hardware: Hardware, run: Run) -> float:
     return hardware.peak(dtype) * (hardware.shared_cores or run.mesh.size)
 
 
-def _mean_of(run: Run, place: Place) -> Any:
-    return place.model if run.step.average is None else averaged(place.model, place.state["average"])
-
-
 def _score(run: Run, place: Place) -> Score:
     assert run.valid is not None
     limit = run.config.evaluate.batches
     rows = (batch for batch, _ in itertools.islice(run.valid.batches(), limit))
-    return evaluate(run.scoring, _mean_of(run, place), rows)
+    return evaluate(run.scoring, run.learner.whole(place.model, place.state), rows)
 
 
 class _Record:
@@ -310,13 +297,12 @@ class _Record:
         if self._journal is not None:
             self._journal.__exit__(*error)
 
-    def open(self, plan: wf.Plan, hardware: Hardware) -> None:
+    def open(self, plans: dict[str, wf.Plan], hardware: Hardware) -> None:
         """Say and write down what is run."""
-        c = self.run.config
-        text = plan.explain(hardware)
+        text = "\n".join(f"{often}:\n{plan.explain(hardware)}" for often, plan in plans.items())
         if self._journal is not None:
-            self._journal.describe(config_file.write(c), text)
-        for line in _summary(self.run, plan, hardware, self.place):
+            self._journal.describe(config_file.write(self.run.config), text)
+        for line in _summary(self.run, plans, hardware, self.place):
             self.shown.say(line)
 
     def step(self, metrics: Any) -> None:
@@ -387,19 +373,23 @@ class _Record:
         return score
 
 
-def _summary(run: Run, plan: wf.Plan, hardware: Hardware, place: Place) -> list[str]:
+def _summary(run: Run, plans: dict[str, wf.Plan], hardware: Hardware, place: Place) -> list[str]:
     """What will happen, in a few lines."""
-    from weft.plan.units import human_bytes, human_count, human_seconds
-
-    c, m, predicted = run.config, plan.memory, plan.time(hardware)
-    sent = {axes: human_bytes(size) for axes, size in plan.comm_bytes.items()}
+    c = run.config
     begins = f"goes on after step {place.step}" if place.step else "begins anew"
     return [
         f"{c.preset}: {human_count(nn.count(run.model))} parameters; {c.steps} steps of {c.data.rows} rows "
         f"of {c.data.length}; {begins} in {c.folder}",
         f'mesh "{run.mesh}", layout "{run.layout}"',
-        f"a step, on each device: {human_count(plan.flops)}FLOP, "
-        + (f"sends {', '.join(f'{size} over {axes}' for axes, size in sent.items())}, " if sent else "")
-        + f"at most {human_bytes(m.peak)} of memory; on {hardware.name} about "
-        f"{human_seconds(predicted.overlapped_seconds)}, bound by {predicted.bound}",
+        *(f"{often}, on each device: {_cost(plan, hardware)}" for often, plan in plans.items()),
     ]
+
+
+def _cost(plan: wf.Plan, hardware: Hardware) -> str:
+    predicted = plan.time(hardware)
+    sent = [f"{human_bytes(size)} over {axes}" for axes, size in plan.comm_bytes.items()]
+    return (
+        f"{human_count(plan.flops)}FLOP, {'sends ' + ', '.join(sent) if sent else 'sends nothing'}, at most "
+        f"{human_bytes(plan.memory.peak)} of memory; on {hardware.name} about "
+        f"{human_seconds(predicted.overlapped_seconds)}, bound by {predicted.bound}"
+    )
