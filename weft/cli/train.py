@@ -70,7 +70,9 @@ def settings(arguments: list[str]) -> Any:
 
     name, *flags = arguments
     config = config_file.read(name) if name.endswith(".toml") else recipe(name)
-    if {"-h", "--help"} & set(flags):
+    asked = {"-h", "--help"} & set(flags)
+    config = config_flags.changed(config, [flag for flag in flags if flag not in asked])
+    if asked:
         tyro.cli(  # it ends here
             TrainConfig,
             prog=f"weft train {name}",
@@ -79,7 +81,7 @@ def settings(arguments: list[str]) -> Any:
             args=["--help"],
             config=(tyro.conf.FlagConversionOff, tyro.conf.HelptextFromCommentsOff),
         )
-    return config_flags.changed(config, flags)
+    return config
 
 
 def finish(config: Any) -> Any:
