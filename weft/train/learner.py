@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import weft as wf
-from weft.layout import Layout
+from weft.layout import ROLES, Layout
 from weft.mesh import Mesh
 
 from .average import averaged
@@ -28,6 +28,11 @@ class Learner:
     def program(self) -> wf.Program:
         """The step, staged."""
         return wf.spmd(self.step, self.mesh, self.layout, donate=(0, 1))
+
+    @property
+    def whole_layout(self) -> Layout:
+        """The layout for the whole model."""
+        return self.layout
 
     def init(self, model: Any) -> tuple[Any, Any]:
         """The model as it is trained, and the state to begin with. Those of specs are specs."""
@@ -60,6 +65,12 @@ class Replicas(Learner):
     def meeting(self) -> wf.Program:
         """The outer step, staged."""
         return wf.spmd(self.diloco.outer, self.mesh, self.layout, donate=(0, 1))
+
+    @property
+    def whole_layout(self) -> Layout:
+        rules = [self.layout.rules_for(role) for role in ROLES]
+        value, param, state = ({d: axes for d, axes in one.items() if d != "replicas"} for one in rules)
+        return Layout(value, params=param, optimizer=state)
 
     def init(self, model: Any) -> tuple[Any, Any]:
         return self.diloco.init(model)

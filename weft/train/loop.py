@@ -104,10 +104,10 @@ def prepare(config: TrainConfig) -> Run:
     if held_out is not None:
         valid = inputs.batches(config.data, held_out, words, shuffle=False, epochs=1, **where)
 
-    scoring = wf.spmd(sums, mesh, layout)
     rates = schedule(config)(wf.arange(wf.Dim("steps", config.steps))).numpy()
     rates = np.broadcast_to(rates, config.steps)  # a constant one has no dim
     model, how = Transformer(config.model), learner(config, mesh, layout)
+    scoring = wf.spmd(sums, mesh, how.whole_layout)
     return Run(config, mesh, layout, words, train, valid, model, how, scoring, rates)
 
 
