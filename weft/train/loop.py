@@ -33,7 +33,7 @@ from weft.plan.units import human_bytes, human_count, human_seconds
 
 from . import config_file, hosts, inputs
 from .checkpoint import Checkpoints
-from .checkpoint_files import CheckpointWarning, present, step_folders, unfinished
+from .checkpoint_files import CheckpointError, CheckpointWarning, present, step_folders, unfinished
 from .config import TrainConfig, schedule
 from .evaluate import Score, evaluate, sums
 from .journal import Journal
@@ -342,7 +342,8 @@ class _Record:
                 f"step {step} is left out: {wrong} ({self.place.skipped} of at most {c.nan_limit})"
             )
             return
-        self.checkpoints.wait()  # one may be on its way
+        with contextlib.suppress(CheckpointError):  # that one failed too is not why the run stops
+            self.checkpoints.wait()  # one may be on its way
         saved = list(present(self.run.checkpoints))
         good = f"that of step {saved[-1]} in {self.run.checkpoints}" if saved else "there is none yet"
         many = (
