@@ -26,8 +26,8 @@ $(STAMP): pyproject.toml
 	@touch $@
 	@echo "installed"
 
-demo: install ## the paper's two-layer example in five layouts on 8 virtual devices
-	@$(BIN)/python examples/two_layers.py
+demo: install ## train a translator on 8 virtual devices and let it translate (a few minutes)
+	@$(BIN)/weft demo
 
 test: install ## all but the slow tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -16,6 +16,8 @@ import tyro
 
 from ..errors import WeftError
 from .checkpoint import Checkpoint
+from .demo import Demo
+from .evaluate import Evaluate
 from .hardware import Hardware
 from .launch import Launch
 from .loading import Failure, UserError
@@ -27,20 +29,25 @@ from .verify import Verify
 ABOUT = """Maths over named dimensions, split over a processor mesh by a one-line layout.
 
 weft plan says what a program will do and cost, before it runs. weft verify runs it under several layouts and
-compares the results. weft train trains a model, on one device or many; weft checkpoint looks at what it
-stores, weft launch runs it in several processes. weft hardware shows the machines that a plan's time can be
-predicted for, weft models the known models.
-Each has a --help of its own."""
+compares the results. weft train trains a model, on one device or many, and weft eval scores it; weft demo
+does both in a few minutes. weft checkpoint looks at what training stores, weft launch runs it in several
+processes. weft hardware shows the machines that a plan's time can be predicted for, weft models the known
+models. Each has a --help of its own."""
 
 COMMANDS = {
     "plan": Plan,
     "verify": Verify,
+    "demo": Demo,
     "train": Train,
+    "eval": Evaluate,
     "launch": Launch,
     "checkpoint": Checkpoint,
     "hardware": Hardware,
     "models": Models,
 }
+
+
+READ_BY_THEMSELVES = ("train", "eval")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _chosen(given: list[str]) -> Any:
-    """The command, with what it was given. The settings of `train` depend on its first argument."""
-    if given[:1] == ["train"]:
-        return Train(tuple(given[1:]))
+    """The command, with what it was given. The flags of some depend on their first argument."""
+    if given and given[0] in READ_BY_THEMSELVES:
+        return COMMANDS[given[0]](tuple(given[1:]))
     return tyro.cli(
         _choice(given[:1]),
         prog="weft",
