@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import weft as wf
-from benchmarks import handwritten, lm, models
+from benchmarks import handwritten, lm, models, training
 from benchmarks.measure import Spread, alternate, compared
 from weft.plan.hardware import measure_cpu
 
@@ -179,6 +179,13 @@ SECTIONS: dict[str, Callable[[int], str]] = {
 The train step of `lm.py` in eight layouts; the profile of this CPU was measured in the same run.
 
 {predicted_order(max(rounds // 4, 3))}"""
+    ),
+    "training": lambda rounds: (
+        f"""## Training
+
+nanoGPT's model for a CPU (4 layers of 128 features, 12 rows of 64), {training.STEPS} steps a case, one device.
+
+{training.table(max(rounds // 4, 3))}"""
     ),
 }
 

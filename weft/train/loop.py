@@ -219,7 +219,11 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
       config: all settings.
       quiet: whether nothing is shown.
     """
-    run = prepare(config)
+    return follow(prepare(config), quiet=quiet)
+
+
+def follow(run: Run, *, quiet: bool = False) -> Outcome:
+    """Train what is prepared."""
     c, first = run.config, jax.process_index() == 0
     hardware = Hardware.of(c.layout.hardware)
     plans = run.plans()
