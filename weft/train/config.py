@@ -197,12 +197,16 @@ class TrainConfig:
 
     def check(self) -> None:
         """An error if two settings do not go together."""
-        d, m, micro = self.data, self.model, self.optimizer.micro
-        if d.rows % micro:
+        d, m, replicas, micro = self.data, self.model, self.diloco.replicas or 1, self.optimizer.micro
+        parts = replicas * micro
+        if d.rows % parts:
+            each = [("--diloco.replicas", replicas), ("--optimizer.micro", micro)]
+            flags = [f"{flag} {count}" for flag, count in each if count > 1]
             raise ProgramError(
-                f"a batch of {d.rows} rows in {micro} parts: {_division(d.rows, micro)}",
-                rule="--optimizer.micro divides --data.rows",
-                hint=f"--data.rows {-(-d.rows // micro) * micro}, or another --optimizer.micro",
+                f"a batch of {d.rows} rows in {parts} parts: {_division(d.rows, parts)}",
+                f"{' and '.join(flags)}",
+                rule="a batch is dealt out evenly to replicas and their parts",
+                hint=f"--data.rows {-(-d.rows // parts) * parts}, or other numbers of parts",
             )
         longest = max(d.length, d.input_length or 0)
         if m.positions == "learned" and longest > m.longest:
