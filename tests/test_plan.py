@@ -229,3 +229,8 @@ def test_verify_names_what_differs_and_where():
             wrong, (wf.tensor(np.ones((4, 2), np.float32), "batch=4 io=2"),), "x=2", ["io:x", "batch:x"]
         )
     assert "batch 2" in str(caught.value)
+
+
+def test_a_plan_of_no_work_says_so():
+    """It said 0FLOP."""
+    assert "on each device: 0 FLOP" in wf.spmd(lambda x: x).plan(wf.spec("a=3")).explain()

@@ -48,7 +48,7 @@ def _totals(console: Console, plan: Plan, time: Any) -> None:
     )
     over = f"{plan.duplication:.3g} times over" if plan.duplication > 1.005 else "nothing twice"
     console.print(
-        f"on each device: {human_count(plan.flops)}FLOP ({over}), "
+        f"on each device: {human_count(plan.flops, 'FLOP')} ({over}), "
         f"{human_bytes(sum(plan.comm_bytes.values()))} in collectives, "
         f"{human_bytes(plan.memory.peak)} of memory at the peak",
         markup=False,

@@ -12,11 +12,11 @@ def human_bytes(count: float) -> str:
     raise AssertionError
 
 
-def human_count(count: float) -> str:
-    """`1.5 G`."""
+def human_count(count: float, of: str = "") -> str:
+    """`1.5 G`, or `1.5 GFLOP`."""
     for unit in ("", "K", "M", "G", "T", "P", "E"):
         if abs(count) < 999.5 or unit == "E":
-            return f"{count:.3g} {unit}".rstrip()
+            return f"{count:.3g} {unit}{of}".rstrip()
         count /= 1000
     raise AssertionError
 
