@@ -183,7 +183,7 @@ The train step of `lm.py` in eight layouts; the profile of this CPU was measured
     "training": lambda rounds: (
         f"""## Training
 
-nanoGPT's model for a CPU (4 layers of 128 features, 12 rows of 64), {training.STEPS} steps a case, one device.
+nanoGPT's model for a CPU (4 layers of 128 features, 12 rows of 64), {training.STEPS} steps each, one device.
 
 {training.table(max(rounds // 4, 3))}"""
     ),

@@ -20,6 +20,7 @@ from benchmarks.measure import Spread
 from weft import nn
 from weft.train import loop
 from weft.train.config import Data, Evaluate, Optimize, Save, TrainConfig, recipe
+from weft.train.run import Run
 
 STEPS = 230  # two saves, and not the last one, which ends a run
 TEXT = 400_000  # letters
@@ -51,7 +52,7 @@ def config(folder: Path) -> TrainConfig:
     )
 
 
-def bare(run: loop.Run) -> float:
+def bare(run: Run) -> float:
     """Seconds of a step on one batch, over and over."""
     model, state = run.learner.init(nn.init(run.model, jax.random.key(0), run.mesh, run.layout))
     batch, key = run.train.step(0).batch, run.key(0)
@@ -64,7 +65,7 @@ def bare(run: loop.Run) -> float:
     return (time.perf_counter() - begun) / (STEPS - 5)
 
 
-def whole(run: loop.Run, every: int) -> float:
+def whole(run: Run, every: int) -> float:
     """Seconds of a step of the whole loop, with a save every so many steps."""
     with tempfile.TemporaryDirectory() as folder:
         c = run.config.replace(folder=Path(folder), save=Save(every=every))
@@ -74,7 +75,7 @@ def whole(run: loop.Run, every: int) -> float:
     return sum(seconds[5:]) / len(seconds[5:])
 
 
-def feeding(run: loop.Run) -> float:
+def feeding(run: Run) -> float:
     """Seconds to make a batch, placed."""
     begun, batches = time.perf_counter(), run.train.batches(0)
     for _ in range(STEPS):

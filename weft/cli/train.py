@@ -87,8 +87,8 @@ def settings(arguments: list[str]) -> Any:
 def finish(config: Any) -> Any:
     """Train, and say how it went."""
     from ..train import hosts
-    from ..train.loop import TrainingError
     from ..train.loop import train as run
+    from ..train.record import TrainingError
 
     _check_writable(config.folder)
     try:

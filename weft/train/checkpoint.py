@@ -13,6 +13,8 @@ as it was written is never loaded: see `checkpoint_files`.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 import shutil
@@ -169,6 +171,7 @@ class Checkpoints:
         with self._writing(step):
             if first:
                 part = begin(self.folder, step)
+                _check_room(part, sum(array.nbytes for array in arrays.values()))
             else:
                 part = self.folder / f".writing-step_{step}"
             writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
@@ -182,7 +185,8 @@ class Checkpoints:
 
         def written() -> None:
             try:
-                writer.wait_until_finished()
+                with _quiet():
+                    writer.wait_until_finished()
             finally:
                 writer.close()
 
@@ -314,13 +318,33 @@ class Checkpoints:
         )
 
 
+def _check_room(folder: Path, needed: int) -> None:
+    """Fail before anything is written, if it is known that there is no room."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        said = f"{os.strerror(errno.ENOSPC)}; {needed:,} bytes are to be written, and {free:,} are free"
+        raise OSError(errno.ENOSPC, said)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Orbax logs every error that it raises, with a page of its threads' stacks: raised once is enough."""
+    log = logging.getLogger("absl")
+    unheard = lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname  # noqa: E731
+    log.addFilter(unheard)
+    try:
+        yield
+    finally:
+        log.removeFilter(unheard)
+
+
 def _reason(error: Exception) -> str:
     """What the system said. In Orbax's errors that is at the end of a long line."""
     text = (str(error).splitlines() or [""])[0]
     code = re.search(r"os_error_code='(\d+)'", text)
-    number = int(code[1]) if code else getattr(error, "errno", None)
-    if number:
-        return f"the system says: {os.strerror(number)}"
+    said = os.strerror(int(code[1])) if code else getattr(error, "strerror", None)
+    if said:
+        return f"the system says: {said}"
     return f"{type(error).__name__}: {text if len(text) < 200 else '…' + text[-200:]}"
 
 

@@ -13,7 +13,7 @@ from .checkpoint import Checkpoints
 from .config import TrainConfig
 from .evaluate import Score, evaluate
 from .inputs import examples, words_of
-from .loop import Run, prepare
+from .run import Run, prepare
 
 
 def settings(folder: str | Path) -> TrainConfig:

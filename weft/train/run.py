@@ -1,0 +1,120 @@
+"""From settings to what is run: data found, tokenizer loaded or trained, mesh checked, the step staged."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import weft as wf
+from weft import data, nn
+from weft.errors import LayoutError, ModelError
+from weft.layout import Layout
+from weft.mesh import Mesh
+from weft.models import Transformer, preset
+from weft.placing import without_values
+
+from . import hosts, inputs
+from .config import TrainConfig, schedule
+from .evaluate import sums
+from .learner import Learner, learner
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run is made of, before its first step."""
+
+    config: TrainConfig
+    mesh: Mesh
+    layout: Layout
+    tokenizer: data.Tokenizer
+    train: data.Batches
+    valid: data.Batches | None
+    model: Transformer  # declared
+    learner: Learner
+    scoring: wf.Program
+    rates: np.ndarray = field(repr=False)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.config.folder / "checkpoints"
+
+    def key(self, step: int) -> Any:
+        """The key of a step's dropout."""
+        return jax.random.fold_in(jax.random.key(self.config.seed), step)
+
+    def plans(self) -> dict[str, wf.Plan]:
+        """What a step will do and cost, and whatever else is done every so many steps."""
+        batch = jax.tree.map(without_values, self.train.step(0).batch, is_leaf=wf.is_tensor)
+        return self.learner.plans(nn.specs(self.model), batch, self.key(0))
+
+
+def prepare(config: TrainConfig) -> Run:
+    """From settings to what is run: data found, tokenizer loaded or trained, mesh checked, step staged."""
+    config.check()
+    h = config.hosts
+    hosts.join(h.coordinator, h.processes, h.process)
+    place = config.layout
+    mesh = _with_devices(place.mesh)
+    layout = Layout(place.rules, params=place.params or None, optimizer=place.optimizer or None)
+    layout.check(mesh)
+    _check_rows(config, mesh, layout)
+
+    texts = inputs.examples(config.data, held_out=False)
+    held_out = inputs.examples(config.data, held_out=True)
+    assert texts is not None
+    words = inputs.tokenizer(config.data, texts, config.folder)
+    if config.model.vocab == preset(config.preset).config.vocab:
+        config = config.replace(model=config.model.replace(vocab=words.vocab))
+    inputs.check_vocab(words, config.model.vocab)
+    _check_kind(config, inputs.is_pairs(texts))
+    where = {"mesh": mesh, "layout": layout}
+    train = inputs.batches(config.data, texts, words, seed=config.seed, **where)
+    valid = None
+    if held_out is not None:
+        valid = inputs.batches(config.data, held_out, words, shuffle=False, epochs=1, **where)
+
+    rates = schedule(config)(wf.arange(wf.Dim("steps", config.steps))).numpy()
+    rates = np.broadcast_to(rates, config.steps)  # a constant one has no dim
+    model, how = Transformer(config.model), learner(config, mesh, layout)
+    scoring = wf.spmd(sums, mesh, how.whole_layout)
+    return Run(config, mesh, layout, words, train, valid, model, how, scoring, rates)
+
+
+def _with_devices(axes: str) -> Mesh:
+    """The mesh. Where JAX has only a CPU, and is not in use yet, that gets as many virtual devices."""
+    mesh = Mesh(axes) if "-1" not in axes else None
+    if mesh is not None and not jax.distributed.is_initialized():
+        with contextlib.suppress(RuntimeError):  # never fewer: somebody may have asked for more
+            if mesh.size > jax.config.jax_num_cpu_devices:  # type: ignore[attr-defined]
+                jax.config.update("jax_num_cpu_devices", mesh.size)
+    mesh = mesh or Mesh(axes)
+    mesh.require_devices()
+    return mesh
+
+
+def _check_rows(config: TrainConfig, mesh: Mesh, layout: Layout) -> None:
+    rows = wf.Dim("batch", config.data.rows)
+    ways = mesh.ways(layout.splits((rows,), mesh, "value")[0])
+    if rows.size < ways:
+        raise LayoutError(
+            f"a batch of {rows.size} rows is split {ways} ways",
+            f'mesh: "{mesh}"; rules: "{config.layout.rules}"',
+            rule="each device that the batch is split over has at least one row",
+            hint=f"--data.rows {ways} or more, or a smaller mesh",
+        )
+
+
+def _check_kind(config: TrainConfig, pairs: bool) -> None:
+    two = config.model.kind == "encoder_decoder"
+    if two != pairs or config.model.kind == "encoder":
+        has = "pairs of texts" if pairs else "single texts"
+        raise ModelError(
+            f"the model is of kind {config.model.kind.replace('_', '-')}, and the data are {has}",
+            rule="an encoder-decoder learns from pairs, a decoder from single texts",
+            hint="weft train translate for pairs, weft train lm for texts; or another --preset",
+        )
