@@ -170,6 +170,8 @@ MISTAKES |= {
     "conv_that_loses_a_dim": lambda: wf.conv(ones("batch=2 h=8 c=2"), ones("kh=3 c=2 o=4"), {"h": "kh"}, out=["h", "o"]),  # wrong
     "pool_stride_zero": lambda: wf.max_pool(ones("h=8 c=2"), {"h": 2}, stride=0),  # wrong
     "draw_with_a_seed": lambda: wf.random.normal(0, "batch=4"),  # wrong
+    "init_with_a_seed": lambda: nn.init(Transformer(Config()), 0),  # wrong
+    "init_of_a_config": lambda: nn.init(Config(), jax.random.key(0)),  # wrong
     "draw_with_two_keys": lambda: wf.random.normal(jax.random.split(jax.random.key(0)), "batch=4"),  # wrong
     "draw_with_another_generator": lambda: wf.random.uniform(jax.random.key(0, impl="rbg"), "batch=4"),  # wrong
     "draw_of_integers_as_normal": lambda: wf.random.normal(jax.random.key(0), "batch=4", dtype=jnp.int32),  # wrong
@@ -623,6 +625,21 @@ def local_with_too_few_results():
 def callback_without_spec():
     x = ones("batch=4")
     wf.callback(np.sin, x, out=x.dims)  # wrong
+
+
+@mistake
+def argument_that_was_donated():
+    step, y = wf.spmd(lambda x, y: x + y, "data=4", "batch:data", donate=(0,)), ones("batch=4")
+    x = step(ones("batch=4"), y)
+    step(x, y)
+    step(x, y)  # wrong
+
+
+@mistake
+def argument_that_was_donated_on_one_device():
+    step, x = wf.spmd(lambda x, y: x + y, donate=(0,)), ones("batch=4")
+    step(x, ones("batch=4"))
+    step(x, ones("batch=4"))  # wrong
 
 
 # -- the tests -----------------------------------------------------------------------------------

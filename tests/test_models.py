@@ -278,7 +278,7 @@ def test_a_config_says_what_it_does_not_know(change, said):
     [
         (lambda b: {"targets": None}, "without targets"),
         (lambda b: {"targets": b.targets.rename(length="seq")}, "other dims than tokens"),
-        (lambda b: {"tokens": np.ones((6, 10), np.int32)}, "not a tensor"),
+        (lambda b: {"tokens": np.ones((6, 10), np.int32)}, "a raw array, not a tensor"),
     ],
     ids=["no targets", "other dims", "an array"],
 )

@@ -352,6 +352,8 @@ MISTAKES = {
     "state_without_average": lambda: train.train_step(ADAM, average=0.9)(  # wrong
         net(), ADAM.init(net()), batch(0), None
     ),
+    "step_without_optimizer": lambda: train.train_step(0.1),  # wrong
+    "step_with_a_seed": lambda: train.train_step(ADAM)(net(), ADAM.init(net()), batch(0), 3),  # wrong
     "average_of_other_parameters": lambda: train.update_average({}, net(), 0.9),  # wrong
 }
 

@@ -26,7 +26,7 @@ from .tensor import Tensor
 def _draw(draw: Any, key: Any, dims: Any, *options: Any) -> Tensor:
     """A tensor of which every device draws its own block."""
     dims = as_dims(dims)
-    _check_key(key)
+    check_key(key)
     program = context.require()
     splits = program.splits(dims)
     shape = tuple(d.size for d in dims)
@@ -41,7 +41,8 @@ def _draw(draw: Any, key: Any, dims: Any, *options: Any) -> Tensor:
     return slice_tensor(fill_padding(array, dims, splits), dims)
 
 
-def _check_key(key: Any) -> None:
+def check_key(key: Any) -> None:
+    """An error unless this is one key."""
     if not _is_key(key):
         shape = f"an array of shape {tuple(key.shape)}" if hasattr(key, "shape") else repr(key)
         raise TensorTypeError(
@@ -133,7 +134,7 @@ def randint(key: Any, dims: Any, low: int, high: int, dtype: Any = jnp.int32) ->
             rule="randint draws from low up to, not including, high",
             hint="check the bounds",
         )
-    _check_key(key)
+    check_key(key)
     size, (first, second) = jnp.uint32(span), jax.random.split(key)
 
     def draw(_: Any, *where: Any) -> Any:

@@ -94,7 +94,11 @@ class Program:
         if outer is not None:
             return self._nested(outer, args, kwargs)
         staged, arrays = self._prepare(args, kwargs, runs=True)
-        outs = staged.call(*arrays)
+        try:
+            outs = staged.call(*arrays)
+        except (RuntimeError, ValueError):  # JAX's
+            self._check_there(arrays, args, kwargs)
+            raise
         # Virtual CPU devices deadlock when calls pile up: at most one is in flight.
         if self._awaits and outs and not context.is_traced(outs[0]):
             jax.block_until_ready(outs)
@@ -173,6 +177,16 @@ class Program:
             # An op that runs eagerly says itself what was asked.
             name = getattr(self.fn, "__name__", "")
             raise error.located("" if self._eager else asked(f"program {name}", args, kwargs)) from None
+
+    def _check_there(self, arrays: list[Any], args: Any, kwargs: Any) -> None:
+        """An error if arguments are gone: an earlier call was free to use their memory."""
+        gone = [a for a in arrays if isinstance(a, jax.Array) and not context.is_traced(a) and a.is_deleted()]
+        if gone:
+            raise ProgramError(
+                f"{len(gone)} of the {len(arrays)} arrays given are no longer there",
+                rule="what is donated to a program is used up by the call, and its results take its place",
+                hint="go on with the results: model, state = step(model, state); or stage it without donate=",
+            ).located(asked(f"program {getattr(self.fn, '__name__', '')}", args, kwargs)) from None
 
     def _find(self, args: Any, kwargs: Any) -> tuple[Staged, list[Any]]:
         if self.static:

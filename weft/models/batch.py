@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 import weft as wf
 from weft.errors import ModelError
@@ -47,7 +48,9 @@ class Batch:
             value = getattr(self, field.name)
             if value is not None:
                 if not isinstance(value, Tensor):
-                    raise bad_batch(f"{field.name} is a {type(value).__name__}, not a tensor")
+                    raw = isinstance(value, jax.Array | np.ndarray)
+                    what = "raw array" if raw else type(value).__name__
+                    raise bad_batch(f"{field.name} is a {what}, not a tensor")
                 given[field.name] = value
         if two and "inputs" not in given:
             raise bad_batch("the encoder-decoder has no inputs to read")

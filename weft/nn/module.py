@@ -37,6 +37,7 @@ import jax.numpy as jnp
 import weft as wf
 from weft.dims import as_dims, show
 from weft.errors import ProgramError, WeftError
+from weft.random import check_key
 from weft.tensor import Tensor, is_tensor
 
 M = TypeVar("M")
@@ -169,6 +170,16 @@ def init(module: M, key: Any, mesh: Any = None, layout: Any = None) -> M:
       layout: how they are stored (its `params=` rules included).
     """
     leaves, tree = jax.tree.flatten(module, is_leaf=is_parameter)
+    try:
+        check_key(key)
+        if leaves and leaves[0] is module and not is_parameter(module):
+            raise ProgramError(
+                f"a {type(module).__name__} is no module, and has no parameters",
+                rule="what is drawn are the declared parameters of a module, or of a tree of modules",
+                hint="nn.init(Transformer(config), key); see Write a module in the docs",
+            )
+    except WeftError as error:
+        raise error.located(f"nn.init({type(module).__name__}(…), key)") from None
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(module, is_leaf=is_parameter)]
     declared = {name: leaf for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Declared)}
 

@@ -148,7 +148,7 @@ def _cost(plan: wf.Plan, hardware: Hardware) -> str:
     predicted = plan.time(hardware)
     sent = [f"{human_bytes(size)} over {axes}" for axes, size in plan.comm_bytes.items()]
     return (
-        f"{human_count(plan.flops, 'FLOP')}, {'sends ' + ', '.join(sent) if sent else 'sends nothing'}, at most "
-        f"{human_bytes(plan.memory.peak)} of memory; on {hardware.name} about "
+        f"{human_count(plan.flops, 'FLOP')}, {'sends ' + ', '.join(sent) if sent else 'sends nothing'}, "
+        f"at most {human_bytes(plan.memory.peak)} of memory; on {hardware.name} about "
         f"{human_seconds(predicted.overlapped_seconds)}, bound by {predicted.bound}"
     )

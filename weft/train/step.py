@@ -19,6 +19,7 @@ import weft as wf
 from weft.errors import ProgramError
 from weft.later import Promise, Result, later
 from weft.optimizer import Optimizer as OverOptax
+from weft.random import check_key
 from weft.tensor import Tensor, is_tensor
 
 from .accumulate import value_and_grad
@@ -46,6 +47,12 @@ class TrainStep:
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, optax.GradientTransformation):
             object.__setattr__(self, "optimizer", wf.optimizer(self.optimizer))
+        if not hasattr(self.optimizer, "init") or not hasattr(self.optimizer, "update"):
+            raise ProgramError(
+                f"{self.optimizer!r} is not an optimizer",
+                rule="a step has one of weft.train's optimizers, or an optax transformation",
+                hint="train_step(AdamW(1e-3))",
+            ).located(f"train_step({self.optimizer!r})")
         optional = {"clip": "positive", "average": "share"}
         given = {name: rule for name, rule in optional.items() if getattr(self, name) is not None}
         check(self, {"micro": "count"} | given, "train_step(optimizer, clip=1.0, micro=4, average=0.999)")
@@ -62,6 +69,8 @@ class TrainStep:
 
     def __call__(self, model: Any, state: Any, batch: Any, key: Any) -> tuple[dict[str, Tensor], Any, Any]:
         with asking("train_step(model, state, batch, key)"):
+            if key is not None:
+                check_key(key)
             loss, grads = value_and_grad(model, batch, key, self.micro)
             tokens = counted(batch)
             metrics = {"loss": loss} | ({} if tokens is None else {"tokens": tokens})
