@@ -571,22 +571,20 @@ def killed(process, folder, before, draw):
 def killed_and_started_again(folder, places, times, arguments, environment, steps):
     """How often a checkpoint was being written when a run was killed; it goes on until it is done."""
     draw, saving = random.Random(times), []
-    log = (folder.parent / f"{folder.name}.log").open("w+")
-    while True:
-        place = places[len(saving) % len(places)]
-        before = made(folder)
-        process = start(arguments(folder, place, steps, every=2), environment, log)
+    path = folder.with_suffix(".log")
+    for number in range(times + 1):
+        before, given = made(folder), arguments(folder, places[number % len(places)], steps, every=2)
+        with path.open("w") as log:
+            process = start(given, environment, log)
         try:
-            if len(saving) < times:
+            if number < times:
                 saving.append(killed(process, folder, before, draw))
-                assert saving[-1] is not None, f"it ended after {len(saving)} times"
+                assert saving[-1] is not None, f"it ended after {number} times: {path.read_text()[-3000:]}"
             else:
-                code = process.wait(timeout=LATEST)
-                log.seek(0)
-                assert code == 0, log.read()[-3000:]
-                return sum(saving)
+                assert process.wait(timeout=LATEST) == 0, path.read_text()[-3000:]
         finally:
             kill(process)
+    return sum(saving)
 
 
 @pytest.mark.slow
@@ -636,6 +634,25 @@ def test_a_full_disk(long, tmp_path, arguments, environment):
         assert_same(disk / "run", long("one"))
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True, timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * LATEST)
+def test_writing_fails_half_way(long, tmp_path, arguments, environment):
+    def run(steps):
+        command = weft(*arguments(tmp_path / "run", "one", steps))
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LATEST)
+
+    assert run(4).returncode == 0
+    with limited(50_000):
+        failed = run(LONG)  # which inherits the limit
+    print(failed.stderr)
+    assert failed.returncode == 1
+    assert "CheckpointError: the checkpoint of step 20 could not be written" in failed.stderr
+    assert "File too large" in failed.stderr and "step 4 is the newest that is there" in failed.stderr
+    assert saved(tmp_path / "run") == [4]
+    assert run(LONG).returncode == 0
+    assert_same(tmp_path / "run", long("one"))
 
 
 def children(pid):
