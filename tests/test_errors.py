@@ -18,6 +18,7 @@ import weft as wf
 from weft import nn
 from weft.errors import LayoutWarning, WeftError, nearest
 from weft.models import Batch, Config, Transformer
+from weft.tensor import asked
 from weft.train import AdamW, train_step
 
 MESH, LAYOUT = wf.Mesh("data=4 model=2"), wf.Layout("batch:data d_ff:model")
@@ -701,6 +702,11 @@ def test_every_golden_text_has_its_mistake():
 )
 def test_only_what_is_close_is_suggested(name, known, meant):
     assert nearest(name, known) == (f" (did you mean {meant}?)" if meant else "")
+
+
+def test_types_are_shown_by_their_names():
+    """NumPy's have a shape and a dtype, and were taken for arrays."""
+    assert asked("cast", (np.float32, jnp.bfloat16), {"to": int}) == "cast(float32, bfloat16, to=int)"
 
 
 def test_long_arguments_are_shown_by_their_type():

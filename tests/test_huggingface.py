@@ -508,6 +508,17 @@ def save_in_another_type(folder):
     huggingface.save(huggingface.load(made(folder)), folder / "new", "bfloat")
 
 
+@wrong
+def save_onto_a_file(folder):
+    (folder / "file").write_text("")
+    huggingface.save(huggingface.load(made(folder)), folder / "file")
+
+
+@wrong
+def name_on_the_hub(folder):
+    huggingface.load("owner/some-model")
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_message(name, golden, tmp_path):
     with pytest.raises(WeftError) as caught:

@@ -94,11 +94,11 @@ class Program:
         if outer is not None:
             return self._nested(outer, args, kwargs)
         staged, arrays = self._prepare(args, kwargs, runs=True)
-        try:
-            outs = staged.call(*arrays)
-        except (RuntimeError, ValueError):  # JAX's
-            self._check_there(arrays, args, kwargs)
-            raise
+        # Not left to JAX: on several devices it would end the process.
+        gone = sum(isinstance(a, jax.Array) and not context.is_traced(a) and a.is_deleted() for a in arrays)
+        if gone:
+            raise self._used_up(gone, args, kwargs)
+        outs = staged.call(*arrays)
         # Virtual CPU devices deadlock when calls pile up: at most one is in flight.
         if self._awaits and outs and not context.is_traced(outs[0]):
             jax.block_until_ready(outs)
@@ -178,15 +178,14 @@ class Program:
             name = getattr(self.fn, "__name__", "")
             raise error.located("" if self._eager else asked(f"program {name}", args, kwargs)) from None
 
-    def _check_there(self, arrays: list[Any], args: Any, kwargs: Any) -> None:
-        """An error if arguments are gone: an earlier call was free to use their memory."""
-        gone = [a for a in arrays if isinstance(a, jax.Array) and not context.is_traced(a) and a.is_deleted()]
-        if gone:
-            raise ProgramError(
-                f"{len(gone)} of the {len(arrays)} arrays given are no longer there",
-                rule="what is donated to a program is used up by the call, and its results take its place",
-                hint="go on with the results: model, state = step(model, state); or stage it without donate=",
-            ).located(asked(f"program {getattr(self.fn, '__name__', '')}", args, kwargs)) from None
+    def _used_up(self, gone: int, args: Any, kwargs: Any) -> ProgramError:
+        """An error for arguments whose memory an earlier call has used."""
+        name = getattr(self.fn, "__name__", "")
+        return ProgramError(
+            f"{gone} of the arrays given are no longer there",
+            rule="what is donated to a program is used up by the call, and its results take its place",
+            hint="go on with the results: model, state = step(model, state); or stage it without donate=",
+        ).located(asked(name if self._eager else f"program {name}", args, kwargs))
 
     def _find(self, args: Any, kwargs: Any) -> tuple[Staged, list[Any]]:
         if self.static:

@@ -60,7 +60,7 @@ def asked(name: str, args: Any, kwargs: Any) -> str:
         if isinstance(x, slice):
             ends = ["" if n is None else str(n) for n in (x.start, x.stop, x.step)]
             return ":".join(ends if x.step is not None else ends[:2])
-        if hasattr(x, "shape") and hasattr(x, "dtype"):
+        if hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, type):  # np.float32 is one
             kind = "key" if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else "array"
             return f"{kind} of shape {tuple(x.shape)}" if x.shape or kind == "array" else kind
         text = getattr(x, "__name__", None) or repr(x)

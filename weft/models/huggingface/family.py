@@ -90,7 +90,7 @@ class Family:
         missing = [key for key in self.sizes.values() if not isinstance(settings.get(key), int)]
         if missing:
             raise ModelError(
-                f"config.json of a {self.name} model lacks {', '.join(missing)}",
+                f"config.json of a {self.name} model has no whole number for {', '.join(missing)}",
                 rule=f"it has the sizes {', '.join(self.sizes.values())}",
                 hint="it may be of another kind of model: look at its model_type",
             )

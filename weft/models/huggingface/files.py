@@ -126,7 +126,7 @@ def _check_folder(folder: Path) -> None:
         raise ModelError(
             f"there is no folder {folder}",
             rule="a checkpoint is a folder with config.json and model.safetensors",
-            hint=f"download it first: hf download {folder.name} --local-dir {folder}",
+            hint=f"download it first: hf download {_hub_name(folder)} --local-dir {folder}",
         )
     present = sorted(p.name for p in folder.iterdir())
     if CONFIG not in present:
@@ -211,6 +211,12 @@ def writing(
     code = WRITTEN[dtype]
     header, start = file_header({name: (code, shape) for name, shape in shapes.items()})
     partial, first = folder / ".partial", jax.process_index() == 0
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(
+            f"{folder} is a file",
+            rule="a checkpoint is a folder with config.json and model.safetensors",
+            hint="name another folder; it is made if need be",
+        )
     try:
         if first:
             partial.mkdir(parents=True, exist_ok=True)
@@ -264,6 +270,11 @@ def _keep(partial: Path, folder: Path) -> None:
     (folder / CONFIG).unlink(missing_ok=True)
     os.replace(partial / MODEL, folder / MODEL)
     os.replace(partial / CONFIG, folder / CONFIG)
+
+
+def _hub_name(folder: Path) -> str:
+    """What a folder that is not there may be called on the hub: name, or owner/name."""
+    return str(folder) if len(folder.parts) == 2 and not folder.is_absolute() else folder.name
 
 
 def _remove(partial: Path) -> None:
