@@ -649,6 +649,7 @@ def test_writing_fails_half_way(long, tmp_path, arguments, environment):
     print(failed.stderr)
     assert failed.returncode == 1
     assert "CheckpointError: the checkpoint of step 20 could not be written" in failed.stderr
+    assert len(curve(tmp_path / "run")) < 40  # it is told before the next one is due
     assert "File too large" in failed.stderr and "step 4 is the newest that is there" in failed.stderr
     assert saved(tmp_path / "run") == [4]
     assert run(LONG).returncode == 0

@@ -107,6 +107,15 @@ class Checkpoints:
         with asking("Checkpoints.wait()"):
             self._finish()
 
+    def check(self) -> None:
+        """Raise the error of a save that has failed, if it has by now; nothing is waited for.
+
+        Of several processes only the next `save` raises it: until then they may be at different steps.
+        """
+        if self._thread is not None and not self._thread.is_alive() and not hosts.several():
+            with asking("Checkpoints.check()"):
+                self._finish()
+
     def steps(self) -> list[int]:
         """The steps of which there is a checkpoint with a whole manifest. The others are warned of."""
         self.wait()

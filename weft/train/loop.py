@@ -120,6 +120,7 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
                     place.step, place.model, place.state, batch, key
                 )
                 record.step(metrics)
+                checkpoints.check()
                 last = place.step == c.steps or stop.asked
                 due = place.step == c.steps or _due(place.step, c.evaluate.every)
                 if run.valid is not None and due:  # not at a signal: there may be little time
