@@ -219,3 +219,12 @@ def test_mistakes(name, run, tmp_path, golden):
     assert (code, out) == (2, "")
     assert sorted(tmp_path.rglob("*")) == before
     golden(name, shown(err.replace(str(tmp_path), "HERE")), "messages/checkpoint_cli")
+
+
+def test_the_folder_of_a_run_will_do(run, tmp_path):
+    (tmp_path / "of_a_run").mkdir()
+    shutil.copytree(tmp_path / "runs", tmp_path / "of_a_run" / "checkpoints")
+    for command in (["list"], ["inspect", "--step", "1"]):
+        code, out, _ = run(command[0], "of_a_run", *command[1:])
+        assert code == 0 and out == run(command[0], "of_a_run/checkpoints", *command[1:])[1] != ""
+    assert run("diff", "of_a_run@1", "runs@1")[0] == 0

@@ -10,7 +10,18 @@ PACKAGE = Path(__file__).parent.parent / "weft"
 # Each room may use itself and the rooms before it.
 ROOMS = [
     {"errors", "dims", "mesh", "layout"},
-    {"context", "collectives", "counter", "padding", "relayout", "tensor", "placing", "forms", "blocks"},
+    {
+        "context",
+        "collectives",
+        "counter",
+        "keys",
+        "padding",
+        "relayout",
+        "tensor",
+        "placing",
+        "forms",
+        "blocks",
+    },
     {"later", "signature", "staging", "spmd", "eager"},
     {"ops", "random", "autodiff", "escape", "optimizer"},
     {"plan"},

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import context, counter
+from . import context, counter, keys
 from .dims import as_dims
 from .eager import op
 from .errors import ShapeError, TensorTypeError
@@ -26,7 +26,7 @@ from .tensor import Tensor
 def _draw(draw: Any, key: Any, dims: Any, *options: Any) -> Tensor:
     """A tensor of which every device draws its own block."""
     dims = as_dims(dims)
-    check_key(key)
+    keys.check(key)
     program = context.require()
     splits = program.splits(dims)
     shape = tuple(d.size for d in dims)
@@ -39,25 +39,6 @@ def _draw(draw: Any, key: Any, dims: Any, *options: Any) -> Tensor:
         fact, _, rule = said.strip().partition("\n")
         raise TensorTypeError(fact, rule=rule.strip(), hint=hint.strip()) from None
     return slice_tensor(fill_padding(array, dims, splits), dims)
-
-
-def check_key(key: Any) -> None:
-    """An error unless this is one key."""
-    if not _is_key(key):
-        shape = f"an array of shape {tuple(key.shape)}" if hasattr(key, "shape") else repr(key)
-        raise TensorTypeError(
-            f"{shape} is not a key",
-            rule="draws take one key of JAX's, and the same key gives the same numbers",
-            hint="key = jax.random.key(0); several: first, second = jax.random.split(key)",
-        )
-
-
-def _is_key(key: Any) -> bool:
-    if not isinstance(key, jax.Array):
-        return False
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        return key.shape == ()
-    return key.dtype == jnp.uint32 and key.shape == (2,)
 
 
 @op
@@ -134,7 +115,7 @@ def randint(key: Any, dims: Any, low: int, high: int, dtype: Any = jnp.int32) ->
             rule="randint draws from low up to, not including, high",
             hint="check the bounds",
         )
-    check_key(key)
+    keys.check(key)
     size, (first, second) = jnp.uint32(span), jax.random.split(key)
 
     def draw(_: Any, *where: Any) -> Any:
@@ -183,7 +164,7 @@ def dropout(x: Tensor, rate: float, key: Any) -> Tensor:
     x = as_slice(x)
     if isinstance(rate, bool) or not isinstance(rate, NUMBERS):
         raise TensorTypeError(
-            f"the rate of dropout is {'a key' if _is_key(rate) else repr(rate)}",
+            f"the rate of dropout is {'a key' if keys.is_key(rate) else repr(rate)}",
             rule="a rate is a number; the arguments are a tensor, a rate and a key, in this order",
             hint="dropout(x, 0.1, key)",
         )

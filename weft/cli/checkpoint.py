@@ -26,7 +26,7 @@ class List:
     Every byte is compared with the sums that were stored."""
 
     folder: Folder
-    """Where the checkpoints of a run are."""
+    """Where the checkpoints of a run are, or the run's own folder."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -34,7 +34,7 @@ class List:
         from ..plan.units import human_bytes
         from ..train.checkpoint_look import UNFINISHED, listed
 
-        found = listed(self.folder)
+        found = listed(_of_run(self.folder))
         if self.json:
             _print(
                 {
@@ -230,10 +230,16 @@ def _at(given: Path, step: int | None = None) -> tuple[Path, int | None]:
     """FOLDER@STEP as a folder and a step."""
     folder, at, number = str(given).rpartition("@")
     if given.exists() or not at or not number.isdecimal():
-        return given, step
+        return _of_run(given), step
     if step is not None and step != int(number):
         raise UserError(f"{given} and --step {step}\n  these are two steps\n\nhint: give one of them")
-    return Path(folder), int(number)
+    return _of_run(Path(folder)), int(number)
+
+
+def _of_run(folder: Path) -> Path:
+    """A folder of checkpoints, also where the folder of a run is given that has them in one of its own."""
+    inner = folder / "checkpoints"
+    return inner if inner.is_dir() and not any(folder.glob("step_*")) else folder
 
 
 def _check_name(file: Path) -> None:

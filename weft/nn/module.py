@@ -35,9 +35,9 @@ import jax
 import jax.numpy as jnp
 
 import weft as wf
+from weft import keys
 from weft.dims import as_dims, show
 from weft.errors import ProgramError, WeftError
-from weft.random import check_key
 from weft.tensor import Tensor, is_tensor
 
 M = TypeVar("M")
@@ -171,7 +171,7 @@ def init(module: M, key: Any, mesh: Any = None, layout: Any = None) -> M:
     """
     leaves, tree = jax.tree.flatten(module, is_leaf=is_parameter)
     try:
-        check_key(key)
+        keys.check(key)
         if leaves and leaves[0] is module and not is_parameter(module):
             raise ProgramError(
                 f"a {type(module).__name__} is no module, and has no parameters",

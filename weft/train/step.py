@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import optax
 
 import weft as wf
+from weft import keys
 from weft.errors import ProgramError
 from weft.later import Promise, Result, later
 from weft.optimizer import Optimizer as OverOptax
-from weft.random import check_key
 from weft.tensor import Tensor, is_tensor
 
 from .accumulate import value_and_grad
@@ -70,7 +70,7 @@ class TrainStep:
     def __call__(self, model: Any, state: Any, batch: Any, key: Any) -> tuple[dict[str, Tensor], Any, Any]:
         with asking("train_step(model, state, batch, key)"):
             if key is not None:
-                check_key(key)
+                keys.check(key)
             loss, grads = value_and_grad(model, batch, key, self.micro)
             tokens = counted(batch)
             metrics = {"loss": loss} | ({} if tokens is None else {"tokens": tokens})
