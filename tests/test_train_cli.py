@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import main
+from weft.errors import ProgramError
 from weft.models import preset
 from weft.train import config_file, config_flags
 from weft.train.config import Data, recipe, recipes
@@ -265,6 +266,28 @@ def test_toml_gives_unusual_settings_back(tmp_path):
     )
     (tmp_path / "config.toml").write_text(config_file.write(config), encoding="utf-8")
     assert config_file.read(tmp_path / "config.toml") == config
+
+
+def test_settings_from_python_may_be_simple():
+    data = Data(kind="lines", train="a.txt", valid=[Path("b.txt"), "c.txt"], buckets=[3])
+    assert data == Data(kind="lines", train=("a.txt",), valid=("b.txt", "c.txt"), buckets=(3,))
+    assert recipe("lm").replace(folder="runs/a").folder == Path("runs/a")
+
+
+def test_settings_from_python_are_checked():
+    config = recipe("lm")
+    with pytest.raises(ProgramError) as error:
+        config.replace(
+            on_nan="go on",
+            steps="10",
+            data=dataclasses.replace(config.data, kind="line"),
+            optimizer=dataclasses.replace(config.optimizer, kind="adam", beta2=1),
+        )
+    message = str(error.value)
+    assert message.startswith(
+        "--steps 10, --optimizer.beta2 1, --on-nan go on, --data.kind line, --optimizer.kind"
+    )
+    assert "did you mean lines?" in message and "did you mean adamw?" in message
 
 
 def test_flags_change_what_a_file_says(folder, capsys):

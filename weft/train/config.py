@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from weft.errors import ProgramError, nearest
 from weft.models import Config, preset
@@ -58,6 +58,12 @@ class Data:
     """Of pairs: whether several share a row. (Texts are cut into windows of `length`.)"""
     buckets: tuple[int, ...] = ()
     """Unpacked, the lengths below `length` that rows may have."""
+
+    def __post_init__(self) -> None:
+        for name in ("train", "train_targets", "valid", "valid_targets", "fields", "buckets"):
+            value = getattr(self, name)  # from Python, one path or a list will do
+            each = (value,) if isinstance(value, str | Path) else value
+            object.__setattr__(self, name, tuple(str(x) if isinstance(x, Path) else x for x in each))
 
 
 @dataclass(frozen=True)
@@ -183,15 +189,17 @@ class TrainConfig:
         return dataclasses.replace(self, **changes)
 
     def __post_init__(self) -> None:
-        wrong = {}
-        for flag, (least, most) in _RANGES.items():
-            value = _setting(self, flag)
-            if value is not None and not (least <= value < most):
-                wrong[flag] = f"{flag} {value}"
-        if wrong:
+        object.__setattr__(self, "folder", Path(self.folder))
+        rules = {
+            flag: _range(flag) for flag, ends in _RANGES.items() if not _inside(_setting(self, flag), *ends)
+        }
+        for flag, known in _CHOICES.items():
+            if (value := _setting(self, flag)) not in known:
+                rules[flag] = f"{flag} is one of {', '.join(known)}{nearest(str(value), known)}"
+        if rules:
             raise ProgramError(
-                ", ".join(wrong.values()),
-                rule="; ".join(_range(flag) for flag in wrong),
+                ", ".join(f"{flag} {_setting(self, flag)}" for flag in rules),
+                rule="; ".join(rules.values()),
                 hint="weft train lm --help says what each setting is",
             )
 
@@ -246,6 +254,19 @@ _RANGES = {
     "--diloco.rate": (0, _ANY),
     "--diloco.momentum": (0, _SHARE),
 }
+
+
+_CHOICES = {
+    f"--{before}{one.name.replace('_', '-')}": get_args(kinds[one.name])
+    for before, section in (("", TrainConfig), ("data.", Data), ("optimizer.", Optimize))
+    for kinds in [get_type_hints(section)]
+    for one in dataclasses.fields(section)
+    if get_origin(kinds[one.name]) is Literal
+}
+
+
+def _inside(value: Any, least: float, most: float) -> bool:
+    return value is None or (isinstance(value, int | float) and least <= value < most)
 
 
 def _setting(config: TrainConfig, flag: str) -> Any:
