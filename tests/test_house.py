@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "weft"
 
 # Each room may use itself and the rooms before it.
 ROOMS = [
-    {"errors", "dims", "mesh", "layout"},
+    {"errors", "files", "dims", "mesh", "layout"},
     {
         "context",
         "collectives",

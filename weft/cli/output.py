@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..files import whole
 from .loading import UserError
 
 
@@ -21,17 +20,8 @@ def check_folder(path: Path) -> None:
 def write(path: Path, text: str) -> None:
     """Write a file beside its place and move it there when it is whole."""
     check_folder(path)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(draft, 0o666 & ~mask)  # as an ordinary new file; mkstemp's own are private
-        os.replace(draft, path)
-    except BaseException:
-        os.unlink(draft)
-        raise
+    with whole(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def table(rows: Sequence[Sequence[str]], *, header: bool = True) -> None:

@@ -17,11 +17,13 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from weft.errors import DataError, ModelError
+from weft.files import whole
 
 KINDS = ("unigram", "bpe", "char", "word")
 
@@ -134,10 +136,8 @@ class SentencePiece:
             )
         except (RuntimeError, OSError, ValueError) as error:
             raise _training_failed(str(error)).located(asked) from None
-        beside = f"{os.fspath(path)}.part"  # a file with the right name is always whole
-        with open(beside, "wb") as file:
-            file.write(model.getvalue())
-        os.replace(beside, path)
+        with whole(Path(path)) as draft:
+            draft.write_bytes(model.getvalue())
         return SentencePiece(os.fspath(path))
 
     @functools.cached_property

@@ -9,8 +9,6 @@ Other programs read such a file as they read any; only the dims are ours, under 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from weft.dims import Dim
 from weft.errors import ModelError, WeftError, nearest
+from weft.files import whole
 from weft.models.huggingface.files import TYPES, Target, create, file_header
 from weft.tensor import Tensor
 
@@ -48,24 +47,13 @@ def export(checkpoint: Stored, file: Any) -> int:
     order = sorted(entries, key=lambda name: -np.dtype(entries[name].dtype).itemsize)
     said = {DIMS: json.dumps({name: entries[name].dims for name in order}), "weft.step": str(checkpoint.step)}
     header, start = file_header({n: (CODES[entries[n].dtype], entries[n].shape) for n in order}, said)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    try:
-        create(Path(draft), header, start)
-        target = Target(Path(draft), header, start)
+    with whole(path) as draft:
+        create(draft, header, start)
+        target = Target(draft, header, start)
         for name, array in checkpoint.arrays({MODEL + name: None for name in order}):
             if array.size:
                 target.write(name.removeprefix(MODEL), tuple(slice(n) for n in array.shape), array)
         target.flush()
-        with open(draft, "rb+") as written:
-            os.fsync(written.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(draft, 0o666 & ~mask)  # as an ordinary new file; mkstemp's own are private
-        os.replace(draft, path)
-    except BaseException:
-        os.unlink(draft)
-        raise
     return len(order)
 
 

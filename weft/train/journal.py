@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from weft.errors import WeftError
+from weft.files import whole
 
 METRICS, PICTURE = "metrics.jsonl", "loss.png"
 LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "grain", "sentencepiece")
@@ -146,19 +147,14 @@ def picture(curves: Mapping[str, list[tuple[int, float]]], path: Path) -> None:
     axes.set(xlabel="step", ylabel="loss")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, format="png", dpi=120)
-    os.replace(part, path)
+    with whole(path) as draft:
+        figure.savefig(draft, format="png", dpi=120)
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file beside its place and move it there when it is whole."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # else the name may be on the disk before the text is
-    os.replace(part, path)
+    """Write a file, all of it or nothing."""
+    with whole(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def _rows(path: Path, until: int) -> list[dict[str, Any]]:
