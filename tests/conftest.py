@@ -11,12 +11,16 @@ import difflib
 import functools
 import gc
 import hashlib
+import linecache
 import os
+import re
 from pathlib import Path
 
 import hypothesis
 import jax
 import pytest
+
+from weft.errors import WeftError
 
 # Most of a test's time is compiling; how fast the code runs does not matter here. (HLO passes are as ever.)
 FLAGS = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
@@ -82,6 +86,30 @@ def golden(request):
             lines = (expected.splitlines(), text.splitlines())
             diff = "\n".join(difflib.unified_diff(*lines, str(where), "now", lineterm=""))
             pytest.fail(f"{where} differs; if the new text is right, use --update-golden\n{diff}")
+
+    return check
+
+
+@pytest.fixture
+def mistake(golden, request):
+    """`mistake(name, call)`: the call fails with a message of four parts, at a line marked `# wrong`.
+
+    The text is golden, the line's number left out.
+    """
+
+    def check(name, call, folder):
+        with pytest.raises(WeftError) as caught:
+            call()
+        error = caught.value
+        for part in ("asked", "fact", "rule", "hint"):
+            assert getattr(error, part), f"the message has no part: {part}\n{error}"
+        file, line = re.search(r"  at (\S+):(\d+)$", str(error), re.MULTILINE).groups()
+        shown = linecache.getline(str(request.path), int(line))
+        assert Path(file).name == request.path.name and shown.rstrip().endswith("# wrong"), shown
+        text = re.sub(
+            r"  at \S+:\d+$", f"  at tests/{request.path.name}:LINE", str(error), flags=re.MULTILINE
+        )
+        golden(name, f"{type(error).__name__}: {text}", folder)
 
     return check
 
