@@ -86,6 +86,7 @@ MISTAKES = {
     "flag_in_front": [f"lm tiny {TINY}"],
     "unknown_model_kind": [f"{LINES} --model.kind decodr"],
     "negative_numbers": [f"{LINES} --steps -5 --data.rows 0 --data.length -1 --save.keep 0"],
+    "seed_that_is_too_large": [f"{LINES} --seed 4294967296"],
     "negative_rates": [f"{LINES} --optimizer.rate -1 --optimizer.clip -1 --optimizer.beta2 1.5"],
     "heads_that_are_none": [f"{LINES} --model.heads 0"],
     # a TOML file
@@ -272,6 +273,12 @@ def test_settings_from_python_may_be_simple():
     data = Data(kind="lines", train="a.txt", valid=[Path("b.txt"), "c.txt"], buckets=[3])
     assert data == Data(kind="lines", train=("a.txt",), valid=("b.txt", "c.txt"), buckets=(3,))
     assert recipe("lm").replace(folder="runs/a").folder == Path("runs/a")
+
+
+def test_another_preset_from_python_brings_its_model():
+    assert recipe("lm").replace(preset="tiny-llama") == recipe("lm", "tiny-llama")
+    kept = recipe("lm").replace(preset="tiny-llama", model=preset("tiny-moe").config)
+    assert kept.model == preset("tiny-moe").config
 
 
 def test_settings_from_python_are_checked():

@@ -185,7 +185,9 @@ class TrainConfig:
     """The model. A vocab that is left as the preset has it becomes the tokenizer's."""
 
     def replace(self, **changes: Any) -> TrainConfig:
-        """The same with some settings changed."""
+        """The same with some settings changed; another preset brings its model."""
+        if "preset" in changes and "model" not in changes:
+            changes["model"] = preset(changes["preset"]).config
         return dataclasses.replace(self, **changes)
 
     def __post_init__(self) -> None:
@@ -229,6 +231,7 @@ class TrainConfig:
 _ANY, _SHARE = float("inf"), 1.0
 _RANGES = {
     "--steps": (1, _ANY),
+    "--seed": (0, 2**32),
     "--nan-limit": (0, _ANY),
     "--log-every": (1, _ANY),
     "--data.malformed": (0, math.nextafter(1, 2)),
@@ -281,6 +284,8 @@ def _range(flag: str) -> str:
     least, most = _RANGES[flag]
     if most == _ANY:
         return f"{flag} is at least {least}"
+    if isinstance(most, int):
+        return f"{flag} is from {least} to {most - 1}"
     return f"{flag} is from {least} to 1" + (" and not 1" if most == _SHARE else "")
 
 
@@ -341,8 +346,7 @@ def recipe(name: str, preset_name: str | None = None) -> TrainConfig:
 
 def with_preset(config: TrainConfig, name: str) -> TrainConfig:
     """The same run of another known model."""
-    chosen = preset(name)
-    return config.replace(preset=name, model=chosen.config)
+    return config.replace(preset=name)
 
 
 _RECIPES = {
