@@ -68,6 +68,7 @@ def weft(capsys, line, *more):
 
 def shown(err):
     """A message without the folder's name, and the line of this file, which it takes for the user's."""
+    err = re.sub(r"INTERNAL: .*", "INTERNAL: …", err)  # SentencePiece's own words
     return re.sub(rf"\n  at \S*{Path(__file__).name}:\d+(?=\n|$)", "", err.replace(str(Path.cwd()), "HERE"))
 
 
@@ -109,6 +110,8 @@ MISTAKES = {
     "no_such_field": [f"{RUN} --data.kind jsonl --data.train rows.jsonl --data.fields txt"],
     "unknown_tokenizer": [f"{LINES} --data.tokenizer byte"],
     "not_a_tokenizer": [f"{LINES} --data.tokenizer no.model"],
+    "tokenizer_of_too_many_ids": [f"{LINES} --data.tokenizer unigram"],
+    "tokenizer_of_too_few_ids": [f"{LINES} --data.tokenizer bpe --data.vocab 80"],
     "vocabulary_too_small": [f"{LINES} --model.vocab 100"],
     "texts_for_a_translation_model": [f"{PAIRS} --data.kind lines --data.train text.txt"],
     "pairs_for_a_language_model": [f"{RUN} --data.kind phrases"],

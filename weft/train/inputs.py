@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,13 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
             if not path.exists():
                 folder.mkdir(parents=True, exist_ok=True)
                 some = data.texts(texts[: d.tokenizer_examples])
-                data.SentencePiece.train(some, path, d.vocab, kind=d.tokenizer, split_digits=True)
+                try:
+                    data.SentencePiece.train(some, path, d.vocab, kind=d.tokenizer, split_digits=True)
+                except DataError as error:
+                    with contextlib.suppress(OSError):  # there is something in it
+                        folder.rmdir()
+                    error.hint = error.hint.replace("vocab", "--data.vocab", 1)
+                    raise
             return str(path)
 
         return data.SentencePiece(hosts.from_first(hosts.name("tokenizer"), trained))
