@@ -222,3 +222,11 @@ def test_vmap_keeps_roles_and_what_is_stored_split():
         w
     )
     np.testing.assert_array_equal(other.numpy(), w.numpy() * 2.0)
+
+
+def test_a_layout_without_a_mesh_is_an_error():
+    from weft import nn
+
+    module = nn.Linear([wf.Dim("a", 2)], [wf.Dim("b", 3)])
+    with pytest.raises(wf.LayoutError, match="no axis x"):
+        nn.init(module, jax.random.key(0), layout="a:x")

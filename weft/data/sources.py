@@ -229,7 +229,7 @@ class Examples(Sequence[Any]):
             names = [part.path for column in self._columns for part in column]
             raise DataError(
                 "there are no examples",
-                f"{len(names)} files with {lines} lines: {', '.join(names[:SHOWN])}",
+                f"{lines} lines in {', '.join(names[:SHOWN])}{', …' if len(names) > SHOWN else ''}",
                 rule="there is something to read: lines that are not blank",
                 hint="check the files; were they downloaded whole?",
             )

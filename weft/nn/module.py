@@ -172,6 +172,7 @@ def init(module: M, key: Any, mesh: Any = None, layout: Any = None) -> M:
     leaves, tree = jax.tree.flatten(module, is_leaf=is_parameter)
     try:
         keys.check(key)
+        wf.Layout.of(layout).check(wf.Mesh.of(mesh))
         if leaves and leaves[0] is module and not is_parameter(module):
             raise ProgramError(
                 f"a {type(module).__name__} is no module, and has no parameters",

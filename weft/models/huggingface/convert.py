@@ -53,6 +53,7 @@ def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> T
     """
     with _asked(f"huggingface.load({str(folder)!r})"):
         _check_changes(changes)
+        wf.Layout.of(layout).check(wf.Mesh.of(mesh))
         with Checkpoint(folder) as checkpoint:
             family, config, names = _understood(checkpoint)
             model = Transformer(config.replace(**changes))
