@@ -20,6 +20,7 @@ from benchmarks.measure import Spread
 from weft import nn
 from weft.train import loop
 from weft.train.config import Data, Evaluate, Optimize, Save, TrainConfig, recipe
+from weft.train.heap import keep_freed_memory
 from weft.train.run import Run
 
 STEPS = 230  # two saves, and not the last one, which ends a run
@@ -86,6 +87,7 @@ def feeding(run: Run) -> float:
 
 def table(rounds: int) -> str:
     """The comparison, alternating."""
+    keep_freed_memory()  # as the loop does
     with tempfile.TemporaryDirectory() as folder:
         run = loop.prepare(config(Path(folder)))
         cases: dict[str, Any] = {

@@ -28,7 +28,7 @@ class Demo:
     of a step and how training goes, translates phrases with values that it has never seen, and says how many
     were right. Nothing is downloaded."""
 
-    steps: Annotated[int, arg(metavar="N")] = 350
+    steps: Annotated[int, arg(metavar="N")] = 320
     """How many steps; more make it better."""
     folder: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """Where checkpoints and curves are kept; by default they are thrown away."""
