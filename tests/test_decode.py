@@ -62,8 +62,15 @@ def one_by_one(model, batch):
     return logits
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", MODELS)
+QUICK = {(name, "both") for name in MODELS} | {("rotary", "one device"), ("translation", "long")}
+EVERY = [
+    pytest.param(name, layout, marks=[] if (name, layout) in QUICK else pytest.mark.slow)
+    for name in MODELS
+    for layout in LAYOUTS
+]
+
+
+@pytest.mark.parametrize("name, layout", EVERY)
 def test_a_cache_changes_nothing(name, layout):
     config = BASE.replace(**MODELS[name])
     model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
@@ -72,7 +79,7 @@ def test_a_cache_changes_nothing(name, layout):
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["both", "long"])
 def test_greedy_says_the_likeliest_tokens(layout):
     config = BASE.replace(**TWO)
     model, batch = nn.init(Transformer(config), jax.random.key(4)), batch_of(config)
