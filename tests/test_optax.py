@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from compare import real, same
+from test_optimizer import loss, raw_loss
 
 import weft as wf
 from weft import nn, train
@@ -55,16 +56,6 @@ def given(step, sizes):
     """A batch, and what one optimizer's gradients are multiplied by: once, not a number."""
     d, _ = wf.dims(SIZES[sizes])
     return real(10 + step, [wf.Dim("batch", 6), d]), wf.tensor(np.float32(np.nan if step == 1 else 1.0), ())
-
-
-def loss(params, x):
-    hidden = wf.tanh(wf.einsum(x, params["w"], out=["batch", "h"]) + params["bias"])
-    return wf.mean(wf.square(wf.einsum(hidden, params["v"][0], out=["batch", "d"]) - x)) * params["gain"]
-
-
-def raw_loss(params, x):
-    hidden = jnp.tanh(x @ params["w"] + params["bias"])
-    return jnp.mean((hidden @ params["v"][0] - x) ** 2) * params["gain"]
 
 
 def gradients(name, grads, poison):

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from weft.dims import Dim
 from weft.errors import ModelError, WeftError, nearest
 from weft.files import whole
-from weft.models.huggingface.files import TYPES, Target, create, file_header
+from weft.models.huggingface.files import TYPES, Target, create, file_header, opened
 from weft.tensor import Tensor
 
 from .checkpoint import Checkpoints
@@ -81,16 +80,8 @@ def _read(path: Path) -> dict[str, Any]:
             rule="a model is imported from one safetensors file",
             hint="weft checkpoint export writes one",
         )
-    try:
-        with safe_open(path, framework="np") as opened:
-            metadata, arrays = opened.metadata() or {}, {n: opened.get_tensor(n) for n in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{path} is not a whole safetensors file",
-            f"{path.stat().st_size:,} bytes; safetensors says: {error}",
-            rule="a file is its header and exactly the bytes that the header lists",
-            hint="it was cut short or damaged: copy or download it again",
-        ) from None
+    with opened(path) as file:
+        metadata, arrays = file.metadata() or {}, {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
     dims = _dims(path, metadata, arrays)
     return {name: _tensor(array, dims[name]) for name, array in arrays.items()}
 

@@ -50,6 +50,19 @@ class Entry(NamedTuple):
 # Reading
 
 
+def opened(path: Path) -> Any:
+    """A safetensors file, to be read and closed; an error if it is not whole."""
+    try:
+        return safe_open(path, framework="np")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{path} is not a whole safetensors file",
+            f"{path.stat().st_size:,} bytes; safetensors says: {error}",
+            rule="a file is its header and exactly the bytes that the header lists",
+            hint="it was cut short or damaged: copy or download it again",
+        ) from None
+
+
 class Checkpoint:
     """A folder's config.json and tensors; a context that closes the files.
 
@@ -84,16 +97,7 @@ class Checkpoint:
         self._open.close()
 
     def _opened(self, name: str) -> Any:
-        path = self.folder / name
-        try:
-            return self._open.enter_context(safe_open(path, framework="np"))
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                f"{path} is not a whole safetensors file",
-                f"{path.stat().st_size:,} bytes; safetensors says: {error}",
-                rule="a file is its header and exactly the bytes that the header lists",
-                hint="it was cut short or damaged: copy or download it again",
-            ) from None
+        return self._open.enter_context(opened(self.folder / name))
 
     def _entries(self) -> Iterator[tuple[str, Entry]]:
         for file, opened in self._files.items():

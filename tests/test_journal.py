@@ -1,0 +1,65 @@
+"""The journal of a run: each step once, whatever happened to the process or the disk."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from trained import curve, limited
+
+from weft.train import journal
+
+
+def test_a_journal_on_a_full_disk(tmp_path, golden):
+    with pytest.raises(journal.JournalError) as error:
+        with journal.Journal(tmp_path, 0) as one:
+            one.write(1, {"loss": 2.0})
+            with limited((tmp_path / journal.METRICS).stat().st_size + 10):
+                one.write(2, {"loss": 1.0})
+    golden("journal_full_disk", str(error.value).replace(str(tmp_path), "runs/lm"), "messages/train")
+    with journal.Journal(tmp_path, 1) as one:
+        one.write(2, {"loss": 1.5})
+    assert curve(tmp_path) == [2.0, 1.5]
+
+
+def test_lines_that_are_not_whole_are_left_out_alone(tmp_path):
+    good = [json.dumps({"step": n, "loss": 1.0 / n}) for n in (1, 2, 3, 4)]
+    broken = [*good[:2], '{"st\xff', "7", good[2], good[3], good[3][:9]]
+    (tmp_path / journal.METRICS).write_text("\n".join(broken), encoding="latin-1")
+    with journal.Journal(tmp_path, 3) as one:
+        one.write(4, {"loss": 0.5})
+    assert curve(tmp_path) == [1.0, 0.5, 1.0 / 3, 0.5]
+
+
+def test_tensorboard_has_what_was_written_when_killed(tmp_path):
+    program = (
+        "import os, signal, sys; from pathlib import Path; from weft.train.journal import Journal\n"
+        "one = Journal(Path(sys.argv[1]), 0)\n"
+        "for n in range(1, 6): one.write(n, {'loss': 1.0 / n})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=100)
+    assert done.returncode == -signal.SIGKILL
+    with journal.Journal(tmp_path, 3) as one:
+        one.write(4, {"loss": 4.0})
+    assert events(tmp_path / "tensorboard") == {1: 1.0, 2: 0.5, 3: pytest.approx(1 / 3), 4: 4.0}
+
+
+def events(folder):
+    """The losses that TensorBoard shows: what comes after a new start counts, older ones of its steps not."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    found = {}
+    for path in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime_ns):
+        rest = path.read_bytes()
+        while rest:
+            size = int.from_bytes(rest[:8], "little")  # then 4 bytes, the event and 4 bytes
+            event = Event.FromString(rest[12 : 12 + size])
+            rest = rest[16 + size :]
+            if event.session_log.status == SessionLog.START:
+                found = {step: loss for step, loss in found.items() if step < event.step}
+            for value in event.summary.value:
+                if value.tag == "loss":
+                    found[event.step] = value.simple_value
+    return found
