@@ -230,3 +230,16 @@ def test_a_layout_without_a_mesh_is_an_error():
     module = nn.Linear([wf.Dim("a", 2)], [wf.Dim("b", 3)])
     with pytest.raises(wf.LayoutError, match="no axis x"):
         nn.init(module, jax.random.key(0), layout="a:x")
+
+
+def test_the_axis_of_a_dim_of_one_moves_to_another_dim_and_back():
+    """XLA refused to compile the way back, where the second device's piece is padding and nothing else."""
+
+    def run(x):
+        def loss(x):
+            return wf.sum(wf.einsum(x, x.rename(g="d"), out=["g", "d"]))
+
+        return wf.grad(loss)(x)
+
+    x = wf.parameter(values("a=1 h=2 g=3"))
+    same(run, "x=2", wf.Layout("d:x", params="a:x"), x)

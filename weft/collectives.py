@@ -86,7 +86,11 @@ def reduce_scatter(array: Any, axes: Axes, position: int) -> Any:
 def all_to_all(array: Any, axes: Axes, split: int, join: int) -> Any:
     """One position is cut and its pieces sent out; those received are joined at another."""
     _check(array, axes)
-    return lax.all_to_all(array, axes, split_axis=split, concat_axis=join, tiled=True)
+    # XLA refuses pieces in different memory orders, which it chooses itself when it sees that one of them is
+    # padding and nothing else; the barriers, one of them for the transpose, keep it from looking.
+    array = lax.optimization_barrier(array)
+    array = lax.all_to_all(array, axes, split_axis=split, concat_axis=join, tiled=True)
+    return lax.optimization_barrier(array)
 
 
 def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
