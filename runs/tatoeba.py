@@ -46,7 +46,6 @@ def write(path: Path, pairs: list[list[str]]) -> None:
 
 def score(data: Path, folder: Path) -> None:
     """Translate the test set and print the scores."""
-    import weft as wf
     from weft import decode
     from weft.train import stored
 
@@ -54,9 +53,9 @@ def score(data: Path, folder: Path) -> None:
     for english, french in read(data, "test"):
         references[english].append(french)
     run, step, model = stored.restored(stored.settings(folder))
-    program = wf.spmd(decode.greedy, run.mesh, run.layout, static=("end",))
+    speaker = decode.Speaker(model, run.tokenizer, run.mesh, run.layout, rows=64)
     sentences = sorted(references, key=len)
-    said = list(decode.translate(program, model, sentences, run.tokenizer, rows=128, length=64))
+    said = [one.text for one in speaker.say(sentences, decode.Ask(beams=decode.Beams(4)))]
     found = decode.quality(said, [references[sentence] for sentence in sentences])
     for sentence, text in list(zip(sentences, said, strict=True))[:: len(said) // 8]:
         print(f"{sentence}\n  → {text}")

@@ -1,4 +1,4 @@
-"""Cached decoding gives what running the whole prefix gives."""
+"""Cached decoding gives what running the whole prefix gives, and texts what their tokens give."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ import pytest
 import weft as wf
 from weft import decode, nn
 from weft.data import Bytes
-from weft.decode.cache import empty, step
+from weft.decode.cache import read, step, whole
 from weft.models import Batch, Config, Transformer
 
 BASE = Config(vocab=37, d_model=16, d_ff=24, heads=4, d_kv=4, layers=2, longest=16)
@@ -24,6 +24,9 @@ MODELS = {
     "local": {"attention": "local", "window": 3},
     "translation": {"decoder_layers": 3, **TWO},
     "multi-query": {"kv_heads": 1, "tied": True},
+    "experts": {"experts": 4, "expert_top": 2, "capacity": 0.5},
+    "reversible": {"residual": "reversible"},
+    "hashed": {"attention": "lsh", "lsh_chunk": 2, "lsh_rounds": 1},
 }
 LAYOUTS = {
     "one device": ("", ""),
@@ -31,6 +34,7 @@ LAYOUTS = {
     "long": ("data=2 model=3", "batch:data memory_length:model"),
 }
 ROWS, PLACES, INPUTS = wf.Dim("batch", 3), wf.Dim("length", 7), wf.Dim("length", 5)
+BEGUN = [3, 1, 2]  # how many tokens of each row are read at once
 
 
 def batch_of(config):
@@ -49,17 +53,18 @@ def batch_of(config):
 
 
 def one_by_one(model, batch):
-    """The logits of all places, each from the cache of those before it."""
-    one = PLACES.resize(1)
+    """Each row's logits from its last prompt token on, from the cache of the places before."""
+    begun = wf.tensor(np.array(BEGUN, np.int32), [ROWS])
+    beginning = Batch(batch.tokens["length", :3], inputs=batch.inputs, input_segments=batch.input_segments)
 
-    def say(kept, place):
-        token = wf.slice(batch.tokens, PLACES, place, one)
-        logits, kept = step(model, kept, token, place, batch)
-        return kept, wf.sum(logits, one)
+    def say(carry, n):
+        kept = carry
+        place = begun - 1 + n
+        logits, kept = step(model, kept, wf.take(batch.tokens, place, PLACES, fill=0), place)
+        return kept, logits
 
-    places = wf.arange(PLACES)
-    _, logits = wf.scan(say, empty(model, batch, PLACES.size), places, PLACES)
-    return logits
+    steps = wf.Dim("steps", 5)
+    return wf.scan(say, read(model, beginning, 9), wf.arange(steps), steps)[1]
 
 
 QUICK = {(name, "both") for name in MODELS} | {("rotary", "one device"), ("translation", "long")}
@@ -74,33 +79,121 @@ EVERY = [
 def test_a_cache_changes_nothing(name, layout):
     config = BASE.replace(**MODELS[name])
     model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
-    expected = model.logits(batch).numpy("batch", "length", "vocab")
-    found = wf.spmd(one_by_one, *LAYOUTS[layout])(model, batch).numpy("batch", "length", "vocab")
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    all_at_once = whole if name in ("experts", "hashed") else type(model).logits
+    expected = wf.spmd(all_at_once)(model, batch).numpy("batch", "length", "vocab")
+    mesh, rules = LAYOUTS[layout]
+    if name == "experts":
+        rules = rules.replace("d_ff:model", "experts:model")
+    found = wf.spmd(one_by_one, mesh, rules)(model, batch).numpy("batch", "steps", "vocab")
+    for row, begun in enumerate(BEGUN):
+        np.testing.assert_allclose(
+            found[row, : 8 - begun],
+            expected[row, begun - 1 : begun + 4],
+            atol=1e-5 * np.abs(expected).max(),
+        )
 
 
-@pytest.mark.parametrize("layout", ["both", "long"])
-def test_greedy_says_the_likeliest_tokens(layout):
-    config = BASE.replace(**TWO)
-    model, batch = nn.init(Transformer(config), jax.random.key(4)), batch_of(config)
-    said = wf.spmd(decode.greedy, *LAYOUTS[layout], static=("end",))(model, batch, 1).numpy()
-    read = wf.tensor(np.pad(said, ((0, 0), (1, 0)))[:, :-1], [ROWS, PLACES])
-    likeliest = (
-        model.logits(dataclasses.replace(batch, tokens=read)).numpy("batch", "length", "vocab").argmax(-1)
+def test_experts_turn_no_token_away_when_decoding():
+    config = BASE.replace(**MODELS["experts"])
+    model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
+    roomy = Transformer(config.replace(capacity=4.0))
+    leaves = jax.tree.leaves(model, is_leaf=wf.is_tensor)
+    roomy = jax.tree.unflatten(jax.tree.structure(roomy, is_leaf=wf.is_tensor), leaves)
+    logits = model.logits(batch).numpy()
+    assert np.abs(logits - roomy.logits(batch).numpy()).max() > 1e-3  # with little room some are
+    np.testing.assert_allclose(whole(model, batch).numpy(), roomy.logits(batch).numpy(), atol=1e-5)
+
+
+def test_hashed_models_decode_with_exact_attention():
+    """One chunk that holds the whole sequence, and one bucket: nothing is left out by the hash."""
+    config = BASE.replace(**MODELS["hashed"])
+    model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
+    exact = Transformer(config.replace(lsh_chunk=16))
+    leaves = jax.tree.leaves(model, is_leaf=wf.is_tensor)
+    exact = jax.tree.unflatten(jax.tree.structure(exact, is_leaf=wf.is_tensor), leaves)
+    np.testing.assert_allclose(whole(model, batch).numpy(), exact.logits(batch).numpy(), atol=1e-5)
+    assert np.abs(model.logits(batch).numpy() - exact.logits(batch).numpy()).max() > 1e-3
+
+
+def speaker_of(layout="one device", rows=4, key=4, **more):
+    config = BASE.replace(**{**TWO, "vocab": 259, **more})
+    return decode.Speaker(
+        nn.init(Transformer(config), jax.random.key(key)), Bytes(), *LAYOUTS[layout], rows=rows
     )
-    done = np.maximum.accumulate(said == 1, axis=1)
-    done = np.pad(done, ((0, 0), (1, 0)))[:, :-1]
-    assert (said == np.where(done, 1, likeliest)).all()
-    assert len(np.unique(said)) > 3
 
 
-def test_texts_come_in_their_order_and_do_not_depend_on_their_batch():
-    config = BASE.replace(**TWO, vocab=259)
-    model = nn.init(Transformer(config), jax.random.key(4))
-    program, words = wf.spmd(decode.greedy, static=("end",)), ["ab", "c", "hello", "x y z", "b"]
-    together = list(decode.translate(program, model, words, Bytes(), 4, 8))
-    alone = [next(decode.translate(program, model, [word], Bytes(), 4, 8)) for word in words]
-    assert together == alone and len(set(together)) > 1
+WORDS = ["ab", "c", "hello", "x y z", "b", "some longer words"]
+ASKS = {
+    "likeliest": decode.Ask(limit=8),
+    "drawn": decode.Ask(limit=8, temperature=0.8, top_k=50, top_p=0.95, penalty=1.2, seed=3),
+    "beams": decode.Ask(limit=8, beams=decode.Beams(3)),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS)
+@pytest.mark.parametrize("layout", ["both", "long"])
+def test_texts_do_not_depend_on_their_batch_or_layout(layout, ask):
+    together = list(speaker_of().say(WORDS, ASKS[ask]))
+    alone = speaker_of(layout)
+    for n, word in enumerate(WORDS):
+        (one,) = alone.say([word], ASKS[ask], first=n)
+        assert one.tokens == together[n].tokens
+        assert one.score == pytest.approx(together[n].score, rel=1e-4)
+    assert len({said.tokens for said in together}) > 2
+
+
+@pytest.mark.parametrize("more", [{}, {"kind": "decoder"}])
+def test_what_is_said_is_scored_alike(more):
+    speaker = speaker_of(**more)
+    for text, said in zip(WORDS[:5], speaker.say(WORDS[:5], ASKS["drawn"]), strict=True):
+        # What was said may not be what its text is read as: score the tokens themselves.
+        tokens = np.zeros((1, 8), np.int32)
+        tokens[0, : len(said.tokens)] = said.tokens
+        ids, dims = speaker.tokenizer.encode(text), [wf.Dim("batch", 1), wf.Dim("length", 8)]
+        if more:
+            tokens = np.concatenate([[ids], tokens], 1).astype(np.int32)
+            dims[1] = wf.Dim("length", tokens.shape[1])
+        targets = wf.tensor(tokens, dims)
+        batch = Batch(wf.shift(targets, "length", 1), targets)
+        if not more:
+            inputs = wf.tensor(np.array([[*ids, 1]], np.int32), [dims[0], wf.Dim("length", len(ids) + 1)])
+            batch = dataclasses.replace(batch, inputs=inputs)
+        logs = decode.score(speaker.models, batch).numpy()[0, len(ids) if more else 0 :]
+        np.testing.assert_allclose(said.logs, logs[: len(said.tokens)], atol=1e-4)
+        assert said.score == pytest.approx(sum(said.logs), abs=1e-4)
+
+
+def test_given_texts_are_scored():
+    speaker = speaker_of(kind="decoder")
+    pairs = [("ab", "cd"), ("", "x"), ("hello", "")]
+    found = list(speaker.score(pairs))
+    assert [len(logs) for logs in found] == [3, 2, 1]
+    for (text, target), logs in zip(pairs, found, strict=True):
+        ids = [*speaker.tokenizer.encode(text + target), 1]
+        targets = wf.tensor(np.array([ids], np.int32), [wf.Dim("batch", 1), wf.Dim("length", len(ids))])
+        logits = speaker.models[0].logits(Batch(wf.shift(targets, "length", 1))).numpy()[0]
+        expected = jax.nn.log_softmax(logits)[np.arange(len(ids)), ids]
+        np.testing.assert_allclose(logs, expected[len(text) :], atol=1e-4)
+
+
+def test_two_models_speak_by_the_mean_of_their_probabilities():
+    one, other = speaker_of(key=4), speaker_of(key=5)
+    both = decode.Speaker([one.models[0], other.models[0]], Bytes(), rows=4)
+    pairs = [("ab", "c"), ("x", "yz")]
+    logs = [list(speaker.score(pairs)) for speaker in (one, other, both)]
+    for a, b, mean in zip(*logs, strict=True):
+        np.testing.assert_allclose(np.exp(mean), (np.exp(a) + np.exp(b)) / 2, rtol=1e-4)
+    said = next(both.say(["ab"], ASKS["likeliest"]))
+    assert said.tokens != next(one.say(["ab"], ASKS["likeliest"])).tokens
+
+
+def test_a_thousand_texts_of_all_lengths_need_few_programs():
+    speaker = speaker_of(rows=8, positions="sinusoid", layers=1)
+    texts = ["a" * n for n in (1, 5, 20, 60, 100, 200, 250)]
+    for _ in speaker.say(texts, decode.Ask(limit=2)):
+        pass
+    programs = speaker.begin, speaker.speak
+    assert sum(len(program.traces) for program in programs) <= 8
 
 
 def test_quality_counts_several_references():

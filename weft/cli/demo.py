@@ -68,16 +68,15 @@ def show(folder: Path, steps: int, phrases: int) -> None:
     """The demo itself."""
     from .. import decode
     from ..data import Phrases
-    from ..spmd import spmd
     from .train import finish
 
     began = time.monotonic()
     outcome = finish(settings(folder, steps))
     run = outcome.run
-    program = spmd(decode.greedy, run.mesh, run.layout, static=("end",))
+    speaker = decode.Speaker(outcome.model, run.tokenizer, run.mesh, run.layout, rows=128)
 
     def translated(texts: list[str]) -> list[str]:
-        return list(decode.translate(program, outcome.model, texts, run.tokenizer, rows=128, length=48))
+        return [said.text for said in speaker.say(texts)]
 
     held_out = list(Phrases(phrases, seed=7, held_out=True))
     said = translated([source for source, _ in held_out])

@@ -26,7 +26,7 @@ class Batch:
       targets: what it should say at each place.
       weights: how much each place counts in the loss; None: all alike.
       places: the number of each place in its example; None: from 0 on.
-      segments: which example of a packed row each place is of; None: one example in a row.
+      segments: which example of a packed row each place is of; None: one example in a row, number 1.
       prefix: by row, how many places at its beginning all may see (a prefix LM).
       inputs, input_places, input_segments: the encoder's, of an encoder-decoder.
     """

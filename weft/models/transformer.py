@@ -97,6 +97,7 @@ class Around:
       bias: relative positions, added to the scores.
       memory, memory_sight: the encoder's result, over `memory_length`, and what places see of it.
       weights: 0 for places that hold nothing; None: all do.
+      exact: whether every token finds room with the experts that it chose.
     """
 
     sight: Sight
@@ -104,6 +105,7 @@ class Around:
     memory: Tensor | None = None
     memory_sight: Sight | None = None
     weights: Tensor | None = None
+    exact: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 # A branch of a layer: from x to what is added to it, and a further loss or None.
@@ -147,7 +149,7 @@ class Block(nn.Module):
 
         def attend(h: Tensor) -> Tensor:
             sight, rotate = around.sight, None
-            if isinstance(self.attention, nn.LSHAttention):
+            if isinstance(self.attention, nn.LSHAttention) and attend_by is directly:
                 return _hashed(self.attention, h, sight, drop)
             if self.config.positions == "rotary":
                 rotate = functools.partial(self._rotate, places=sight.places)
@@ -164,7 +166,7 @@ class Block(nn.Module):
             c = self.config
             if not c.experts:
                 return _in_chunks(lambda h: self.feed(h, drop("wide")), h, c.feed_chunks), None
-            y, losses = self.feed(h, drop("wide"), weights=around.weights)
+            y, losses = self.feed(h, drop("wide"), around.exact, around.weights)
             return y, c.balance * losses.balance + c.router_z * losses.z
 
         def both(x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -391,26 +393,44 @@ class Transformer(nn.Module):
         """
         return self._features(as_batch(batch, self.config), key, memory)[0]
 
-    def _encode(self, batch: Batch, key: Any) -> tuple[Tensor, Tensor | None]:
-        assert self.encoder is not None
-        if self.decoder is None:
-            return self._run(self.encoder, batch.tokens, batch.places, batch.segments, key, batch.weights)
-        assert batch.inputs is not None
-        return self._run(self.encoder, batch.inputs, batch.input_places, batch.input_segments, key)
+    def read(self, batch: Batch, layers: Layers) -> tuple[Tensor, Any]:
+        """The features, with layers that are run in another way, and what these give beside them.
 
-    def _features(self, batch: Batch, key: Any, memory: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        For decoding: no token is turned away by the experts.
+
+        Args:
+          batch: what is read.
+          layers: how the decoder's layers are run.
+        """
+        batch = as_batch(batch, self.config)
+        memory = None if self.encoder is None else self._encode(batch, None, exact=True)[0]
+        return self._features(batch, None, memory, layers=layers, exact=True)
+
+    def _encode(self, batch: Batch, key: Any, exact: bool = False) -> tuple[Tensor, Tensor | None]:
+        assert self.encoder is not None
+        own = batch.tokens, batch.places, batch.segments, key, batch.weights
+        if self.decoder is not None:
+            assert batch.inputs is not None
+            own = batch.inputs, batch.input_places, batch.input_segments, key, None
+        return self._run(self.encoder, *own, exact=exact)
+
+    def _features(
+        self, batch: Batch, key: Any, memory: Tensor | None = None, **how: Any
+    ) -> tuple[Tensor, Any]:
         if self.decoder is None:
             return self._encode(batch, _fold(key, "encoder"))
-        more: dict[str, Any] = {"prefix": batch.prefix}
+        more: dict[str, Any] = {"prefix": batch.prefix, **how}
         encoded = None
         if self.encoder is not None:
             if memory is None:
                 memory, encoded = self._encode(batch, _fold(key, "encoder"))
             assert batch.inputs is not None
             places, seen = _places(batch.inputs, batch.input_places), _memory(batch.input_segments)
-            own = _places(batch.tokens, batch.places)
+            own, segments = _places(batch.tokens, batch.places), batch.segments
+            if segments is None and seen is not None:
+                segments = wf.ones(batch.tokens.dims, seen.dtype)
             more["memory"] = _memory(memory)
-            more["memory_sight"] = Sight(own, batch.segments, None, _memory(places), seen, False, None)
+            more["memory_sight"] = Sight(own, segments, None, _memory(places), seen, False, None)
         x, extra = self._run(
             self.decoder,
             batch.tokens,
@@ -431,8 +451,9 @@ class Transformer(nn.Module):
         key: Any,
         weights: Tensor | None = None,
         prefix: Tensor | None = None,
-        **memory: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+        layers: Layers | None = None,
+        **around: Any,
+    ) -> tuple[Tensor, Any]:
         longest, size = self.config.longest, tokens.dims[-1].size
         if places is None and stack.positions is not None and size > longest:
             raise ModelError(
@@ -443,7 +464,7 @@ class Transformer(nn.Module):
         places = _places(tokens, places)
         window = self.config.window if self.config.attention == "local" else None
         sight = Sight(places, segments, prefix, _memory(places), _memory(segments), stack.ordered, window)
-        return stack(self.embedding(tokens), Around(sight, weights=weights, **memory), key)
+        return stack(self.embedding(tokens), Around(sight, weights=weights, **around), key, layers)
 
     def project(self, features: Tensor) -> Tensor:
         """The logits of features, in float32."""

@@ -150,6 +150,16 @@ class LSHAttention(Module):
         mixed = wf.einsum(cut.undo(mixed, back), shares, out=out)
         return self.out(mixed.rename(sequence=length.name))
 
+    def project(self, x: Tensor, memory: Tensor, rotate: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, as `Attention.project` gives them, for attention without a hash."""
+
+        def order(x: Tensor) -> list[wf.Dim]:
+            batch = [d for d in x.dims if d not in self.query.inputs]
+            return [*batch[:-1], self.heads, *batch[-1:], self.d_kv]
+
+        k = _direction(self.query(memory, out=order(memory)), self.d_kv)
+        return self.query(x, out=order(x)), k, self.value(memory, out=order(memory))
+
     def hash(self, q: Tensor, length: int, key: Any = None) -> Tensor:
         """The bucket of each query in each round; those beyond the length share one of their own.
 

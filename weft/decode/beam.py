@@ -1,0 +1,228 @@
+"""Beam search: the likeliest whole sequences that can be found with so many beginnings kept at each step.
+
+    found = search(models, begin(models, batch, rows, room), Beams(4))
+
+At each step every beam is followed by every token, and of these the best are kept: as many as there are beams
+among those that go on, and among those that have ended by their penalised scores. All beams of a row share
+the keys of the encoder's result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import weft as wf
+from weft.errors import ShapeError, nearest
+from weft.tensor import Tensor
+
+from .cache import Kept
+from .speak import State, together
+
+NEVER = -1e9  # the score of what is not there
+
+# By what the logarithm of a sequence's probability is divided, from how many tokens it has and alpha.
+PENALTIES: dict[str, Callable[[Any, float], Any]] = {
+    "transformer": lambda count, alpha: ((5.0 + count) / 6.0) ** alpha,
+    "plain": lambda count, alpha: count**alpha,
+}
+STOPS = ("certain", "likely", "first")
+
+
+@dataclass(frozen=True)
+class Beams:
+    """How a search is done.
+
+    Attributes:
+      size: how many beams there are.
+      alpha: how much longer sequences are preferred; 0: not at all.
+      penalty: what scores are divided by: "transformer", ((5 + count) / 6)^alpha as in the Transformer's
+        paper (Wu et al. 2016), or "plain", count^alpha.
+      stop: when a row is done. "certain": when no beam can still become better than those that ended;
+        "likely": the same, as if they ended at once; "first": as soon as there are enough that ended.
+    """
+
+    size: int = 4
+    alpha: float = 0.6
+    penalty: str = "transformer"
+    stop: str = "certain"
+
+    def __post_init__(self) -> None:
+        asked = f"Beams(size={self.size}, penalty={self.penalty!r}, stop={self.stop!r})"
+        if self.size < 1:
+            raise ShapeError(
+                f"a search with {self.size} beams", rule="it keeps at least one", hint="4 is usual"
+            ).located(asked)
+        for name, known in ((self.penalty, tuple(PENALTIES)), (self.stop, STOPS)):
+            if name not in known:
+                raise ShapeError(
+                    f"no such way of beam search: {name}{nearest(name, known)}",
+                    rule=f"it is one of {', '.join(known)}",
+                    hint=f"{known[0]} is as in the Transformer's paper",
+                ).located(asked)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Found:
+    """Sequences, best first, over `batch` and `beam`.
+
+    Attributes:
+      said: the tokens, over `said` too, with the one that ended them.
+      count: how many there are; 0 where fewer sequences were found than there are beams.
+      score: by what they are sorted.
+      log: the logarithm of the probability.
+    """
+
+    said: Tensor
+    count: Tensor
+    score: Tensor
+    log: Tensor
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Search:
+    """A search on its way: the beams that go on, and what was found."""
+
+    step: Tensor
+    kept: tuple[Kept, ...]
+    token: Tensor
+    said: Tensor
+    log: Tensor
+    found: Found
+    done: Tensor
+
+
+def search(models: Sequence[Any], state: State, how: Beams) -> Found:
+    """The best sequences of each row.
+
+    Args:
+      models: those of `begin`.
+      state: the prompts, from `begin`; how its rows choose tokens does not matter.
+      how: the search.
+    """
+    rows, vocab = state.rows, models[0].embedding.vocab
+    (batch,) = state.token.dims
+    (said,) = (d for d in state.said.dims if d.name == "said")
+    beam = wf.Dim("beam", how.size)
+    limit = rows.limit
+
+    def penalty(count: Any) -> Any:
+        return PENALTIES[how.penalty](count, how.alpha)
+
+    def going(s: _Search) -> Tensor:
+        return ~wf.all(s.done)
+
+    def one(s: _Search) -> _Search:
+        logs, kept = together(models, s.kept, s.token, state.place + s.step)
+        best = _best(s.log + logs, beam, vocab)
+        (pick,) = (d for d in best.log.dims if d != batch)
+        now = s.step + 1
+        said_now = wf.where(wf.arange(said) == s.step, best.token, wf.take(s.said, best.beam, beam))
+        ends = wf.any(best.token == rows.ends, "ends") | (now >= limit)
+
+        # Those that go on.
+        log, chosen = wf.top_k(wf.where(ends, NEVER, best.log), pick, wf.Dim("next", how.size))
+
+        def follow(t: Tensor) -> Tensor:
+            return wf.take(t, chosen, pick).rename(next="beam")
+
+        parent = follow(best.beam).rename(beam="next")
+        kept = tuple(_follow(own, parent) for own in kept)
+
+        # Those that have ended, with those that had before.
+        counted = ends & (wf.arange(pick) < how.size) & (best.log > NEVER / 2) & ~s.done
+        ended = Found(
+            said_now,
+            wf.where(counted, now, 0),
+            wf.where(counted, best.log / penalty(now.astype(jnp.float32)), NEVER),
+            best.log,
+        )
+        found = _merge(s.found, ended, beam, pick)
+
+        # Whether one that goes on could still be among the best.
+        longest = limit if how.stop == "certain" and how.alpha > 0 else now
+        hope = log["next", 0] / penalty(wf.maximum(longest, 1).astype(jnp.float32))
+        full = wf.all(found.count > 0, beam)
+        over = full & (hope <= wf.min(found.score, beam)) if how.stop != "first" else full
+        return _Search(
+            now,
+            kept,
+            follow(best.token),
+            follow(said_now),
+            log.rename(next="beam"),
+            found,
+            s.done | over | (now >= limit),
+        )
+
+    none = wf.zeros([batch, beam], jnp.int32)
+    start = _Search(
+        wf.zeros((), jnp.int32),
+        tuple(_spread(own, beam) for own in state.kept),
+        wf.broadcast_to(state.token, [batch, beam]),
+        wf.zeros([batch, beam, said], jnp.int32),
+        wf.broadcast_to(wf.where(wf.arange(beam) == 0, 0.0, NEVER), [batch, beam]),
+        Found(wf.zeros([batch, beam, said], jnp.int32), none, none + NEVER, none + NEVER),
+        state.done,
+    )
+    return wf.while_loop(going, one, start).found
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The best continuations of a row's beams, over `batch` and `pick`: which beam, token, how likely."""
+
+    beam: Tensor
+    token: Tensor
+    log: Tensor
+
+
+def _best(logs: Tensor, beam: wf.Dim, vocab: wf.Dim) -> _Best:
+    """Twice as many continuations as there are beams: as many go on even if all the others end."""
+    few = wf.Dim("few", min(2 * beam.size, vocab.size))
+    some, token = wf.top_k(logs, vocab, few)  # of each beam by itself: what is split stays where it is
+    every = wf.Dim("every", beam.size * few.size)
+    pick = wf.Dim("pick", min(2 * beam.size, every.size))
+    log, place = wf.top_k(wf.merge(some, [beam, few], every), every, pick)
+    return _Best(place // few.size, wf.take(wf.merge(token, [beam, few], every), place, every), log)
+
+
+def _merge(old: Found, new: Found, beam: wf.Dim, pick: wf.Dim) -> Found:
+    """The best of both."""
+
+    def both(a: Tensor, b: Tensor) -> Tensor:
+        return wf.concat([a.rename(beam="every"), b.rename(pick="every")], "every")
+
+    every = jax.tree.map(both, old, new, is_leaf=wf.is_tensor)
+    _, chosen = wf.top_k(every.score, "every", wf.Dim("next", beam.size))
+    return jax.tree.map(
+        lambda t: wf.take(t, chosen, "every").rename(next="beam"), every, is_leaf=wf.is_tensor
+    )
+
+
+def _spread(kept: Kept, beam: wf.Dim) -> Kept:
+    """A cache for every beam; the encoder's is the same for all."""
+
+    def spread(t: Tensor) -> Tensor:
+        batch, layers, *rest = t.dims
+        return wf.broadcast_to(t, [batch, layers, beam, *rest])
+
+    return Kept(
+        spread(kept.keys), spread(kept.values), kept.memory_keys, kept.memory_values, kept.memory_seen
+    )
+
+
+def _follow(kept: Kept, parent: Tensor) -> Kept:
+    """The caches of the beams that are followed."""
+
+    def follow(t: Tensor) -> Tensor:
+        return wf.take(t, parent, "beam").rename(next="beam")
+
+    return Kept(
+        follow(kept.keys), follow(kept.values), kept.memory_keys, kept.memory_values, kept.memory_seen
+    )

@@ -1,0 +1,169 @@
+"""Saying one token after the other, in rows that begin, go on and end each in its own time.
+
+    state = begin(models, batch, rows, room)     # one program: the prompts, all at once
+    state = speak(models, state, steps)          # another: so many tokens, or until all rows are done
+
+Several models speak together, by the mean of their probabilities.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import weft as wf
+from weft.models import Batch
+from weft.tensor import Tensor
+
+from .cache import Kept, read, step
+from .choose import Choice, choose, penalised
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rows:
+    """What is asked of each row, over `batch`.
+
+    Attributes:
+      length: how many tokens of the prompt are its own.
+      limit: how many tokens are said at most.
+      ends: tokens that end it, over `ends` too; -1 is none. The one that ends a row is said.
+      how: how tokens are chosen.
+      numbers: above 0 and up to 1, one for each token that may be said, over `said` too.
+    """
+
+    length: Tensor
+    limit: Tensor
+    ends: Tensor
+    how: Choice
+    numbers: Tensor
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """Rows that are being said.
+
+    Attributes:
+      rows: what was asked.
+      kept: each model's cache.
+      token, place: the last token, and its place in the row.
+      said, scores: the tokens, and the logarithm of each one's probability, over `batch` and `said`.
+      count: how many there are.
+      done: whether the row has ended.
+      seen: which tokens stand in the row, the prompt's among them, over the vocabulary.
+    """
+
+    rows: Rows
+    kept: tuple[Kept, ...]
+    token: Tensor
+    place: Tensor
+    said: Tensor
+    scores: Tensor
+    count: Tensor
+    done: Tensor
+    seen: Tensor
+
+
+def begin(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
+    """Read the prompts.
+
+    Args:
+      models: decoders, or encoder-decoders, with one vocabulary.
+      batch: the prompts, at least one token each, and an encoder's inputs.
+      rows: what is asked.
+      room: how many places a row may have: those of a prompt, and those that are said but the last one.
+    """
+    batch_dim, length = batch.tokens.dims
+    vocab, last = models[0].embedding.vocab, rows.length - 1
+    own = wf.where(wf.arange(length) < rows.length, batch.tokens, -1)
+    none = wf.zeros([batch_dim], jnp.int32)
+    return State(
+        rows,
+        tuple(read(model, batch, room) for model in models),
+        wf.take(batch.tokens, last, length),
+        last,
+        wf.zeros(rows.numbers.dims, jnp.int32),
+        wf.zeros(rows.numbers.dims),
+        none,
+        rows.limit <= 0,
+        wf.any(own == wf.arange(vocab), length),
+    )
+
+
+def speak(models: Sequence[Any], state: State, steps: Any) -> State:
+    """Say some more tokens.
+
+    Args:
+      models: those of `begin`.
+      state: as far as it was said.
+      steps: how many tokens are said at most, in each row.
+    """
+    rows, vocab = state.rows, models[0].embedding.vocab
+    (said_dim,) = (d for d in rows.numbers.dims if d.name == "said")
+
+    def going(carry: tuple[Tensor, State]) -> Tensor:
+        return (carry[0] < steps) & ~wf.all(carry[1].done)
+
+    def one(carry: tuple[Tensor, State]) -> tuple[Tensor, State]:
+        n, s = carry
+        logs, kept = together(models, s.kept, s.token, s.place)
+        now = wf.one_hot(s.count, said_dim, jnp.bool_) & ~s.done
+        number = wf.sum(wf.where(now, rows.numbers, 0.0), said_dim)
+        token = choose(penalised(logs, s.seen, rows.how.penalty), rows.how, number, vocab)
+        token = wf.where(s.done, s.token, token)
+        score = wf.take(logs, token, vocab)
+        count = s.count + (~s.done).astype(jnp.int32)
+        return n + 1, State(
+            rows,
+            kept,
+            token,
+            s.place + (~s.done).astype(jnp.int32),
+            wf.where(now, token, s.said),
+            wf.where(now, score, s.scores),
+            count,
+            s.done | wf.any(token == rows.ends, "ends") | (count >= rows.limit),
+            s.seen | wf.one_hot(token, vocab, jnp.bool_),
+        )
+
+    return wf.while_loop(going, one, (wf.zeros((), jnp.int32), state))[1]
+
+
+def together(
+    models: Sequence[Any], kept: Sequence[Kept], token: Tensor, place: Tensor
+) -> tuple[Tensor, tuple[Kept, ...]]:
+    """The logarithms of what the models together think of all tokens, and their caches."""
+    steps = [step(model, own, token, place) for model, own in zip(models, kept, strict=True)]
+    vocab = models[0].embedding.vocab
+    logs = [logits - wf.logsumexp(logits, vocab) for logits, _ in steps]
+    caches = tuple(own for _, own in steps)
+    if len(logs) == 1:
+        return logs[0], caches
+    mean = wf.logsumexp(wf.stack(logs, wf.Dim("models", len(logs))), "models") - math.log(len(logs))
+    return mean, caches
+
+
+def admit(state: State, new: State, row: Any) -> State:
+    """The state with new rows in the place of old ones.
+
+    Args:
+      state: rows, all or some of them done.
+      new: fewer, with as much room.
+      row: where the first of them is put.
+    """
+
+    def put(old: Tensor, new: Tensor) -> Tensor:
+        return wf.update(old, "batch", row, new)
+
+    return jax.tree.map(put, state, new, is_leaf=wf.is_tensor)
+
+
+def over(state: State) -> State:
+    """The state with all rows done: where new ones are admitted to."""
+    return dataclasses.replace(state, done=wf.full(state.done.dims, True, jnp.bool_))
