@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import weft as wf
-from benchmarks import handwritten, lm, models, training
+from benchmarks import decoding, handwritten, lm, models, training
 from benchmarks.measure import Spread, alternate, compared
 from weft.plan.hardware import measure_cpu
 
@@ -187,6 +187,7 @@ nanoGPT's model for a CPU (4 layers of 128 features, 12 rows of 64), {training.S
 
 {training.table(max(rounds // 4, 3))}"""
     ),
+    "decoding": decoding.sections,
 }
 
 

@@ -5,7 +5,7 @@
 
 A layer's keys and values are tensors over `batch`, `layers`, heads, `memory_length` and `d_kv`, laid out by
 the same rules as everything else (`heads:model`, `batch:data`, `memory_length:model`). Rows may be of
-different lengths: what stands at a row's place and behind it is never seen, and overwritten when the row comes there.
+different lengths: what stands behind the place of a row is never seen, and overwritten when it comes there.
 """
 
 from __future__ import annotations

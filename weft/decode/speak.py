@@ -57,7 +57,7 @@ class State:
       said, scores: the tokens, and the logarithm of each one's probability, over `batch` and `said`.
       count: how many there are.
       done: whether the row has ended.
-      seen: which tokens stand in the row, the prompt's among them, over the vocabulary.
+      row: the tokens of the prompt and those that were said, over `batch` and `places`; -1 is none.
     """
 
     rows: Rows
@@ -68,7 +68,7 @@ class State:
     scores: Tensor
     count: Tensor
     done: Tensor
-    seen: Tensor
+    row: Tensor
 
 
 def begin(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
@@ -81,8 +81,8 @@ def begin(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
       room: how many places a row may have: those of a prompt, and those that are said but the last one.
     """
     batch_dim, length = batch.tokens.dims
-    vocab, last = models[0].embedding.vocab, rows.length - 1
-    own = wf.where(wf.arange(length) < rows.length, batch.tokens, -1)
+    last = rows.length - 1
+    own = wf.where(wf.arange(length) < rows.length, batch.tokens, -1).rename(length="places")
     none = wf.zeros([batch_dim], jnp.int32)
     return State(
         rows,
@@ -93,7 +93,7 @@ def begin(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
         wf.zeros(rows.numbers.dims),
         none,
         rows.limit <= 0,
-        wf.any(own == wf.arange(vocab), length),
+        wf.pad(own, "places", 0, room + 1 - length.size, value=-1),
     )
 
 
@@ -107,29 +107,36 @@ def speak(models: Sequence[Any], state: State, steps: Any) -> State:
     """
     rows, vocab = state.rows, models[0].embedding.vocab
     (said_dim,) = (d for d in rows.numbers.dims if d.name == "said")
+    (places,) = (d for d in state.row.dims if d.name == "places")
 
     def going(carry: tuple[Tensor, State]) -> Tensor:
         return (carry[0] < steps) & ~wf.all(carry[1].done)
 
+    def penalise(logits: Tensor, row: Tensor) -> Tensor:
+        count = wf.scatter_add(wf.zeros(logits.dims, jnp.int32), row, wf.ones(row.dims, jnp.int32), vocab)
+        return penalised(logits, count > 0, rows.how.penalty)
+
     def one(carry: tuple[Tensor, State]) -> tuple[Tensor, State]:
         n, s = carry
-        logs, kept = together(models, s.kept, s.token, s.place)
+        logs, level, kept = together(models, s.kept, s.token, s.place)
         now = wf.one_hot(s.count, said_dim, jnp.bool_) & ~s.done
         number = wf.sum(wf.where(now, rows.numbers, 0.0), said_dim)
-        token = choose(penalised(logs, s.seen, rows.how.penalty), rows.how, number, vocab)
+        logits = logs + level
+        judged = wf.cond(wf.any(rows.how.penalty != 1), penalise, lambda logits, row: logits, logits, s.row)
+        token = choose(judged, rows.how, number, vocab)
         token = wf.where(s.done, s.token, token)
         score = wf.take(logs, token, vocab)
-        count = s.count + (~s.done).astype(jnp.int32)
+        count, place = (n + (~s.done).astype(jnp.int32) for n in (s.count, s.place))
         return n + 1, State(
             rows,
             kept,
             token,
-            s.place + (~s.done).astype(jnp.int32),
+            place,
             wf.where(now, token, s.said),
             wf.where(now, score, s.scores),
             count,
             s.done | wf.any(token == rows.ends, "ends") | (count >= rows.limit),
-            s.seen | wf.one_hot(token, vocab, jnp.bool_),
+            wf.where(wf.one_hot(place, places, jnp.bool_), token, s.row),
         )
 
     return wf.while_loop(going, one, (wf.zeros((), jnp.int32), state))[1]
@@ -137,16 +144,21 @@ def speak(models: Sequence[Any], state: State, steps: Any) -> State:
 
 def together(
     models: Sequence[Any], kept: Sequence[Kept], token: Tensor, place: Tensor
-) -> tuple[Tensor, tuple[Kept, ...]]:
-    """The logarithms of what the models together think of all tokens, and their caches."""
+) -> tuple[Tensor, Tensor, tuple[Kept, ...]]:
+    """The logarithms of what the models together think of all tokens, the logits' level, and their caches.
+
+    The logarithms and the level together are the logits: of several models, those of their mean.
+    """
     steps = [step(model, own, token, place) for model, own in zip(models, kept, strict=True)]
     vocab = models[0].embedding.vocab
-    logs = [logits - wf.logsumexp(logits, vocab) for logits, _ in steps]
+    levels = [wf.logsumexp(logits, vocab) for logits, _ in steps]
+    logs = [logits - level for (logits, _), level in zip(steps, levels, strict=True)]
     caches = tuple(own for _, own in steps)
     if len(logs) == 1:
-        return logs[0], caches
-    mean = wf.logsumexp(wf.stack(logs, wf.Dim("models", len(logs))), "models") - math.log(len(logs))
-    return mean, caches
+        return logs[0], levels[0], caches
+    several = wf.Dim("models", len(logs))
+    mean = wf.logsumexp(wf.stack(logs, several), "models") - math.log(len(logs))
+    return mean, wf.mean(wf.stack(levels, several), "models"), caches
 
 
 def admit(state: State, new: State, row: Any) -> State:
