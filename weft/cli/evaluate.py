@@ -1,16 +1,23 @@
-"""`weft eval`: how well a trained model says texts that it has not learned from."""
+"""`weft eval`: how well a trained model does on texts that it has not learned from."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import tyro
+from tyro.conf import arg
 
+from .lines import read_alike
 from .loading import UserError
+from .progress import Progress
+from .speaking import How, Models, ready
 
-USAGE = "weft eval FOLDER [--step N] [--json] [--section.name VALUE ...]"
+USAGE = """weft eval FOLDER [--step N] [--json] [--section.name VALUE ...]
+       weft eval FOLDER --bleu SOURCES REFERENCES [REFERENCES ...] [--json] [flags of weft translate]"""
 
 ABOUT = """Evaluate a run of weft train: loss, perplexity and accuracy on its held-out data, or on others.
 
@@ -19,12 +26,19 @@ mesh and layout give the same numbers.
 
   weft eval runs/lm
   weft eval runs/lm --step 400 --layout.mesh data=4 --layout.rules batch:data
-  weft eval runs/books --data.valid other.txt --json"""
+  weft eval runs/books --data.valid other.txt --json
+
+With --bleu the lines of a file are translated, by a search with 4 beams, and compared with the references of
+one file or several: exact matches, BLEU and chrF, with sacreBLEU's signatures. The data of the run are not
+needed; the flags are those of weft translate (weft translate --help).
+
+  weft eval runs/fr --bleu test.en test.fr
+  weft eval runs/fr --bleu test.en test.fr test2.fr --beams 8 --average 5 --json"""
 
 
 @dataclass
 class Evaluate:
-    """Evaluate a trained model: loss, perplexity and accuracy on held-out data."""
+    """Evaluate a trained model: loss, perplexity and accuracy on held-out data, or BLEU and chrF."""
 
     arguments: tyro.conf.Positional[tuple[str, ...]] = ()
     """The folder of a run, and flags."""
@@ -42,10 +56,13 @@ def evaluate(arguments: Sequence[str]) -> None:
         return
     if not given or given[0].startswith("-"):
         raise UserError(f"weft eval was given no folder\n\nusage: {USAGE}")
-    from ..train import config_flags, stored
-
     folder, *flags = given
     as_json = "--json" in flags
+    if "--bleu" in flags:
+        _bleu(folder, [flag for flag in flags if flag != "--json"], as_json)
+        return
+    from ..train import config_flags, stored
+
     step, flags = _step([flag for flag in flags if flag != "--json"])
     config = config_flags.changed(stored.settings(folder), flags)
     run, step, model = stored.restored(config, step)
@@ -70,6 +87,53 @@ def evaluate(arguments: Sequence[str]) -> None:
     if found.word_perplexity is not None:
         print(f"perplexity per word  {found.word_perplexity:.4f}")
     print(f"accuracy             {found.accuracy:.4f}")
+
+
+@dataclass
+class _Translated:
+    """How a file is translated to be compared with references."""
+
+    models: Annotated[Models, arg(name="")] = field(default_factory=Models)
+    how: Annotated[How, arg(name="")] = field(default_factory=How)
+
+
+def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
+    """Translate a file, compare it with references, and print the scores."""
+    at = flags.index("--bleu") + 1
+    files = list(itertools.takewhile(lambda word: not word.startswith("--"), flags[at:]))
+    if len(files) < 2:
+        raise UserError(
+            f"--bleu {' '.join(files) or 'without files'}\n  a file is translated, and compared with others"
+            "\n\nhint: weft eval FOLDER --bleu SOURCES REFERENCES"
+        )
+    asked = tyro.cli(
+        _Translated, prog="weft eval FOLDER --bleu", args=flags[: at - 1] + flags[at + len(files) :]
+    )
+    how = asked.how.ask(translates=True)
+    sources, *references = read_alike(files)
+    if not sources.count:
+        raise UserError(f"{sources.name} has no lines\n\nhint: texts are in a file, one to a line")
+    found = ready(folder, asked.models, "encoder_decoder")
+    from ..decode import quality
+
+    with Progress(sources.count, 0) as progress:
+        said = []
+        for one in found.speaker.say(sources.texts, how):
+            said.append(one.text)
+            progress.step()
+    right = [list(each) for each in zip(*(one.texts for one in references), strict=True)]
+    scores = quality(said, right)
+    bleu, chrf = scores.signatures
+    if as_json:
+        import json
+
+        numbers = {"lines": len(said), "exact": scores.exact, "bleu": scores.bleu, "chrf": scores.chrf}
+        signatures = {"bleu": bleu, "chrf": chrf}
+        print(json.dumps({"steps": found.made_of["steps"], **numbers, "signatures": signatures}))
+        return
+    print(f"exact {scores.exact:.4f}")
+    print(f"BLEU  {scores.bleu:.2f}  {bleu}")
+    print(f"chrF  {scores.chrf:.2f}  {chrf}")
 
 
 def _step(flags: list[str]) -> tuple[int | None, list[str]]:

@@ -18,21 +18,25 @@ from ..errors import WeftError
 from .checkpoint import Checkpoint
 from .demo import Demo
 from .evaluate import Evaluate
+from .generate import Generate
 from .hardware import Hardware
 from .launch import Launch
 from .loading import Failure, UserError
 from .models import Models
 from .plan import Plan
+from .score import Score
 from .train import Train
+from .translate import Translate
 from .verify import Verify
 
 ABOUT = """Maths over named dimensions, split over a processor mesh by a one-line layout.
 
 weft plan says what a program will do and cost, before it runs. weft verify runs it under several layouts and
 compares the results. weft train trains a model, on one device or many, and weft eval scores it; weft demo
-does both in a few minutes. weft checkpoint looks at what training stores, weft launch runs it in several
-processes. weft hardware shows the machines that a plan's time can be predicted for, weft models the known
-models. Each has a --help of its own."""
+does both in a few minutes. weft translate, weft generate and weft score use a trained model on files of
+texts. weft checkpoint looks at what training stores, weft launch runs it in several processes. weft hardware
+shows the machines that a plan's time can be predicted for, weft models the known models. Each has a --help of
+its own."""
 
 COMMANDS = {
     "plan": Plan,
@@ -40,6 +44,9 @@ COMMANDS = {
     "demo": Demo,
     "train": Train,
     "eval": Evaluate,
+    "translate": Translate,
+    "generate": Generate,
+    "score": Score,
     "launch": Launch,
     "checkpoint": Checkpoint,
     "hardware": Hardware,

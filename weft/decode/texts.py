@@ -101,6 +101,9 @@ class Said:
     others: tuple[Said, ...] = ()
 
 
+NOTHING = Said("", (), 0.0, (), True)
+
+
 @dataclass(frozen=True)
 class _Item:
     """A text as a row: what the encoder reads (or nothing), the beginning, and how many tokens may follow."""
@@ -135,12 +138,12 @@ class Speaker:
     ):
         self.models = tuple(models) if isinstance(models, list | tuple) else (models,)
         self.tokenizer, self.rows = tokenizer, rows
-        for model in self.models:
-            check_vocab(tokenizer, model.config.vocab)
-        config = self.models[0].config
-        self.translates = config.kind == "encoder_decoder"
-        known = config.longest if config.positions == "learned" else None
-        self.longest = min(n for n in (longest or 1024, known) if n is not None)
+        configs = [model.config for model in self.models]
+        _check_alike(configs)
+        check_vocab(tokenizer, configs[0].vocab)
+        self.translates = configs[0].kind == "encoder_decoder"
+        known = [config.longest for config in configs if config.positions == "learned"]
+        self.longest = min(longest or 1024, *known) if known else longest or 1024
         self.mesh, self.layout = mesh, layout
         self.begin = wf.spmd(begin, mesh, layout, static=("room",))
         self.speak = wf.spmd(speak, mesh, layout, donate=("state",))
@@ -152,7 +155,7 @@ class Speaker:
         return min(next((n for n in SIZES if n >= count), self.longest), self.longest)
 
     def say(self, texts: Iterable[str], ask: Ask | None = None, first: int = 0) -> Iterator[Said]:
-        """Translate texts, or go on with them.
+        """Translate texts, or go on with them. The translation of a blank text is an empty one.
 
         Args:
           texts: what is said something to.
@@ -162,8 +165,9 @@ class Speaker:
         ask = ask or Ask()
         items = (self._item(n, text, ask.limit) for n, text in enumerate(texts, first))
         for some in _taken(items, self.rows * AHEAD):
-            done: dict[int, Said] = {}
-            for (inputs, prompt, said), group in _by_shape(some, self._shape).items():
+            done = {item.number: NOTHING for item in some if not item.limit}
+            left = [item for item in some if item.limit]
+            for (inputs, prompt, said), group in _by_shape(left, self._shape).items():
                 for at in range(0, len(group), self.rows):
                     part = group[at : at + self.rows]
                     found = self._said(part, inputs, prompt, said, ask)
@@ -172,6 +176,8 @@ class Speaker:
 
     def _item(self, number: int, text: str, limit: int | None) -> _Item:
         ids, end, pad = self.tokenizer.encode(text), self.tokenizer.end, self.tokenizer.pad
+        if self.translates and not text.strip():
+            return _Item(number, (end,), (pad,), 0, False)
         if self.translates:
             kept = ids[: self.longest - 1]
             most = min(MOST, (3 * len(kept)) // 2 + 10) if limit is None else limit
@@ -268,13 +274,14 @@ class Speaker:
         )
         return Batch(**fields), rows
 
-    def score(self, texts: Iterable[tuple[str, str]]) -> Iterator[tuple[float, ...]]:
+    def score(self, texts: Iterable[tuple[str, str]], first: int = 0) -> Iterator[tuple[float, ...]]:
         """The logarithm of the probability of each token of given texts, the end's last.
 
         Args:
           texts: pairs: what is translated, or gone on with, and what is scored.
+          first: the number of the first, from 0 on, for messages.
         """
-        encoded = (self._pair(n, *pair) for n, pair in enumerate(texts))
+        encoded = (self._pair(n, *pair) for n, pair in enumerate(texts, first))
         for some in _taken(encoded, self.rows * AHEAD):
             done: dict[int, tuple[float, ...]] = {}
 
@@ -314,6 +321,19 @@ class Speaker:
         if self.translates:
             return number, Encoded(said, [*ids, self.tokenizer.end]), begins
         return number, Encoded([*ids, *said]), begins
+
+
+def _check_alike(configs: Sequence[Any]) -> None:
+    """An error if models can't speak, or not together."""
+    kinds, vocabs = ({getattr(config, name) for config in configs} for name in ("kind", "vocab"))
+    if len(kinds) > 1 or len(vocabs) > 1 or "encoder" in kinds:
+        shown = (f"{config.kind.replace('_', '-')} with {config.vocab} ids" for config in configs)
+        raise ModelError(
+            f"models that are to speak{' together' if len(configs) > 1 else ''}: {', '.join(shown)}",
+            rule="decoders or encoder-decoders speak; several do together if all are of one kind, with one "
+            "vocabulary",
+            hint="models that were trained alike, from different seeds or in different sizes",
+        ).located("Speaker")
 
 
 def drawn(seed: int, number: int, count: int) -> np.ndarray:

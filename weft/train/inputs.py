@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from weft import data
 from weft.errors import DataError, ModelError, nearest
+from weft.files import whole
 
 from . import hosts
 from .config import Data
 
 PHRASES = 200_000  # generated phrases to train on
 HELD_OUT = 1_000  # and of those that are held out
+TOKENIZER = "tokenizer.model"  # in the folder of a run
 
 
 def examples(d: Data, held_out: bool) -> Sequence[Any] | None:
@@ -83,7 +86,7 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
     if d.tokenizer == "bytes":
         return data.Bytes()
     if d.tokenizer in ("unigram", "bpe"):
-        path = folder / "tokenizer.model"
+        path = folder / TOKENIZER
 
         def trained() -> str:
             if not path.exists():
@@ -106,6 +109,14 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
             hint="--data.tokenizer bytes needs no training",
         )
     return data.SentencePiece(d.tokenizer)
+
+
+def keep(words: data.Tokenizer, folder: Path) -> None:
+    """Keep a copy of a tokenizer that lies elsewhere with the run, which is then all that it needs."""
+    path = folder / TOKENIZER
+    if isinstance(words, data.SentencePiece) and Path(words.path).resolve() != path.resolve():
+        with whole(path) as draft:
+            shutil.copyfile(words.path, draft)
 
 
 def check_vocab(words: data.Tokenizer, vocab: int) -> None:

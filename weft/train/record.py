@@ -14,7 +14,7 @@ from weft.errors import WeftError
 from weft.plan.hardware import Hardware
 from weft.plan.units import human_bytes, human_count, human_seconds
 
-from . import config_file
+from . import config_file, inputs
 from .checkpoint import Checkpoints
 from .checkpoint_files import CheckpointError, present
 from .evaluate import Score
@@ -60,6 +60,7 @@ class Record:
         text = "\n".join(f"{often}:\n{plan.explain(hardware)}" for often, plan in plans.items())
         if self._journal is not None:
             self._journal.describe(config_file.write(self.run.config), text)
+            inputs.keep(self.run.tokenizer, self.run.config.folder)
         for line in _summary(self.run, plans, hardware, self.place):
             self.shown.say(line)
 

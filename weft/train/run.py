@@ -59,7 +59,7 @@ def prepare(config: TrainConfig) -> Run:
     h = config.hosts
     hosts.join(h.coordinator, h.processes, h.process)
     place = config.layout
-    mesh = _with_devices(place.mesh)
+    mesh = with_devices(place.mesh)
     layout = Layout(place.rules, params=place.params or None, optimizer=place.optimizer or None)
     layout.check(mesh)
     _check_rows(config, mesh, layout)
@@ -85,7 +85,7 @@ def prepare(config: TrainConfig) -> Run:
     return Run(config, mesh, layout, words, train, valid, model, how, scoring, rates)
 
 
-def _with_devices(axes: str) -> Mesh:
+def with_devices(axes: str) -> Mesh:
     """The mesh. Where JAX has only a CPU, and is not in use yet, that gets as many virtual devices."""
     mesh = Mesh(axes) if "-1" not in axes else None
     if mesh is not None and not jax.distributed.is_initialized():

@@ -1,19 +1,31 @@
-"""A run that is on the disk: its settings, its data, and its model as it is now."""
+"""A run that is on the disk: its settings, its data, and its model as it is now.
+
+run, step, model = stored.restored(stored.settings("runs/lm"))     # with its data, to go on or to evaluate
+found = stored.loaded("runs/lm")                                   # without: to say something with it
+"""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft import nn
-from weft.errors import ModelError
+from weft import data, nn
+from weft.errors import DataError, MeshError, ModelError
+from weft.layout import Layout
+from weft.mesh import Mesh
+from weft.models import Transformer
 
 from . import config_file
 from .checkpoint import Checkpoints
+from .checkpoint_files import CheckpointError, read_manifest, step_folders
 from .config import TrainConfig
 from .evaluate import Score, evaluate
-from .inputs import examples, words_of
-from .run import Run, prepare
+from .inputs import TOKENIZER, examples, words_of
+from .learner import learner
+from .mean import mean
+from .run import Run, prepare, with_devices
 
 
 def settings(folder: str | Path) -> TrainConfig:
@@ -47,3 +59,120 @@ def score(run: Run, model: Any) -> Score:
         )
     words = words_of(run.config.data, texts, run.tokenizer)
     return evaluate(run.scoring, model, (batch for batch, _ in run.valid.batches(ahead=2)), words)
+
+
+# Without its data
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained model, and what is needed to use it.
+
+    Attributes:
+      config: the run's settings.
+      model: with its parameters, placed on the mesh.
+      tokenizer: the model's.
+      mesh, layout: where it is.
+      steps: the checkpoint that it is of; of a mean, all of them, the newest first.
+      sums: the SHA-256 of each one's manifest, by which two that are not the same are told apart.
+    """
+
+    config: TrainConfig
+    model: Any
+    tokenizer: data.Tokenizer
+    mesh: Mesh
+    layout: Layout
+    steps: tuple[int, ...]
+    sums: tuple[str, ...]
+
+
+def loaded(
+    folder: str | Path, step: int | None = None, average: int = 1, mesh: Any = None, layout: Any = None
+) -> Loaded:
+    """A run's model, from its folder alone: the data that it learned from are not needed.
+
+    Args:
+      folder: of the run.
+      step: of which checkpoint; by default the newest that is whole.
+      average: the mean of the parameters of so many checkpoints is taken, that one and those before it.
+      mesh, layout: where it is placed. By default as in training, or on one device if there are too few.
+    """
+    config = settings(folder)
+    words = tokenizer(config)
+    mesh, layout = place(config, mesh, layout)
+    how = learner(config, mesh, layout)
+    made_of_state = config.optimizer.average or config.diloco.replicas
+    model, state = how.init(nn.specs(Transformer(config.model)))
+    checkpoints = Checkpoints(config.folder / "checkpoints")
+    restore = functools.partial(
+        checkpoints.restore, model, state if made_of_state else None, mesh, how.layout
+    )
+    steps: list[int | None] = [step]
+    if average > 1:
+        steps = list(_last(checkpoints, step, average))
+    found = []
+
+    def models() -> Any:
+        for one in steps:
+            number, model, state, _ = restore(one)
+            found.append(number)
+            yield how.whole(model, state)
+
+    whole = mean(models()) if len(steps) > 1 else next(models())
+    sums = tuple(read_manifest(checkpoints.folder / f"step_{number}")["sha256"] for number in found)
+    return Loaded(config, whole, words, mesh, how.whole_layout, tuple(found), sums)
+
+
+def tokenizer(config: TrainConfig) -> data.Tokenizer:
+    """The tokenizer of a run, from its folder."""
+    if config.data.tokenizer == "bytes":
+        return data.Bytes()
+    kept, named = config.folder / TOKENIZER, Path(config.data.tokenizer)
+    for path in (kept, named):
+        if path.is_file():
+            return data.SentencePiece(str(path))
+    raise DataError(
+        f"there is no {TOKENIZER} in {config.folder}",
+        f"the run's tokenizer is {config.data.tokenizer!r}",
+        rule="a run keeps its tokenizer in its folder",
+        hint=f"copy the SentencePiece model that it was trained with to {kept}",
+    )
+
+
+def place(config: TrainConfig, mesh: Any = None, layout: Any = None) -> tuple[Mesh, Layout]:
+    """Where a run's model is used: on a mesh that is given, or on the run's own, or else on one device.
+
+    If just a layout is given it is for the run's own mesh; if just a mesh is, the run's rules are for that.
+    """
+    p = config.layout
+    rules = Layout(p.rules, params=p.params or None, optimizer=p.optimizer or None)
+    if mesh is None:
+        try:
+            mesh = with_devices(p.mesh)
+        except MeshError:
+            if layout is not None:
+                raise
+            mesh = Mesh()
+    elif isinstance(mesh, str):
+        mesh = with_devices(mesh)
+    if layout is None:
+        layout = rules if mesh.axes else ""
+    layout = Layout.of(layout)
+    layout.check(mesh)
+    return mesh, layout
+
+
+def _last(checkpoints: Checkpoints, step: int | None, count: int) -> list[int]:
+    """The steps of the last checkpoints, up to a given one, the newest first."""
+    there = list(step_folders(checkpoints.folder))
+    chosen = [one for one in there if step is None or one <= step][-count:]
+    if len(chosen) < count or (step is not None and step not in chosen):
+        until = "" if step is None else f" up to step {step}"
+        raise CheckpointError(
+            f"the mean of {count} checkpoints{until} is asked for, and there are {len(chosen)} in "
+            f"{checkpoints.folder}",
+            f"steps that are there: {', '.join(map(str, there)) or 'none'}",
+            rule="a mean is that of checkpoints that are there",
+            hint="--average of fewer; weft train --save.keep says how many are kept",
+        )
+    return chosen[::-1]

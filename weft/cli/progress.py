@@ -1,0 +1,55 @@
+"""How far lines are, on stderr: a live bar on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+EVERY = 15.0  # seconds between two lines
+
+
+class Progress:
+    """Counts lines. As a context it cleans up after itself, and says at the end how long it took."""
+
+    def __init__(self, count: int | None, done: int):
+        self.count, self.done, self._begun = count, done, done
+        self._start = self._last = time.monotonic()
+        self._bar: Any = None
+        from rich.console import Console
+
+        console = Console(file=sys.stderr)
+        if console.is_terminal and not sys.stdout.isatty():  # else it would be among the results
+            from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                MofNCompleteColumn(), BarColumn(bar_width=24), TimeRemainingColumn(), console=console
+            )
+            self._task = self._bar.add_task("", total=count, completed=done)
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        if kind is None:
+            new, seconds = self.done - self._begun, time.monotonic() - self._start
+            print(f"{new:,} lines in {seconds:.1f} s", file=sys.stderr)
+
+    def step(self) -> None:
+        """One more line is done."""
+        self.done += 1
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done)
+        elif now - self._last >= EVERY:
+            self._last = now
+            speed = (self.done - self._begun) / (now - self._start)
+            of, left = "", ""
+            if self.count is not None:
+                of, left = f" of {self.count:,}", f", {(self.count - self.done) / speed:.0f} s left"
+            print(f"{self.done:,}{of} lines, {speed:.1f} a second{left}", file=sys.stderr)

@@ -1,0 +1,134 @@
+"""Lines out: to stdout, or to a file that a second call goes on with.
+
+While it is made, the file OUT is called OUT.part; each line is with the system as soon as it is there. Beside
+it OUT.part.json says what it is made of: a call with the same input, model and settings goes on behind the
+last whole line, any other is refused. At the end OUT.part becomes OUT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .loading import UserError
+from .output import check_folder, write
+
+Write = Callable[[str], None]
+
+
+def check(out: Path | None, inputs: tuple[str, ...] = ()) -> None:
+    """An error if a file can't be written; asked before any work is done."""
+    if out is None:
+        return
+    check_folder(out)
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise UserError(
+            f"the folder {out.parent} can't be written to\n\nhint: -o names a file in another place"
+        )
+    for name in inputs:
+        if out.exists() and Path(name).exists() and out.samefile(name):
+            raise UserError(f"{name} is read, and {out} is the same file\n\nhint: -o names another file")
+
+
+@contextlib.contextmanager
+def results(out: Path | None, made_of: Mapping[str, Any]) -> Iterator[tuple[int, Write]]:
+    """How many lines are there already, and what writes one more.
+
+    Args:
+      out: the file; None is stdout.
+      made_of: all that the lines depend on, as JSON.
+    """
+    if out is None:
+        _as_utf8()
+        yield 0, _print
+        return
+    part = out.with_name(out.name + ".part")
+    with part.open("ab+", buffering=0) as file:
+        _lock(file, part)
+        done = _done(file, part, made_of)
+
+        def append(line: str) -> None:
+            nonlocal done
+            file.write(line.encode() + b"\n")  # one call: no signal comes between a line and its end
+            done += 1
+
+        if done:
+            print(f"{part} has {done:,} lines: it goes on behind them", file=sys.stderr)
+        try:
+            yield done, append
+        except BaseException:
+            if done:
+                print(f"{done:,} lines are in {part}; the same command goes on with it", file=sys.stderr)
+            else:
+                part.unlink()
+                _about(part).unlink()
+            raise
+        os.fsync(file.fileno())
+        part.replace(out)
+        _about(part).unlink()
+
+
+def _about(part: Path) -> Path:
+    return part.with_name(part.name + ".json")
+
+
+def _done(file: Any, part: Path, made_of: Mapping[str, Any]) -> int:
+    """How many whole lines there are of the same making; half a line, left by a crash, goes."""
+    file.seek(0)
+    content, about = file.read(), _about(part)
+    if not content:
+        write(about, json.dumps(made_of, indent=1, ensure_ascii=False) + "\n")
+        return 0
+    try:
+        before = json.loads(about.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = {}
+    if before != made_of:
+        names = [*made_of, *(name for name in before if name not in made_of)]
+        wrong = [
+            f"  {name}: {_shown(before, name)} before, {_shown(made_of, name)} now"
+            for name in names
+            if before.get(name) != made_of.get(name)
+        ]
+        lines = wrong if before else [f"  {about} is missing: what the lines are made of is not known"]
+        count = content.count(b"\n")
+        raise UserError(
+            f"{part} has {count:,} lines that are made of something else\n"
+            + "\n".join(lines)
+            + "\n  a file goes on with the same input, model and settings (mesh, layout and rows may differ)"
+            + f"\n\nhint: the same command as before; or remove {part} to begin anew; or another -o"
+        )
+    whole = content.rfind(b"\n") + 1
+    file.truncate(whole)
+    return content.count(b"\n", 0, whole)
+
+
+def _shown(made_of: Mapping[str, Any], name: str) -> str:
+    text = json.dumps(made_of[name], ensure_ascii=False) if name in made_of else "not given"
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _lock(file: Any, part: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise UserError(
+            f"another process is writing {part}\n\nhint: wait for it, end it, or give another -o"
+        ) from None
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _as_utf8() -> None:
+    """Texts may have any letter, whatever the terminal's language is."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8")

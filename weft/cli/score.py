@@ -1,0 +1,105 @@
+"""`weft score`: how likely given texts are, line by line."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from . import results
+from .lines import STDIN, Lines, pairs, read, read_alike
+from .loading import UserError
+from .speaking import Models, passed, ready
+
+
+@dataclass
+class Score:
+    """How likely given texts are to a trained model: the logarithm of the probability of each line.
+
+    For a translation model these are translations, in a file of their own or in the second column of one:
+
+        weft score runs/fr news.en news.fr
+        weft score runs/fr pairs.tsv --json
+
+    For a language model they are texts, or what comes after prompts:
+
+        weft score runs/lm texts.txt
+        weft score runs/lm prompts.txt texts.txt
+
+    The end of a text is scored too. The perplexity of a token, over all lines, is told on stderr."""
+
+    folder: Annotated[Positional[str], arg(metavar="FOLDER")]
+    """The folder of a run."""
+    files: Annotated[Positional[tuple[str, ...]], arg(metavar="[FILE ...]", help_behavior_hint="")] = ()
+    """SOURCES and TARGETS, or a file with both columns; of a language model TEXTS, or PROMPTS and TEXTS. -
+    is stdin, which is read as well if there is no file."""
+    out: Annotated[Path | None, arg(metavar="OUT", aliases=["-o"], help_behavior_hint="")] = None
+    """Write to this file instead of stdout; a call that was stopped goes on."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """An object to a line: score, tokens, and the logarithm of each token's probability, as `logs`."""
+    models: Annotated[Models, arg(name="")] = field(default_factory=Models)
+
+    def run(self) -> None:
+        """Score."""
+        from ..train import stored
+
+        files = self.files or (STDIN,)
+        if len(files) > 2 or files.count(STDIN) > 1:
+            raise UserError(
+                f"weft score was given {len(files)} files: {' '.join(files)}\n"
+                "  texts are in one file, or in two of as many lines; one of them may be -, stdin\n\n"
+                "hint: weft score FOLDER SOURCES TARGETS"
+            )
+        results.check(self.out, files)
+        translates = stored.settings(self.folder).model.kind == "encoder_decoder"
+        lines = _pairs(files, translates, as_they_come=self.out is None)
+        found = ready(self.folder, self.models, "encoder_decoder", "decoder")
+        speaker, total, tokens = found.speaker, 0.0, 0
+
+        def said(texts: Iterable[Any], first: int) -> Iterator[str]:
+            nonlocal total, tokens
+            given: list[str] = []
+
+            def noted() -> Iterator[tuple[str, str]]:
+                for pair in texts:
+                    given.append(pair[1])
+                    yield pair
+
+            for logs in speaker.score(noted(), first):
+                score, target = sum(logs), given.pop(0)
+                total, tokens = total + score, tokens + len(logs)
+                ids = [*speaker.tokenizer.encode(target), speaker.tokenizer.end]
+                yield (
+                    json.dumps({"score": score, "tokens": ids, "logs": logs}) if self.json else f"{score:.6f}"
+                )
+
+        made_of = {"command": "weft score", **found.made_of, "json": self.json, "files": len(files)}
+        passed(lines, said, self.out, made_of)
+        if tokens:
+            print(
+                f"{tokens:,} tokens; perplexity per token {math.exp(min(-total / tokens, 700)):.4f}",
+                file=sys.stderr,
+            )
+
+
+def _pairs(files: tuple[str, ...], translates: bool, as_they_come: bool) -> Lines:
+    """Pairs of texts: what is read, and what is scored."""
+    if len(files) == 1:
+        one = read(files[0], as_they_come=as_they_come)
+        if translates:
+            return pairs(one)
+        return Lines(one.name, _after_nothing(one.texts, one.count), one.count, one.sum)
+    both = read_alike(files)
+    texts = list(zip(*(one.texts for one in both), strict=True))
+    return Lines(" ".join(files), texts, both[0].count, " ".join(one.sum or "" for one in both))
+
+
+def _after_nothing(texts: Iterable[str], count: int | None) -> Iterable[tuple[str, str]]:
+    made = (("", text) for text in texts)
+    return made if count is None else list(made)

@@ -1,0 +1,298 @@
+"""What weft translate, generate, score and eval --bleu share: models that speak, and how they are asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import UseAppendAction, arg
+
+from . import results
+from .lines import Lines
+from .loading import UserError
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from ..decode import Ask, Said, Speaker
+    from ..train.stored import Loaded
+
+BEAMS = 4  # of a translation, if nothing is said
+
+# What the model of a run is called, which commands are for it, and what they do.
+KINDS = {
+    "encoder_decoder": ("a translation model", "weft translate", "translates texts"),
+    "decoder": ("a language model", "weft generate", "goes on with texts"),
+    "encoder": ("an encoder", "weft eval", "scores it"),
+}
+
+
+@dataclass(frozen=True)
+class Models:
+    """Which models, and where they run."""
+
+    step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Of which step; by default the newest checkpoint."""
+    average: Annotated[int, arg(metavar="N", help_behavior_hint="")] = 1
+    """Take the mean of the parameters of the last N checkpoints, up to --step."""
+    ensemble: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="FOLDER", help_behavior_hint="")] = ()
+    """A further run, whose model speaks too: the mean of their probabilities counts. It has the same
+    tokenizer; --step and --average hold for it as well. May be given several times."""
+    mesh: Annotated[str | None, arg(metavar="AXES", help_behavior_hint="")] = None
+    """The processor mesh, "data=4 model=2"; "" is one device. By default that of training, if there are as
+    many devices, else one."""
+    layout: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
+    """Which dims are split over which axes, "batch:data heads:model". By default as in training."""
+    rows: Annotated[int, arg(metavar="N", help_behavior_hint="")] = 32
+    """How many texts are worked on at once; memory grows with it, and results don't depend on it."""
+
+    def __post_init__(self) -> None:
+        _check({"--average": (self.average, 1), "--rows": (self.rows, 1)})
+
+
+@dataclass(frozen=True)
+class How:
+    """How texts are said."""
+
+    beams: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
+    """Beams of a search; 0: tokens are chosen one by one. By default 4 for translations (unless one of the
+    flags below asks for something else), and 0 for other texts."""
+    alpha: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
+    """How much a search prefers longer texts; by default 0.6, and 0 is not at all."""
+    limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """How many tokens at most. By default 10 more than one and a half times those of a text that is
+    translated, and no more than 256; 128 after a prompt."""
+    temperature: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
+    """Draw tokens, from probabilities that are the sharper the lower it is; by default 0: the likeliest."""
+    top_k: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
+    """Draw from the K likeliest tokens only."""
+    top_p: Annotated[float | None, arg(metavar="P", help_behavior_hint="")] = None
+    """Draw from the likeliest tokens only, as few as have the probability P together."""
+    penalty: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
+    """Make tokens that are in the text already less likely; above 1, such as 1.2."""
+    seed: Annotated[int, arg(metavar="N", help_behavior_hint="")] = 0
+    """What is drawn depends on it, and on the number of the line."""
+
+    def __post_init__(self) -> None:
+        _check({"--beams": (self.beams, 0), "--seed": (self.seed, 0), "--alpha": (self.alpha, 0)})
+
+    def ask(self, translates: bool) -> Ask:
+        """The same in one word, with what is not said filled in; an error if a flag has no effect."""
+        from ..decode import Ask, Beams
+
+        by_token = {
+            f"--{name.replace('_', '-')}": value
+            for name in ("temperature", "top_k", "top_p", "penalty")
+            if (value := getattr(self, name)) is not None
+        }
+        beams = self.beams
+        if beams is None:
+            beams = BEAMS if translates and not by_token else 0
+        if beams and by_token:
+            raise UserError(
+                f"--beams {beams} with {' and '.join(by_token)}\n  a search takes the likeliest texts; "
+                "nothing is drawn or made less likely\n\nhint: leave out one of them; --beams 0 is no search"
+            )
+        if not beams and self.alpha is not None:
+            raise UserError(
+                f"--alpha {self.alpha} without beams\n  it is the length penalty of a beam search\n\n"
+                f"hint: --beams {BEAMS}"
+            )
+        if not self.temperature and (wrong := {"--top-k", "--top-p"} & set(by_token)):
+            raise UserError(
+                f"{' and '.join(sorted(wrong))} without a temperature\n  the likeliest token is taken, and "
+                "nothing is drawn\n\nhint: --temperature 1 draws from the model's own probabilities"
+            )
+        given = {name.removeprefix("--").replace("-", "_"): value for name, value in by_token.items()}
+        alpha = Beams.alpha if self.alpha is None else self.alpha
+        return Ask(limit=self.limit, seed=self.seed, beams=Beams(beams, alpha) if beams else None, **given)
+
+
+def _check(least: dict[str, tuple[float | None, float]]) -> None:
+    wrong = [
+        f"{flag} {value}: it is at least {low}" for flag, (value, low) in least.items() if _below(value, low)
+    ]
+    if wrong:
+        raise UserError("\n  ".join(wrong) + "\n\nhint: --help says what each is")
+
+
+def _below(value: float | None, least: float) -> bool:
+    return value is not None and not value >= least
+
+
+# Models
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Models that are ready to speak, and by what they are told from others."""
+
+    speaker: Speaker
+    made_of: dict[str, Any]
+
+
+def ready(folder: str, models: Models, *kinds: str) -> Ready:
+    """Load the models of runs.
+
+    Args:
+      folder: of the run.
+      models: which checkpoints, which other runs, and where.
+      kinds: the kinds of model that the command is for.
+    """
+    from ..decode import Speaker
+    from ..train import stored
+
+    for one in (folder, *models.ensemble):
+        _check_kind(one, stored.settings(one).model.kind, kinds)
+    first = stored.loaded(folder, models.step, models.average, models.mesh, models.layout)
+    if models.mesh is None and first.mesh != type(first.mesh)(first.config.layout.mesh):
+        print(f'there are too few devices for "{first.config.layout.mesh}": one is used', file=sys.stderr)
+    where = (first.mesh, first.layout)
+    every = [first, *(stored.loaded(one, models.step, models.average, *where) for one in models.ensemble)]
+    _check_tokenizers(every)
+    speaker = Speaker([one.model for one in every], first.tokenizer, *where, rows=models.rows)
+    return Ready(
+        speaker,
+        {"steps": [list(one.steps) for one in every], "checkpoints": [list(one.sums) for one in every]},
+    )
+
+
+def _check_kind(folder: str, kind: str, kinds: tuple[str, ...]) -> None:
+    from ..errors import ModelError
+
+    if kind not in kinds:
+        name, command, does = KINDS[kind]
+        raise ModelError(
+            f"{folder} has {name}",
+            rule=f"this command is for {' or '.join(KINDS[one][0] for one in kinds)}",
+            hint=f"{command} {folder} {does}",
+        )
+
+
+def _check_tokenizers(every: list[Loaded]) -> None:
+    from ..errors import ModelError
+
+    def content(one: Loaded) -> Any:
+        path = getattr(one.tokenizer, "path", None)
+        return Path(path).read_bytes() if path else one.tokenizer
+
+    for other in every[1:]:
+        if content(other) != content(every[0]):
+            raise ModelError(
+                f"{every[0].config.folder} and {other.config.folder} have different tokenizers",
+                *(f"{one.config.folder}: {_tokenizer(one)}" for one in (every[0], other)),
+                rule="models that speak together have the same tokens",
+                hint="train the second with the first one's tokenizer: "
+                f"--data.tokenizer {every[0].config.folder}/tokenizer.model",
+            )
+
+
+def _tokenizer(one: Loaded) -> str:
+    return f"{one.config.data.tokenizer}, {one.tokenizer.vocab} ids"
+
+
+# Lines
+
+
+def passed(
+    lines: Lines,
+    said: Callable[[Iterable[Any], int], Iterator[str]],
+    out: Path | None,
+    made_of: dict[str, Any],
+) -> None:
+    """Hand lines on, and write down what is said to each.
+
+    Args:
+      lines: those of the input.
+      said: from lines, and the number of the first, to results.
+      out: the file that they go to; None: stdout.
+      made_of: what results depend on, beside the input.
+    """
+    made_of = {**made_of, "input": lines.sum, "lines": lines.count}
+    with results.results(out, made_of) as (done, write), Progress(lines.count, done) as progress:
+        for one in said(itertools.islice(lines.texts, done, None), done):
+            write(one)
+            progress.step()
+
+
+@dataclass
+class Writing:
+    """From what was said to a line, with those counted that were not read whole."""
+
+    as_json: bool
+    best: int | None
+    cut: int = 0
+
+    def line(self, one: Said) -> str:
+        """A text, or an object."""
+        self.cut += one.cut
+        if not self.as_json:
+            return escaped(one.text)
+        found = _object(one)
+        if self.best is not None:
+            found["best"] = [_object(other) for other in (one, *one.others)[: self.best]]
+        return json.dumps(found, ensure_ascii=False)
+
+    def tell(self, longest: int) -> None:
+        """Say what was not read whole."""
+        if self.cut:
+            print(
+                f"warning: {self.cut:,} texts were longer than the {longest} tokens that are read, and cut",
+                file=sys.stderr,
+            )
+
+
+def _object(one: Said) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in ("text", "score", "tokens", "ended", "cut")}
+
+
+def escaped(text: str) -> str:
+    """A text on one line."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
+def say(
+    kind: str,
+    folder: str,
+    file: str,
+    models: Models,
+    how: How,
+    out: Path | None,
+    as_json: bool,
+    best: int | None,
+) -> None:
+    """Translate or go on with the lines of a file: all of weft translate and weft generate."""
+    from .lines import STDIN, read
+
+    asked = how.ask(kind == "encoder_decoder")
+    _check_best(best, as_json, asked)
+    results.check(out, (file,))
+    if file == STDIN and sys.stdin.isatty():
+        print("lines are read from the terminal; Ctrl-D ends them", file=sys.stderr)
+    lines = read(file, as_they_come=out is None)
+    found = ready(folder, models, kind)
+    writing = Writing(as_json, best)
+
+    def said(texts: Iterable[str], first: int) -> Iterator[str]:
+        return map(writing.line, found.speaker.say(texts, asked, first))
+
+    settings = dataclasses.asdict(asked) | {"ends": list(asked.ends), "json": as_json, "best": best}
+    passed(lines, said, out, {"command": KINDS[kind][1], **found.made_of, **settings})
+    writing.tell(found.speaker.longest)
+
+
+def _check_best(best: int | None, as_json: bool, asked: Ask) -> None:
+    if best is None:
+        return
+    size = asked.beams.size if asked.beams else 0
+    if not as_json or not 1 <= best <= size:
+        raise UserError(
+            f"--best {best} {'without --json' if not as_json else f'of {size} beams'}\n"
+            "  the best results of a beam search are as many as its beams at most, and a list in JSON\n\n"
+            f"hint: --json --beams {max(best, BEAMS)} --best {max(best, 1)}"
+        )
