@@ -116,7 +116,7 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
     found = ready(folder, asked.models, "encoder_decoder")
     from ..decode import quality
 
-    with Progress(sources.count, 0) as progress:
+    with Progress(sources.count) as progress:
         said = []
         for one in found.speaker.say(sources.texts, how):
             said.append(one.text)

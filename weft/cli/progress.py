@@ -10,16 +10,22 @@ EVERY = 15.0  # seconds between two lines
 
 
 class Progress:
-    """Counts lines. As a context it cleans up after itself, and says at the end how long it took."""
+    """Counts lines. As a context it cleans up after itself, and says at the end how long it took.
 
-    def __init__(self, count: int | None, done: int):
+    Args:
+      count: how many there are, if that is known.
+      done: how many are done already.
+      bar: whether there may be a bar: not where results come out on the same terminal.
+    """
+
+    def __init__(self, count: int | None, done: int = 0, *, bar: bool = True):
         self.count, self.done, self._begun = count, done, done
         self._start = self._last = time.monotonic()
         self._bar: Any = None
         from rich.console import Console
 
         console = Console(file=sys.stderr)
-        if console.is_terminal and not sys.stdout.isatty():  # else it would be among the results
+        if console.is_terminal and bar:
             from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -145,8 +146,13 @@ def ready(folder: str, models: Models, *kinds: str) -> Ready:
       kinds: the kinds of model that the command is for.
     """
     from ..decode import Speaker
-    from ..train import stored
+    from ..train import hosts, stored
 
+    if int(os.environ.get(hosts.PROCESSES, "1")) > 1:
+        raise UserError(
+            f"this command is one of {os.environ[hosts.PROCESSES]} processes\n  it runs in one, on all "
+            "devices of its machine\n\nhint: leave weft launch out; or give each process a file of its own"
+        )
     for one in (folder, *models.ensemble):
         _check_kind(one, stored.settings(one).model.kind, kinds)
     first = stored.loaded(folder, models.step, models.average, models.mesh, models.layout)
@@ -214,7 +220,8 @@ def passed(
       made_of: what results depend on, beside the input.
     """
     made_of = {**made_of, "input": lines.sum, "lines": lines.count}
-    with results.results(out, made_of) as (done, write), Progress(lines.count, done) as progress:
+    bar = out is not None or not sys.stdout.isatty()
+    with results.results(out, made_of) as (done, write), Progress(lines.count, done, bar=bar) as progress:
         for one in said(itertools.islice(lines.texts, done, None), done):
             write(one)
             progress.step()
