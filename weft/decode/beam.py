@@ -9,6 +9,7 @@ the keys of the encoder's result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,10 +53,16 @@ class Beams:
     stop: str = "certain"
 
     def __post_init__(self) -> None:
-        asked = f"Beams(size={self.size}, penalty={self.penalty!r}, stop={self.stop!r})"
+        asked = f"Beams(size={self.size}, alpha={self.alpha}, penalty={self.penalty!r}, stop={self.stop!r})"
         if self.size < 1:
             raise ShapeError(
                 f"a search with {self.size} beams", rule="it keeps at least one", hint="4 is usual"
+            ).located(asked)
+        if not math.isfinite(self.alpha):
+            raise ShapeError(
+                f"a search whose scores are divided by a length to the power of {self.alpha}",
+                rule="alpha is a number",
+                hint="0.6 is as in the Transformer's paper; 0 leaves the length out",
             ).located(asked)
         for name, known in ((self.penalty, tuple(PENALTIES)), (self.stop, STOPS)):
             if name not in known:
@@ -109,6 +116,7 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
     rows, vocab = state.rows, models[0].embedding.vocab
     (batch,) = state.token.dims
     (said,) = (d for d in state.said.dims if d.name == "said")
+    (ends_dim,) = (d for d in rows.ends.dims if d.name == "ends")
     beam = wf.Dim("beam", how.size)
     limit = rows.limit
 
@@ -119,8 +127,8 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
         return ~wf.all(s.done)
 
     def one(s: _Search) -> _Search:
-        logs, kept = together(models, s.kept, s.token, state.place + s.step)
-        best = _best(s.log + logs, beam, vocab)
+        logs, _, kept = together(models, s.kept, s.token, state.place + s.step)
+        best = _best(s.log + logs, beam, vocab, ends_dim.size)
         (pick,) = (d for d in best.log.dims if d != batch)
         now = s.step + 1
         said_now = wf.where(wf.arange(said) == s.step, best.token, wf.take(s.said, best.beam, beam))
@@ -182,12 +190,12 @@ class _Best:
     log: Tensor
 
 
-def _best(logs: Tensor, beam: wf.Dim, vocab: wf.Dim) -> _Best:
-    """Twice as many continuations as there are beams: as many go on even if all the others end."""
-    few = wf.Dim("few", min(2 * beam.size, vocab.size))
+def _best(logs: Tensor, beam: wf.Dim, vocab: wf.Dim, ends: int) -> _Best:
+    """So many continuations that as many as there are beams go on, even if each beam ends in every way."""
+    few = wf.Dim("few", min(beam.size + ends, vocab.size))
     some, token = wf.top_k(logs, vocab, few)  # of each beam by itself: what is split stays where it is
     every = wf.Dim("every", beam.size * few.size)
-    pick = wf.Dim("pick", min(2 * beam.size, every.size))
+    pick = wf.Dim("pick", min(beam.size * (1 + ends), every.size))
     log, place = wf.top_k(wf.merge(some, [beam, few], every), every, pick)
     return _Best(place // few.size, wf.take(wf.merge(token, [beam, few], every), place, every), log)
 

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import weft as wf
 from weft.tensor import Tensor
 
-HALVINGS = 40  # after as many the bounds of a threshold are neighbours in float32
+HALVINGS = 40  # after as many, scores that a threshold can't tell apart are equally likely
+NOUGHT = -104.0  # in float32 the exponential of anything less is 0
 
 
 @jax.tree_util.register_dataclass
@@ -54,11 +55,15 @@ def choose(logits: Tensor, how: Choice, number: Tensor, vocab: wf.Dim) -> Tensor
 
     def drawn(logits: Tensor) -> Tensor:
         some = how.temperature > 0
-        scores = logits / wf.where(some, how.temperature, 1.0)
+        # The greatest is 0, whatever it is divided by: none overflows but towards a probability of 0.
+        scores = (logits - wf.max(logits, vocab)) / wf.where(some, how.temperature, 1.0)
         scores = wf.cond(wf.any((how.top_k > 0) & some), _top_k(how.top_k, vocab), lambda s: s, scores)
         scores = wf.cond(wf.any((how.top_p < 1) & some), _top_p(how.top_p, vocab), lambda s: s, scores)
-        passed = wf.cumsum(wf.exp(scores - wf.max(scores, vocab)), vocab)
-        token = wf.sum((passed < number * wf.max(passed, vocab)).astype(jnp.int32), vocab)
+        weights = wf.exp(scores)
+        # Sums in another order may fall a little where nothing is added: what was left out must not pass.
+        passed = wf.where(weights > 0, wf.cumsum(weights, vocab), 0.0)
+        enough = passed >= number * wf.max(passed, vocab)
+        token = wf.argmax(enough.astype(jnp.int32), vocab).astype(jnp.int32)
         return wf.where(some, token, likeliest(logits))
 
     return wf.cond(wf.any(how.temperature > 0), drawn, likeliest, logits)
@@ -96,7 +101,7 @@ def _above(scores: Tensor, vocab: wf.Dim, enough: Callable[[Tensor], Any]) -> Te
         fits = enough(scores >= middle)
         return wf.where(fits, middle, low), wf.where(fits, high, middle)
 
-    greatest = wf.max(scores, vocab)
-    least = wf.min(wf.where(scores > -jnp.inf, scores, greatest), vocab)
-    low, _ = wf.fori_loop(0, HALVINGS, halve, (least, greatest + 1.0))
+    # The greatest is 0. What has a probability of 0 needs no threshold, and would make the bounds too wide.
+    least = wf.min(wf.where(scores > NOUGHT, scores, 0.0), vocab)
+    low, _ = wf.fori_loop(0, HALVINGS, halve, (least, -least))
     return wf.where(scores >= low, scores, -jnp.inf)

@@ -1,0 +1,260 @@
+"""Beam search finds what an exhaustive search finds, and what a plain one of NumPy and lists finds."""
+
+import functools
+import math
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import weft as wf
+from weft import nn
+from weft.decode import Beams, Choice, Rows, begin, search, speak
+from weft.models import Batch, Config, Transformer
+
+LAYOUTS = {
+    "one device": ("", ""),
+    "data": ("data=8", "batch:data"),
+    "model": ("model=8", "vocab:model heads:model d_ff:model"),
+    "both": ("data=4 model=2", "batch:data vocab:model heads:model"),
+}
+SIZES = dict(d_model=8, d_ff=12, heads=2, d_kv=4, layers=1, positions="rotary", norm="rms")
+TOY, USUAL = 5, 11  # sizes of a vocabulary; 11 splits unevenly
+SURE = {TOY: 1.0, USUAL: 1.6}
+ENDS = 4  # how many there may be; -1 is none
+
+
+@functools.cache
+def model_of(vocab):
+    """One that is rather sure of itself: sequences of all lengths are found. The toy is less so."""
+    model = nn.init(Transformer(Config(vocab=vocab, **SIZES)), jax.random.key(3))
+    return jax.tree.map(lambda t: t * SURE[vocab], model, is_leaf=wf.is_tensor)
+
+
+@functools.cache
+def programs(layout):
+    mesh, rules = LAYOUTS[layout]
+    return (
+        wf.spmd(begin, mesh, rules, static=("room",)),
+        wf.spmd(search, mesh, rules, static=("how",)),
+        wf.spmd(speak, mesh, rules),
+    )
+
+
+def started(vocab, prompts, limits, ends, layout):
+    batch, most = wf.Dim("batch", len(prompts)), max(map(len, prompts))
+    tokens = np.array([[*p, *[2] * (most - len(p))] for p in prompts], np.int32)  # filled with anything
+    every = np.array([[*ends, *[-1] * (ENDS - len(ends))]] * len(prompts), np.int32)
+    zeros, ones = (wf.tensor(np.full(len(prompts), n, np.float32), [batch]) for n in (0, 1))
+    rows = Rows(
+        wf.tensor(np.array([len(p) for p in prompts], np.int32), [batch]),
+        wf.tensor(np.array(limits, np.int32), [batch]),
+        wf.tensor(every, [batch, wf.Dim("ends", ENDS)]),
+        Choice(zeros, zeros.astype(np.int32), ones, ones),
+        wf.ones([batch, wf.Dim("said", 8)]),
+    )
+    prompts = Batch(wf.tensor(tokens, [batch, wf.Dim("length", most)]))
+    return programs(layout)[0]((model_of(vocab),), prompts, rows, 11)
+
+
+def find(vocab, how, prompts, limits, ends, layout="one device"):
+    """Each row's sequences: tokens, score and logarithm, best first."""
+    state = started(vocab, prompts, limits, ends, layout)
+    found = programs(layout)[1]((model_of(vocab),), state, how)
+    said, *rest = found.said.numpy("batch", "beam", "said"), found.count, found.score, found.log
+    columns = zip(said, *(t.numpy("batch", "beam") for t in rest), strict=True)
+    return [
+        [(tuple(map(int, one[:n])), s, log) for one, n, s, log in zip(*row, strict=True) if n]
+        for row in columns
+    ]
+
+
+find_once = functools.cache(find)
+
+_logits = wf.spmd(Transformer.logits)
+
+
+def logs_after(vocab, sequences, rows=200, length=11):
+    """The logarithms of what may follow each sequence.
+
+    Always of one shape, so that there is one program; the model does not look ahead.
+    """
+    array = np.zeros((rows, length), np.int32)
+    for n, sequence in enumerate(sequences):
+        array[n, : len(sequence)] = sequence
+    batch = Batch(wf.tensor(array, [wf.Dim("batch", rows), wf.Dim("length", length)]))
+    logits = _logits(model_of(vocab), batch).numpy("batch", "length", "vocab").astype(np.float64)
+    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return [logs[n, len(sequence) - 1] for n, sequence in enumerate(sequences)]
+
+
+def divided(how, log, count):
+    return log / {"transformer": ((5 + count) / 6) ** how.alpha, "plain": count**how.alpha}[how.penalty]
+
+
+def every_sequence(vocab, prompt, limit, ends):
+    """All that can be said, and the logarithm of its probability."""
+    logs, open_ones = {}, {(): 0.0}
+    for count in range(1, limit + 1):
+        follow = logs_after(vocab, [prompt + s for s in open_ones])
+        longer = {
+            (*s, token): log + more[token]
+            for (s, log), more in zip(open_ones.items(), follow, strict=True)
+            for token in range(vocab)
+        }
+        logs |= {s: log for s, log in longer.items() if s[-1] in ends or count == limit}
+        open_ones = {s: log for s, log in longer.items() if s not in logs}
+    assert math.isclose(sum(map(math.exp, logs.values())), 1, rel_tol=1e-5)
+    return logs
+
+
+def plainly(vocab, how, prompt, limit, ends):
+    """A search with lists: all continuations are sorted."""
+    beams, found = [((), 0.0)], []
+    for count in range(1, limit + 1):
+        follow = logs_after(vocab, [prompt + s for s, _ in beams])
+        longer = [
+            ((*s, token), log + more[token])
+            for (s, log), more in zip(beams, follow, strict=True)
+            for token in range(vocab)
+        ]
+        longer.sort(key=lambda one: -one[1])
+        over = {s for s, _ in longer if s[-1] in ends or count == limit}
+        found += [(s, divided(how, log, count), log) for s, log in longer[: how.size] if s in over]
+        found = sorted(found, key=lambda one: -one[1])[: how.size]
+        beams = [one for one in longer if one[0] not in over][: how.size]
+        if len(found) == how.size and beams:
+            longest = limit if how.stop == "certain" and how.alpha > 0 else count
+            if how.stop == "first" or divided(how, beams[0][1], longest) <= found[-1][1]:
+                break
+        if not beams:
+            break
+    return found
+
+
+def same(found, expected):
+    for row, want in zip(found, expected, strict=True):
+        assert [s for s, *_ in row] == [s for s, *_ in want]
+        np.testing.assert_allclose([r[1:] for r in row], [w[1:] for w in want], atol=2e-5)
+
+
+# -- against all sequences -------------------------------------------------------------------------
+
+PROMPTS = ((0,), (3, 2), (4, 0, 2))
+WHOLE = [Beams(TOY**2, 0.0), Beams(TOY**2, 0.6), Beams(TOY**2, 6.0), Beams(TOY**2, 1.0, "plain", "likely")]
+
+
+@pytest.mark.parametrize("how", WHOLE, ids=lambda how: f"{how.penalty} {how.alpha}")
+@pytest.mark.parametrize("ends", [(1,), (1, 3), (0, 1, 2, 4)])
+def test_with_beams_for_all_the_best_are_found(how, ends):
+    found = find_once(TOY, how, PROMPTS, (3, 3, 3), ends)
+    for row, prompt in zip(found, PROMPTS, strict=True):
+        truth = every_sequence(TOY, prompt, 3, ends)
+        want = [(s, divided(how, log, len(s)), log) for s, log in truth.items()]
+        want = sorted(want, key=lambda one: -one[1])[: how.size]
+        same([row], [want])
+        scores = [score for _, score, _ in row]
+        assert scores == sorted(scores, reverse=True) and len(row) == min(25, len(truth))
+
+
+def test_a_greater_alpha_makes_nothing_shorter():
+    hows, changes = [how for how in WHOLE if how.penalty == "transformer"], 0
+    for end in range(TOY):
+        counts = np.array(
+            [
+                [len(row[0][0]) for row in find_once(TOY, how, PROMPTS, (3, 3, 3), (end,))]
+                for how in sorted(hows, key=lambda how: how.alpha)
+            ]
+        )
+        assert (np.diff(counts, axis=0) >= 0).all(), counts
+        changes += (counts[0] < counts[-1]).sum()
+    assert changes > 2
+
+
+# -- against a plain search ------------------------------------------------------------------------
+
+MORE = tuple(tuple(map(int, np.random.default_rng(n).integers(0, USUAL, 1 + n % 3))) for n in range(12))
+LIKELY = (1, 3, 4, 5)  # the likeliest tokens
+LIMITS = (8, 8, 1, 5, 8, 3, 8, 2, 8, 8, 6, 8)
+
+
+@pytest.mark.parametrize("stop", ["first", "likely", "certain"])
+@pytest.mark.parametrize("ends", [(1,), (1, 3, 8)])
+def test_a_search_is_that_of_lists(stop, ends):
+    how = Beams(3, 1.0, "transformer", stop)
+    found = find_once(USUAL, how, MORE, LIMITS, ends)
+    same(found, [plainly(USUAL, how, p, n, ends) for p, n in zip(MORE, LIMITS, strict=True)])
+    assert len({len(one[0]) for row in found for one in row}) > 2
+
+
+def test_as_many_beams_go_on_whatever_ends():
+    """With an alpha that prefers the longest, those that go on beside four likely ends are what is found."""
+    how = Beams(3, 6.0)
+    found = find_once(USUAL, how, MORE, LIMITS, LIKELY)
+    same(found, [plainly(USUAL, how, p, n, LIKELY) for p, n in zip(MORE, LIMITS, strict=True)])
+
+
+def test_to_stop_later_is_never_worse():
+    by_stop = [
+        find_once(USUAL, Beams(3, 1.0, "transformer", stop), MORE, LIMITS, (1,))
+        for stop in ("first", "likely", "certain")
+    ]
+    scores = np.array([[[score for _, score, _ in row] for row in found] for found in by_stop])
+    assert (np.diff(scores, axis=0) >= 0).all()
+    assert (np.diff(scores, axis=0) > 1e-3).any((1, 2)).all()  # each rule makes a difference
+
+
+def test_rows_find_what_they_find_alone():
+    how = Beams(3, 1.0)
+    together = find_once(USUAL, how, MORE, LIMITS, (1,))
+    for n in (2, 5, 8, 11):  # prompts of one length, for one program
+        alone = find(USUAL, how, [MORE[n]], [LIMITS[n]], (1,))
+        same(alone, [together[n]])
+
+
+def test_a_row_that_may_say_nothing_finds_nothing():
+    found = find(USUAL, Beams(3, 1.0), MORE, (0, *LIMITS[1:]), (1,))
+    assert found[0] == []
+    same(found[1:], find_once(USUAL, Beams(3, 1.0), MORE, LIMITS, (1,))[1:])
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one device"])
+def test_a_layout_changes_nothing(layout):
+    how = Beams(3, 1.0)
+    same(
+        find(USUAL, how, MORE, LIMITS, (1, 4), layout),
+        find_once(USUAL, how, MORE, LIMITS, (1, 4)),
+    )
+
+
+def test_one_beam_is_the_likeliest_token_each_time():
+    found = find(USUAL, Beams(1, 1.0, stop="first"), MORE, LIMITS, (1, 4))
+    state = started(USUAL, MORE, LIMITS, (1, 4), "one device")
+    state = programs("one device")[2]((model_of(USUAL),), state, 8)
+    for ((said, _, log),), tokens, count, scores in zip(
+        found, state.said.numpy(), state.count.numpy(), state.scores.numpy(), strict=True
+    ):
+        assert said == tuple(tokens[:count])
+        assert log == pytest.approx(scores[:count].sum(), abs=1e-4)
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+MISTAKES = {
+    "no_beams": lambda: Beams(0),  # wrong
+    "misspelt_penalty": lambda: Beams(penalty="transfomer"),  # wrong
+    "misspelt_stop": lambda: Beams(stop="likly"),  # wrong
+    "alpha_that_is_no_number": lambda: Beams(alpha=math.nan),  # wrong
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_messages(name, mistake, monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+    mistake(name, MISTAKES[name], "messages/beam")
+
+
+def test_every_text_is_of_a_mistake():
+    here = {path.stem for path in (Path(__file__).parent / "messages" / "beam").glob("*.txt")}
+    assert here == set(MISTAKES)
