@@ -30,6 +30,7 @@ ROOMS = [
     {"models"},
     {"data"},
     {"train", "decode"},
+    {"serve"},
     {"cli"},
 ]
 # Looked up when they are called, not at import: an operator's op, a program's list of collectives.

@@ -25,6 +25,7 @@ from .loading import Failure, UserError
 from .models import Models
 from .plan import Plan
 from .score import Score
+from .serve import Serve
 from .train import Train
 from .translate import Translate
 from .verify import Verify
@@ -47,6 +48,7 @@ COMMANDS = {
     "translate": Translate,
     "generate": Generate,
     "score": Score,
+    "serve": Serve,
     "launch": Launch,
     "checkpoint": Checkpoint,
     "hardware": Hardware,

@@ -1,0 +1,135 @@
+"""`weft serve`: a trained model behind HTTP."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from .loading import Failure, UserError
+
+TOKEN = "WEFT_SERVE_TOKEN"
+
+
+@dataclass
+class Serve:
+    """Let a trained model answer requests over HTTP, many at once.
+
+    FOLDER is that of a run of weft train; nothing else of the run is needed. There is a page to try it at /,
+    and POST /v1/completions (as OpenAI's), /translate and /score for programs; GET /healthz and /metrics for
+    those who watch.
+
+        weft serve runs/translate
+        weft serve runs/lm --port 0 --rows 32 --mesh data=4 --layout batch:data
+        weft serve runs/lm --host 0.0.0.0 --token-file token.txt
+
+    Only this machine can reach it unless --host says otherwise. With --token-file, or a token in the
+    environment as WEFT_SERVE_TOKEN, requests have to bring it: Authorization: Bearer TOKEN. SIGTERM and
+    SIGINT end the server when it has finished what it accepted."""
+
+    folder: Annotated[Positional[str], arg(metavar="FOLDER")]
+    """The folder of a run."""
+    port: Annotated[int, arg(metavar="N")] = 8000
+    """The port; 0 is any that is free, and is printed."""
+    host: Annotated[str, arg(metavar="ADDRESS")] = "127.0.0.1"
+    """The address to listen at."""
+    rows: Annotated[int, arg(metavar="N")] = 16
+    """How many texts are said at once; memory grows with it, and answers don't depend on it."""
+    longest: Annotated[int, arg(metavar="TOKENS")] = 256
+    """How many tokens a text may have, and an answer (a language model's: both together)."""
+    step: Annotated[int, arg(metavar="N")] = 4
+    """How many tokens are said between two looks at who waits."""
+    mesh: Annotated[str | None, arg(metavar="AXES", help_behavior_hint="")] = None
+    """The processor mesh, "data=4 model=2"; "" is one device. By default that of training, if there are as
+    many devices, else one."""
+    layout: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
+    """The layout; by default that of training."""
+    token_file: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """A file with the token that requests have to bring."""
+    most_waiting: Annotated[int, arg(metavar="N")] = 256
+    """How many texts may wait; more are refused with 503."""
+    timeout: Annotated[float, arg(metavar="SECONDS")] = 60.0
+    """How long an answer may take, a client to read on, and the server to end."""
+    body_limit: Annotated[int, arg(metavar="BYTES")] = 1 << 20
+    """How long a request may be."""
+
+    def run(self) -> None:
+        """Serve until a signal."""
+        self._check()
+        token = self._token()
+        from ..decode import Speaker
+        from ..serve import app, bound, serve
+        from ..train import stored
+
+        found = stored.loaded(self.folder, mesh=self.mesh, layout=self.layout)
+        speaker = Speaker(
+            found.model, found.tokenizer, found.mesh, found.layout, rows=self.rows, longest=self.longest
+        )
+        made = app(
+            speaker,
+            name=Path(self.folder).resolve().name,
+            token=token,
+            timeout=self.timeout,
+            body_limit=self.body_limit,
+            step=self.step,
+            most_waiting=self.most_waiting,
+        )
+        try:
+            listening = bound(self.host, self.port)
+        except (OSError, OverflowError) as error:
+            raise Failure(f"error: can't listen at {self.host}, port {self.port}: {error}") from None
+        if token is None and not _is_loopback(self.host):
+            print(
+                f"warning: anyone who can reach {self.host} may use this server; with --token-file "
+                "only those who have the token may",
+                file=sys.stderr,
+            )
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        url = f"http://{shown}:{listening.getsockname()[1]}"
+        print(f"compiling; will listen on {url}", file=sys.stderr, flush=True)
+
+        def ready() -> None:
+            print(f"serving {self.folder} on {url}", file=sys.stderr, flush=True)
+
+        if not serve(made, listening, self.timeout, ready):
+            raise made.state.engine.failure
+
+    def _check(self) -> None:
+        least = {"rows": 1, "longest": 2, "step": 1, "most_waiting": 1, "body_limit": 1, "port": 0}
+        wrong = [name for name, value in least.items() if getattr(self, name) < value]
+        wrong += [] if 0 < self.timeout < float("inf") else ["timeout"]
+        if wrong:
+            named = ", ".join(f"--{name.replace('_', '-')} {getattr(self, name)}" for name in wrong)
+            known = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in least.items())
+            raise UserError(f"too small: {named}\n\nhint: the least are {known}; a timeout is above 0")
+
+    def _token(self) -> str | None:
+        """The token, from a file or the environment: what is on the command line can be read by others."""
+        if self.token_file is None:
+            text, where = os.environ.get(TOKEN), TOKEN
+            if text is None:
+                return None
+        else:
+            where = str(self.token_file)
+            try:
+                text = self.token_file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise UserError(f"--token-file {where}: {error}") from None
+        token = text.strip()
+        if not token or not token.isascii() or len(token.split()) > 1:
+            raise UserError(
+                f"there is no token in {where}\n\nhint: it is one word of ASCII, such as 32 hex digits"
+            )
+        return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

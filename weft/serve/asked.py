@@ -1,0 +1,181 @@
+"""What a request's JSON may say: every field with its kind, and a clear word for everything else."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import nearest
+
+
+class Refused(Exception):
+    """A request that is not answered.
+
+    Attributes:
+      code: of HTTP.
+      message: why.
+      kind: in one word, as OpenAI's `type`.
+      param: the field that is wrong.
+      headers: that go with it.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.code, self.message, self.kind, self.param, self.headers = code, message, kind, param, headers
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a field may be: in words, and whether a value is that; and what it is if it is not given."""
+
+    words: str
+    fits: Callable[[Any], bool]
+    default: Any = None
+    needed: bool = False
+
+
+def whole(least: int, most: int | None = None, default: int | None = None) -> Field:
+    """A whole number."""
+    words = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
+    return Field(
+        words,
+        lambda x: type(x) is int and x >= least and (most is None or x <= most),
+        default,
+    )
+
+
+def number(words: str, fits: Callable[[float], bool], default: float) -> Field:
+    """A finite number."""
+    return Field(words, lambda x: type(x) in (int, float) and math.isfinite(x) and fits(x), default)
+
+
+def truth(default: bool = False) -> Field:
+    """true or false."""
+    return Field("true or false", lambda x: type(x) is bool, default)
+
+
+def only(value: Any) -> Field:
+    """A field of OpenAI's that is not supported: it may say nothing but what it says when it is left out."""
+
+    def fits(x: Any) -> bool:
+        return x == value and (type(x) is bool) == (type(value) is bool)
+
+    return Field(f"{json.dumps(value)} alone: it is not supported", fits, value)
+
+
+def _is_text(x: Any) -> bool:
+    return isinstance(x, str) and not any("\ud800" <= c <= "\udfff" for c in x)
+
+
+def _is_texts(x: Any) -> bool:
+    return _is_text(x) or (isinstance(x, list) and 0 < len(x) <= TEXTS and all(map(_is_text, x)))
+
+
+def _is_stop(x: Any) -> bool:
+    stops = x if isinstance(x, list) else [x]
+    return len(stops) <= STOPS and all(_is_text(stop) and stop for stop in stops)
+
+
+TEXTS, STOPS = 64, 4  # at most, in one request
+TEXT = Field(f"a text, or a list of 1 to {TEXTS} texts", _is_texts, needed=True)
+WORD = Field("a text", _is_text)
+MOST = whole(1)
+
+COMPLETIONS: dict[str, Field] = {
+    "prompt": TEXT,
+    "max_tokens": MOST,
+    "temperature": number("a number from 0 on", lambda x: x >= 0, 1.0),
+    "top_p": number("a number above 0 and up to 1", lambda x: 0 < x <= 1, 1.0),
+    "top_k": whole(0, 2**31 - 1, 0),
+    "repetition_penalty": number("a number above 0", lambda x: x > 0, 1.0),
+    "seed": whole(0, 2**63 - 1),
+    "stop": Field(f"a text, or at most {STOPS}", _is_stop),
+    "stream": truth(),
+    "stream_options": Field(
+        'an object with "include_usage": true or false',
+        lambda x: (
+            isinstance(x, dict) and set(x) <= {"include_usage"} and all(type(v) is bool for v in x.values())
+        ),
+    ),
+    "logprobs": whole(0, 1),
+    "beams": whole(1),
+    "n": whole(1, default=1),
+    "model": WORD,
+    "user": WORD,
+    "echo": only(False),
+    "best_of": only(1),
+    "frequency_penalty": only(0),
+    "presence_penalty": only(0),
+    "suffix": only(None),
+    "logit_bias": only(None),
+}
+TRANSLATE: dict[str, Field] = {
+    "text": TEXT,
+    "beams": whole(1),
+    "best": whole(1, default=1),
+    "max_tokens": MOST,
+    "stream": truth(),
+    "attention": truth(),
+}
+SCORE: dict[str, Field] = {
+    "text": TEXT,
+    "target": TEXT,
+}
+
+
+def read(body: bytes, fields: Mapping[str, Field]) -> dict[str, Any]:
+    """The fields of a request, each with a value.
+
+    Args:
+      body: JSON in UTF-8.
+      fields: those that it may have.
+    """
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused(400, f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    try:
+        given = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is not JSON: {error or 'nested too deep'}") from None
+    if not isinstance(given, dict):
+        raise Refused(400, f"the body is {_shown(given)}; it is to be a JSON object")
+    for name in given:
+        if name not in fields:
+            known = f"{nearest(name, fields)}; known are {', '.join(fields)}"
+            raise Refused(400, f"there is no field {_shown(name)}{known}", param=name)
+    values = {}
+    for name, field in fields.items():
+        value = given.get(name)
+        if value is None:
+            if field.needed:
+                raise Refused(400, f"{name} is missing; it is to be {field.words}", param=name)
+            value = field.default
+        elif not field.fits(value):
+            raise Refused(400, f"{name} is {_shown(value)}; it is to be {field.words}", param=name)
+        values[name] = value
+    return values
+
+
+def listed(value: str | list[str] | None) -> list[str]:
+    """One text or many, as many."""
+    return [] if value is None else [value] if isinstance(value, str) else value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= 60 else text[:57] + "..."

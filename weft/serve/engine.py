@@ -1,0 +1,351 @@
+"""Continuous batching: rows of many requests advance together, each begins and ends in its own time.
+
+    with Engine(speaker) as engine:                          # compiles every program
+        engine.ask([engine.say("A cat.", Ask(), tell)])      # tell(Piece), …, tell(Piece(…, over=True))
+
+One thread owns the devices and has one call at a time under way. Again and again it
+
+1. lets go of requests whose clients are gone;
+2. reads texts that wait, as many as there are free slots, and puts them there;
+3. says some tokens more in all slots, and tells those who asked;
+4. does one batch of what is not said token by token: beam searches, scores, views of attention.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from weft.decode import Ask, Beams, Speaker
+from weft.decode.attention_view import Viewer
+from weft.decode.texts import CONTINUED, NOTHING
+from weft.errors import ModelError
+
+from .shapes import Few, empty
+
+FEW = 4  # texts that are read, searched or scored at once
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What was said since the last one: tokens, the logarithms of their probabilities; whether it is all."""
+
+    tokens: tuple[int, ...]
+    logs: tuple[float, ...]
+    over: bool
+
+
+@dataclass(eq=False)
+class Job:
+    """One text of a request.
+
+    Attributes:
+      kind: "say", or one of ASIDE.
+      tell: called in the engine's thread, with pieces or one result, or with what went wrong.
+      ask: how it is said or searched.
+      item: the text as a row.
+      given: of a score or a view, both texts, or the text and the tokens.
+      count: how many tokens were told.
+      gone: nobody waits for it any more.
+    """
+
+    kind: str
+    tell: Callable[[Any], None]
+    ask: Ask = field(default_factory=Ask)
+    item: Any = None
+    given: Any = None
+    count: int = 0
+    gone: bool = False
+
+    @property
+    def prompt(self) -> int:
+        """How many tokens were read."""
+        return len(self.item.inputs or self.item.prompt)
+
+
+class Full(Exception):
+    """More waits than may."""
+
+
+class NotReady(Exception):
+    """It is starting or stopping, or has failed."""
+
+
+class Engine:
+    """Models that answer many requests at once.
+
+    Args:
+      speaker: the models, their tokenizer and where they run; its `longest` is the size of every slot.
+      rows: how many texts are said at once.
+      step: how many tokens are said between two looks at who waits.
+      beams: how a search is done: there is one program for all.
+      most_waiting: how many texts may wait.
+    """
+
+    def __init__(
+        self,
+        speaker: Speaker,
+        *,
+        rows: int | None = None,
+        step: int = 4,
+        beams: Beams | None = None,
+        most_waiting: int = 256,
+    ):
+        self.speaker, self.rows, self.step = speaker, rows or speaker.rows, step
+        self.beams, self.most_waiting = beams or Beams(4), most_waiting
+        self.few = Few(speaker, min(FEW, self.rows))
+        self.whole = Few(speaker, self.few.rows)  # scores and views: all texts filled up to one length
+        self.whole.sizes = (speaker.longest,)
+        self.viewer = Viewer(speaker) if speaker.translates else None
+        self.status = "starting"
+        self.failure: BaseException | None = None
+        self.observe: Callable[[str, float], None] = lambda what, amount: None
+        self.slots: list[Job | None] = [None] * self.rows
+        self._waiting: deque[Job] = deque()
+        self._aside: deque[Job] = deque()
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="weft engine", daemon=True)
+        self._state: Any = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        if not self.wait() and self.failure is not None:
+            raise self.failure
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+    # For those who ask
+
+    def say(self, text: str, ask: Ask, tell: Callable[[Any], None], number: int = 0) -> Job:
+        """A text that is to be said, or searched if it asks for beams."""
+        ids = len(self.speaker.tokenizer.encode(text))
+        longest, limit = self.speaker.longest, ask.limit
+        room = longest - 1 - ids if not self.speaker.translates else longest
+        if limit is None and not self.speaker.translates:
+            limit = max(1, min(CONTINUED, room))
+        if ids > longest - 1 or (limit or 1) > room:
+            what = f"the text has {ids} tokens" + (f" and {limit} are to follow" if limit else "")
+            raise ModelError(
+                f"{what}: too many",
+                rule=f"a text and what follows it have at most {longest - 1} together"
+                if not self.speaker.translates
+                else f"a text has at most {longest - 1}, what is said {longest}",
+                hint="a shorter text, or fewer tokens",
+            )
+        kind = "say" if ask.beams is None else "search"
+        return Job(kind, tell, ask, self.speaker._item(number, text, limit), (text, limit))
+
+    def score(self, text: str, target: str, tell: Callable[[Any], None]) -> Job:
+        """A text that is to be scored; how likely each token is, is told."""
+        self.speaker._pair(0, text, target)  # an error if it is too long
+        return Job("score", tell, given=(text, target))
+
+    def view(self, text: str, tokens: Sequence[int], tell: Callable[[Any], None]) -> Job:
+        """What tokens of a translation look at; a table of weights is told."""
+        return Job("view", tell, given=(text, tuple(tokens)))
+
+    def ask(self, jobs: Sequence[Job]) -> None:
+        """Let jobs wait for their turn, all or none of them."""
+        with self._news:
+            if self.status != "ready":
+                raise NotReady(self.status)
+            if self.waiting + len(jobs) > self.most_waiting:
+                raise Full(f"{self.waiting} texts wait, of at most {self.most_waiting}")
+            for job in jobs:
+                if job.item is not None and not job.item.limit:  # a blank text has an empty translation
+                    job.tell(NOTHING if job.kind == "search" else Piece((), (), True))
+                else:
+                    (self._waiting if job.kind == "say" else self._aside).append(job)
+            self._news.notify()
+
+    def leave(self, jobs: Sequence[Job]) -> None:
+        """Nobody waits for these any more: their slots and places in the queue are free."""
+        with self._news:
+            for job in jobs:
+                job.gone = True
+            for waiting in (self._waiting, self._aside):
+                kept = [job for job in waiting if not job.gone]
+                if len(kept) < len(waiting):
+                    waiting.clear()
+                    waiting.extend(kept)
+
+    @property
+    def waiting(self) -> int:
+        """How many texts wait."""
+        return len(self._waiting) + len(self._aside)
+
+    @property
+    def busy(self) -> int:
+        """How many slots are taken."""
+        return sum(job is not None for job in self.slots)
+
+    @property
+    def compilations(self) -> int:
+        """How many programs were compiled."""
+        programs = [self.few.begin, self.few.admit, self.few.search, self.speaker.speak, self.whole.scoring]
+        programs += [self.viewer.look] if self.viewer is not None else []
+        return sum(len(program.traces) for program in programs)
+
+    def start(self) -> None:
+        """Compile every program, then answer; returns at once."""
+        self._thread.start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is ready; whether it is."""
+        with self._news:
+            self._news.wait_for(lambda: self.status != "starting", seconds)
+        return self.status == "ready"
+
+    def stop(self, seconds: float | None = None) -> None:
+        """Take no more, finish what was taken, and end."""
+        with self._news:
+            self.status = "stopping" if self.status != "failed" else "failed"
+            self._news.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            self._warm()
+        except BaseException as error:
+            self.failure = error
+            self._become("failed")
+            return
+        self._become("ready")
+        while self._something():
+            try:
+                self._turn()
+            except Exception as error:  # a full memory, perhaps: what was under way is lost, the rest is not
+                traceback.print_exc(file=sys.stderr)
+                lost = [job for job in self.slots if job is not None]
+                self.slots = [None] * self.rows
+                for job in lost:
+                    job.tell(error)
+                self._state = None
+
+    def _become(self, status: str) -> None:
+        with self._news:
+            if self.status == "starting":
+                self.status = status
+            self._news.notify_all()
+
+    def _something(self) -> bool:
+        with self._news:
+            self._news.wait_for(lambda: self.waiting or self.busy or self.status == "stopping")
+            return bool(self.waiting or self.busy)
+
+    def _warm(self) -> None:
+        """Every program once: of each length, and with each way to choose tokens (these are all in one)."""
+        item, pad = self.speaker._item(0, "", 1), self.speaker.tokenizer.pad
+        for size in self.few.sizes:
+            filled = (pad,) * size
+            one = {"inputs": filled, "limit": 1} if self.speaker.translates else {"prompt": filled}
+            self._put([Job("say", _nobody, item=dataclasses.replace(item, **one))], [0])
+            self._speak()
+        item = dataclasses.replace(item, limit=1)
+        self._search([Job("search", _nobody, Ask(beams=self.beams), item)])
+        self._score([Job("score", _nobody, given=("", ""))])
+        if self.viewer is not None:
+            self._view([Job("view", _nobody, given=("", [pad]))])
+
+    def _turn(self) -> None:
+        self.slots = [None if job is None or job.gone else job for job in self.slots]
+        free = [n for n, job in enumerate(self.slots) if job is None]
+        new = self._taken(self._waiting, min(len(free), self.few.rows), lambda job: None)
+        if new:
+            began = time.monotonic()
+            try:
+                self._put(new, free[: len(new)])
+            except Exception as error:
+                _fail(new, error)
+                raise
+            self.observe("prefill", time.monotonic() - began)
+            for n, job in zip(free, new, strict=False):
+                self.slots[n] = job
+        if self.busy:
+            began = time.monotonic()
+            self._speak()
+            self.observe("step", time.monotonic() - began)
+        some = self._taken(self._aside, self.few.rows, lambda job: (job.kind, job.ask.beams, job.ask.ends))
+        if some:
+            began = time.monotonic()
+            try:
+                ASIDE[some[0].kind](self, some)
+            except Exception as error:  # the slots are as they were
+                traceback.print_exc(file=sys.stderr)
+                _fail(some, error)
+            self.observe(some[0].kind, time.monotonic() - began)
+
+    def _taken(self, waiting: deque[Job], most: int, like: Callable[[Job], Any]) -> list[Job]:
+        """The first that wait, of one kind."""
+        some: list[Job] = []
+        with self._news:
+            while waiting and len(some) < most and (not some or like(waiting[0]) == like(some[0])):
+                some.append(waiting.popleft())
+        return some
+
+    def _put(self, jobs: Sequence[Job], slots: Sequence[int]) -> None:
+        new = self.few.begun([job.item for job in jobs], [job.ask for job in jobs])
+        if self._state is None:
+            self._state = empty(new, self.rows)
+        self._state = self.few.put(self._state, new, slots)
+
+    def _speak(self) -> None:
+        self._state = self.speaker.speak(self.speaker.models, self._state, self.step)
+        counts, done = self._state.count.numpy(), self._state.done.numpy()
+        said, logs = (t.numpy("batch", "said") for t in (self._state.said, self._state.scores))
+        for n, job in enumerate(self.slots):
+            if job is None:
+                continue
+            new = slice(job.count, int(counts[n]))
+            job.count, over = int(counts[n]), bool(done[n])
+            if over:
+                self.slots[n] = None
+            self.observe("said", new.stop - new.start)
+            job.tell(Piece(tuple(said[n, new].tolist()), tuple(logs[n, new].tolist()), over))
+
+    def _search(self, jobs: Sequence[Job]) -> None:
+        # A row of a search depends on its own limit alone: texts with different ones go together.
+        items = [job.item for job in jobs]
+        sizes = [max(size) for size in zip(*map(self.few._shape, items), strict=True)]
+        found = self.few._said(items, sizes[0], sizes[1], sizes[2], jobs[0].ask)
+        for job, one in zip(jobs, found, strict=True):
+            self.observe("said", len(one.tokens))
+            job.tell(one)
+
+    def _score(self, jobs: Sequence[Job]) -> None:
+        found = self.whole.score([job.given for job in jobs])
+        for job, logs in zip(jobs, found, strict=True):
+            job.tell(logs)
+
+    def _view(self, jobs: Sequence[Job]) -> None:
+        assert self.viewer is not None
+        for job in jobs:
+            job.tell(self.viewer.view(*job.given))
+
+
+ASIDE: dict[str, Callable[[Engine, Sequence[Job]], None]] = {
+    "search": Engine._search,
+    "score": Engine._score,
+    "view": Engine._view,
+}
+
+
+def _nobody(_: Any) -> None:
+    """Who asks when programs are warmed up."""
+
+
+def _fail(jobs: Sequence[Job], error: Exception) -> None:
+    for job in jobs:
+        job.tell(error)

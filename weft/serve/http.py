@@ -1,0 +1,466 @@
+"""The server's paths: what is asked in JSON and answered in JSON, or line by line as it is said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from importlib import resources
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from weft.decode import Ask, Said, Speaker
+from weft.errors import WeftError
+
+from .asked import COMPLETIONS, SCORE, TRANSLATE, Field, Refused, listed, read
+from .asking import Asking, unless_gone
+from .door import Door
+from .engine import Engine, Job
+from .metrics import Metrics
+from .reading import Reading
+
+DRAINED = 16  # how much more than its limit of a body is read, and thrown away, before the answer
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PLAIN = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+def app(
+    model: Speaker | Engine,
+    *,
+    name: str = "weft",
+    token: str | None = None,
+    timeout: float = 60.0,
+    body_limit: int = 1 << 20,
+    **engine: Any,
+) -> Starlette:
+    """An ASGI application that lets a model answer requests.
+
+    Args:
+      model: a speaker; or an engine, which is started and stopped by who made it.
+      name: what the model is called in answers.
+      token: what requests have to bring as `Authorization: Bearer TOKEN`; None: nothing.
+      timeout: how many seconds an answer may take, and a client to take the next piece of it.
+      body_limit: how many bytes a request may have.
+      engine: further arguments of `Engine`.
+    """
+    given = isinstance(model, Engine)
+    runs = model if isinstance(model, Engine) else Engine(model, **engine)
+    paths = Paths(runs, name, token, timeout, body_limit)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        if not given:
+            runs.start()
+        yield
+        if not given:
+            await asyncio.to_thread(runs.stop, timeout)
+
+    routes = [
+        Route("/", paths.page, methods=["GET"]),
+        Route("/healthz", paths.health, methods=["GET"]),
+        Route("/metrics", paths.numbers, methods=["GET"]),
+        Route("/v1/models", paths.models, methods=["GET"]),
+        Route("/v1/completions", paths.completions, methods=["POST"]),
+        Route("/translate", paths.translate, methods=["POST"]),
+        Route("/score", paths.score, methods=["POST"]),
+    ]
+    known = {route.path for route in routes}
+    made = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        middleware=[Middleware(Door, metrics=paths.metrics, known=known, timeout=timeout)],
+        exception_handlers={Refused: _refused, HTTPException: _unknown, Exception: _broken},
+    )
+    made.state.engine = runs
+    return made
+
+
+class Paths:
+    """What is done at each path."""
+
+    def __init__(self, engine: Engine, name: str, token: str | None, timeout: float, body_limit: int):
+        self.engine, self.name, self.token = engine, name, token
+        self.timeout, self.body_limit = timeout, body_limit
+        self.metrics = Metrics(engine)
+        self._page = resources.files("weft.serve").joinpath("page.html").read_text(encoding="utf-8")
+
+    # Without asking the engine
+
+    async def page(self, request: Request) -> Response:
+        """A page to try it."""
+        kind = {"translates": self.engine.speaker.translates, "beams": self.engine.beams.size}
+        kind |= {"token": self.token is not None, "name": self.name}
+        data = json.dumps(kind).replace("<", "\\u003c")
+        return HTMLResponse(
+            self._page.replace("{{data}}", data), headers={**PLAIN, "Content-Security-Policy": POLICY}
+        )
+
+    async def health(self, request: Request) -> Response:
+        """Whether requests are answered."""
+        status = self.engine.status
+        return JSONResponse({"status": status}, 200 if status == "ready" else 503, PLAIN)
+
+    async def numbers(self, request: Request) -> Response:
+        """What Prometheus asks for."""
+        self._check(request)
+        return Response(self.metrics.text(), headers={**PLAIN, "Content-Type": self.metrics.type})
+
+    async def models(self, request: Request) -> Response:
+        """The one model that there is."""
+        self._check(request)
+        one = {"id": self.name, "object": "model", "created": 0, "owned_by": "weft"}
+        return JSONResponse({"object": "list", "data": [one]}, headers=PLAIN)
+
+    # Asking it
+
+    async def completions(self, request: Request) -> Response:
+        """What follows a text, or translates it, in OpenAI's words."""
+        given = await self._given(request, COMPLETIONS)
+        prompts, n = listed(given["prompt"]), given["n"]
+        self._check_best("n", n, given["beams"])
+        seed = given["seed"] if given["seed"] is not None else secrets.randbelow(2**63)
+        ask = self._ask(
+            given,
+            temperature=float(given["temperature"]),
+            top_p=float(given["top_p"]),
+            top_k=given["top_k"],
+            penalty=float(given["repetition_penalty"]),
+            seed=seed,
+        )
+        head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self.name,
+        }
+        talk = Talk(self, ask, prompts, listed(given["stop"]))
+
+        def choice(one: Told, whole: bool, k: int = 0) -> dict[str, Any]:
+            logs = None
+            if given["logprobs"] is not None and given["beams"] in (None, 1):
+                logs = one.logprobs(self.engine.speaker.tokenizer, whole)
+            more = {"score": one.score} if one.score is not None else {}
+            text = one.reading.text if whole else one.text
+            return {
+                "index": one.index * n + k,
+                "text": text,
+                "logprobs": logs,
+                "finish_reason": one.finish,
+                **more,
+            }
+
+        async def lines() -> AsyncIterator[Any]:
+            async for one in talk.told():
+                if one.text or one.finish:
+                    for k, other in enumerate(one.best(n)):
+                        yield {**head, "choices": [choice(other, False, k)]}
+            if (given["stream_options"] or {}).get("include_usage"):
+                yield {**head, "choices": [], "usage": talk.usage()}
+
+        async def whole() -> Any:
+            ends = [one async for one in talk.told() if one.finish]
+            ends.sort(key=lambda one: one.index)
+            choices = [choice(other, True, k) for one in ends for k, other in enumerate(one.best(n))]
+            return {**head, "choices": choices, "usage": talk.usage()}
+
+        return await self._answer(request, given["stream"], talk, lines, whole)
+
+    async def translate(self, request: Request) -> Response:
+        """Translations of texts, by the likeliest tokens or by a beam search."""
+        given = await self._given(request, TRANSLATE)
+        if not self.engine.speaker.translates:
+            raise Refused(400, "this model goes on with texts: POST /v1/completions")
+        self._check_best("best", given["best"], given["beams"])
+        texts = listed(given["text"])
+        talk = Talk(self, self._ask(given), texts, [])
+
+        def result(one: Told) -> dict[str, Any]:
+            return {
+                "text": one.reading.text,
+                "score": one.score if one.score is not None else sum(one.reading.logs),
+                "tokens": len(one.reading.tokens),
+                "finish_reason": one.finish,
+                "others": [
+                    {"text": other.reading.text, "score": other.score}
+                    for other in one.best(given["best"])[1:]
+                ],
+            }
+
+        async def seen(one: Told) -> dict[str, Any]:
+            if not given["attention"]:
+                return {}
+            with Asking(self.engine, talk.asking.until) as asking:
+                asking.ask([self.engine.view(texts[one.index], one.reading.tokens, asking.tell(0))])
+                return {"attention": dataclasses.asdict((await asking.results())[0])}
+
+        async def lines() -> AsyncIterator[Any]:
+            async for one in talk.told():
+                if one.text:
+                    yield {"index": one.index, "text": one.text}
+                if one.finish:
+                    yield {"index": one.index, "done": True, **result(one), **await seen(one)}
+
+        async def whole() -> Any:
+            ends = [one async for one in talk.told() if one.finish]
+            ends.sort(key=lambda one: one.index)
+            return {
+                "translations": [{**result(one), **await seen(one)} for one in ends],
+                "usage": talk.usage(),
+            }
+
+        return await self._answer(request, given["stream"], talk, lines, whole)
+
+    async def score(self, request: Request) -> Response:
+        """How likely given texts are."""
+        given = await self._given(request, SCORE)
+        texts, targets = listed(given["text"]), listed(given["target"])
+        if len(texts) != len(targets):
+            raise Refused(400, f"{len(texts)} texts and {len(targets)} targets", param="target")
+        asking = Asking(self.engine, asyncio.get_running_loop().time() + self.timeout)
+        pairs = enumerate(zip(texts, targets, strict=True))
+        with _told_to_client("target"):
+            jobs = [self.engine.score(*pair, asking.tell(n)) for n, pair in pairs]
+
+        async def whole() -> Any:
+            with asking:
+                asking.ask(jobs)
+                found = await asking.results()
+            return {"scores": [{"score": sum(logs), "logs": logs, "tokens": len(logs)} for logs in found]}
+
+        return await self._whole(request, whole)
+
+    # Both
+
+    def _check(self, request: Request) -> None:
+        """Whether the client may ask: it has the token, and is no page of another site."""
+        if self.token is not None:
+            given = request.headers.get("authorization", "")
+            kind, _, token = given.partition(" ")
+            same = hmac.compare_digest(token.strip().encode(), self.token.encode())
+            if kind.lower() != "bearer" or not same:
+                raise Refused(
+                    401,
+                    "this server wants a token: Authorization: Bearer TOKEN",
+                    "authentication_error",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            raise Refused(403, f"a page of {origin[:100]} may not ask this server", "permission_error")
+
+    async def _given(self, request: Request, fields: Mapping[str, Field]) -> dict[str, Any]:
+        self._check(request)
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(self.timeout):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > DRAINED * self.body_limit:
+                        break
+                    if size <= self.body_limit:
+                        parts.append(part)
+        except ClientDisconnect:
+            raise Refused(499, "the client left before it had asked") from None
+        except TimeoutError:
+            raise Refused(408, "the request took too long to arrive", "timeout") from None
+        if size > self.body_limit:
+            raise Refused(413, f"the body has more than {self.body_limit} bytes")
+        return read(b"".join(parts), fields)
+
+    def _check_best(self, name: str, best: int, beams: int | None) -> None:
+        size = self.engine.beams.size
+        if beams not in (None, 1, size):
+            raise Refused(400, f"beams is {beams}; it is to be 1 or {size}", param="beams")
+        if best > (beams or 1):
+            known = f"it is to be at most as many as beams, which may be {size}"
+            raise Refused(400, f"{name} is {best}; {known}", param=name)
+
+    def _ask(self, given: Mapping[str, Any], **more: Any) -> Ask:
+        beams = self.engine.beams if (given["beams"] or 1) > 1 else None
+        with _told_to_client(None):
+            return Ask(limit=given["max_tokens"], beams=beams, **more)
+
+    async def _answer(
+        self, request: Request, stream: bool, talk: Talk, lines: Callable[[], Any], whole: Callable[[], Any]
+    ) -> Response:
+        if not stream:
+            return await self._whole(request, whole)
+        talk.begin()  # an error of it still has a code of its own
+        return Live(lines, talk)
+
+    async def _whole(self, request: Request, whole: Callable[[], Any]) -> Response:
+        answer = await unless_gone(whole(), request.receive)
+        if answer is None:
+            return Response(status_code=499)
+        return JSONResponse(answer, headers=PLAIN)
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """Something new about one text: what was said since, and why it is over, if it is."""
+
+    index: int
+    reading: Reading
+    text: str
+    before: int
+    finish: str | None
+    score: float | None = None
+    others: tuple[Told, ...] = ()
+
+    def best(self, count: int) -> list[Told]:
+        """It, and the next best ones of a search."""
+        return [self, *self.others][:count]
+
+    def logprobs(self, tokenizer: Any, whole: bool) -> dict[str, Any]:
+        """As OpenAI has them: of the tokens that are new, or of all."""
+        since = 0 if whole else self.before
+        tokens = self.reading.tokens
+        pieces = [tokenizer.decode([token]) for token in tokens[since:]]
+        offsets = [len(tokenizer.decode(tokens[:n])) for n in range(since, len(tokens))]
+        return {
+            "tokens": pieces,
+            "token_logprobs": self.reading.logs[since:],
+            "top_logprobs": None,
+            "text_offset": offsets,
+        }
+
+
+class Talk:
+    """Texts of a request that are said or searched."""
+
+    def __init__(self, paths: Paths, ask: Ask, texts: list[str], stops: list[str]):
+        self.paths, self.ask, self.stops = paths, ask, stops
+        self.asking = Asking(paths.engine, asyncio.get_running_loop().time() + paths.timeout)
+        engine = paths.engine
+        with _told_to_client(None):
+            self.jobs: list[Job] = [
+                engine.say(text, ask, self.asking.tell(n), n) for n, text in enumerate(texts)
+            ]
+        self.readings = [self._reading() for _ in texts]
+        self._begun, self._since = False, time.monotonic()
+
+    def _reading(self) -> Reading:
+        return Reading(self.paths.engine.speaker.tokenizer, self.ask.ends, self.stops)
+
+    def begin(self) -> None:
+        """Ask the engine, once."""
+        if not self._begun:
+            self._begun = True
+            self.asking.ask(self.jobs)
+            self.paths.metrics.observe("read", sum(job.prompt for job in self.jobs))
+
+    async def told(self) -> AsyncIterator[Told]:
+        """What is told of all texts, until they are over."""
+        with self.asking:
+            self.begin()
+            first = True
+            async for index, event in self.asking.events():
+                if first:
+                    self.paths.metrics.first.observe(time.monotonic() - self._since)
+                    first = False
+                yield self._searched(index, event) if isinstance(event, Said) else self._said(index, event)
+
+    def _said(self, index: int, event: Any) -> Told:
+        reading = self.readings[index]
+        before = len(reading.tokens)
+        text = reading.more(event.tokens, event.logs, event.over)
+        if reading.stopped:
+            self.asking.over(index)
+        finish = _finish(reading) if event.over or reading.stopped else None
+        return Told(index, reading, text, before, finish)
+
+    def _searched(self, index: int, said: Said) -> Told:
+        every = []
+        for n, one in enumerate((said, *said.others)):
+            reading = self.readings[index] if n == 0 else self._reading()
+            text = reading.more(one.tokens, (), True)
+            every.append(Told(index, reading, text, 0, _finish(reading), one.score))
+        return dataclasses.replace(every[0], others=tuple(every[1:]))
+
+    def usage(self) -> dict[str, int]:
+        """How many tokens were read and said."""
+        read, said = sum(job.prompt for job in self.jobs), sum(len(r.tokens) for r in self.readings)
+        return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+
+
+class Live(Response):
+    """An answer that is sent as it is said: server-sent events."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, lines: Callable[[], AsyncGenerator[Any, None]], talk: Talk):
+        super().__init__(headers={**PLAIN, "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self.lines, self.talk = lines, talk
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send it, until it is over or the client is gone."""
+
+        async def write() -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                async with contextlib.aclosing(self.lines()) as lines:
+                    async for line in lines:
+                        await body(json.dumps(line))
+                await body("[DONE]")
+            except Refused as error:
+                await body(json.dumps(_error(error)))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        async def body(text: str) -> None:
+            await send(
+                {"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": True}
+            )
+
+        with self.talk.asking:
+            await unless_gone(write(), receive)
+
+
+def _finish(reading: Reading) -> str:
+    return "length" if reading.tokens and not (reading.stopped or reading.ended) else "stop"
+
+
+@contextlib.contextmanager
+def _told_to_client(param: str | None) -> Any:
+    """Mistakes in what was asked are the client's."""
+    try:
+        yield
+    except WeftError as error:
+        hint = f" (hint: {error.hint})" if error.hint else ""
+        raise Refused(400, f"{error.fact}; {error.rule}{hint}", param=param) from None
+
+
+def _error(error: Refused) -> dict[str, Any]:
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+async def _refused(_: Request, error: Any) -> Response:
+    return JSONResponse(_error(error), error.code, {**PLAIN, **(error.headers or {})})
+
+
+async def _unknown(request: Request, error: Any) -> Response:
+    words = {
+        404: f"there is no path {request.url.path[:100]}",
+        405: f"{request.url.path} does not answer {request.method[:20]}",
+    }
+    refused = Refused(error.status_code, words.get(error.status_code, error.detail), headers=error.headers)
+    return await _refused(request, refused)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return await _refused(request, Refused(500, "the server failed; its log says why", "server_error"))

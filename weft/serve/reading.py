@@ -1,0 +1,74 @@
+"""From tokens that come a few at a time to text that can be shown at once, and ends at a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+UNFINISHED = "\ufffd"  # what the first bytes of a character are read as
+
+
+class Reading:
+    """The text of one answer as it grows.
+
+    Args:
+      tokenizer: reads the tokens.
+      ends: tokens that end an answer, and are not part of its text.
+      stops: texts before which it ends.
+
+    >>> from weft.data import Bytes
+    >>> reading = Reading(Bytes(), stops=["END"])
+    >>> [reading.more(Bytes().encode(text)) for text in ("one E", "two EN", "D three")]
+    ['one ', 'Etwo ', '']
+    >>> reading.text, reading.stopped
+    ('one Etwo ', True)
+    """
+
+    def __init__(self, tokenizer: Any, ends: Sequence[int] = (), stops: Sequence[str] = ()):
+        self.tokenizer, self.ends, self.stops = tokenizer, {tokenizer.end, *ends}, tuple(stops)
+        self.tokens: list[int] = []
+        self.logs: list[float] = []
+        self.text = ""
+        self.stopped = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last token is one that ends an answer."""
+        return bool(self.tokens) and self.tokens[-1] in self.ends
+
+    def more(self, tokens: Sequence[int], logs: Sequence[float] = (), over: bool = False) -> str:
+        """What can be shown now that was not shown before.
+
+        Args:
+          tokens: the next ones.
+          logs: the logarithms of their probabilities.
+          over: whether they are the last ones: then nothing is held back.
+        """
+        before = self.text
+        # One by one: how many tokens are counted must not depend on how many came at once.
+        for n, token in enumerate(tokens):
+            if self.stopped:
+                break
+            self.tokens.append(token)
+            self.logs += logs[n : n + 1]
+            self._read(over and n == len(tokens) - 1)
+        if over and not self.stopped:
+            self._read(True)
+        return self.text[len(before) :]
+
+    def _read(self, over: bool) -> None:
+        text = self.tokenizer.decode(self.tokens[:-1] if self.ended else self.tokens)
+        found = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
+        if found:
+            self.text, self.stopped = text[: min(found)], True
+            return
+        if not over:
+            text = text.rstrip(UNFINISHED)
+            text = text[: len(text) - max((_begun(text, stop) for stop in self.stops), default=0)]
+        if len(text) > len(self.text) or over:
+            self.text = text
+
+
+def _begun(text: str, stop: str) -> int:
+    """How many characters at the end of a text may be the beginning of a stop."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

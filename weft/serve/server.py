@@ -1,0 +1,95 @@
+"""A server on a port: it says when it is ready, and on a signal finishes what it has accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from .engine import Engine
+
+SILENT = 30  # seconds that a new connection may say nothing
+
+
+class _Connection(H11Protocol):
+    """A connection that can be cut: closing it would wait until a client has read what it does not read."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "drop": transport.abort}
+        self.loop.call_later(SILENT, lambda: self.scope is None and transport.abort())
+
+
+class Server(uvicorn.Server):
+    """Serves an application until SIGTERM or SIGINT, and then ends as if nothing had happened.
+
+    Args:
+      app: from `app`.
+      timeout: how many seconds what was accepted may still take.
+    """
+
+    def __init__(self, app: Any, timeout: float):
+        config = uvicorn.Config(
+            app,
+            http=_Connection,
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(timeout)),
+        )
+        super().__init__(config)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ends on a signal; it is not raised again: who asked it to end got what it wanted."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in signals}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 is any that is free."""
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=kind, backlog=2048)
+
+
+def serve(app: Any, listening: socket.socket, timeout: float, ready: Callable[[], None]) -> bool:
+    """Serve until a signal; whether it could.
+
+    Args:
+      app: from `app`.
+      listening: from `bound`.
+      timeout: how long it may take to end.
+      ready: called when requests are answered.
+    """
+    engine: Engine = app.state.engine
+    server = Server(app, timeout)
+
+    async def run() -> None:
+        serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+        waiting = asyncio.ensure_future(asyncio.to_thread(engine.wait))
+        await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if engine.status == "ready":
+            ready()
+        elif engine.status == "failed":
+            server.should_exit = True
+        await serving
+
+    asyncio.run(run())
+    return engine.status != "failed"

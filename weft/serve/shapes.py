@@ -1,0 +1,98 @@
+"""The few programs that all requests share: rows are begun some at a time, and put where others have ended.
+
+However long a text is, what has been read of it is filled up to one size: the rows of all texts lie beside
+each other in one state. Only what reads the texts is compiled for several lengths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import weft as wf
+from weft.decode import Kept, Rows, Speaker, State, admit, begin
+from weft.decode.texts import SIZES
+from weft.models import Batch
+
+LENGTHS = 3  # how many lengths texts are filled up to
+
+
+class Few(Speaker):
+    """A speaker of few rows, whose texts are filled up to few lengths, and whose states are all of one size.
+
+    Args:
+      speaker: whose models and tokenizer these are.
+      rows: how many texts are read at once.
+    """
+
+    def __init__(self, speaker: Speaker, rows: int):
+        place = speaker.mesh, speaker.layout
+        super().__init__(speaker.models, speaker.tokenizer, *place, rows=rows, longest=speaker.longest)
+        self.sizes = (*[n for n in SIZES if n < self.longest][: LENGTHS - 1], self.longest)
+        memory = self.longest if self.translates else 0
+
+        def begun(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
+            state = begin(models, batch, rows, room)
+            return dataclasses.replace(state, kept=tuple(_filled(kept, memory) for kept in state.kept))
+
+        self.begin = wf.spmd(begun, *place, static=("room",))
+        self.admit = wf.spmd(admitted, *place, donate=("state",))
+
+    def size(self, count: int) -> int:
+        """The length that a row of so many tokens is filled up to."""
+        return next(n for n in self.sizes if n >= count)
+
+    def _shape(self, item: Any) -> tuple[int, int, int]:
+        if self.translates:
+            return self.size(len(item.inputs)), 1, self.longest
+        return 0, self.size(len(item.prompt)), self.longest
+
+    def begun(self, items: Sequence[Any], asks: Sequence[Any]) -> State:
+        """The rows of some texts, no more than there are rows."""
+        inputs, prompt, said = (max(sizes) for sizes in zip(*map(self._shape, items), strict=True))
+        return self.begin(self.models, *self.ready(items, inputs, prompt, said, asks), self.longest)
+
+    def put(self, state: State, new: State, slots: Sequence[int]) -> State:
+        """The first of the new rows in some slots of a state."""
+        places = [*slots, *[slots[0]] * (self.rows - len(slots))]
+        slots_of = wf.tensor(np.array(places, np.int32), [wf.Dim("batch", self.rows)])
+        return self.admit(self.models, state, new, slots_of)
+
+
+def _filled(kept: Kept, memory: int) -> Kept:
+    """What an encoder has read, filled up with places that are not seen."""
+    if kept.memory_keys is None:
+        return kept
+    keys, values, seen = kept.memory_keys, kept.memory_values, kept.memory_seen
+    (here,) = (d.size for d in keys.dims if d.name == "memory_length")
+    more = [wf.pad(t, "memory_length", 0, memory - here) for t in (keys, values, seen)]
+    return dataclasses.replace(kept, memory_keys=more[0], memory_values=more[1], memory_seen=more[2])
+
+
+def admitted(models: Sequence[Any], state: State, new: State, slots: Any) -> State:
+    """The state with new rows, each in its slot; of several for one slot, the first stays.
+
+    Nothing is asked of the models; they are here so that every rule of their layout has a dim.
+    """
+    (batch,) = new.token.dims
+    for n in reversed(range(batch.size)):
+        row = jax.tree.map(lambda t, n=n: t["batch", n : n + 1], new, is_leaf=wf.is_tensor)
+        state = admit(state, row, slots["batch", n])
+    return state
+
+
+def empty(new: State, rows: int) -> State:
+    """A state of so many rows, all of them over, like another one."""
+    batch = wf.Dim("batch", rows)
+
+    def nothing(t: Any) -> Any:
+        dims = [batch if d.name == "batch" else d for d in t.dims]
+        return wf.tensor(np.zeros([d.size for d in dims], t.dtype), dims)
+
+    state = jax.tree.map(nothing, new, is_leaf=wf.is_tensor)
+    return dataclasses.replace(state, done=wf.tensor(np.ones([rows], jnp.bool_), [batch]))
