@@ -1,6 +1,8 @@
 """`weft translate`, `generate`, `score` and `eval --bleu`, as a user meets them, and what they load."""
 
 import contextlib
+import dataclasses
+import gzip
 import io
 import json
 import math
@@ -24,6 +26,7 @@ from weft.cli.loading import UserError
 from weft.cli.main import main
 from weft.cli.speaking import escaped
 from weft.data import Bytes, SentencePiece
+from weft.errors import DataError
 from weft.models import Transformer
 from weft.train import checkpoint_look, config_file, config_flags, stored
 from weft.train.config import recipe
@@ -316,18 +319,23 @@ def test_a_mesh_that_is_too_large_becomes_one_device(here, weft, tmp_path):
     assert code == 0 and 'too few devices for "data=16": one is used' in err
 
 
-def test_averages_of_a_run_are_what_is_used(tmp_path):
-    """With --optimizer.average the running mean is the model, and it is in the state."""
-    config = given("lm", f"{TINY} --model.vocab 259 --optimizer.average 0.9").replace(folder=tmp_path)
+@pytest.mark.parametrize("flag", ["--optimizer.average 0.9", "--diloco.replicas 2"])
+def test_models_that_are_kept_in_the_state_are_what_is_used(tmp_path, flag):
+    """The running mean of the parameters, and that of DiLoCo's replicas as they last met."""
+    config = given("lm", f"{TINY} --model.vocab 259 {flag}").replace(folder=tmp_path)
     (tmp_path / "config.toml").write_text(config_file.write(config))
     how = learner(config, *stored.place(config))
-    model, state = how.init(nn.init(Transformer(config.model), jax.random.key(0)))
-    state["average"] = {name: tensor + 1 for name, tensor in state["average"].items()}
+    declared = Transformer(config.model)
+    model, state = how.init(nn.init(declared, jax.random.key(0)))
+    if "average" in state:
+        state["average"] = {name: tensor + 1 for name, tensor in state["average"].items()}
     with train.Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, model, state)
-    ours, plain = nn.parameters(stored.loaded(tmp_path).model), nn.parameters(model)
-    for name, tensor in plain.items():
-        np.testing.assert_allclose(ours[name].numpy(), tensor.numpy() + 1, rtol=1e-6)
+    ours = nn.parameters(stored.loaded(tmp_path).model)
+    for name, spec in nn.parameters(nn.specs(declared)).items():
+        assert ours[name].dims == spec.dims  # without replicas
+        expected = nn.parameters(how.whole(model, state))[name].numpy()
+        np.testing.assert_allclose(ours[name].numpy(), expected, rtol=1e-6)
 
 
 # -- mistakes ----------------------------------------------------------------------------------------
@@ -385,8 +393,20 @@ def test_unknown_flags(weft, line):
     assert (code, out) == (2, []) and "--beams" in err
 
 
+def test_several_processes_are_refused(weft, monkeypatch):
+    monkeypatch.setenv("WEFT_PROCESSES", "2")
+    code, out, err = weft("translate", "fr", "in.txt")
+    assert (code, out) == (2, []) and "one of 2 processes" in err
+
+
 def test_lines_are_read_as_they_are(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffa b\r\n\n\u2028c".encode())
     found = read(str(path))
     assert found.texts == ["a b", "", "\u2028c"] and found.count == 3
+    packed = tmp_path / "a.txt.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read(str(packed)) == dataclasses.replace(found, name=str(packed))
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(DataError, match="can't be read"):
+        read(str(packed))

@@ -10,6 +10,7 @@ from .checkpoint_files import CheckpointWarning as CheckpointWarning
 from .clipping import clip_by_global_norm as clip_by_global_norm
 from .clipping import global_norm as global_norm
 from .diloco import DiLoCo as DiLoCo
+from .mean import mean as mean
 from .optimizers import AdamW as AdamW
 from .optimizers import Lion as Lion
 from .optimizers import Momentum as Momentum
