@@ -179,7 +179,7 @@ def test_attention_is_that_of_the_model(speaker):
     block = jax.tree.map(lambda t: t["layers", 0], model.decoder.blocks, is_leaf=is_tensor)
     one, places = wf.Dim("length", 1), wf.Dim("length", 3)
     x = model.embedding(wf.tensor(np.array([0], np.int32), [one]))
-    x = model.decoder.positions(x, wf.tensor(np.array([0], np.int32), [one]))
+    x = x + model.decoder.positions(wf.tensor(np.array([0], np.int32), [one]))
     h = block.attention_norm(x)
     x = x + block.attention.out(block.attention.value(h))
     inputs = wf.tensor(np.array([[*Bytes().encode("ab"), 1]], np.int32), [wf.Dim("batch", 1), places])
