@@ -137,3 +137,15 @@ def test_errors():
         wf.einsum(x, real(0, "b=7 c=5"), out=["a", "c"])
     with pytest.raises(LayoutError, match="both on axis x"):
         wf.spmd(lambda x, y: wf.einsum(x, y, out=["a"]), "x=2", "a:x c:x")(x, y)
+
+
+def test_rows_are_one_dim_and_made_once():
+    """The products of a backward pass sum over one dim of rows; q and k keep the same rows of h."""
+    h, q, k = wf.ones("b=2 l=3 d=4"), wf.ones("d=4 heads=2 e=5"), wf.ones("d=4 heads=2 e=5")
+
+    def loss(weights):
+        return sum(wf.sum(wf.sin(wf.einsum(h, w, out=["b", "heads", "l", "e"]))) for w in weights)
+
+    jaxpr = str(wf.spmd(wf.grad(loss), None, None).jaxpr((q, k)))
+    assert jaxpr.count("f32[6,4] = reshape") == 1
+    assert jaxpr.count("dimension_numbers=(([0], [0]), ([], []))") == 2

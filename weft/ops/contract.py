@@ -6,13 +6,15 @@ is split, each device has the sum over its own piece: the result is a pending su
 
 from __future__ import annotations
 
+import math
 import string
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .. import collectives, context
-from ..dims import pick, union
+from ..dims import Dim, pick, union
 from ..eager import op
 from ..errors import DimError, TensorTypeError
 from ..forms import as_slice, slice_tensor, together
@@ -70,11 +72,51 @@ def contract(slices: list[Tensor], kept: tuple[Any, ...], precision: Any = None)
         lonely = [d for d in summed if d in t.dims and sum(d in s.dims for s in slices) == 1]
         home = program.splits(t.dims)
         arrays[place] = fill_padding(arrays[place], t.dims, home, only=lonely)
-    letters = dict(zip(every, string.ascii_letters, strict=False))
-    terms = ",".join("".join(letters[d] for d in t.dims) for t in slices)
-    formula = f"{terms}->{''.join(letters[d] for d in kept)}"
-    result = jnp.einsum(formula, *arrays, precision=precision)
+    result = _product([t.dims for t in slices], arrays, kept, precision)
     pending = {axis for d in summed for axis in splits[d]}
     if pending and result.dtype == jnp.bool_:  # the sum of truth values is "any", as in jax.numpy
         return slice_tensor(collectives.all_reduce_max(result, tuple(sorted(pending))), kept)
     return slice_tensor(result, kept, pending=pending)
+
+
+def _product(
+    operands: list[tuple[Dim, ...]], arrays: list[Any], kept: tuple[Dim, ...], precision: Any
+) -> jax.Array:
+    """jnp.einsum, with the rows of its result as one dim.
+
+    The gradient of a weight is a sum over rows: if they are several dims, such as batch and length, XLA's CPU
+    copies what it multiplies first. An operand so reshaped is a form of it, so that several products of the
+    same operand keep one array for the backward pass.
+    """
+    place, rows = _rows(operands, kept)
+    if len(rows) < 2:
+        return jnp.einsum(_formula(operands, kept), *arrays, precision=precision)
+    dims, shape = operands[place], arrays[place].shape
+    rest, others = [d for d in dims if d not in rows], [d for d in kept if d not in rows]
+    order = tuple(dims.index(d) for d in (*rows, *rest))
+    lengths = [shape[n] for n in order[: len(rows)]]
+
+    def in_rows(array: Any) -> Any:
+        return array.transpose(order).reshape(math.prod(lengths), *(shape[dims.index(d)] for d in rest))
+
+    program = context.require()
+    arrays[place] = program.remember(arrays[place], ("rows", order, len(rows)), in_rows, collective=False)
+    operands[place] = (rows[0], *rest)  # the first stands for all
+    result = jnp.einsum(_formula(operands, (rows[0], *others)), *arrays, precision=precision)
+    result = result.reshape(*lengths, *result.shape[1:])
+    return result.transpose([(*rows, *others).index(d) for d in kept])
+
+
+def _rows(operands: list[tuple[Dim, ...]], kept: tuple[Dim, ...]) -> tuple[int, list[Dim]]:
+    """The operand that has the first dim of a product's result, and those of its dims that are its own."""
+    having = {d: [n for n, dims in enumerate(operands) if d in dims] for d in union(operands)}
+    multiplied = any(len(having[d]) > 1 for d in having if d not in kept)
+    place = having[kept[0]][0] if multiplied and kept else 0
+    own = [d for d in operands[place] if d in kept and having[d] == [place]]
+    return place, own if multiplied and kept and kept[0] in own else []
+
+
+def _formula(operands: list[tuple[Dim, ...]], kept: tuple[Dim, ...]) -> str:
+    letters = dict(zip(union(operands), string.ascii_letters, strict=False))
+    terms = ["".join(letters[d] for d in dims) for dims in (*operands, kept)]
+    return f"{','.join(terms[:-1])}->{terms[-1]}"
