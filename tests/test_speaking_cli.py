@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 import sacrebleu
-from trained import lines, wait_for
+from trained import limited, lines, wait_for
 
 import weft as wf
 from weft import decode, nn, train
@@ -210,6 +210,19 @@ def test_files_of_results(tmp_path):
     with pytest.raises(UserError, match="is not known"):
         write({"a": 1}, "c")
     assert out.read_text() == "old\n"
+
+
+def test_a_full_disk_takes_no_half_line(tmp_path):
+    part = tmp_path / "out.part"
+    with pytest.raises(OSError, match=r"out\.part"):
+        with results.results(tmp_path / "out", {}) as (_, append), limited(25):
+            for _ in range(10):
+                append("123456789")
+    assert part.read_bytes() == b"123456789\n" * 2
+    with results.results(tmp_path / "out", {}) as (done, append):
+        assert done == 2
+        append("last")
+    assert (tmp_path / "out").read_text().endswith("9\nlast\n")
 
 
 def test_the_reader_has_enough(here, monkeypatch):

@@ -8,6 +8,7 @@ last whole line, any other is refused. At the end OUT.part becomes OUT.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -55,7 +56,11 @@ def results(out: Path | None, made_of: Mapping[str, Any]) -> Iterator[tuple[int,
 
         def append(line: str) -> None:
             nonlocal done
-            file.write(line.encode() + b"\n")  # one call: no signal comes between a line and its end
+            text = line.encode() + b"\n"
+            size, written = os.fstat(file.fileno()).st_size, file.write(text)  # one call: whole for signals
+            if written != len(text):  # a full disk takes what it can
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(part))
             done += 1
 
         if done:
