@@ -42,20 +42,20 @@ def programs(layout):
     )
 
 
-def started(vocab, prompts, limits, ends, layout):
+def started(vocab, prompts, limits, ends, layout, penalty=1.0, models=1):
     batch, most = wf.Dim("batch", len(prompts)), max(map(len, prompts))
     tokens = np.array([[*p, *[2] * (most - len(p))] for p in prompts], np.int32)  # filled with anything
     every = np.array([[*ends, *[-1] * (ENDS - len(ends))]] * len(prompts), np.int32)
-    zeros, ones = (wf.tensor(np.full(len(prompts), n, np.float32), [batch]) for n in (0, 1))
+    zeros, ones, by = (wf.tensor(np.full(len(prompts), n, np.float32), [batch]) for n in (0, 1, penalty))
     rows = Rows(
         wf.tensor(np.array([len(p) for p in prompts], np.int32), [batch]),
         wf.tensor(np.array(limits, np.int32), [batch]),
         wf.tensor(every, [batch, wf.Dim("ends", ENDS)]),
-        Choice(zeros, zeros.astype(np.int32), ones, ones),
+        Choice(zeros, zeros.astype(np.int32), ones, by),
         wf.ones([batch, wf.Dim("said", 8)]),
     )
     prompts = Batch(wf.tensor(tokens, [batch, wf.Dim("length", most)]))
-    return programs(layout)[0]((model_of(vocab),), prompts, rows, 11)
+    return programs(layout)[0]((model_of(vocab),) * models, prompts, rows, 11)
 
 
 def find(vocab, how, prompts, limits, ends, layout="one device"):
@@ -75,8 +75,8 @@ find_once = functools.cache(find)
 _logits = wf.spmd(Transformer.logits)
 
 
-def logs_after(vocab, sequences, rows=200, length=11):
-    """The logarithms of what may follow each sequence.
+def logits_after(vocab, sequences, rows=200, length=11):
+    """The logits of what may follow each sequence.
 
     Always of one shape, so that there is one program; the model does not look ahead.
     """
@@ -85,8 +85,12 @@ def logs_after(vocab, sequences, rows=200, length=11):
         array[n, : len(sequence)] = sequence
     batch = Batch(wf.tensor(array, [wf.Dim("batch", rows), wf.Dim("length", length)]))
     logits = _logits(model_of(vocab), batch).numpy("batch", "length", "vocab").astype(np.float64)
-    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    return [logs[n, len(sequence) - 1] for n, sequence in enumerate(sequences)]
+    return [logits[n, len(sequence) - 1] for n, sequence in enumerate(sequences)]
+
+
+def logs_after(vocab, sequences):
+    """The logarithms of their probabilities."""
+    return [logits - np.log(np.exp(logits).sum()) for logits in logits_after(vocab, sequences)]
 
 
 def divided(how, log, count):
@@ -237,6 +241,24 @@ def test_one_beam_is_the_likeliest_token_each_time():
     ):
         assert said == tuple(tokens[:count])
         assert log == pytest.approx(scores[:count].sum(), abs=1e-4)
+
+
+@pytest.mark.parametrize("models", [1, 2])  # two that are the same say what one says
+def test_a_penalty_is_of_the_logits(models):
+    state = started(USUAL, MORE, LIMITS, (1,), "one device", 1.7, models)
+    state = programs("one device")[2]((model_of(USUAL),) * models, state, 8)
+    rows = list(MORE)
+    for _ in range(max(LIMITS)):
+        for n, logits in enumerate(logits_after(USUAL, rows)):
+            said = rows[n][len(MORE[n]) :]
+            if len(said) == LIMITS[n] or said[-1:] == (1,):
+                continue
+            seen = list(set(rows[n]))
+            logits[seen] = np.where(logits[seen] > 0, logits[seen] / 1.7, logits[seen] * 1.7)
+            rows[n] += (int(logits.argmax()),)
+    counts, tokens = state.count.numpy(), state.said.numpy()
+    for row, prompt, count, said in zip(rows, MORE, counts, tokens, strict=True):
+        assert row[len(prompt) :] == tuple(said[:count])
 
 
 # -- mistakes --------------------------------------------------------------------------------------
