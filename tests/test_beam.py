@@ -245,16 +245,16 @@ def test_one_beam_is_the_likeliest_token_each_time():
 
 @pytest.mark.parametrize("models", [1, 2])  # two that are the same say what one says
 def test_a_penalty_is_of_the_logits(models):
-    state = started(USUAL, MORE, LIMITS, (1,), "one device", 1.7, models)
+    state = started(USUAL, MORE, LIMITS, (7,), "one device", 2.5, models)
     state = programs("one device")[2]((model_of(USUAL),) * models, state, 8)
     rows = list(MORE)
     for _ in range(max(LIMITS)):
         for n, logits in enumerate(logits_after(USUAL, rows)):
             said = rows[n][len(MORE[n]) :]
-            if len(said) == LIMITS[n] or said[-1:] == (1,):
+            if len(said) == LIMITS[n] or said[-1:] == (7,):
                 continue
             seen = list(set(rows[n]))
-            logits[seen] = np.where(logits[seen] > 0, logits[seen] / 1.7, logits[seen] * 1.7)
+            logits[seen] = np.where(logits[seen] > 0, logits[seen] / 2.5, logits[seen] * 2.5)
             rows[n] += (int(logits.argmax()),)
     counts, tokens = state.count.numpy(), state.said.numpy()
     for row, prompt, count, said in zip(rows, MORE, counts, tokens, strict=True):
