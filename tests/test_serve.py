@@ -171,7 +171,7 @@ def test_a_failure_is_told_and_the_next_request_is_answered(engine, alone, monke
 
 def test_attention_is_that_of_the_model(speaker):
     seen = Viewer(speaker).view("ab", Bytes().encode("xyz"))
-    assert seen.said == ("x", "y", "z") and seen.text == ("a", "b", "⏹")
+    assert seen.said == ("x", "y", "z") and seen.text == ("a", "b", "■")
     weights = np.array(seen.weights)
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
     # By hand: the first place sees itself alone, so what it looks with needs no softmax.

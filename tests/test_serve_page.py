@@ -82,7 +82,7 @@ def test_a_translation_appears_token_by_token(browser, translator, monkeypatch):
         assert browser.texts("#said") == [said.text]
         every = [search, *search.others]
         assert browser.texts("#others li") == [f"{one.text or '(nothing)'}{one.score:.3f}" for one in every]
-        assert browser.texts("#across th") == [*"hello", "⏹"]
+        assert browser.texts("#across th") == [*"hello", "■"]
         assert len(browser.texts("#down td")) == len(said.tokens) * 6
         shares = browser.run(
             "return [...document.querySelectorAll('#down tr')].map(row => [...row.cells].slice(1)"
@@ -139,6 +139,8 @@ def test_a_language_model_goes_on(browser):
     with engine_of("language") as engine, listening(engine) as url:
         browser.open(Address(url))
         assert browser.text("#go") == "Go on"
+        shown = "return ['#warm', '#key', '#look'].map(one => document.querySelector(one).offsetHeight > 0)"
+        assert browser.run(shown) == [True, False, False]
         browser.type("#text", "ab")
         browser.type("#most", "8")
         browser.click("#go")

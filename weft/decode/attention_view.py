@@ -22,6 +22,8 @@ from weft.tensor import Tensor
 
 from .cache import _layers, _Listening
 
+END = "■"  # how the end is shown
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -101,4 +103,4 @@ class Viewer:
         )
 
     def _piece(self, token: int) -> str:
-        return "⏹" if token == self.speaker.tokenizer.end else self.speaker.tokenizer.decode([token])
+        return END if token == self.speaker.tokenizer.end else self.speaker.tokenizer.decode([token])

@@ -261,18 +261,8 @@ class Engine:
 
     def _turn(self) -> None:
         self.slots = [None if job is None or job.gone else job for job in self.slots]
-        free = [n for n, job in enumerate(self.slots) if job is None]
-        new = self._taken(self._waiting, min(len(free), self.few.rows), lambda job: None)
-        if new:
-            began = time.monotonic()
-            try:
-                self._put(new, free[: len(new)])
-            except Exception as error:
-                _fail(new, error)
-                raise
-            self.observe("prefill", time.monotonic() - began)
-            for n, job in zip(free, new, strict=False):
-                self.slots[n] = job
+        while self._admit():
+            pass
         if self.busy:
             began = time.monotonic()
             self._speak()
@@ -286,6 +276,23 @@ class Engine:
                 traceback.print_exc(file=sys.stderr)
                 _fail(some, error)
             self.observe(some[0].kind, time.monotonic() - began)
+
+    def _admit(self) -> bool:
+        """Put some that wait into free slots; whether there were any."""
+        free = [n for n, job in enumerate(self.slots) if job is None]
+        new = self._taken(self._waiting, min(len(free), self.few.rows), lambda job: None)
+        if not new:
+            return False
+        began = time.monotonic()
+        try:
+            self._put(new, free[: len(new)])
+        except Exception as error:
+            _fail(new, error)
+            raise
+        for n, job in zip(free, new, strict=False):
+            self.slots[n] = job
+        self.observe("prefill", time.monotonic() - began)
+        return True
 
     def _taken(self, waiting: deque[Job], most: int, like: Callable[[Job], Any]) -> list[Job]:
         """The first that wait, of one kind."""
