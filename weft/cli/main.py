@@ -35,9 +35,9 @@ ABOUT = """Maths over named dimensions, split over a processor mesh by a one-lin
 weft plan says what a program will do and cost, before it runs. weft verify runs it under several layouts and
 compares the results. weft train trains a model, on one device or many, and weft eval scores it; weft demo
 does both in a few minutes. weft translate, weft generate and weft score use a trained model on files of
-texts. weft checkpoint looks at what training stores, weft launch runs it in several processes. weft hardware
-shows the machines that a plan's time can be predicted for, weft models the known models. Each has a --help of
-its own."""
+texts, weft serve lets it answer over HTTP. weft checkpoint looks at what training stores, weft launch runs
+it in several processes. weft hardware shows the machines that a plan's time can be predicted for, weft models
+the known models. Each has a --help of its own."""
 
 COMMANDS = {
     "plan": Plan,
