@@ -96,8 +96,8 @@ def by_place(rounds: int) -> str:
     ratio = Spread.of([b / a for a, b in zip(samples["first"], samples["last"], strict=True)])
     first = Spread.of(samples["first"])
     return (
-        f"{1e3 * first.median / TENTH:.2f} ms for each of the first {TENTH} tokens of all rows; the last {TENTH} "
-        f"take {ratio.median:.3f} times as long (quartiles {ratio.low:.3f}–{ratio.high:.3f})"
+        f"{1e3 * first.median / TENTH:.2f} ms for each of the first {TENTH} tokens of all rows; the last "
+        f"{TENTH} take {ratio.median:.3f} times as long (quartiles {ratio.low:.3f}–{ratio.high:.3f})"
     )
 
 
@@ -105,7 +105,7 @@ def sections(rounds: int) -> str:
     return f"""## Decoding
 
 The LM of the first section on one device: 16 rows are read to their 16th token and said to their {ROOM}th,
-the likeliest each time; Weft's two programs beside a loop with a cache in plain JAX (`handwritten_decode.py`).
+the likeliest each time; Weft's two programs beside a loop in plain JAX (`handwritten_decode.py`).
 
 {against_hand(rounds)}
 

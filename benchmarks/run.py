@@ -185,7 +185,9 @@ The train step of `lm.py` in eight layouts; the profile of this CPU was measured
 
 nanoGPT's model for a CPU (4 layers of 128 features, 12 rows of 64), {training.STEPS} steps each, one device.
 
-{training.table(max(rounds // 4, 3))}"""
+{training.table(max(rounds // 4, 3))}
+
+{training.against_pytorch(rounds)}"""
     ),
     "decoding": decoding.sections,
 }

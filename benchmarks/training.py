@@ -9,6 +9,7 @@ import dataclasses
 import json
 import random
 import string
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from weft.train.config import Data, Evaluate, Optimize, Save, TrainConfig, recip
 from weft.train.heap import keep_freed_memory
 from weft.train.run import Run
 
+PEERS = Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"
 STEPS = 230  # two saves, and not the last one, which ends a run
 TEXT = 400_000  # letters
 
@@ -43,6 +45,7 @@ def config(folder: Path) -> TrainConfig:
         norm="layer",
         activation="gelu_tanh",
         tied=True,
+        unroll=4,
     )
     return base.replace(
         steps=STEPS,
@@ -109,3 +112,60 @@ def table(rounds: int) -> str:
         ms = 1e3 * Spread.of(samples).median
         lines.append(f"| {name} | {ms:.2f} | {ratio.median:.3f} ({ratio.low:.3f}–{ratio.high:.3f}) |")
     return "\n".join(lines)
+
+
+class PyTorch:
+    """The same model in PyTorch, in a process of its own."""
+
+    def __init__(self, vocab: int):
+        script = Path(__file__).parent / "peers" / "nanogpt.py"
+        asked = [PEERS, script, "--steps", str(vocab)]
+        self.process = subprocess.Popen(asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def steps(self, count: int) -> float:
+        """Seconds of so many steps."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(count, file=self.process.stdin, flush=True)
+        return float(self.process.stdout.readline())
+
+    def __enter__(self) -> PyTorch:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def against_pytorch(rounds: int, count: int = 20) -> str:
+    """Steps on one batch, each awaited, beside the same model in PyTorch, alternating."""
+    if not PEERS.exists():
+        return "PyTorch is not there to compare with: `make test-peers` installs it."
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        run = loop.prepare(config(Path(folder)))
+    model, state = run.learner.init(nn.init(run.model, jax.random.key(0), run.mesh, run.layout))
+    batch, key = run.train.step(0).batch, run.key(0)
+
+    def steps(count: int) -> float:
+        nonlocal model, state
+        begun = time.perf_counter()
+        for _ in range(count):
+            metrics, model, state = run.learner.program(model, state, batch, key)
+            metrics["loss"].item()
+        return time.perf_counter() - begun
+
+    with PyTorch(run.tokenizer.vocab) as other:
+        cases = {"PyTorch": other.steps, "Weft": steps}
+        found: dict[str, list[float]] = {name: [] for name in cases}
+        for turn in range(rounds + 1):
+            for name in sorted(cases, reverse=bool(turn % 2)):
+                seconds = cases[name](count) / count
+                if turn:
+                    found[name].append(seconds)
+    faster = Spread.of([t / w for t, w in zip(found["PyTorch"], found["Weft"], strict=True)])
+    ms = {name: 1e3 * Spread.of(samples).median for name, samples in found.items()}
+    return (
+        f"The same model, batch and optimizer in PyTorch (`peers/nanogpt.py`, on as many cores), {rounds} "
+        f"rounds of {count} steps: {ms['PyTorch']:.1f} ms a step, Weft's bare step {ms['Weft']:.1f} ms; Weft is "
+        f"{faster.median:.2f} times as fast (quartiles {faster.low:.2f}–{faster.high:.2f})."
+    )

@@ -19,7 +19,7 @@ SECONDS=0
   --data.kind text --data.train "$folder/train.txt" --data.valid "$folder/valid.txt" \
   --data.rows 12 --data.length 64 \
   --model.layers 4 --model.heads 4 --model.d_kv 32 --model.d_model 128 --model.d_ff 512 --model.longest 64 \
-  --model.norm layer --model.activation gelu_tanh --model.tied true \
+  --model.norm layer --model.activation gelu_tanh --model.tied true --model.unroll 4 \
   --optimizer.rate 1e-3 --optimizer.warmup 100 --optimizer.last 0.1 \
   --optimizer.beta2 0.99 --optimizer.weight_decay 0.1 --optimizer.clip 1.0 \
   --evaluate.every 500 --save.every 500 --log_every 100

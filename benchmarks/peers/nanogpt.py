@@ -1,7 +1,9 @@
 """nanoGPT's recipe for a CPU in plain PyTorch, to compare with: the same model, data and optimizer as
-`runs/tinyshakespeare.sh`. Prints one JSON object.
+`runs/tinyshakespeare.sh`.
 
-.venv-peers/bin/python benchmarks/peers/nanogpt.py DATA [STEPS]
+.venv-peers/bin/python benchmarks/peers/nanogpt.py DATA [STEPS]    trains, and prints one JSON object
+.venv-peers/bin/python benchmarks/peers/nanogpt.py --steps VOCAB   does as many steps on one batch as each
+                                                                   line it reads says, and prints the seconds
 """
 
 from __future__ import annotations
@@ -70,34 +72,56 @@ def rate(step, steps):
     return RATE * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * part)))
 
 
+class Learner:
+    """A model and its optimizer."""
+
+    def __init__(self, vocab):
+        torch.manual_seed(0)
+        self.model = Model(vocab)
+        decayed = [p for p in self.model.parameters() if p.ndim > 1]
+        others = [p for p in self.model.parameters() if p.ndim == 1]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.99))
+
+    def step(self, rows, rate):
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = self.model(rows[:, :-1], rows[:, 1:])
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss
+
+
+def count_steps(vocab):
+    """Steps on one batch, as many as each line asks for."""
+    learner, rows = Learner(vocab), torch.randint(vocab, (ROWS, CONTEXT + 1))
+    for line in sys.stdin:
+        begun = time.perf_counter()
+        for _ in range(int(line)):
+            learner.step(rows, RATE).item()
+        print(time.perf_counter() - begun, flush=True)
+
+
 def main():
+    if sys.argv[1] == "--steps":
+        return count_steps(int(sys.argv[2]))
     text = (Path(sys.argv[1]) / "input.txt").read_text()
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 2000
     letters = {c: n for n, c in enumerate(sorted(set(text)))}
     ids = torch.tensor([letters[c] for c in text])
     cut = len(ids) * 9 // 10
     train, valid = ids[:cut], ids[cut:]
-    torch.manual_seed(0)
-    model = Model(len(letters))
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim == 1]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.99))
+    learner = Learner(len(letters))
     begun = time.perf_counter()
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step, steps)
         at = torch.randint(len(train) - CONTEXT - 1, (ROWS,))
-        rows = torch.stack([train[n : n + CONTEXT + 1] for n in at])
-        loss = model(rows[:, :-1], rows[:, 1:])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        learner.step(torch.stack([train[n : n + CONTEXT + 1] for n in at]), rate(step, steps))
     seconds = time.perf_counter() - begun
     with torch.no_grad():
         windows = valid[: len(valid) // CONTEXT * CONTEXT].view(-1, CONTEXT)
-        losses = [model(w[:, :-1], w[:, 1:]).item() * len(w) for w in windows.split(64)]
+        losses = [learner.model(w[:, :-1], w[:, 1:]).item() * len(w) for w in windows.split(64)]
     print(json.dumps({"steps": steps, "seconds": seconds, "valid_loss": sum(losses) / len(windows)}))
 
 

@@ -149,7 +149,7 @@ def _layers(attend: Callable[[Any], Any], kept: Any = None) -> Layers:
             return streams, (by.own, by.others)
 
         streams = (x, x) if c.residual == "reversible" else (x,)
-        streams, noted = wf.scan(layer, streams, (stack.blocks, kept), stack.layers)
+        streams, noted = wf.scan(layer, streams, (stack.blocks, kept), stack.layers, unroll=c.unroll)
         return (streams[0] if len(streams) == 1 else (streams[0] + streams[1]) / 2), noted
 
     return run

@@ -321,7 +321,7 @@ def _plain(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, T
         return x, total
 
     body = layer if c.remat is None else wf.remat(layer, c.remat)
-    x, extras = wf.scan(body, x, (stack.blocks, stack.keys(key)), stack.layers)
+    x, extras = wf.scan(body, x, (stack.blocks, stack.keys(key)), stack.layers, unroll=c.unroll)
     return x, None if extras is None else wf.sum(extras)
 
 
