@@ -183,7 +183,7 @@ def test_attention_is_that_of_the_model(speaker):
     h = block.attention_norm(x)
     x = x + block.attention.out(block.attention.value(h))
     inputs = wf.tensor(np.array([[*Bytes().encode("ab"), 1]], np.int32), [wf.Dim("batch", 1), places])
-    memory = model._encode(Batch(inputs[:, :1], inputs=inputs), None)[0].rename(length="memory_length")
+    memory = model._encode(Batch(inputs["length", :1], inputs=inputs), None)[0].rename(length="memory_length")
     q = block.memory_attention.query(block.memory_norm(x)).numpy("heads", "length", "d_kv")[:, 0]
     k = block.memory_attention.key(memory).numpy("heads", "batch", "memory_length", "d_kv")[:, 0]
     expected = jax.nn.softmax(np.einsum("hd,hmd->hm", q, k) / 2).mean(0)  # d_kv is 4
@@ -220,6 +220,7 @@ def listening(engine, timeout=PATIENCE, **how):
     """The address of a server of its own, in a thread."""
     made = serve.app(engine, timeout=timeout, **how)
     server, port = serve.Server(made, timeout), serve.bound("127.0.0.1", 0)
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # a client that does not read is soon noticed
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([port])), daemon=True)
     thread.start()
     try:
@@ -486,6 +487,25 @@ def test_a_client_that_does_not_read_is_dropped(engine):
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
     assert dropped
     until(lambda: engine.busy == 0)
+
+
+def test_the_connection_of_a_client_that_does_not_read_is_cut(engine, alone):
+    ask = {"prompt": ["ab"] * 64, "stream": True, "max_tokens": 64, "seed": 1, "logprobs": 0}
+    with listening(engine, timeout=2) as url, socket.socket() as connection:
+        host, port = url.removeprefix("http://").split(":")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(PATIENCE)
+        connection.connect((host, int(port)))
+        connection.sendall(posted("/v1/completions", json.dumps(ask).encode()))
+        with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
+            given = {"prompt": "hello", "max_tokens": 12, "temperature": 0}
+            (found,) = client.post("/v1/completions", json=given).json()["choices"]
+            assert found["text"] == alone("hello", ASKS[0]).text  # the others are not held up
+            until(lambda: 'weft_requests_total{code="499"' in client.get("/metrics").text)
+        with contextlib.suppress(ConnectionError):
+            while connection.recv(1 << 16):
+                pass
+        assert engine.busy == engine.waiting == 0
 
 
 # -- Many at once --------------------------------------------------------------------------------------

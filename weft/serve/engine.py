@@ -14,6 +14,7 @@ One thread owns the devices and has one call at a time under way. Again and agai
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import threading
 import time
@@ -248,16 +249,22 @@ class Engine:
     def _warm(self) -> None:
         """Every program once: of each length, and with each way to choose tokens (these are all in one)."""
         item, pad = self.speaker._item(0, "", 1), self.speaker.tokenizer.pad
+        rows: list[Any] = []
         for size in self.few.sizes:
-            filled = (pad,) * size
-            one = {"inputs": filled, "limit": 1} if self.speaker.translates else {"prompt": filled}
-            self._put([Job("say", _nobody, item=dataclasses.replace(item, **one))], [0])
-            self._speak()
-        item = dataclasses.replace(item, limit=1)
-        self._search([Job("search", _nobody, Ask(beams=self.beams), item)])
-        self._score([Job("score", _nobody, given=("", ""))])
+            filled: dict[str, Any] = {"inputs" if self.speaker.translates else "prompt": (pad,) * size}
+            rows.append(dataclasses.replace(item, limit=1, **filled))
+        works: list[Callable[[], None]] = [functools.partial(self._try, one) for one in rows]
+        works += [functools.partial(self._search, [Job("search", _nobody, Ask(beams=self.beams), rows[0])])]
+        works += [functools.partial(self._score, [Job("score", _nobody, given=("", ""))])]
         if self.viewer is not None:
-            self._view([Job("view", _nobody, given=("", [pad]))])
+            works += [functools.partial(self._view, [Job("view", _nobody, given=("", [pad]))])]
+        for work in works:
+            if self.status == "starting":  # it may have been told to stop
+                work()
+
+    def _try(self, item: Any) -> None:
+        self._put([Job("say", _nobody, item=item)], [0])
+        self._speak()
 
     def _turn(self) -> None:
         self.slots = [None if job is None or job.gone else job for job in self.slots]
