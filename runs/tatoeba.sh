@@ -11,13 +11,13 @@ bin="${BIN:-$here/../.venv/bin}"
 mkdir -p "$folder"
 "$bin/python" "$here/tatoeba.py" prepare "$data" "$folder"
 SECONDS=0
-"$bin/weft" train translate --folder "$folder" --steps "${STEPS:-2200}" \
+"$bin/weft" train translate --folder "$folder" --steps "${STEPS:-4300}" \
   --data.kind tsv --data.train "$folder/train.tsv" --data.valid "$folder/valid.tsv" \
-  --data.tokenizer unigram --data.vocab 4000 --data.rows 64 --data.length 64 \
+  --data.tokenizer unigram --data.vocab 4000 --data.rows 32 --data.length 64 \
   --model.layers 3 --model.d_model 192 --model.d_ff 768 --model.heads 6 --model.d_kv 32 \
-  --model.positions sinusoid --model.tied true --model.unroll 3 --model.dropout 0.1 --model.smoothing 0.1 \
-  --optimizer.rate 3e-3 --optimizer.warmup 300 --optimizer.last 0.02 --optimizer.beta2 0.98 \
-  --optimizer.average 0.995 --optimizer.weight_decay 0.01 \
-  --evaluate.every 550 --save.every 200 --log_every 50
+  --model.positions sinusoid --model.tied true --model.unroll 3 --model.smoothing 0.1 \
+  --optimizer.rate 2e-3 --optimizer.warmup 400 --optimizer.last 0.02 --optimizer.beta2 0.98 \
+  --optimizer.average 0.998 --optimizer.weight_decay 0.01 \
+  --evaluate.every 1000 --save.every 500 --log_every 100
 echo "trained in $SECONDS s"
 "$bin/python" "$here/tatoeba.py" score "$data" "$folder"
