@@ -166,6 +166,6 @@ def against_pytorch(rounds: int, count: int = 20) -> str:
     ms = {name: 1e3 * Spread.of(samples).median for name, samples in found.items()}
     return (
         f"The same model, batch and optimizer in PyTorch (`peers/nanogpt.py`, on as many cores), {rounds} "
-        f"rounds of {count} steps: {ms['PyTorch']:.1f} ms a step, Weft's bare step {ms['Weft']:.1f} ms; Weft is "
-        f"{faster.median:.2f} times as fast (quartiles {faster.low:.2f}–{faster.high:.2f})."
+        f"rounds of {count} steps: {ms['PyTorch']:.1f} ms a step, Weft's bare step {ms['Weft']:.1f} ms; Weft "
+        f"is {faster.median:.2f} times as fast (quartiles {faster.low:.2f}–{faster.high:.2f})."
     )

@@ -7,7 +7,7 @@ import scipy.stats
 import weft as wf
 from weft.decode import Choice, choose
 from weft.decode.choose import penalised
-from weft.decode.texts import drawn
+from weft.decode.rows import drawn
 
 LAYOUTS = {
     "one device": ("", ""),

@@ -14,7 +14,7 @@ import transformers
 
 import weft as wf
 from weft import decode
-from weft.decode.texts import drawn
+from weft.decode.rows import drawn
 from weft.models import Batch, huggingface
 
 TOKENS, ENDS = 53, (1, 9, 30)  # 53 splits unevenly over 4 devices

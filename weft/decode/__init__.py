@@ -1,5 +1,7 @@
 """Decoding: from a trained model to texts."""
 
+from .ask import Ask as Ask
+from .ask import Said as Said
 from .beam import Beams as Beams
 from .beam import Found as Found
 from .beam import search as search
@@ -16,6 +18,4 @@ from .speak import State as State
 from .speak import admit as admit
 from .speak import begin as begin
 from .speak import speak as speak
-from .texts import Ask as Ask
-from .texts import Said as Said
 from .texts import Speaker as Speaker

@@ -25,8 +25,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from weft.decode import Ask, Beams, Speaker
+from weft.decode.ask import NOTHING
 from weft.decode.attention_view import Viewer
-from weft.decode.texts import CONTINUED, NOTHING
+from weft.decode.rows import Sizes
+from weft.decode.texts import CONTINUED
 from weft.errors import ModelError
 
 from .shapes import Few, empty
@@ -103,7 +105,7 @@ class Engine:
         self.beams, self.most_waiting = beams or Beams(4), most_waiting
         self.few = Few(speaker, min(FEW, self.rows))
         self.whole = Few(speaker, self.few.rows)  # scores and views: all texts filled up to one length
-        self.whole.sizes = (speaker.longest,)
+        self.whole.lengths = (speaker.longest,)
         self.viewer = Viewer(speaker) if speaker.translates else None
         self.status = "starting"
         self.failure: BaseException | None = None
@@ -143,11 +145,11 @@ class Engine:
                 hint="a shorter text, or fewer tokens",
             )
         kind = "say" if ask.beams is None else "search"
-        return Job(kind, tell, ask, self.speaker._item(number, text, limit), (text, limit))
+        return Job(kind, tell, ask, self.speaker.item(number, text, limit), (text, limit))
 
     def score(self, text: str, target: str, tell: Callable[[Any], None]) -> Job:
         """A text that is to be scored; how likely each token is, is told."""
-        self.speaker._pair(0, text, target)  # an error if it is too long
+        self.speaker.pair(0, text, target)  # an error if it is too long
         return Job("score", tell, given=(text, target))
 
     def view(self, text: str, tokens: Sequence[int], tell: Callable[[Any], None]) -> Job:
@@ -248,9 +250,9 @@ class Engine:
 
     def _warm(self) -> None:
         """Every program once: of each length, and with each way to choose tokens (these are all in one)."""
-        item, pad = self.speaker._item(0, "", 1), self.speaker.tokenizer.pad
+        item, pad = self.speaker.item(0, "", 1), self.speaker.tokenizer.pad
         rows: list[Any] = []
-        for size in self.few.sizes:
+        for size in self.few.lengths:
             filled: dict[str, Any] = {"inputs" if self.speaker.translates else "prompt": (pad,) * size}
             rows.append(dataclasses.replace(item, limit=1, **filled))
         works: list[Callable[[], None]] = [functools.partial(self._try, one) for one in rows]
@@ -332,8 +334,8 @@ class Engine:
     def _search(self, jobs: Sequence[Job]) -> None:
         # A row of a search depends on its own limit alone: texts with different ones go together.
         items = [job.item for job in jobs]
-        sizes = [max(size) for size in zip(*map(self.few._shape, items), strict=True)]
-        found = self.few._said(items, sizes[0], sizes[1], sizes[2], jobs[0].ask)
+        sizes = Sizes(*map(max, zip(*map(self.few.sizes, items), strict=True)))
+        found = self.few.answers(items, sizes, jobs[0].ask)
         for job, one in zip(jobs, found, strict=True):
             self.observe("said", len(one.tokens))
             job.tell(one)

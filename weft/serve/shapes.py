@@ -16,6 +16,7 @@ import numpy as np
 
 import weft as wf
 from weft.decode import Kept, Rows, Speaker, State, admit, begin
+from weft.decode.rows import Item, Sizes, ready
 from weft.decode.texts import SIZES
 from weft.models import Batch
 
@@ -33,7 +34,7 @@ class Few(Speaker):
     def __init__(self, speaker: Speaker, rows: int):
         place = speaker.mesh, speaker.layout
         super().__init__(speaker.models, speaker.tokenizer, *place, rows=rows, longest=speaker.longest)
-        self.sizes = (*[n for n in SIZES if n < self.longest][: LENGTHS - 1], self.longest)
+        self.lengths = (*[n for n in SIZES if n < self.longest][: LENGTHS - 1], self.longest)
         memory = self.longest if self.translates else 0
 
         def begun(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
@@ -45,17 +46,19 @@ class Few(Speaker):
 
     def size(self, count: int) -> int:
         """The length that a row of so many tokens is filled up to."""
-        return next(n for n in self.sizes if n >= count)
+        return next(n for n in self.lengths if n >= count)
 
-    def _shape(self, item: Any) -> tuple[int, int, int]:
+    def sizes(self, item: Item) -> Sizes:
+        """To how many places a row is filled up."""
         if self.translates:
-            return self.size(len(item.inputs)), 1, self.longest
-        return 0, self.size(len(item.prompt)), self.longest
+            return Sizes(self.size(len(item.inputs)), 1, self.longest)
+        return Sizes(0, self.size(len(item.prompt)), self.longest)
 
-    def begun(self, items: Sequence[Any], asks: Sequence[Any]) -> State:
+    def begun(self, items: Sequence[Item], asks: Sequence[Any]) -> State:
         """The rows of some texts, no more than there are rows."""
-        inputs, prompt, said = (max(sizes) for sizes in zip(*map(self._shape, items), strict=True))
-        return self.begin(self.models, *self.ready(items, inputs, prompt, said, asks), self.longest)
+        sizes = Sizes(*map(max, zip(*map(self.sizes, items), strict=True)))
+        batch, rows = ready(items, asks, self.rows, sizes, self.tokenizer)
+        return self.begin(self.models, batch, rows, self.longest)
 
     def put(self, state: State, new: State, slots: Sequence[int]) -> State:
         """The first of the new rows in some slots of a state."""

@@ -37,7 +37,7 @@ from .t5 import T5
 FAMILIES = {family.name: family for family in (T5, GPT2, LLAMA)}
 
 # What a checkpoint has no say in: how a model is trained and computed. `load` takes these, `save` drops them.
-TRAINING = "remat feed_chunks loss_chunks dropout smoothing z_loss compute".split()
+TRAINING = "remat unroll feed_chunks loss_chunks dropout smoothing z_loss compute".split()
 # What says nothing unless another number asks for it.
 IDLE = "longest rotary_base window expert_top capacity".split()
 
