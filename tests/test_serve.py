@@ -122,7 +122,7 @@ def test_answers_do_not_depend_on_what_else_is_said(engine, alone):
 
 def test_a_language_model_on_a_mesh_goes_on_the_same():
     split = speaker_of("data=2 model=2", "batch:data heads:model vocab:model", kind="decoder")
-    with serve.Engine(split, step=3) as engine:
+    with serve.Engine(split, stride=3) as engine:
         assert engine.compilations <= 8
         cases = [(text, ask, 1) for text in TEXTS[:4] for ask in ASKS[:4]]
         plain = speaker_of(kind="decoder")

@@ -38,7 +38,7 @@ def browser(tmp_path_factory):
 
 def engine_of(kind):
     model = nn.init(Transformer(CONFIG.replace(longest=16, **CHOSEN[kind])), jax.random.key(4))
-    return serve.Engine(Speaker(model, Bytes(), rows=2), step=1)
+    return serve.Engine(Speaker(model, Bytes(), rows=2), stride=1)
 
 
 @pytest.fixture(scope="module")

@@ -42,8 +42,12 @@ class Serve:
     """How many texts are said at once; memory grows with it, and answers don't depend on it."""
     longest: Annotated[int, arg(metavar="TOKENS")] = 256
     """How many tokens a text may have, and an answer (a language model's: both together)."""
-    step: Annotated[int, arg(metavar="N")] = 4
+    stride: Annotated[int, arg(metavar="N")] = 4
     """How many tokens are said between two looks at who waits."""
+    step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Which checkpoint; by default the newest."""
+    average: Annotated[int, arg(metavar="N")] = 1
+    """The mean of the parameters of so many checkpoints, that one and those before it."""
     mesh: Annotated[str | None, arg(metavar="AXES", help_behavior_hint="")] = None
     """The processor mesh, "data=4 model=2"; "" is one device. By default that of training, if there are as
     many devices, else one."""
@@ -66,7 +70,7 @@ class Serve:
         from ..serve import app, bound, serve
         from ..train import stored
 
-        found = stored.loaded(self.folder, mesh=self.mesh, layout=self.layout)
+        found = stored.loaded(self.folder, self.step, self.average, self.mesh, self.layout)
         speaker = Speaker(
             found.model, found.tokenizer, found.mesh, found.layout, rows=self.rows, longest=self.longest
         )
@@ -76,7 +80,7 @@ class Serve:
             token=token,
             timeout=self.timeout,
             body_limit=self.body_limit,
-            step=self.step,
+            stride=self.stride,
             most_waiting=self.most_waiting,
         )
         try:
@@ -100,7 +104,7 @@ class Serve:
             raise made.state.engine.failure
 
     def _check(self) -> None:
-        least = {"rows": 1, "longest": 2, "step": 1, "most_waiting": 1, "body_limit": 1, "port": 0}
+        least = {"rows": 1, "longest": 2, "stride": 1, "average": 1, "most_waiting": 1, "body_limit": 1, "port": 0}
         wrong = [name for name, value in least.items() if getattr(self, name) < value]
         wrong += [] if 0 < self.timeout < float("inf") else ["timeout"]
         if wrong:

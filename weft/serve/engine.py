@@ -87,7 +87,7 @@ class Engine:
     Args:
       speaker: the models, their tokenizer and where they run; its `longest` is the size of every slot.
       rows: how many texts are said at once.
-      step: how many tokens are said between two looks at who waits.
+      stride: how many tokens are said between two looks at who waits.
       beams: how a search is done: there is one program for all.
       most_waiting: how many texts may wait.
     """
@@ -97,11 +97,11 @@ class Engine:
         speaker: Speaker,
         *,
         rows: int | None = None,
-        step: int = 4,
+        stride: int = 4,
         beams: Beams | None = None,
         most_waiting: int = 256,
     ):
-        self.speaker, self.rows, self.step = speaker, rows or speaker.rows, step
+        self.speaker, self.rows, self.stride = speaker, rows or speaker.rows, stride
         self.beams, self.most_waiting = beams or Beams(4), most_waiting
         self.few = Few(speaker, min(FEW, self.rows))
         self.whole = Few(speaker, self.few.rows)  # scores and views: all texts filled up to one length
@@ -318,7 +318,7 @@ class Engine:
         self._state = self.few.put(self._state, new, slots)
 
     def _speak(self) -> None:
-        self._state = self.speaker.speak(self.speaker.models, self._state, self.step)
+        self._state = self.speaker.speak(self.speaker.models, self._state, self.stride)
         counts, done = self._state.count.numpy(), self._state.done.numpy()
         said, logs = (t.numpy("batch", "said") for t in (self._state.said, self._state.scores))
         for n, job in enumerate(self.slots):
