@@ -104,7 +104,8 @@ class Serve:
             raise made.state.engine.failure
 
     def _check(self) -> None:
-        least = {"rows": 1, "longest": 2, "stride": 1, "average": 1, "most_waiting": 1, "body_limit": 1, "port": 0}
+        least = {"rows": 1, "longest": 2, "stride": 1, "average": 1, "most_waiting": 1, "body_limit": 1}
+        least |= {"port": 0}
         wrong = [name for name, value in least.items() if getattr(self, name) < value]
         wrong += [] if 0 < self.timeout < float("inf") else ["timeout"]
         if wrong:
