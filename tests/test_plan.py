@@ -234,3 +234,20 @@ def test_verify_names_what_differs_and_where():
 def test_a_plan_of_no_work_says_so():
     """It said 0FLOP."""
     assert "on each device: 0 FLOP" in wf.spmd(lambda x: x).plan(wf.spec("a=3")).explain()
+
+
+def test_what_is_read_under_another_name_is_written_first():
+    """The operand of a product on several devices is made varying: a name, but the array has to be there."""
+
+    def loss(w, x):
+        return wf.sum(wf.square(wf.einsum(x, w, reduce="d")))
+
+    args = wf.spec("d=8 h=4"), wf.spec("b=6 d=8")
+    one, two = (
+        wf.spmd(wf.grad(loss), mesh, layout).plan(*args) for mesh, layout in (("", ""), ("x=2", "d:x"))
+    )
+    traffic = [
+        sum(w.bytes for w in plan.work if w.op == "square[b,h]" and w.phase == "backward")
+        for plan in (one, two)
+    ]
+    assert traffic[0] == traffic[1] > 0

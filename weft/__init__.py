@@ -35,12 +35,13 @@ from .placing import tensor as tensor
 from .plan.plan import Plan as Plan
 from .plan.verify import verify as verify
 from .random import dropout as dropout
+from .search import search as search
 from .spmd import Program as Program
 from .spmd import spmd as spmd
 from .tensor import Tensor as Tensor
 from .tensor import is_tensor as is_tensor
 
-_PUBLIC_MODULES = {"data", "decode", "models", "nn", "random", "search", "train"}
+_PUBLIC_MODULES = {"data", "decode", "models", "nn", "random", "train"}
 
 
 def __dir__() -> list[str]:

@@ -71,13 +71,17 @@ class Context:
         self.captured: dict[int, Any] = {}  # global tensors met inside, by id of their storage
         self.captured_inputs: dict[int, Any] = {}  # the same, as inputs of this trace
         self.dims_met: dict[str, Dim] = {}
+        self.meetings: set[tuple[str, tuple[Dim, ...]]] = set()  # dims that had to be split at once, by role
+        self.hidden: set[str] = set()  # dims that a vmap hides from the names of ops
         self.op = ""  # the op of the language that is being lowered
         self.jobs: list[Any] = []  # work on whole arrays after the SPMD part (`later.py`)
 
     def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
         """How this program splits a tensor with these dims."""
-        for dim in dims:
-            self.dims_met.setdefault(dim.name, dim)
+        if (role, dims) not in self.meetings:
+            self.meetings.add((role, dims))
+            for dim in dims:
+                self.dims_met.setdefault(dim.name, dim)
         return self.layout.splits(dims, self.mesh, role)
 
     def ways(self, axes: tuple[str, ...]) -> int:

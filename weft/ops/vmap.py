@@ -50,6 +50,7 @@ def _vmap(f: Callable[..., Any], dim: Any, args: Any) -> Any:
         )
     found = common_dim([leaves[n] for n in mapped], dim)
     (axes,) = program.splits((found,))
+    program.hidden.add(found.name)
     forms, arrays = [], []
     for n in mapped:
         t = leaves[n]

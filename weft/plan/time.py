@@ -100,7 +100,7 @@ def time_of(plan: Plan, hardware: Any) -> Time:
     """
     hardware = Hardware.of(hardware)
     sharing = plan.mesh.size / hardware.shared_cores if hardware.shared_cores else 1.0
-    dtype = _main_dtype(plan)
+    dtype = main_dtype(plan)
     events: list[dict[str, Any]] = []
     sums: dict[str, float] = defaultdict(float)  # by what bounds it
     network: dict[str, float] = defaultdict(float)
@@ -272,7 +272,7 @@ def _carries(c: Collective, s: Stored, mesh: Mesh) -> bool:
     return set(c.axes) <= split and whole > 0 and 2 * c.bytes * c.count % whole == 0
 
 
-def _main_dtype(plan: Plan) -> str:
+def main_dtype(plan: Plan) -> str:
     """The floating-point type that most of what is stored has; work that has none of its own is of it."""
     sizes: dict[str, int] = defaultdict(int)
     for s in plan.stored:

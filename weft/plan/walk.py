@@ -93,6 +93,9 @@ class _Chains:
         for eqn in jaxpr.eqns:
             if eqn.primitive.name not in cost.FUSED:
                 self.read |= {v for v in eqn.invars if not isinstance(v, jax_core.Literal)}
+        for eqn in reversed(jaxpr.eqns):  # what is read under another name is read
+            if eqn.primitive.name in cost.FREE and any(v in self.read for v in eqn.outvars):
+                self.read |= {v for v in eqn.invars if not isinstance(v, jax_core.Literal)}
         self.sources: dict[Any, frozenset[Any]] = {}
 
     def traffic(self, eqn: Any) -> int:
