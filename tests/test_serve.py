@@ -491,7 +491,7 @@ def test_a_client_that_does_not_read_is_dropped(engine):
 
 def test_the_connection_of_a_client_that_does_not_read_is_cut(engine, alone):
     ask = {"prompt": ["ab"] * 64, "stream": True, "max_tokens": 64, "seed": 1, "logprobs": 0}
-    with listening(engine, timeout=2) as url, socket.socket() as connection:
+    with listening(engine, timeout=8) as url, socket.socket() as connection:
         host, port = url.removeprefix("http://").split(":")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(PATIENCE)
