@@ -8,7 +8,7 @@ import pytest
 import weft as wf
 from weft.errors import WeftError
 from weft.plan.hardware import Hardware
-from weft.search import search
+from weft.search import best, search
 from weft.search.bound import Bound
 from weft.search.facts import facts_of, planned
 from weft.search.space import Candidate, factorisations, independent
@@ -79,6 +79,17 @@ def every(name):
     return facts, found
 
 
+def known(plans, made):
+    """Plans that are there already."""
+
+    def planned(fn, args, mesh, layout):
+        key = next(c for c in plans if c.mesh == mesh and c.layout == layout)
+        made.append(key)
+        return plans[key]
+
+    return planned
+
+
 @pytest.mark.filterwarnings("ignore::weft.errors.LayoutWarning")
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -92,13 +103,7 @@ def test_the_best_of_all(name, machine, monkeypatch):
             seconds[candidate] = plan.time(hardware).overlapped_seconds
             assert bound.seconds(candidate) <= seconds[candidate] * (1 + 1e-9), candidate
     made = []
-
-    def known(fn, args, mesh, layout):
-        key = next(c for c in plans if c.mesh == mesh and c.layout == layout)
-        made.append(key)
-        return plans[key]
-
-    monkeypatch.setattr("weft.search.best.planned", known)
+    monkeypatch.setattr(best, "planned", known(plans, made))
     fn, args = PROGRAMS[name][0]()
     found = search(fn, args, devices=devices, hardware=machine, axes=axes)
     assert found.best.seconds == min(seconds.values())
@@ -108,3 +113,46 @@ def test_the_best_of_all(name, machine, monkeypatch):
         == len(found.ranked) + len(found.too_large) + found.refused + found.by_memory + found.by_bound
     )
     assert len(made) < len(plans)
+
+
+@pytest.mark.filterwarnings("ignore::weft.errors.LayoutWarning")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_memory(name, monkeypatch):
+    """The least memory; and the least time among those that fit."""
+    _, plans = every(name)
+    make, devices, axes = PROGRAMS[name]
+    good = {c: plan for c, plan in plans.items() if not isinstance(plan, WeftError)}
+    peaks = sorted({plan.memory.peak for plan in good.values()})
+    monkeypatch.setattr(best, "planned", known(plans, []))
+    asked = functools.partial(search, *make(), devices=devices, axes=axes, hardware="a100")
+    assert asked(objective="memory").best.bytes == peaks[0]
+    for cap in (peaks[0], peaks[len(peaks) // 2]):
+        fitting = [plan for plan in good.values() if plan.memory.peak <= cap]
+        least = min(plan.time("a100").overlapped_seconds for plan in fitting)
+        assert asked(memory=cap).best.seconds == least
+    nothing = asked(memory=peaks[0] - 1)
+    assert nothing.best is None
+    assert nothing.legal == len(nothing.too_large) + nothing.refused + nothing.by_memory
+
+
+def test_of_two_variants_the_better_one_is_found():
+    fn, args = chain()
+
+    def twice(*args):
+        return fn(*args) + fn(*args) * 2.0
+
+    found = search(twice, args, devices=2, axes=1, hardware="h100", variants={"once": (fn, args)})
+    assert found.best.candidate.variant == "once"
+
+
+MISTAKES = {
+    "no_devices": lambda: search(*chain(), devices=0, hardware="h100"),
+    "no_such_objective": lambda: search(*chain(), devices=2, hardware="h100", objective="tme"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name, golden):
+    with pytest.raises(WeftError) as caught:
+        MISTAKES[name]()
+    golden(f"search/{name}", str(caught.value))

@@ -73,7 +73,7 @@ class Found:
       too_large: planned, and too large for the memory.
       legal: how many candidates there were.
       refused: how many of them could not be lowered.
-      by_memory: how many were ruled out because what goes in alone is too large.
+      by_memory: how many were ruled out because they can't fit.
       by_bound: how many because they could not be better than the best.
       tried: how many groups of dims were tried on one axis, for the bounds.
     """
@@ -152,18 +152,18 @@ class _Space:
         names = [dim for dim, size in self.facts.dims.items() if size > 1]
         self.groups = independent(names, self.facts.meetings.get("value", ()))
         self.meshes = factorisations(devices, axes)
-        work, inputs = self.bound.work, self.facts.stored()
+        work, held = self.bound.work, self.facts.bytes()
         self.seconds = np.array(list(work.values()))
-        self.bytes = np.array([size for _, _, size in inputs], float)
+        self.bytes = np.array([size for _, size in held], float)
         self.of_work = shares([dims for _, dims in work], self.groups)
-        self.of_inputs = shares([dims for _, dims, _ in inputs], self.groups)
+        self.of_held = shares([dims for dims, _ in held], self.groups)
 
     def bounded(self) -> Iterator[tuple[float, float, Candidate]]:
         """Bounds of the seconds and of the bytes of each candidate."""
         for sizes in self.meshes:
             seconds, bytes = (
                 divided(amounts, hits, sizes)
-                for amounts, hits in ((self.seconds, self.of_work), (self.bytes, self.of_inputs))
+                for amounts, hits in ((self.seconds, self.of_work), (self.bytes, self.of_held))
             )
             for place in np.ndindex(seconds.shape):
                 groups = tuple(self.groups[n] for n in place)
