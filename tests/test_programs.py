@@ -116,7 +116,7 @@ DRAWS = {
     "uniform": lambda t: wf.random.uniform(KEY, [A, B], -1.0, 2.0),
 }
 # Tested in test_elementwise.py and test_optimizer.py, or no ops.
-NOT_HERE = {"cpu_devices", "dims", "from_callback", "is_tensor", "optimizer", "parameter", "place", "spec", "spmd", "verify"}  # fmt: skip
+NOT_HERE = {"cpu_devices", "dims", "from_callback", "is_tensor", "optimizer", "parameter", "place", "search", "spec", "spmd", "verify"}  # fmt: skip
 
 
 @wf.custom_vjp
