@@ -9,6 +9,8 @@ import argparse
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -193,12 +195,25 @@ nanoGPT's model for a CPU (4 layers of 128 features, 12 rows of 64), {training.S
 }
 
 
+ALONE = ("training", "decoding")  # of one device: beside others it has fewer threads
+
+
+def section(name: str, rounds: int, devices: int) -> str:
+    """The text of a section, made in a process of its own if that is to have one device."""
+    if name not in ALONE or devices == 1:
+        return SECTIONS[name](rounds)
+    asked = ["--only", name, "--rounds", str(rounds), "--devices", "1"]
+    run = subprocess.run([sys.executable, "-m", "benchmarks.run", *asked], check=True, stdout=subprocess.PIPE)
+    return run.stdout.decode().strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="alternating rounds of train steps")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="some sections, printed and not written")
+    parser.add_argument("--devices", type=int, default=8, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    wf.cpu_devices(8)
+    wf.cpu_devices(asked.devices)
     head = f"""# Results
 
 Made by `make bench` on {machine()}. All cases of a table ran in one process, alternating,
@@ -206,7 +221,7 @@ Made by `make bench` on {machine()}. All cases of a table ran in one process, al
 the times."""
     parts = [head]
     for name in asked.only or SECTIONS:
-        parts.append(SECTIONS[name](asked.rounds))
+        parts.append(section(name, asked.rounds, asked.devices))
         print(parts[-1] + "\n", flush=True)
     if not asked.only:
         RESULTS.write_text("\n\n".join(parts) + "\n")
