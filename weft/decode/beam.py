@@ -217,8 +217,8 @@ def _spread(kept: Kept, beam: wf.Dim) -> Kept:
     """A cache for every beam; the encoder's is the same for all."""
 
     def spread(t: Tensor) -> Tensor:
-        batch, layers, *rest = t.dims
-        return wf.broadcast_to(t, [batch, layers, beam, *rest])
+        layers, batch, *rest = t.dims
+        return wf.broadcast_to(t, [layers, batch, beam, *rest])
 
     return Kept(
         spread(kept.keys), spread(kept.values), kept.memory_keys, kept.memory_values, kept.memory_seen

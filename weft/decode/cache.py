@@ -3,7 +3,7 @@
     kept = read(model, batch, room)                   # the beginning of each row, all at once
     logits, kept = step(model, kept, token, place)    # what may follow a token, which has a place in each row
 
-A layer's keys and values are tensors over `batch`, `layers`, heads, `memory_length` and `d_kv`, laid out by
+A layer's keys and values are tensors over `layers`, `batch`, heads, `memory_length` and `d_kv`, laid out by
 the same rules as everything else (`heads:model`, `batch:data`, `memory_length:model`). Rows may be of
 different lengths: what stands behind the place of a row is never seen, and overwritten when it comes there.
 """
@@ -77,19 +77,14 @@ def read(model: Any, batch: Batch, room: int) -> Kept:
             hint=f"a room from {here} to {longest}" if here <= longest else "shorter beginnings",
         ).located("decode")
     _, (own, others) = model.read(batch, _layers(lambda kept: _Listening()))
-
-    def by_row(t: Tensor) -> Tensor:
-        rows = next(d for d in t.dims if d.name == "batch")
-        return wf.transpose(t, [rows, *(d for d in t.dims if d != rows)])
-
-    kept = Kept(*(wf.pad(by_row(t), "memory_length", 0, room - here) for t in own))
+    kept = Kept(*(wf.pad(t, "memory_length", 0, room - here) for t in own))
     if others is None:
         return kept
     seen = batch.input_segments
     return dataclasses.replace(
         kept,
-        memory_keys=by_row(others[0]),
-        memory_values=by_row(others[1]),
+        memory_keys=others[0],
+        memory_values=others[1],
         memory_seen=None if seen is None else seen.rename(length="memory_length") > 0,
     )
 
@@ -131,6 +126,7 @@ def step(model: Any, kept: Kept, token: Tensor, place: Tensor) -> tuple[Tensor, 
     layers = _layers(recall, dataclasses.replace(kept, memory_seen=None))
     x, ((keys, values), _) = model.decoder(x, around, None, layers)
     put = wf.vmap(lambda old, place, new: wf.update(old, "memory_length", place, new), "batch")
+    put = wf.vmap(put, "layers")  # which stays in front, where the loop over layers wants it
     kept = dataclasses.replace(kept, keys=put(kept.keys, place, keys), values=put(kept.values, place, values))
     return model.project(wf.sum(x, one)), kept
 
