@@ -9,8 +9,7 @@ is what each candidate that has the group sends at least: divided by the other a
 A sum over several axes is one collective, so of what an op sends over each of them only the dearest counts.
 What may hide behind the work of its phase counts where it is more than that.
 
-**Memory.** What goes in, and the largest that is alive with it on one device, each divided by the axes of its
-dims.
+**Memory.** What goes in, each tensor divided by the axes of its dims.
 """
 
 from __future__ import annotations

@@ -52,13 +52,9 @@ class Facts:
         return dict(total)
 
     def bytes(self) -> list[tuple[Group, int]]:
-        """The dims and the bytes, on one device, of all that goes in, and of the largest that is made of it.
-
-        All of these are there at once, so on several devices no less is needed than their parts.
-        """
+        """The dims and the bytes, on one device, of all that goes in."""
         inputs = [one for one in self.plan.stored if one.kind == "input"]
-        stored = [(frozenset(name for name, _, _ in one.dims), one.bytes) for one in inputs]
-        return stored + [(op_dims(one.op, self), one.bytes) for one in self.plan.memory.largest]
+        return [(frozenset(name for name, _, _ in one.dims), one.bytes) for one in inputs]
 
 
 def op_dims(op: str, facts: Facts) -> Group:
