@@ -93,12 +93,16 @@ def test_a_cache_changes_nothing(name, layout):
         )
 
 
+def with_config(model, config):
+    """The same parameters under other settings."""
+    leaves = jax.tree.leaves(model, is_leaf=wf.is_tensor)
+    return jax.tree.unflatten(jax.tree.structure(Transformer(config), is_leaf=wf.is_tensor), leaves)
+
+
 def test_experts_turn_no_token_away_when_decoding():
     config = BASE.replace(**MODELS["experts"])
     model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
-    roomy = Transformer(config.replace(capacity=4.0))
-    leaves = jax.tree.leaves(model, is_leaf=wf.is_tensor)
-    roomy = jax.tree.unflatten(jax.tree.structure(roomy, is_leaf=wf.is_tensor), leaves)
+    roomy = with_config(model, config.replace(capacity=4.0))
     logits = model.logits(batch).numpy()
     assert np.abs(logits - roomy.logits(batch).numpy()).max() > 1e-3  # with little room some are
     np.testing.assert_allclose(whole(model, batch).numpy(), roomy.logits(batch).numpy(), atol=1e-5)
@@ -108,9 +112,7 @@ def test_hashed_models_decode_with_exact_attention():
     """One chunk that holds the whole sequence, and one bucket: nothing is left out by the hash."""
     config = BASE.replace(**MODELS["hashed"])
     model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
-    exact = Transformer(config.replace(lsh_chunk=16))
-    leaves = jax.tree.leaves(model, is_leaf=wf.is_tensor)
-    exact = jax.tree.unflatten(jax.tree.structure(exact, is_leaf=wf.is_tensor), leaves)
+    exact = with_config(model, config.replace(lsh_chunk=16))
     np.testing.assert_allclose(whole(model, batch).numpy(), exact.logits(batch).numpy(), atol=1e-5)
     assert np.abs(model.logits(batch).numpy() - exact.logits(batch).numpy()).max() > 1e-3
 
@@ -200,3 +202,19 @@ def test_quality_counts_several_references():
     found = decode.quality(["a b c d e", "x"], [["a b c d e", "other words"], ["y"]])
     assert found.exact == 0.5
     assert found.bleu > 50 and found.signatures[0].startswith("nrefs:var")
+
+
+@pytest.mark.parametrize("config", [BASE, BASE.replace(**TWO)], ids=["decoder", "translation"])
+def test_unrolled_layers_are_the_same(config):
+    model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
+    batch = dataclasses.replace(batch, targets=batch.tokens)
+    loss = wf.value_and_grad(lambda model: model.loss(batch))
+    value, grads = loss(model)
+    again, others = loss(with_config(model, config.replace(unroll=2)))
+    np.testing.assert_allclose(again.numpy(), value.numpy(), rtol=1e-6)
+    pairs = zip(nn.parameters(grads).values(), nn.parameters(others).values(), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(other.numpy(), one.numpy(), atol=1e-6)
+    steps = wf.spmd(one_by_one)
+    unrolled = steps(with_config(model, config.replace(unroll=2)), batch).numpy()
+    np.testing.assert_allclose(unrolled, steps(model, batch).numpy(), atol=1e-5)

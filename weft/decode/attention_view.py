@@ -20,7 +20,7 @@ from weft.models import Batch
 from weft.nn.attention import HIDDEN
 from weft.tensor import Tensor
 
-from .cache import _layers, _Listening
+from .cache import Listening, layers_by
 
 END = "■"  # how the end is shown
 
@@ -34,7 +34,7 @@ class Seen:
     weights: tuple[tuple[float, ...], ...]
 
 
-class _Looking(_Listening):
+class _Looking(Listening):
     """Attends as a whole, and notes how much every place of the encoder's result weighs."""
 
     def __call__(self, site: str, attention: Any, x: Tensor, memory: Tensor, **how: Any) -> Tensor:
@@ -60,7 +60,7 @@ def look(model: Any, batch: Batch) -> Tensor:
       model: an encoder-decoder.
       batch: inputs, and the tokens that look at them.
     """
-    _, (_, weights) = model.read(batch, _layers(lambda kept: _Looking()))
+    _, (_, weights) = model.read(batch, layers_by(lambda kept: _Looking()))
     return wf.mean(weights, [d for d in weights.dims if d.name not in ("batch", "length", "memory_length")])
 
 

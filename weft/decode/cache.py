@@ -76,7 +76,7 @@ def read(model: Any, batch: Batch, room: int) -> Kept:
             rule="all that a row begins with and all that is said needs a place that the model knows",
             hint=f"a room from {here} to {longest}" if here <= longest else "shorter beginnings",
         ).located("decode")
-    _, (own, others) = model.read(batch, _layers(lambda kept: _Listening()))
+    _, (own, others) = model.read(batch, layers_by(lambda kept: Listening()))
     kept = Kept(*(wf.pad(t, "memory_length", 0, room - here) for t in own))
     if others is None:
         return kept
@@ -96,7 +96,7 @@ def whole(model: Any, batch: Batch) -> Tensor:
       model: a decoder or an encoder-decoder.
       batch: what it reads.
     """
-    return model.project(model.read(batch, _layers(lambda kept: _Listening()))[0])
+    return model.project(model.read(batch, layers_by(lambda kept: Listening()))[0])
 
 
 def step(model: Any, kept: Kept, token: Tensor, place: Tensor) -> tuple[Tensor, Kept]:
@@ -123,7 +123,7 @@ def step(model: Any, kept: Kept, token: Tensor, place: Tensor) -> tuple[Tensor, 
     def recall(of_layer: Kept) -> _Recalling:
         return _Recalling(dataclasses.replace(of_layer, memory_seen=kept.memory_seen), place, window)
 
-    layers = _layers(recall, dataclasses.replace(kept, memory_seen=None))
+    layers = layers_by(recall, dataclasses.replace(kept, memory_seen=None))
     x, ((keys, values), _) = model.decoder(x, around, None, layers)
     put = wf.vmap(lambda old, place, new: wf.update(old, "memory_length", place, new), "batch")
     put = wf.vmap(put, "layers")  # which stays in front, where the loop over layers wants it
@@ -131,7 +131,7 @@ def step(model: Any, kept: Kept, token: Tensor, place: Tensor) -> tuple[Tensor, 
     return model.project(wf.sum(x, one)), kept
 
 
-def _layers(attend: Callable[[Any], Any], kept: Any = None) -> Layers:
+def layers_by(attend: Callable[[Any], Any], kept: Any = None) -> Layers:
     """How layers are run: with a way to attend that notes what is to be kept."""
 
     def run(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, Any]:
@@ -151,7 +151,7 @@ def _layers(attend: Callable[[Any], Any], kept: Any = None) -> Layers:
     return run
 
 
-class _Listening:
+class Listening:
     """Attends to what is there as a whole, and notes its keys and values."""
 
     def __init__(self) -> None:
@@ -197,10 +197,9 @@ class _Recalling:
         x: Tensor,
         memory: Tensor,
         *,
-        visible: Tensor | None,
         bias: Tensor | None = None,
         rotate: Any = None,
-        drop: Any = None,
+        **_: Any,  # what is visible is known by the place, and nothing is dropped
     ) -> Tensor:
         kept = self.kept
         if site == "memory":

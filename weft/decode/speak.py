@@ -8,7 +8,6 @@ Several models speak together, by the mean of their probabilities.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -174,8 +173,3 @@ def admit(state: State, new: State, row: Any) -> State:
         return wf.update(old, "batch", row, new)
 
     return jax.tree.map(put, state, new, is_leaf=wf.is_tensor)
-
-
-def over(state: State) -> State:
-    """The state with all rows done: where new ones are admitted to."""
-    return dataclasses.replace(state, done=wf.full(state.done.dims, True, jnp.bool_))

@@ -44,8 +44,8 @@ class Config:
       block: "serial", or "parallel": attention and feed-forward side by side, with one sum for both.
       residual: "plain" or "reversible": the backward pass computes activations anew, layer by layer.
       remat: what the backward pass does not compute anew, a policy of `wf.remat`; None: all is kept.
-      unroll: how many layers stand one after the other in the program, which loops over these: more make a
-        larger program that is slower to compile, and on a CPU faster to run.
+      unroll: how many (plain) layers stand one after the other in the program, which loops over these: more
+        make a larger program that is slower to compile, and on a CPU faster to run.
       feed_chunks: in how many pieces of the sequence the feed-forward block is done, to hold less at once.
       loss_chunks: in how many the last layer and the loss are.
       experts: how many feed-forward blocks a mixture has; 0: no mixture.
