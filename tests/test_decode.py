@@ -218,3 +218,23 @@ def test_unrolled_layers_are_the_same(config):
     steps = wf.spmd(one_by_one)
     unrolled = steps(with_config(model, config.replace(unroll=2)), batch).numpy()
     np.testing.assert_allclose(unrolled, steps(model, batch).numpy(), atol=1e-5)
+
+
+def test_layers_that_are_stored_in_pieces_are_taken_apart():
+    config = BASE.replace(layers=3)
+    model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
+    expected = wf.spmd(one_by_one)(model, batch).numpy()
+    layout = wf.Layout("batch:data", params="d_model:data layers:model")
+    found = wf.spmd(one_by_one, "data=2 model=2", layout)(model, batch).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_keys_stay_where_they_are_whichever_beams_go_on():
+    model, batch = nn.init(Transformer(BASE), jax.random.key(1)), batch_of(BASE)
+    beam = wf.Dim("beam", 2)
+    kept = read(model, batch, 9).spread(beam)
+    _, kept = step(model, kept, wf.zeros([ROWS, beam], jnp.int32), wf.full([ROWS], 7, jnp.int32))
+    np.testing.assert_array_equal(kept.lineage.numpy()[0, :, 6:8], [[0, 0], [0, 1]])
+    followed = kept.follow(wf.ones([ROWS, wf.Dim("next", 2)], jnp.int32))
+    assert followed.layers is kept.layers
+    np.testing.assert_array_equal(followed.lineage.numpy()[0, :, 6:8], [[0, 1], [0, 1]])

@@ -20,7 +20,7 @@ from weft.models import Batch
 from weft.nn.attention import HIDDEN
 from weft.tensor import Tensor
 
-from .cache import Listening, layers_by
+from .cache import Listening, listening
 
 END = "■"  # how the end is shown
 
@@ -60,7 +60,7 @@ def look(model: Any, batch: Batch) -> Tensor:
       model: an encoder-decoder.
       batch: inputs, and the tokens that look at them.
     """
-    _, (_, weights) = model.read(batch, layers_by(lambda kept: _Looking()))
+    _, (_, weights) = model.read(batch, listening(_Looking))
     return wf.mean(weights, [d for d in weights.dims if d.name not in ("batch", "length", "memory_length")])
 
 

@@ -4,7 +4,7 @@
 
 At each step every beam is followed by every token, and of these the best are kept: as many as there are beams
 among those that go on, and among those that have ended by their penalised scores. All beams of a row share
-the keys of the encoder's result.
+its cache: see `cache`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import weft as wf
 from weft.errors import ShapeError, nearest
 from weft.tensor import Tensor
 
-from .cache import Kept
+from .cache import Kept, apart
 from .speak import State, together
 
 NEVER = -1e9  # the score of what is not there
@@ -113,6 +113,7 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
       state: the prompts, from `begin`; how its rows choose tokens does not matter.
       how: the search.
     """
+    models = [apart(model) for model in models]
     rows, vocab = state.rows, models[0].embedding.vocab
     (batch,) = state.token.dims
     (said,) = (d for d in state.said.dims if d.name == "said")
@@ -127,8 +128,8 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
         return ~wf.all(s.done)
 
     def one(s: _Search) -> _Search:
-        logs, _, kept = together(models, s.kept, s.token, state.place + s.step)
-        best = _best(s.log + logs, beam, vocab, ends_dim.size)
+        logits, level, kept = together(models, s.kept, s.token, state.place + s.step)
+        best = _best(s.log + (logits - level), beam, vocab, ends_dim.size)
         (pick,) = (d for d in best.log.dims if d != batch)
         now = s.step + 1
         said_now = wf.where(wf.arange(said) == s.step, best.token, wf.take(s.said, best.beam, beam))
@@ -141,7 +142,7 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
             return wf.take(t, chosen, pick).rename(next="beam")
 
         parent = follow(best.beam).rename(beam="next")
-        kept = tuple(_follow(own, parent) for own in kept)
+        kept = tuple(own.follow(parent) for own in kept)
 
         # Those that have ended, with those that had before.
         counted = ends & (wf.arange(pick) < how.size) & (best.log > NEVER / 2) & ~s.done
@@ -171,7 +172,7 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
     none = wf.zeros([batch, beam], jnp.int32)
     start = _Search(
         wf.zeros((), jnp.int32),
-        tuple(_spread(own, beam) for own in state.kept),
+        tuple(own.spread(beam) for own in state.kept),
         wf.broadcast_to(state.token, [batch, beam]),
         wf.zeros([batch, beam, said], jnp.int32),
         wf.broadcast_to(wf.where(wf.arange(beam) == 0, 0.0, NEVER), [batch, beam]),
@@ -210,27 +211,4 @@ def _merge(old: Found, new: Found, beam: wf.Dim, pick: wf.Dim) -> Found:
     _, chosen = wf.top_k(every.score, "every", wf.Dim("next", beam.size))
     return jax.tree.map(
         lambda t: wf.take(t, chosen, "every").rename(next="beam"), every, is_leaf=wf.is_tensor
-    )
-
-
-def _spread(kept: Kept, beam: wf.Dim) -> Kept:
-    """A cache for every beam; the encoder's is the same for all."""
-
-    def spread(t: Tensor) -> Tensor:
-        layers, batch, *rest = t.dims
-        return wf.broadcast_to(t, [layers, batch, beam, *rest])
-
-    return Kept(
-        spread(kept.keys), spread(kept.values), kept.memory_keys, kept.memory_values, kept.memory_seen
-    )
-
-
-def _follow(kept: Kept, parent: Tensor) -> Kept:
-    """The caches of the beams that are followed."""
-
-    def follow(t: Tensor) -> Tensor:
-        return wf.take(t, parent, "beam").rename(next="beam")
-
-    return Kept(
-        follow(kept.keys), follow(kept.values), kept.memory_keys, kept.memory_values, kept.memory_seen
     )

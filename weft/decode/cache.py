@@ -3,26 +3,32 @@
     kept = read(model, batch, room)                   # the beginning of each row, all at once
     logits, kept = step(model, kept, token, place)    # what may follow a token, which has a place in each row
 
-A layer's keys and values are tensors over `layers`, `batch`, heads, `memory_length` and `d_kv`, laid out by
-the same rules as everything else (`heads:model`, `batch:data`, `memory_length:model`). Rows may be of
-different lengths: what stands behind the place of a row is never seen, and overwritten when it comes there.
+A layer's keys and values are tensors over `batch`, heads, `memory_length` and `d_kv`, laid out by the same
+rules as everything else (`heads:model`, `batch:data`, `memory_length:model`). Rows may be of different
+lengths: what stands behind the place of a row is never seen, and overwritten when it comes there.
+
+Every layer has tensors of its own, and a step runs one layer after the other without a loop, which would copy
+a layer's keys out of those of all layers: that takes longer than to attend to them.
+
+The beams of a row share its cache: `memory_beam` are those that wrote it. A beam knows by its `lineage` which
+of them are its ancestors, so keys stay where they are whichever beams go on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 import weft as wf
 from weft import nn
 from weft.errors import ModelError
-from weft.models import Batch
+from weft.models import Batch, Config
 from weft.models.transformer import Around, Drop, Layers, Sight, Stack
 from weft.nn.attention import HIDDEN
 from weft.nn.lsh import ITSELF
@@ -31,25 +37,63 @@ from weft.tensor import Tensor
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Kept:
-    """What layers keep of the places before.
+class OfLayer:
+    """What one layer keeps of the places before.
 
     Attributes:
       keys, values: of the places of each row, as many as there is room for.
       memory_keys, memory_values: of the encoder's result.
-      memory_seen: which places of the encoder's result hold something; None: all do.
     """
 
     keys: Tensor
     values: Tensor
     memory_keys: Tensor | None = None
     memory_values: Tensor | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Kept:
+    """What layers keep of the places before.
+
+    Attributes:
+      layers: of each one.
+      memory_seen: which places of the encoder's result hold something; None: all do.
+      lineage: the `memory_beam` of each place of each `beam`; None: a row is one.
+    """
+
+    layers: tuple[OfLayer, ...]
     memory_seen: Tensor | None = None
+    lineage: Tensor | None = None
 
     @property
     def places(self) -> wf.Dim:
         """The places that there is room for."""
-        return next(d for d in self.keys.dims if d.name == "memory_length")
+        return next(d for d in self.layers[0].keys.dims if d.name == "memory_length")
+
+    def spread(self, beam: wf.Dim) -> Kept:
+        """The same for every beam; what all of them see was written by the first."""
+
+        def spread(t: Tensor) -> Tensor:
+            *front, places, d_kv = t.dims
+            return wf.broadcast_to(t, [*front, beam.rename("memory_beam"), places, d_kv])
+
+        layers = [
+            dataclasses.replace(one, keys=spread(one.keys), values=spread(one.values)) for one in self.layers
+        ]
+        batch = self.layers[0].keys.dims[0]
+        lineage = wf.zeros([batch, beam, self.places], jnp.int32)
+        return dataclasses.replace(self, layers=tuple(layers), lineage=lineage)
+
+    def follow(self, parent: Tensor) -> Kept:
+        """That of the beams that are followed.
+
+        Args:
+          parent: which they are, over `next`.
+        """
+        assert self.lineage is not None
+        lineage = wf.take(self.lineage, parent, "beam").rename(next="beam")
+        return dataclasses.replace(self, lineage=lineage)
 
 
 def read(model: Any, batch: Batch, room: int) -> Kept:
@@ -76,17 +120,12 @@ def read(model: Any, batch: Batch, room: int) -> Kept:
             rule="all that a row begins with and all that is said needs a place that the model knows",
             hint=f"a room from {here} to {longest}" if here <= longest else "shorter beginnings",
         ).located("decode")
-    _, (own, others) = model.read(batch, layers_by(lambda kept: Listening()))
-    kept = Kept(*(wf.pad(t, "memory_length", 0, room - here) for t in own))
-    if others is None:
-        return kept
+    _, (own, others) = model.read(batch, listening(Listening))
+    own = [wf.unstack(wf.pad(t, "memory_length", 0, room - here), "layers") for t in own]
+    others = [wf.unstack(t, "layers") for t in others or ()]
     seen = batch.input_segments
-    return dataclasses.replace(
-        kept,
-        memory_keys=others[0],
-        memory_values=others[1],
-        memory_seen=None if seen is None else seen.rename(length="memory_length") > 0,
-    )
+    seen = None if seen is None else seen.rename(length="memory_length") > 0
+    return Kept(tuple(map(OfLayer, *own, *others)), seen)
 
 
 def whole(model: Any, batch: Batch) -> Tensor:
@@ -96,7 +135,24 @@ def whole(model: Any, batch: Batch) -> Tensor:
       model: a decoder or an encoder-decoder.
       batch: what it reads.
     """
-    return model.project(model.read(batch, layers_by(lambda kept: Listening()))[0])
+    return model.project(model.read(batch, listening(Listening))[0])
+
+
+def apart(model: Any) -> Any:
+    """The model with its decoder's layers one by one, in the dtype that they compute in.
+
+    What takes many steps takes it apart first, so that not every step copies parameters out of those of all
+    layers. (One that is apart is given back as it is.)
+    """
+    stack = model.decoder
+    if isinstance(stack.blocks, tuple):
+        return model
+    blocks = nn.cast(stack.blocks, model.config.compute)
+    each = [
+        jax.tree.map(lambda t, n=n: t["layers", n], blocks, is_leaf=wf.is_tensor)
+        for n in range(stack.layers.size)
+    ]
+    return eqx.tree_at(lambda m: m.decoder.blocks, model, tuple(each))
 
 
 def step(model: Any, kept: Kept, token: Tensor, place: Tensor) -> tuple[Tensor, Kept]:
@@ -112,43 +168,74 @@ def step(model: Any, kept: Kept, token: Tensor, place: Tensor) -> tuple[Tensor, 
     here = wf.broadcast_to(place, [*place.dims, one])
     around = Around(
         Sight(here, None, None, wf.arange(kept.places), None, False, None),
-        memory=kept.memory_keys,
+        memory=kept.layers[0].memory_keys,
         memory_sight=Sight(here, None, None, here.rename(length="memory_length"), None, False, None),
         exact=True,
     )
     x = model.embedding(wf.broadcast_to(token, [*token.dims, one]))
     c = model.config
-    window = c.window if c.attention == "local" else None
+    places = wf.arange(kept.places)
+    seen = places <= place
+    if c.attention == "local":
+        seen = seen & (places > place - c.window)
+    if kept.lineage is not None:
+        _, beam = token.dims
+        lineage = _put(kept.lineage, place, wf.arange(beam))
+        kept = dataclasses.replace(kept, lineage=lineage)
+        seen = seen & (lineage == wf.arange(beam.rename("memory_beam")))
+    now = [_Recalling(of_layer, place, seen, kept.memory_seen) for of_layer in kept.layers]
 
-    def recall(of_layer: Kept) -> _Recalling:
-        return _Recalling(dataclasses.replace(of_layer, memory_seen=kept.memory_seen), place, window)
+    def layers(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, None]:
+        streams = _streams(c, x)
+        for block, by in zip(stack.blocks, now, strict=True):
+            streams = _layer(c, block, around, streams, by)
+        return _joined(streams), None
 
-    layers = layers_by(recall, dataclasses.replace(kept, memory_seen=None))
-    x, ((keys, values), _) = model.decoder(x, around, None, layers)
-    put = wf.vmap(lambda old, place, new: wf.update(old, "memory_length", place, new), "batch")
-    put = wf.vmap(put, "layers")  # which stays in front, where the loop over layers wants it
-    kept = dataclasses.replace(kept, keys=put(kept.keys, place, keys), values=put(kept.values, place, values))
+    x, _ = apart(model).decoder(x, around, None, layers)
+    kept = dataclasses.replace(kept, layers=tuple(by.kept for by in now))
     return model.project(wf.sum(x, one)), kept
 
 
-def layers_by(attend: Callable[[Any], Any], kept: Any = None) -> Layers:
-    """How layers are run: with a way to attend that notes what is to be kept."""
+def _put(old: Tensor, place: Tensor, new: Tensor) -> Tensor:
+    """What is kept, with something new at the place of each row."""
+    return wf.vmap(lambda old, place, new: wf.update(old, "memory_length", place, new), "batch")(
+        old, place, new
+    )
+
+
+def _written(new: Tensor) -> Tensor:
+    """A new key or value under the names of those that are kept."""
+    return new.rename(**{d.name: "memory_beam" for d in new.dims if d.name == "beam"})
+
+
+def listening(attend: Callable[[], Any]) -> Layers:
+    """How layers are run over all places at once: with a way to attend that notes what is to be kept."""
 
     def run(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, Any]:
         c = stack.config
 
-        def layer(streams: tuple[Tensor, ...], given: Any) -> tuple[tuple[Tensor, ...], Any]:
-            block, kept = given
-            by = attend(kept)
-            for branch in nn.cast(block, c.compute).branches(around, Drop(0.0, None), by):
-                streams = (*streams[1:], streams[0] + branch(streams[-1])[0])
-            return streams, (by.own, by.others)
+        def layer(streams: tuple[Tensor, ...], block: Any) -> tuple[tuple[Tensor, ...], Any]:
+            by = attend()
+            return _layer(c, block, around, streams, by), (by.own, by.others)
 
-        streams = (x, x) if c.residual == "reversible" else (x,)
-        streams, noted = wf.scan(layer, streams, (stack.blocks, kept), stack.layers, unroll=c.unroll)
-        return (streams[0] if len(streams) == 1 else (streams[0] + streams[1]) / 2), noted
+        streams, noted = wf.scan(layer, _streams(c, x), stack.blocks, stack.layers, unroll=c.unroll)
+        return _joined(streams), noted
 
     return run
+
+
+def _streams(c: Config, x: Tensor) -> tuple[Tensor, ...]:
+    return (x, x) if c.residual == "reversible" else (x,)
+
+
+def _layer(c: Config, block: Any, around: Around, streams: tuple[Tensor, ...], by: Any) -> tuple[Tensor, ...]:
+    for branch in nn.cast(block, c.compute).branches(around, Drop(0.0, None), by):
+        streams = (*streams[1:], streams[0] + branch(streams[-1])[0])
+    return streams
+
+
+def _joined(streams: tuple[Tensor, ...]) -> Tensor:
+    return streams[0] if len(streams) == 1 else (streams[0] + streams[1]) / 2
 
 
 class Listening:
@@ -179,16 +266,14 @@ class Listening:
                 places = next(d for d in q.dims if d.name == "length")
                 itself = wf.arange(places) == wf.arange(places.rename("memory_length"))
                 bias = wf.where(itself, -ITSELF, 0.0)
-        return _blend(attention, q, [(k, v, visible, bias)])
+        return _mix(attention, q, k, v, visible, bias)
 
 
 class _Recalling:
-    """Attends to the keys that are kept and to a new one, and notes the latter."""
+    """Attends to the keys that are kept, among them the new one."""
 
-    def __init__(self, kept: Kept, place: Tensor, window: int | None):
-        self.kept, self.place, self.window = kept, place, window
-        self.own: Any = None
-        self.others: Any = None
+    def __init__(self, kept: OfLayer, place: Tensor, seen: Tensor, memory_seen: Tensor | None):
+        self.kept, self.place, self.seen, self.memory_seen = kept, place, seen, memory_seen
 
     def __call__(
         self,
@@ -204,41 +289,31 @@ class _Recalling:
         kept = self.kept
         if site == "memory":
             q = attention.query(x, out=attention.order(x, attention.heads))
-            return _blend(attention, q, [(kept.memory_keys, kept.memory_values, kept.memory_seen, None)])
-        q, k, v = attention.project(x, memory, rotate)
-        self.own = k["memory_length", 0], v["memory_length", 0]
-        places = wf.arange(kept.places)
-        seen = places < self.place
-        if self.window is not None:
-            seen = seen & (places > self.place - self.window)
-        of_itself = None if bias is None else wf.take(bias, self.place, "memory_length")
+            return _mix(attention, q, kept.memory_keys, kept.memory_values, self.memory_seen, None)
+        q, *new = attention.project(x, memory, rotate)
+        k, v = (_written(t["memory_length", 0]) for t in new)
+        keys, values = _put(kept.keys, self.place, k), _put(kept.values, self.place, v)
+        self.kept = dataclasses.replace(kept, keys=keys, values=values)
         if isinstance(attention, nn.LSHAttention):
-            of_itself = wf.full((), -ITSELF)
-        return _blend(attention, q, [(kept.keys, kept.values, seen, bias), (*self.own, None, of_itself)])
+            (places,) = (d for d in keys.dims if d.name == "memory_length")
+            bias = wf.where(wf.arange(places) == self.place, -ITSELF, 0.0)
+        return _mix(attention, q, keys, values, self.seen, bias)
 
 
-def _blend(attention: Any, q: Tensor, parts: list[Any]) -> Tensor:
-    """The values of several parts, weighted together by how well their keys fit, mapped back.
+def _mix(attention: Any, q: Tensor, k: Any, v: Any, seen: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The values weighted by how well their keys fit, mapped back.
 
-    A part has keys, values, which of them are seen (None: all), and what is added to the scores. Keys without
-    `memory_length` are of one place. No part is moved to the others: where one is split, what travels is
-    the greatest score, the sum and the result.
+    Keys are many and queries few: the former are neither transposed, as results have their dims in front, nor
+    moved. Where their places are split, what travels is the greatest score, the sum and the result.
     """
     if getattr(attention, "scaled", False):
         q = q * attention.d_kv.size**-0.5
-    rest = [d for d in q.dims if d != attention.d_kv]
-    scored = []
-    for k, v, seen, bias in parts:
-        memory = [d for d in k.dims if d.name == "memory_length"]
-        scores = wf.einsum(q, k, out=[*rest, *memory]).astype(jnp.float32)
-        scores = scores if bias is None else scores + bias.astype(jnp.float32)
-        scored.append((scores if seen is None else wf.where(seen, scores, HIDDEN), v, memory))
-    tops = [wf.max(scores, memory) if memory else scores for scores, _, memory in scored]
-    top = functools.reduce(wf.maximum, tops)
-    shares, mixed = [], []
-    for scores, v, memory in scored:
-        weights = wf.exp(scores - top)
-        shares.append(wf.sum(weights, memory) if memory else weights)
-        mixed.append(wf.einsum(weights.astype(v.dtype), v, out=q.dims))
-    result = functools.reduce(wf.add, mixed) / functools.reduce(wf.add, shares)
-    return attention.out(result.astype(q.dtype))
+    both = [d for d in k.dims if d in q.dims and d != attention.d_kv]
+    rest, memory = ([d for d in a.dims if d not in b.dims] for a, b in ((q, k), (k, q)))
+    scores = wf.einsum(k, q, out=[*both, *memory, *rest]).astype(jnp.float32)
+    scores = wf.transpose(scores, [*both, *rest, *memory])
+    scores = scores if bias is None else scores + bias.astype(jnp.float32)
+    scores = scores if seen is None else wf.where(seen, scores, HIDDEN)
+    weights = wf.exp(scores - wf.max(scores, memory))
+    mixed = wf.einsum(weights.astype(v.dtype), v, out=[*both, *rest, attention.d_kv])
+    return attention.out((mixed / wf.sum(weights, memory)).astype(q.dtype))

@@ -20,7 +20,7 @@ import weft as wf
 from weft.models import Batch
 from weft.tensor import Tensor
 
-from .cache import Kept, read, step
+from .cache import Kept, apart, read, step
 from .choose import Choice, choose, penalised
 
 
@@ -104,6 +104,7 @@ def speak(models: Sequence[Any], state: State, steps: Any) -> State:
       state: as far as it was said.
       steps: how many tokens are said at most, in each row.
     """
+    models = [apart(model) for model in models]
     rows, vocab = state.rows, models[0].embedding.vocab
     (said_dim,) = (d for d in rows.numbers.dims if d.name == "said")
     (places,) = (d for d in state.row.dims if d.name == "places")
@@ -117,14 +118,13 @@ def speak(models: Sequence[Any], state: State, steps: Any) -> State:
 
     def one(carry: tuple[Tensor, State]) -> tuple[Tensor, State]:
         n, s = carry
-        logs, level, kept = together(models, s.kept, s.token, s.place)
+        logits, level, kept = together(models, s.kept, s.token, s.place)
         now = wf.one_hot(s.count, said_dim, jnp.bool_) & ~s.done
         number = wf.sum(wf.where(now, rows.numbers, 0.0), said_dim)
-        logits = logs + level
         judged = wf.cond(wf.any(rows.how.penalty != 1), penalise, lambda logits, row: logits, logits, s.row)
         token = choose(judged, rows.how, number, vocab)
         token = wf.where(s.done, s.token, token)
-        score = wf.take(logs, token, vocab)
+        score = wf.take(logits, token, vocab) - level
         count, place = (n + (~s.done).astype(jnp.int32) for n in (s.count, s.place))
         return n + 1, State(
             rows,
@@ -144,20 +144,21 @@ def speak(models: Sequence[Any], state: State, steps: Any) -> State:
 def together(
     models: Sequence[Any], kept: Sequence[Kept], token: Tensor, place: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Kept, ...]]:
-    """The logarithms of what the models together think of all tokens, the logits' level, and their caches.
+    """The logits of what the models together think of all tokens, their level, and the models' caches.
 
-    The logarithms and the level together are the logits: of several models, those of their mean.
+    Without the level they are the logarithms of probabilities: of several models, of the mean of theirs.
     """
     steps = [step(model, own, token, place) for model, own in zip(models, kept, strict=True)]
     vocab = models[0].embedding.vocab
     levels = [wf.logsumexp(logits, vocab) for logits, _ in steps]
-    logs = [logits - level for (logits, _), level in zip(steps, levels, strict=True)]
     caches = tuple(own for _, own in steps)
-    if len(logs) == 1:
-        return logs[0], levels[0], caches
-    several = wf.Dim("models", len(logs))
+    if len(steps) == 1:
+        return steps[0][0], levels[0], caches
+    several = wf.Dim("models", len(steps))
+    logs = [logits - level for (logits, _), level in zip(steps, levels, strict=True)]
     mean = wf.logsumexp(wf.stack(logs, several), "models") - math.log(len(logs))
-    return mean, wf.mean(wf.stack(levels, several), "models"), caches
+    level = wf.mean(wf.stack(levels, several), "models")
+    return mean + level, level, caches
 
 
 def admit(state: State, new: State, row: Any) -> State:

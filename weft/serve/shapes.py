@@ -69,12 +69,18 @@ class Few(Speaker):
 
 def _filled(kept: Kept, memory: int) -> Kept:
     """What an encoder has read, filled up with places that are not seen."""
-    if kept.memory_keys is None:
+    if not memory:
         return kept
-    keys, values, seen = kept.memory_keys, kept.memory_values, kept.memory_seen
-    (here,) = (d.size for d in keys.dims if d.name == "memory_length")
-    more = [wf.pad(t, "memory_length", 0, memory - here) for t in (keys, values, seen)]
-    return dataclasses.replace(kept, memory_keys=more[0], memory_values=more[1], memory_seen=more[2])
+
+    def filled(t: Any) -> Any:
+        (here,) = (d.size for d in t.dims if d.name == "memory_length")
+        return wf.pad(t, "memory_length", 0, memory - here)
+
+    layers = [
+        dataclasses.replace(one, memory_keys=filled(one.memory_keys), memory_values=filled(one.memory_values))
+        for one in kept.layers
+    ]
+    return dataclasses.replace(kept, layers=tuple(layers), memory_seen=filled(kept.memory_seen))
 
 
 def admitted(models: Sequence[Any], state: State, new: State, slots: Any) -> State:
