@@ -129,7 +129,7 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
 
     def one(s: _Search) -> _Search:
         logits, level, kept = together(models, s.kept, s.token, state.place + s.step)
-        best = _best(s.log + (logits - level), beam, vocab, ends_dim.size)
+        best = _best(logits, level, s.log, beam, vocab, ends_dim.size)
         (pick,) = (d for d in best.log.dims if d != batch)
         now = s.step + 1
         said_now = wf.where(wf.arange(said) == s.step, best.token, wf.take(s.said, best.beam, beam))
@@ -191,14 +191,22 @@ class _Best:
     log: Tensor
 
 
-def _best(logs: Tensor, beam: wf.Dim, vocab: wf.Dim, ends: int) -> _Best:
-    """So many continuations that as many as there are beams go on, even if each beam ends in every way."""
+def _best(logits: Tensor, level: Tensor, log: Tensor, beam: wf.Dim, vocab: wf.Dim, ends: int) -> _Best:
+    """So many continuations that as many as there are beams go on, even if each beam ends in every way.
+
+    Args:
+      logits, level: what the models think of all tokens, see `together`.
+      log: how likely each beam is so far.
+      beam, vocab: the dims.
+      ends: how many tokens may end a row.
+    """
     few = wf.Dim("few", min(beam.size + ends, vocab.size))
-    some, token = wf.top_k(logs, vocab, few)  # of each beam by itself: what is split stays where it is
+    some, token = wf.top_k(logits, vocab, few)  # of each beam by itself: what is split stays where it is
+    some = log + (some - level)
     every = wf.Dim("every", beam.size * few.size)
     pick = wf.Dim("pick", min(beam.size * (1 + ends), every.size))
-    log, place = wf.top_k(wf.merge(some, [beam, few], every), every, pick)
-    return _Best(place // few.size, wf.take(wf.merge(token, [beam, few], every), place, every), log)
+    best, place = wf.top_k(wf.merge(some, [beam, few], every), every, pick)
+    return _Best(place // few.size, wf.take(wf.merge(token, [beam, few], every), place, every), best)
 
 
 def _merge(old: Found, new: Found, beam: wf.Dim, pick: wf.Dim) -> Found:
