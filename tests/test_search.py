@@ -4,124 +4,83 @@ import functools
 import itertools
 
 import pytest
+from searched import LONG, PROGRAMS, QUICK, chain
 
-import weft as wf
 from weft.errors import WeftError
 from weft.plan.hardware import Hardware
 from weft.search import best, search
-from weft.search.bound import Bound
-from weft.search.facts import facts_of, planned
-from weft.search.space import Candidate, factorisations, independent
+from weft.search.space import LEVELS
 
 MACHINES = ("tpu-v2", "a100", "h100", "cpu")
 
 
-def of(dims):
-    return wf.spec(dims)
-
-
-def parameter(dims):
-    return wf.spec(dims, role="param")
-
-
-def chain():
-    """Three products in a row."""
-
-    def run(x, y, z):
-        return wf.einsum(wf.einsum(x, y, reduce="b"), z, reduce="c")
-
-    return run, (of("a=512 b=256"), of("b=256 c=1024"), of("c=1024 d=96"))
-
-
-def two_layers():
-    """The paper's example, with gradients."""
-
-    def loss(params, x):
-        w, v = params
-        return wf.mean(wf.square(wf.einsum(wf.relu(wf.einsum(x, w, reduce="io")), v, reduce="hidden")))
-
-    return wf.value_and_grad(loss), (
-        (parameter("io=1024 hidden=4096"), parameter("hidden=4096 io'=1024")),
-        of("batch=4096 io=1024"),
-    )
-
-
-def attention():
-    """Heads over two sequences, one of an odd length."""
-
-    def run(q, k, v):
-        weights = wf.softmax(wf.einsum(q, k, reduce="d"), "keys")
-        return wf.einsum(weights, v, reduce="keys")
-
-    return run, (
-        of("batch=16 heads=6 queries=256 d=64"),
-        of("batch=16 heads=6 keys=129 d=64"),
-        of("batch=16 heads=6 keys=129 d=64"),
-    )
-
-
-PROGRAMS = {"chain": (chain, 4, 2), "two layers": (two_layers, 8, 2), "attention": (attention, 4, 1)}
-
-
 @functools.cache
 def every(name):
-    """The facts of a program, and all its candidates with their plans."""
+    """All candidates of a program with their plans."""
     make, devices, axes = PROGRAMS[name]
     fn, args = make()
-    facts = facts_of(fn, args)
-    names = [dim for dim, size in facts.dims.items() if size > 1]
-    groups = independent(names, facts.meetings["value"])
+    space = best._Space("", fn, tuple(args), devices, axes, Hardware.of("cpu"))
     found = {}
-    for sizes in factorisations(devices, axes):
-        for chosen in itertools.product(groups, repeat=len(sizes)):
-            candidate = Candidate(sizes, chosen)
-            found[candidate] = planned(fn, args, candidate.mesh, candidate.layout)
-    return facts, found
+    for sizes, level in itertools.product(space.meshes, LEVELS):
+        own = space.is_own(sizes, level)
+        for place in itertools.product(range(len(space.groups)), repeat=len(sizes)):
+            if own[place]:
+                candidate = space.candidate(sizes, level, place)
+                found[candidate] = space.planned(candidate)
+    return space, found
 
 
-def known(plans, made):
-    """Plans that are there already."""
+def holds(name, machine, monkeypatch):
+    space, plans = every(name)
+    hardware, (make, devices, axes) = Hardware.of(machine), PROGRAMS[name]
+    bound = best.Bound(space.bound.facts, hardware, devices, space.groups)
+    seconds = {}
+    for candidate, plan in plans.items():
+        if isinstance(plan, WeftError):
+            continue
+        seconds[candidate] = plan.time(hardware).overlapped_seconds
+        place = tuple(space.groups.index(group) for group in candidate.groups)
+        loose = bound.seconds(candidate.sizes, candidate.level)[place]
+        assert loose <= seconds[candidate] * (1 + 1e-9), (candidate.mesh, candidate.layout)
+        assert bound.tight(candidate) <= seconds[candidate] * (1 + 1e-9), (candidate.mesh, candidate.layout)
+        assert bound.bytes(candidate) <= plan.memory.peak * (1 + 1e-9), (candidate.mesh, candidate.layout)
+    made = []
 
-    def planned(fn, args, mesh, layout):
-        key = next(c for c in plans if c.mesh == mesh and c.layout == layout)
-        made.append(key)
-        return plans[key]
+    def planned(_, candidate):
+        made.append(candidate)
+        return plans[candidate]
 
-    return planned
+    monkeypatch.setattr(best._Space, "planned", planned)
+    found = search(*make(), devices=devices, hardware=machine, axes=axes)
+    assert found.best.seconds == min(seconds.values())
+    assert found.legal == len(plans)
+    counted = len(found.ranked) + len(found.too_large) + found.refused + found.by_memory + found.by_bound
+    assert found.legal == counted
+    assert len(made) == len(set(made)) <= len(plans)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", QUICK)
 def test_the_best_of_all(name, machine, monkeypatch):
-    facts, plans = every(name)
-    hardware, (_, devices, axes) = Hardware.of(machine), PROGRAMS[name]
-    bound = Bound(facts, hardware, devices)
-    seconds = {}
-    for candidate, plan in plans.items():
-        if not isinstance(plan, WeftError):
-            seconds[candidate] = plan.time(hardware).overlapped_seconds
-            assert bound.seconds(candidate) <= seconds[candidate] * (1 + 1e-9), candidate
-    made = []
-    monkeypatch.setattr(best, "planned", known(plans, made))
-    fn, args = PROGRAMS[name][0]()
-    found = search(fn, args, devices=devices, hardware=machine, axes=axes)
-    assert found.best.seconds == min(seconds.values())
-    assert found.legal == len(plans)
-    assert (
-        found.legal
-        == len(found.ranked) + len(found.too_large) + found.refused + found.by_memory + found.by_bound
-    )
-    assert len(made) < len(plans)
+    holds(name, machine, monkeypatch)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", LONG)
+def test_the_best_of_all_at_length(name, machine, monkeypatch):
+    holds(name, machine, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["chain", "two layers trained", "gated"])
 def test_memory(name, monkeypatch):
     """The least memory; and the least time among those that fit."""
     _, plans = every(name)
     make, devices, axes = PROGRAMS[name]
     good = {c: plan for c, plan in plans.items() if not isinstance(plan, WeftError)}
     peaks = sorted({plan.memory.peak for plan in good.values()})
-    monkeypatch.setattr(best, "planned", known(plans, []))
+    monkeypatch.setattr(best._Space, "planned", lambda _, candidate: plans[candidate])
     asked = functools.partial(search, *make(), devices=devices, axes=axes, hardware="a100")
     assert asked(objective="memory").best.bytes == peaks[0]
     for cap in (peaks[0], peaks[len(peaks) // 2]):
@@ -131,6 +90,16 @@ def test_memory(name, monkeypatch):
     nothing = asked(memory=peaks[0] - 1)
     assert nothing.best is None
     assert nothing.legal == len(nothing.too_large) + nothing.refused + nothing.by_memory
+
+
+def test_the_best_ten(monkeypatch):
+    """As many as are asked for are in order, and none that is better is missing."""
+    _, plans = every("two layers")
+    monkeypatch.setattr(best._Space, "planned", lambda _, candidate: plans[candidate])
+    make, devices, axes = PROGRAMS["two layers"]
+    found = search(*make(), devices=devices, axes=axes, hardware="h100", top=10)
+    times = sorted(p.time("h100").overlapped_seconds for p in plans.values() if not isinstance(p, WeftError))
+    assert [one.seconds for one in found.ranked[:10]] == times[:10]
 
 
 def test_of_two_variants_the_better_one_is_found():
@@ -146,6 +115,7 @@ def test_of_two_variants_the_better_one_is_found():
 MISTAKES = {
     "no_devices": lambda: search(*chain(), devices=0, hardware="h100"),  # wrong
     "no_such_objective": lambda: search(*chain(), devices=2, hardware="h100", objective="tme"),  # wrong
+    "too_many_axes": lambda: search(*chain(), devices=2, hardware="h100", axes=7),  # wrong
 }
 
 

@@ -73,6 +73,9 @@ class Context:
         self.dims_met: dict[str, Dim] = {}
         self.meetings: set[tuple[str, tuple[Dim, ...]]] = set()  # dims that had to be split at once, by role
         self.hidden: set[str] = set()  # dims that a vmap hides from the names of ops
+        self.renamed: set[frozenset[str]] = set()  # dims that took the place of others, and these
+        self.alike: set[frozenset[frozenset[str]]] = set()  # axes of sums that are one where the axes are one
+        self.varied: dict[int, frozenset[str]] = {}  # over which axes an array was made varying last
         self.op = ""  # the op of the language that is being lowered
         self.jobs: list[Any] = []  # work on whole arrays after the SPMD part (`later.py`)
 
@@ -122,6 +125,13 @@ class Context:
         home.forms[key] = (array, made)
         home.known[id(made)] = made
         return made
+
+    def varies(self, array: Any, axes: frozenset[str]) -> None:
+        """An array is about to be made varying: in the backward pass there is a sum over these axes."""
+        before = self.varied.setdefault(id(array), axes)
+        if before != axes:
+            self.alike.add(frozenset([before, axes]))
+            self.varied[id(array)] = before | axes
 
     def wants_pending(self, array: Any, axes: frozenset[str]) -> None:
         """A pending sum is about to be added to this array. A carry that only accumulates pends too."""

@@ -191,6 +191,7 @@ def in_form(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
     missing = axes - collectives.varying(array)
     if not missing:
         return t._array if array is t._held else array
+    program.varies(array, missing)
     wide = t._cast_of
     if wide is not None and array is t._held:
         # A parameter is made varying before it is cast: its gradient is then summed in its own type.

@@ -76,7 +76,7 @@ def _laid_out(array: Any, result: Result, mesh: Mesh, layout: Layout) -> Any:
     shape = stored_shape(result.dims, splits, mesh)
     if array.shape != shape:
         array = jnp.pad(array, [(0, n - m) for n, m in zip(shape, array.shape, strict=True)])
-    if mesh.size == 1:
+    if mesh.is_whole:
         return array
     spec = NamedSharding(mesh.jax_mesh, partition_spec(splits))
     return jax.lax.with_sharding_constraint(array, spec)

@@ -153,7 +153,7 @@ def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
 @functools.cache
 def _splits(layout: Layout, dims: tuple[Dim, ...], mesh: Mesh, role: str) -> Splits:
     rules = layout.rules_for(role)
-    splits = tuple(tuple(axis for axis in rules.get(dim.name, ()) if mesh.shape[axis] > 1) for dim in dims)
+    splits = tuple(tuple(axis for axis in rules.get(dim.name, ()) if mesh.cuts(axis)) for dim in dims)
     check_disjoint(dims, splits, layout, mesh, role)
     return splits
 
@@ -169,7 +169,7 @@ def check_disjoint(
     for axis, several in on.items():
         if len(several) > 1:
             names = [dim.name for dim in several]
-            free = [a for a in mesh.names if a not in on and mesh.shape[a] > 1]
+            free = [a for a in mesh.names if a not in on and mesh.cuts(a)]
             ways = f'put {names[0]} on {free[0]} ("{names[0]}:{free[0]}"), or ' if free else ""
             rules = layout.rules_for(role)
             raise LayoutError(

@@ -78,6 +78,15 @@ class Mesh:
         """The number of processors."""
         return math.prod(size for _, size in self.axes)
 
+    def cuts(self, axis: str) -> bool:
+        """Whether dims on an axis are cut."""
+        return self.shape[axis] > 1
+
+    @functools.cached_property
+    def is_whole(self) -> bool:
+        """Whether nothing is cut: a program needs no collectives."""
+        return not any(map(self.cuts, self.names))
+
     def ways(self, axes: tuple[str, ...]) -> int:
         """How many pieces a dim on these axes is cut into."""
         return math.prod(self.shape[axis] for axis in axes)

@@ -320,7 +320,7 @@ class Program:
             return outs
 
         def run(*arrays: Any) -> list[Any]:
-            outs = (body if self.mesh.size == 1 else mapped)(*arrays)
+            outs = (body if self.mesh.is_whole else mapped)(*arrays)
             jobs = last["context"].jobs
             if jobs:
                 count = sum(leaf[0] == "now" for leaf in staged.out_leaves)

@@ -288,6 +288,8 @@ def _add(fn: Any, x: Any, y: Any) -> Tensor:
         for one, other in ((x, y), (y, x)):
             if one.pending and not other.pending:
                 context.require().wants_pending(other._held, one.pending)
+        if x.pending and y.pending:
+            context.require().alike.add(frozenset([x.pending, y.pending]))
     return elementwise(fn, [x, y], True, False)
 
 

@@ -39,6 +39,7 @@ def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
     dims = tuple(d.rename(new.get(d.name, d.name)) for d in x.dims)
     check_distinct(dims)
     context.require().splits(dims)
+    context.require().renamed.update(map(frozenset, new.items()))
     return relabelled(x, x._array, dims, x.splits)
 
 
@@ -151,6 +152,7 @@ def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[tuple[list[Dim], lis
 def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     program = context.require()
     program.splits(new)
+    program.renamed.add(frozenset(d.name for d in {*x.dims} ^ {*new}))
     assert x.splits is not None
     now = dict(zip(x.dims, x.splits, strict=True))
     before: dict[Dim, tuple[str, ...]] = {}

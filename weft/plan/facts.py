@@ -22,6 +22,7 @@ class Work:
       unique_flops: the same over all devices, work that several of them do alike counted once.
       bytes: memory traffic on one device, each time; element-wise chains are fused.
       count: how often it runs in one call.
+      varies: the axes along which devices do different work.
     """
 
     op: str
@@ -33,6 +34,7 @@ class Work:
     unique_flops: int
     bytes: int
     count: int
+    varies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Collective:
       count: how often it runs in one call.
       op, phase, source: as of `Work`.
       wire_bytes: what one device sends for it in a ring.
+      varies: the axes along which what goes in differs.
     """
 
     kind: str
@@ -56,6 +59,7 @@ class Collective:
     phase: str
     source: str
     wire_bytes: int
+    varies: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         times = f" × {self.count}" if self.count != 1 else ""

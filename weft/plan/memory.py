@@ -13,8 +13,8 @@ The rules are those of XLA's CPU compiler, against which they are checked (docs/
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..mesh import Mesh
@@ -158,21 +158,53 @@ def heap(buffers: list[Buffer]) -> tuple[int, int]:
 # The facts
 
 
-def memory_of(
-    jaxpr: Any, inputs: Sequence[Stored], outputs: Sequence[Stored], mesh: Mesh, donated: Sequence[int]
-) -> Memory:
-    """The memory of a program on one device."""
-    reader, env = Reader(), dict[Any, int]()
+@dataclass(eq=False)
+class Placed:
+    """Where a program's buffers are.
+
+    Attributes:
+      body, reader, reads, homes: the program, the sizes of its numbers, what reads them, their buffers.
+      given: the numbers that go in.
+      returned: the buffers of results that have memory of their own.
+      spare: places of donated inputs, from when they are free.
+      others: the other buffers.
+    """
+
+    body: Body
+    reader: Reader
+    reads: Reads
+    homes: dict[int, Buffer]
+    given: list[int]
+    returned: list[Buffer]
+    spare: list[Buffer]
+    others: list[Buffer]
+
+    def peak(self, size: Callable[[Buffer], float] = lambda b: b.size) -> tuple[int, int, int]:
+        """The bytes of results, the most of all else that is alive at once, and when.
+
+        Args:
+          size: of a buffer; by default its own.
+        """
+        returned, spare, others = (
+            [replace(b, size=int(size(b))) for b in some] for some in (self.returned, self.spare, self.others)
+        )
+        most, when = heap(lodge(others, returned + spare))
+        return sum(b.size for b in returned), most, when
+
+
+def placed(jaxpr: Any, mesh: Mesh, donated: Sequence[int]) -> Placed:
+    """The buffers of a program on one device."""
+    reader, env = Reader(mesh), dict[Any, int]()
     given = [reader.number(env, v) for v in (*jaxpr.constvars, *jaxpr.invars)]
     body, sizes = reader.body(jaxpr, env, ""), reader.sizes
     body.kept = _donations(jaxpr, body, sizes, given[len(jaxpr.constvars) :], donated)
-    reads = fuse(body, alone=mesh.size == 1)
+    reads = fuse(body, alone=mesh.is_whole)
     homes, copies = place(body, sizes, reads)
 
     end = max((node.end for node in body.nodes), default=0)
     in_place = {new for _, new in body.kept}
     results = [n for n in dict.fromkeys(body.outputs) if n not in in_place]
-    returned = [homes.get(n) or Buffer(sizes[n], 0, end, n, None) for n in results]
+    returned = {id(b): b for b in (homes.get(n) or Buffer(sizes[n], 0, end, n, None) for n in results)}
     # A copied input's own place is free until its result is there, made in place of what it is made from.
     maker = {n: node for node in body.nodes for n in node.results}
     moved = {b.number for b in copies}
@@ -181,10 +213,15 @@ def memory_of(
         for i, n in body.kept
         if i in moved and n in maker
     ]
-    buffers = list({id(b): b for b in (*returned, *homes.values(), *copies)}.values())
-    most, when = heap(lodge(buffers[len({id(b) for b in returned}) :], returned + spare))
+    others = {id(b): b for b in (*homes.values(), *copies) if id(b) not in returned}
+    return Placed(body, reader, reads, homes, given, [*returned.values()], spare, [*others.values()])
 
-    stored, own = sum(sizes[n] for n in given), sum(b.size for b in returned)
+
+def memory_of(found: Placed, inputs: Sequence[Stored]) -> Memory:
+    """The memory of a program on one device."""
+    own, most, when = found.peak()
+    stored = sum(found.reader.sizes[n] for n in found.given)
+    buffers = (*found.returned, *found.others)
     alive = sorted((b for b in buffers if b.start <= when <= b.end), key=lambda b: -b.size)
     by_role = {role: sum(s.bytes for s in inputs if s.role == role) for role in ("param", "optimizer")}
     return Memory(
@@ -192,9 +229,9 @@ def memory_of(
         optimizer=by_role["optimizer"],
         inputs=stored,
         outputs=own,
-        activations=_kept_for_backward(body, homes, reads),
+        activations=_kept_for_backward(found.body, found.homes, found.reads),
         peak=stored + own + most,
-        largest=tuple(_live(b, reader) for b in alive[:10] if b.size),
+        largest=tuple(_live(b, found.reader) for b in alive[:10] if b.size),
     )
 
 

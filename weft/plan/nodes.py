@@ -1,6 +1,6 @@
 """A program as nodes, ready for `memory`: calls inlined, loops with bodies, XLA's rewrites done.
 
-reader = Reader()
+reader = Reader(mesh)
 body = reader.body(jaxpr, env, "")     # nodes that read and make numbers
 reader.sizes[number]                   # bytes on one device
 """
@@ -14,8 +14,9 @@ from typing import Any
 
 from jax.extend import core as jax_core
 
+from ..mesh import Mesh
 from . import cost
-from .walk import KINDS
+from .walk import KINDS, does_nothing
 
 CALLS = frozenset(
     """
@@ -53,7 +54,8 @@ class Body:
 class Reader:
     """Reads jaxprs; `sizes` and `avals` tell of every number what it is on one device."""
 
-    def __init__(self) -> None:
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
         self.sizes: list[int] = []
         self.avals: list[Any] = []
         self.shared: dict[Any, int] = {}  # what is made once for all who want it
@@ -85,8 +87,8 @@ class Reader:
             operands = [self.number(env, atom) for atom in eqn.invars]
             if primitive in CALLS:
                 self.call(body, eqn, operands, env, name)
-            elif primitive in ALIASES:
-                env.update(zip(eqn.outvars, operands, strict=True))
+            elif primitive in ALIASES or does_nothing(eqn, self.mesh):
+                env.update(zip(eqn.outvars, operands, strict=False))
             elif primitive in LOOPS:
                 LOOPS[primitive](self, body, eqn, operands, env, name)
             elif primitive == "broadcast_in_dim":  # XLA makes equal ones once

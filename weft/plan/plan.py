@@ -23,9 +23,9 @@ from ..mesh import Mesh
 from ..placing import stored_shape
 from ..tensor import Tensor, is_tensor, short_type
 from .facts import VERSION, Advice, Collective, Event, Memory, Stored, Work, as_data
-from .memory import memory_of
+from .memory import Placed, memory_of, placed
 from .units import human_bytes, human_count
-from .walk import events_of, without_dead_code
+from .walk import Found, found_in, without_dead_code
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,6 +156,20 @@ class Plan:
 
 def plan_of(program: Any, args: Any, kwargs: Any) -> Plan:
     """The plan of a program for these arguments."""
+    return read(program, args, kwargs).plan
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A plan, with what its events and its memory were read off."""
+
+    plan: Plan
+    found: list[Found]
+    buffers: Placed
+
+
+def read(program: Any, args: Any, kwargs: Any) -> Reading:
+    """The plan of a program for these arguments, and what it is made of."""
     staged, arrays = program._prepare(args, kwargs)
     traced = staged.call.trace(*program._abstract(arrays))
     jaxpr = without_dead_code(traced.jaxpr)
@@ -164,15 +178,16 @@ def plan_of(program: Any, args: Any, kwargs: Any) -> Plan:
         for n, t in enumerate(staged.captured)
     ]
     outputs = _outputs(program, staged, traced.jaxpr.jaxpr)
-    memory = memory_of(jaxpr, inputs, outputs, program.mesh, donated=staged.donated)
-    return Plan(
+    found, buffers = found_in(jaxpr, program.mesh), placed(jaxpr, program.mesh, staged.donated)
+    plan = Plan(
         getattr(program.fn, "__name__", "program"),
         program.mesh,
         repr(program.layout),
-        tuple(events_of(traced.jaxpr, program.mesh)),
+        tuple(one.event for one in found),
         tuple(inputs + outputs),
-        memory,
+        memory_of(buffers, inputs),
     )
+    return Reading(plan, found, buffers)
 
 
 def _inputs(program: Any, args: Any, kwargs: Any) -> list[Stored]:

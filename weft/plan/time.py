@@ -262,6 +262,8 @@ def hideable(c: Collective, plan: Plan) -> bool:
     """
     if c.phase == "backward" and c.kind in ("all-reduce", "reduce-scatter") and c.op.startswith("gradient["):
         return True
+    if c.phase == "update":  # the next step waits for what was updated
+        return False
     gathers = c.kind == "all-gather" or (c.kind == "reduce-scatter" and c.phase == "backward")
     return gathers and any(_carries(c, s, plan.mesh) for s in plan.stored if s.role == "param")
 

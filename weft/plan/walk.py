@@ -44,8 +44,12 @@ def without_dead_code(closed: Any) -> Any:
 
 def events_of(closed: Any, mesh: Mesh) -> list[Event]:
     """The work and the collectives of a closed jaxpr, in order."""
-    raw = list(_walk(without_dead_code(closed), mesh, 1, ""))
-    return [e.event for e in _with_phases(raw)]
+    return [e.event for e in found_in(without_dead_code(closed), mesh)]
+
+
+def found_in(jaxpr: Any, mesh: Mesh) -> list[Found]:
+    """The same of a jaxpr without dead code, with what each event reads and writes."""
+    return _with_phases(list(_walk(jaxpr, mesh, 1, "")))
 
 
 def collectives_of(closed: Any, mesh: Mesh) -> list[Collective]:
@@ -54,21 +58,24 @@ def collectives_of(closed: Any, mesh: Mesh) -> list[Collective]:
 
 
 @dataclass
-class _Found:
+class Found:
+    """An event, its whole name stack, and the types of what it reads and writes in memory."""
+
     event: Event
-    name: str  # the whole name stack
+    name: str
+    touched: list[Any]
 
 
-def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[_Found]:
-    chains = _Chains(jaxpr)
+def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[Found]:
+    chains = _Chains(jaxpr, mesh)
     for eqn in jaxpr.eqns:
         # Inside a scanned body equations carry only their own part of the name: it is put together
         # on the way down.
         name = "/".join(part for part in (outer, str(eqn.source_info.name_stack)) if part)
         primitive = eqn.primitive.name
-        traffic = chains.traffic(eqn)
+        touched = chains.touched(eqn)
         if primitive in KINDS:
-            yield _Found(_collective(eqn, mesh, times, name), name)
+            yield Found(_collective(eqn, mesh, times, name), name, touched)
             continue
         inner = [getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params)]
         if primitive == "cond":
@@ -79,51 +86,61 @@ def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[_Found]:
             for sub in inner:
                 yield from _walk(sub, mesh, times * trips, name)
         else:
-            flops = cost.flops(eqn)
+            flops, traffic = cost.flops(eqn), sum(map(cost.size, touched))
             if flops or traffic:
-                yield _Found(_work(eqn, mesh, times, name, flops, traffic), name)
+                yield Found(_work(eqn, mesh, times, name, flops, traffic), name, touched)
 
 
 class _Chains:
     """Element-wise chains of a jaxpr: XLA fuses each into its last link, which reads what the chain begins
     with and writes its own result. What is between needs no memory traffic."""
 
-    def __init__(self, jaxpr: Any):
+    def __init__(self, jaxpr: Any, mesh: Mesh):
+        self.mesh = mesh
         self.read: set[Any] = {v for v in jaxpr.outvars if not isinstance(v, jax_core.Literal)}
         for eqn in jaxpr.eqns:
-            if eqn.primitive.name not in cost.FUSED:
+            if eqn.primitive.name not in cost.FUSED and not does_nothing(eqn, mesh):
                 self.read |= {v for v in eqn.invars if not isinstance(v, jax_core.Literal)}
         for eqn in reversed(jaxpr.eqns):  # what is read under another name is read
-            if eqn.primitive.name in cost.FREE and any(v in self.read for v in eqn.outvars):
+            if self.free(eqn) and any(v in self.read for v in eqn.outvars):
                 self.read |= {v for v in eqn.invars if not isinstance(v, jax_core.Literal)}
         self.sources: dict[Any, frozenset[Any]] = {}
 
-    def traffic(self, eqn: Any) -> int:
-        """The bytes that an equation reads and writes; 0 inside a chain."""
+    def free(self, eqn: Any) -> bool:
+        """Whether an equation only gives another name to what is there."""
+        return eqn.primitive.name in cost.FREE or does_nothing(eqn, self.mesh)
+
+    def touched(self, eqn: Any) -> list[Any]:
+        """The types of what an equation reads and writes in memory; nothing inside a chain."""
         begins: frozenset[Any] = frozenset().union(
             *(self.sources.get(v, frozenset([v])) for v in eqn.invars if not isinstance(v, jax_core.Literal))
         )
-        if eqn.primitive.name in cost.FUSED and not any(v in self.read for v in eqn.outvars):
+        fused = eqn.primitive.name in cost.FUSED or does_nothing(eqn, self.mesh)
+        if fused and not any(v in self.read for v in eqn.outvars):
             self.sources |= {v: begins for v in eqn.outvars}
-            return 0
-        if eqn.primitive.name in cost.FREE:
-            return 0
-        return sum(cost.size(v.aval) for v in (*begins, *eqn.outvars))
+            return []
+        return [] if self.free(eqn) else [v.aval for v in (*begins, *eqn.outvars)]
 
 
-def _dearness(found: list[_Found]) -> tuple[int, int]:
+def _dearness(found: list[Found]) -> tuple[int, int]:
     events = [f.event for f in found]
     sent = sum(e.bytes * e.count for e in events if isinstance(e, Collective))
     return sent, sum(e.flops * e.count for e in events if isinstance(e, Work))
+
+
+def does_nothing(eqn: Any, mesh: Mesh) -> bool:
+    """A collective over one device, or a slice that is all there is."""
+    if eqn.primitive.name in KINDS:
+        return mesh.ways(_axes(eqn.params)) == 1
+    return eqn.primitive.name == "dynamic_slice" and eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
 
 
 def _collective(eqn: Any, mesh: Mesh, times: int, name: str) -> Collective:
     kind, axes = KINDS[eqn.primitive.name], _axes(eqn.params)
     variables = eqn.outvars if kind == "all-gather" else eqn.invars
     size = sum(cost.size(v.aval) for v in variables)
-    return Collective(
-        kind, axes, size, times, op_of(name), "", source_of(eqn), wire_bytes(kind, size, mesh.ways(axes))
-    )
+    wire = wire_bytes(kind, size, mesh.ways(axes))
+    return Collective(kind, axes, size, times, op_of(name), "", source_of(eqn), wire, _varies(eqn.invars))
 
 
 def wire_bytes(kind: str, size: int, ways: int) -> int:
@@ -134,8 +151,7 @@ def wire_bytes(kind: str, size: int, ways: int) -> int:
 
 
 def _work(eqn: Any, mesh: Mesh, times: int, name: str, flops: int, traffic: int) -> Work:
-    varying = frozenset().union(*(v.aval.mat.varying for v in eqn.outvars if hasattr(v.aval, "mat")))
-    copies = mesh.ways(tuple(varying))  # devices that do something different
+    varies = _varies(eqn.outvars)
     dtype = getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
     return Work(
         op_of(name),
@@ -144,9 +160,17 @@ def _work(eqn: Any, mesh: Mesh, times: int, name: str, flops: int, traffic: int)
         WORK_KINDS.get(eqn.primitive.name, "other"),
         short_type(dtype) if dtype is not None else "",
         flops,
-        flops * copies,
+        flops * mesh.ways(varies),
         traffic,
         times,
+        varies,
+    )
+
+
+def _varies(variables: Any) -> tuple[str, ...]:
+    """The axes along which devices have different values."""
+    return tuple(
+        sorted(frozenset().union(*(v.aval.mat.varying for v in variables if hasattr(v.aval, "mat"))))
     )
 
 
@@ -166,7 +190,7 @@ def op_of(name: str) -> str:
     return ops[-1] if ops else name.rsplit("/", 1)[-1].strip("()")
 
 
-def _with_phases(found: list[_Found]) -> list[_Found]:
+def _with_phases(found: list[Found]) -> list[Found]:
     seen_backward = False
     for f in found:
         phase = phase_of(f.name, seen_backward)

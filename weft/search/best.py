@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,13 @@ from ..mesh import Mesh
 from ..plan.hardware import Hardware
 from ..plan.plan import Plan
 from ..plan.time import Time
-from .bound import Bound, divided, shares
-from .facts import facts_of, planned
-from .space import Candidate, factorisations, independent
+from .bound import Bound
+from .facts import facts_of
+from .opened import on
+from .space import LEVELS, Candidate, Sizes, factorisations, independent
 
 OBJECTIVES = ("time", "memory")
+BATCH = 4096  # candidates of a mesh that are put in order at a time
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,24 @@ class Found:
     Attributes:
       ranked: all that was planned and fits, best first.
       too_large: planned, and too large for the memory.
+      hardware: the machine.
+      devices: how many there are.
+      cap: bytes that a device may use.
       legal: how many candidates there were.
       refused: how many of them could not be lowered.
       by_memory: how many were ruled out because they can't fit.
       by_bound: how many because they could not be better than the best.
-      tried: how many groups of dims were tried on one axis, for the bounds.
     """
 
     ranked: tuple[Ranked, ...]
     too_large: tuple[Ranked, ...]
+    hardware: Hardware
+    devices: int
+    cap: int
     legal: int
     refused: int
     by_memory: int
     by_bound: int
-    tried: int
 
     @property
     def best(self) -> Ranked | None:
@@ -101,6 +107,8 @@ def search(
     axes: int = 2,
     objective: str = "time",
     variants: Mapping[str, tuple[Any, Sequence[Any]]] | None = None,
+    top: int = 1,
+    progress: Callable[[int, int, Ranked | None], None] | None = None,
 ) -> Found:
     """The mesh and the layout with the least predicted time, or memory.
 
@@ -113,23 +121,25 @@ def search(
       axes: how many axes a mesh may have.
       objective: what is to be least, "time" or "memory".
       variants: further functions with their arguments, by name: other remat policies, micro-batches.
+      top: how many of the best are to be found for certain.
+      progress: is called after each plan with the number of plans, of candidates left, and the best yet.
     """
-    _check(devices, axes, objective)
+    _check(devices, axes, objective, top)
     machine = Hardware.of(hardware)
     cap = machine.memory_bytes if memory is None else memory
     programs = {"": (fn, args), **(variants or {})}
     spaces = {
         name: _Space(name, fn, tuple(args), devices, axes, machine) for name, (fn, args) in programs.items()
     }
-    return _run(spaces, machine, cap, objective)
+    return _run(spaces, machine, devices, cap, objective, top, progress)
 
 
-def _check(devices: int, axes: int, objective: str) -> None:
+def _check(devices: int, axes: int, objective: str, top: int) -> None:
     asked = f"search(devices={devices}, axes={axes}, objective={objective!r})"
-    if devices < 1 or axes < 1:
+    if devices < 1 or not 1 <= axes <= 3 or top < 1:
         raise MeshError(
-            f"a mesh of {devices} devices with at most {axes} axes",
-            rule="a mesh has at least one device, and a search at least one axis to put them on",
+            f"a mesh of {devices} devices with at most {axes} axes, the best {top}",
+            rule="a mesh has at least one device, and a search 1 to 3 axes and at least one result",
             hint="devices=8, axes=2",
         ).located(asked)
     if objective not in OBJECTIVES:
@@ -147,69 +157,136 @@ class _Space:
         self, name: str, fn: Any, args: tuple[Any, ...], devices: int, axes: int, hardware: Hardware
     ):
         self.name, self.fn, self.args = name, fn, args
-        self.facts = facts_of(fn, args)
-        self.bound = Bound(self.facts, hardware, devices)
-        names = [dim for dim, size in self.facts.dims.items() if size > 1]
-        self.groups = independent(names, self.facts.meetings.get("value", ()))
+        facts = facts_of(fn, args)
+        self.groups = independent(facts.searched, facts.meetings)
+        self.bound = Bound(facts, hardware, devices, self.groups)
         self.meshes = factorisations(devices, axes)
-        work, held = self.bound.work, self.facts.bytes()
-        self.seconds = np.array(list(work.values()))
-        self.bytes = np.array([size for _, size in held], float)
-        self.of_work = shares([dims for _, dims in work], self.groups)
-        self.of_held = shares([dims for dims, _ in held], self.groups)
 
-    def bounded(self) -> Iterator[tuple[float, float, Candidate]]:
-        """Bounds of the seconds and of the bytes of each candidate."""
-        for sizes in self.meshes:
-            seconds, bytes = (
-                divided(amounts, hits, sizes)
-                for amounts, hits in ((self.seconds, self.of_work), (self.bytes, self.of_held))
-            )
-            for place in np.ndindex(seconds.shape):
-                groups = tuple(self.groups[n] for n in place)
-                yield float(seconds[place]), float(bytes[place]), Candidate(sizes, groups, self.name)
+    def planned(self, candidate: Candidate) -> Plan | WeftError:
+        """The plan of a candidate, or why there is none."""
+        try:
+            return on(self.fn, candidate.mesh, candidate.layout).plan(*self.args)
+        except WeftError as error:
+            return error
+
+    def is_own(self, sizes: Sizes, level: str) -> np.ndarray:
+        """Which candidates of a mesh are not the same as others of fewer axes, or with less in pieces."""
+        shape = [len(self.groups)] * len(sizes)
+        places = np.indices(shape)
+        own = np.ones(shape, bool)
+        for one, two in itertools.pairwise(places):
+            own &= (one != two) | (one == 0)
+        if level:
+            own &= level.rstrip("s") in {one.role for one in self.bound.state}
+            more = [[bool(self.bound.further(g, n)) for g in self.groups] for n in sizes]
+            further = [np.array(one)[place] for one, place in zip(more, places, strict=True)]
+            own &= np.any(further, axis=0) if further else False
+        return own
+
+    def candidate(self, sizes: Sizes, level: str, place: tuple[int, ...]) -> Candidate:
+        groups = tuple(self.groups[n] for n in place)
+        both = zip(groups, sizes, strict=True)
+        further = tuple(self.bound.further(group, n) for group, n in both) if level else ()
+        return Candidate(sizes, groups, level, further, self.name)
 
 
-def _run(spaces: Mapping[str, _Space], hardware: Hardware, cap: int, objective: str) -> Found:
-    order = itertools.count()  # of equal bounds, the simpler candidate first
-    every = sorted(
-        (one for space in spaces.values() for one in space.bounded()),
-        key=lambda one: sum(map(len, one[2].groups)),
-    )
-    fitting = [one for one in every if one[1] <= cap]
-    by_time = objective == "time"
-    waiting = [(one[0] if by_time else one[1], next(order), not by_time, one[2]) for one in fitting]
-    heapq.heapify(waiting)
+@dataclass
+class _Counts:
+    legal: int = 0
+    by_memory: int = 0
+
+
+def _in_order(
+    space: _Space, sizes: Sizes, level: str, cap: int, by_time: bool, counts: _Counts
+) -> Iterator[tuple[float, int, Candidate]]:
+    """The candidates of a mesh, those with the least bounds first, of equal ones the simplest."""
+    stored = space.bound.stored(sizes, level)
+    values = space.bound.seconds(sizes, level) if by_time else stored
+    own = space.is_own(sizes, level)
+    fits = own & (stored <= cap)
+    counts.legal += int(own.sum())
+    counts.by_memory += int(own.sum() - fits.sum())
+    left = np.flatnonzero(fits)
+    values = values.ravel()[left]
+    del stored, own, fits
+    while len(left):
+        if len(left) > BATCH:
+            chosen = np.argpartition(values, BATCH)
+            now, rest = chosen[:BATCH], chosen[BATCH:]
+        else:
+            now, rest = np.arange(len(left)), np.arange(0)
+        now = now[np.argsort(values[now], kind="stable")]
+        for value, flat in zip(values[now], left[now], strict=True):
+            place = np.unravel_index(flat, [len(space.groups)] * len(sizes)) if sizes else ()
+            candidate = space.candidate(sizes, level, tuple(map(int, place)))
+            yield float(value), sum(map(len, candidate.groups)), candidate
+        left, values = left[rest], values[rest]
+
+
+def _run(
+    spaces: Mapping[str, _Space],
+    hardware: Hardware,
+    devices: int,
+    cap: int,
+    objective: str,
+    top: int,
+    progress: Any,
+) -> Found:
+    by_time, counts = objective == "time", _Counts()
+    queues = []
+    for space in spaces.values():
+        for sizes in space.meshes:
+            queues += [_in_order(space, sizes, level, cap, by_time, counts) for level in LEVELS]
+    order = itertools.count()
+    waiting: list[tuple[float, int, int, Candidate, Any]] = []
+
+    def push(queue: Any) -> None:
+        for value, simple, candidate in itertools.islice(queue, 1):
+            heapq.heappush(waiting, (value, simple, next(order), candidate, queue))
+
+    for queue in queues:
+        push(queue)
     ranked: list[Ranked] = []
     too_large: list[Ranked] = []
-    refused, best = 0, float("inf")
+    refused = seen = 0
 
     def value(one: Ranked) -> float:
         return one.seconds if by_time else float(one.bytes)
 
-    while waiting and waiting[0][0] < best:
-        bound, number, is_tight, candidate = heapq.heappop(waiting)
+    def enough() -> bool:
+        return len(ranked) >= top and waiting[0][0] >= value(ranked[top - 1])
+
+    while waiting and not enough():
+        bound, simple, _, candidate, queue = heapq.heappop(waiting)
         space = spaces[candidate.variant]
-        if not is_tight:
-            heapq.heappush(waiting, (space.bound.seconds(candidate), number, True, candidate))
+        if queue is not None:  # a first, loose bound: look closer
+            push(queue)
+            seen += 1
+            bytes = space.bound.bytes(candidate)
+            if bytes > cap:
+                counts.by_memory += 1
+                continue
+            tight = max(bound, space.bound.tight(candidate) if by_time else bytes)
+            heapq.heappush(waiting, (tight, simple, next(order), candidate, None))
             continue
-        plan = planned(space.fn, space.args, candidate.mesh, candidate.layout)
+        plan = space.planned(candidate)
         if isinstance(plan, WeftError):
             refused += 1
             continue
         one = Ranked(candidate, plan, plan.time(hardware), bound)
-        if one.bytes > cap:
-            too_large.append(one)
-            continue
-        ranked.append(one)
-        best = min(best, value(one))
-    ranked.sort(key=value)
+        (ranked if one.bytes <= cap else too_large).append(one)
+        ranked.sort(key=value)
+        if progress is not None:
+            progress(len(ranked) + len(too_large), len(waiting), ranked[0] if ranked else None)
+    planned = len(ranked) + len(too_large) + refused
     return Found(
         tuple(ranked),
         tuple(too_large),
-        len(every),
+        hardware,
+        devices,
+        cap,
+        counts.legal,
         refused,
-        len(every) - len(fitting),
-        len(waiting),
-        sum(space.bound.tried for space in spaces.values()),
+        counts.by_memory,
+        counts.legal - counts.by_memory - planned,
     )

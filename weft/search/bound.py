@@ -1,74 +1,61 @@
-"""Lower bounds: what no plan of a candidate can be below.
+"""Lower bounds: what no plan of a candidate can be below, for all candidates of a mesh at once.
 
-**Work.** An op is shared out by the axes that its dims are on, and by no others: `seconds / Π sizes`, summed
-over all ops. This is had for all candidates at once, from one trace.
+**Work.** An op is shared out by the axes that its dims are on, and by no others: `seconds / Π sizes`.
 
-**Collectives.** What dims on one axis make a program send over it does not depend on the other axes; these
-only make slices smaller. So a group of dims is tried once, on an axis of two devices, and what it sends there
-is what each candidate that has the group sends at least: divided by the other axes that its op has dims on.
-A sum over several axes is one collective, so of what an op sends over each of them only the dearest counts.
-What may hide behind the work of its phase counts where it is more than that.
+**Collectives.** Each collective of the opened program is there in a candidate that has one of its dims on an
+axis, over those axes, of slices that the other axes make smaller. Dims on one axis may save some: a renamed
+dim needs no gather if its new name is on the same axis, and a sum becomes a reduce-scatter; sums that meet
+are one. Groups of dims for which that can happen count less. What may hide behind the work of its phase
+counts where it is more than that.
 
-**Memory.** What goes in, each tensor divided by the axes of its dims.
+**Memory.** What is stored, and the buffers of the opened program, each divided by the axes of its dims.
+
+A mesh has a group of dims for each axis, and all that is counted is a sum of products of one factor for each
+axis. So the bounds of all candidates of a mesh are a few matrix products.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ..errors import WeftError
 from ..mesh import Mesh
 from ..plan.facts import Collective
 from ..plan.hardware import Hardware
-from ..plan.time import collective_seconds, hideable
+from ..plan.memory import Buffer
+from ..plan.time import collective_seconds, hideable, main_dtype, work_seconds
 from ..plan.walk import wire_bytes
-from .facts import Facts, op_dims, planned
-from .space import Candidate, Group, Sizes
+from .facts import Facts, Part
+from .space import Candidate, Group, Sizes, further
 
-TWO = 2  # devices that a group is tried on
-
-
-def shares(parts: Iterable[Group], groups: Sequence[Group]) -> np.ndarray:
-    """Whether a part of the work has a dim of a group: parts × groups."""
-    rows = [[bool(part & group) for group in groups] for part in parts]
-    return np.array(rows, bool).reshape(-1, len(groups))
-
-
-def divided(amounts: np.ndarray, hits: np.ndarray, sizes: Sizes) -> np.ndarray:
-    """For every choice of a group for each axis, the sum of amounts divided by the axes that share them out.
-
-    Args:
-      amounts: of each part.
-      hits: from `shares`.
-      sizes: of the axes.
-
-    Returns:
-      An array with a dim of groups for each axis.
-    """
-    factors = [np.where(hits, 1.0 / size, 1.0) for size in sizes]
-    letters = "abcdefgh"[: len(sizes)]
-    terms = ["z", *(f"z{letter}" for letter in letters)]
-    return np.einsum(f"{','.join(terms)}->{letters}", amounts, *factors, optimize=True)
+SLACK = 1 - 1e-4  # for sizes that are rounded, and for what is fused a little otherwise
+FUSED = 0.8  # of the memory of buffers: a split program may be fused better than the opened one
+MANY = 1 << 40  # bytes
+PHASES = ("forward", "backward", "update")
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a group of dims makes a program send over its axis: by which op, how much, how often."""
+    """A collective: the dims that call for it, and those that what is sent has beside them.
 
-    op: str
-    phase: str
-    hides: bool
-    dims: Group
+    Attributes:
+      on: which dims of an axis count: the "plain" rules', the "stored" state's, or what it has "further".
+    """
+
+    on: str
     kind: str
+    over: Group
+    dims: Group
     bytes: float
     count: int
+    is_gradient: bool
+    number: int  # to tell equal ones apart
 
 
 class Bound:
@@ -78,94 +65,323 @@ class Bound:
       facts: the program.
       hardware: the machine.
       devices: how many there are.
+      groups: what an axis can have on it.
     """
 
-    def __init__(self, facts: Facts, hardware: Hardware, devices: int):
-        self.facts, self.hardware = facts, hardware
+    def __init__(self, facts: Facts, hardware: Hardware, devices: int, groups: Sequence[Group]):
+        self.facts, self.hardware, self.groups = facts, hardware, groups
+        self.dtype = main_dtype(facts.plan)
         self.times = devices / hardware.shared_cores if hardware.shared_cores else 1.0
-        self.work = {part: self.times * seconds for part, seconds in facts.seconds(hardware).items()}
-        self._sent: dict[Group, list[Sent]] = {frozenset(): []}
-        self._paces: dict[tuple[Sizes, int, str], tuple[float, float]] = {}
+        self.state = [one for one in facts.inputs if one.role != "value"]
+        self._roles: dict[str, list[tuple[Group, int]]] = defaultdict(list)
+        for one in facts.inputs:
+            self._roles[one.role].append((frozenset(name for name, n, _ in one.dims if n > 1), one.bytes))
+        self.work = self._work()
+        self.sent = self._sent()
+        gathers = (over for c, over, _ in facts.sent if c.kind == "all-gather")
+        self._gathered: Group = frozenset().union(*gathers)
+        self._paces: dict[tuple[Sizes, tuple[int, ...], str], tuple[float, float]] = {}
+        self._savings: dict[Group, tuple[set[int], bool]] = {}
+        self._left: dict[tuple[Group, int], float] = {}
+        self._further: dict[tuple[Group, int], Group] = {}
 
-    @property
-    def tried(self) -> int:
-        """How many groups were tried."""
-        return len(self._sent) - 1
+    # Time
 
-    def seconds(self, candidate: Candidate) -> float:
-        """What it takes at least, with its collectives."""
-        work: dict[str, float] = defaultdict(float)
-        for (phase, dims), seconds in self.work.items():
-            work[phase] += seconds / _ways(candidate, dims)
-        hidden: dict[str, float] = defaultdict(float)
-        sent = 0.0
-        for (_, phase, hides), by_axis in self._sent_by(candidate).items():
+    def seconds(self, sizes: Sizes, level: str) -> np.ndarray:
+        """The least seconds of all candidates of a mesh: an array with a dim of groups for each axis."""
+        nothing = np.zeros([len(self.groups)] * len(sizes))
+        plain, work, hidden = nothing, dict.fromkeys(PHASES, nothing), dict.fromkeys(PHASES, nothing)
+        for phase, parts in self.work.items():
+            shares = []
+            for size in sizes:
+                on = self._on(size, level)
+                some = [on[self._where(phase, dims, level)] for dims, _ in parts]
+                shares.append(self._shares([dims for dims, _ in parts], some, size))
+            work[phase] = _summed(np.array([seconds for _, seconds in parts]), shares)
+        for (phase, hides), sent in (*self.sent.items(), *self._gathers(level).items()):
+            seconds = self._all_sent(sent, sizes, level)
             if hides:
-                hidden[phase] += max(by_axis)
+                hidden[phase] = hidden[phase] + seconds
             else:
-                sent += max(by_axis)
-        return sent + sum(max(work[phase], hidden[phase]) for phase in {*work, *hidden})
+                plain = plain + seconds
+        return SLACK * (plain + sum(np.maximum(work[phase], hidden[phase]) for phase in PHASES))
 
-    def _sent_by(self, candidate: Candidate) -> dict[tuple[str, str, bool], list[float]]:
-        """What each op's collectives take, by axis."""
-        found: dict[Any, list[float]] = defaultdict(lambda: [0.0] * len(candidate.sizes))
-        for axis, group in enumerate(candidate.groups):
-            for sent in self._of(group):
-                others = _ways(candidate, sent.dims, without=axis)
-                seconds = self._least(sent, candidate.sizes, axis, others)
-                found[sent.op, sent.phase, sent.hides][axis] += self.times * seconds
+    def tight(self, candidate: Candidate) -> float:
+        """The least seconds of one candidate: closer where one dim is on several axes."""
+        level, sizes = candidate.level, candidate.sizes
+        on = self._on_axes(candidate)
+        plain, work, hidden = 0.0, defaultdict[str, float](float), defaultdict[str, float](float)
+        left = functools.cache(lambda dims, where: self._left_of(dims, sizes, on[where]))
+        for part in self.facts.work:
+            work[part.work.phase] += self._of_part(part, left, level)
+        for (phase, hides), sent in (*self.sent.items(), *self._gathers(level).items()):
+            for s in sent:
+                weights = [self._weight(s, group) for group in on[s.on]]
+                axes = tuple(place for place, weight in enumerate(weights) if weight)
+                if not axes:
+                    continue
+                latency, pace = self._pace(sizes, axes, self._kind(s, level))
+                beside = [
+                    frozenset[str]() if place in axes else group
+                    for place, group in enumerate(on["stored" if s.on == "stored" else "plain"])
+                ]
+                bytes = s.bytes * self._left_of(s.dims, sizes, beside)
+                seconds = self.times * s.count * (latency + bytes * pace)
+                seconds *= math.prod(weights[place] for place in axes)
+                if hides:
+                    hidden[phase] += seconds
+                else:
+                    plain += seconds
+        return SLACK * (plain + sum(max(work[phase], hidden[phase]) for phase in PHASES))
+
+    def _of_part(self, part: Part, left: Callable[[Group, str], float], level: str) -> float:
+        """The least seconds of some work: what it reads and writes is cut along its own dims only."""
+        where = self._where(part.work.phase, part.dims, level)
+        whole = work_seconds(part.work, self.hardware, self.dtype)
+        compute, memory = (seconds * left(part.dims, where) for seconds in whole)
+        touched = sum(bytes * left(dims, where) for bytes, dims in part.touched)
+        if where == "stored" and part.work.phase == "backward" and part.work.op.startswith("astype"):
+            bytes, dims = part.touched[-1]  # a gradient, which is scattered when it is whole in its own type
+            touched += bytes * (left(dims, "plain") - left(dims, where))
+        memory = max(memory, touched / self.hardware.memory_bandwidth)
+        seconds = compute + memory if self.hardware.shared_cores else max(compute, memory)
+        return self.times * seconds * part.work.count
+
+    def _on_axes(self, candidate: Candidate) -> dict[str, list[Group]]:
+        """The dims on each axis of a candidate, as `_on` has them."""
+        pairs = zip(candidate.groups, candidate.sizes, strict=True)
+        more = [self.further(group, n) if candidate.level else frozenset() for group, n in pairs]
+        stored = [a | b for a, b in zip(candidate.groups, more, strict=True)]
+        return {"plain": list(candidate.groups), "stored": stored, "further": more}
+
+    def _left_of(self, dims: Group, sizes: Sizes, split: Sequence[Group]) -> float:
+        """What is left on a device of a whole with these dims; an axis cuts it along one of them."""
+        ways: dict[str, int] = defaultdict(lambda: 1)
+        for size, group in zip(sizes, split, strict=True):
+            if group & dims:
+                ways[max(group & dims, key=lambda dim: (self.facts.dims[dim], dim))] *= size
+        return math.prod(self._share(frozenset([dim]), n) for dim, n in ways.items())
+
+    def _where(self, phase: str, dims: Group, level: str) -> str:
+        """Whether work is done on what is stored: an update, or a cast before parameters are gathered."""
+        early = level == "params" and any(dims <= one for one, _ in self._roles.get("param", ()))
+        return "stored" if phase == "update" or early else "plain"
+
+    @staticmethod
+    def _kind(sent: Sent, level: str) -> str:
+        """A sum of gradients is a reduce-scatter where state is stored in further pieces."""
+        return "reduce-scatter" if level and sent.is_gradient and sent.kind == "all-reduce" else sent.kind
+
+    def _work(self) -> dict[str, list[tuple[Group, float]]]:
+        """The seconds of all work on one device, by phase and by the dims that may share it out."""
+        total = defaultdict[tuple[str, Group], float](float)
+        for part in self.facts.work:
+            compute, memory = work_seconds(part.work, self.hardware, self.dtype)
+            seconds = compute + memory if self.hardware.shared_cores else max(compute, memory)
+            total[part.work.phase, part.dims] += self.times * seconds * part.work.count
+        found: dict[str, list[tuple[Group, float]]] = defaultdict(list)
+        for (phase, dims), seconds in total.items():
+            found[phase].append((dims, seconds))
         return found
 
-    def _of(self, group: Group) -> list[Sent]:
-        if group not in self._sent:
-            self._sent[group] = self._try(group)
-        return self._sent[group]
+    def _sent(self) -> dict[tuple[str, bool], list[Sent]]:
+        """The collectives of the opened program, less those that a split one may not have.
 
-    def _try(self, group: Group) -> list[Sent]:
-        trial = Candidate((TWO,), (group,))
-        plan = planned(self.facts.program, self.facts.args, trial.mesh, trial.layout)
-        if isinstance(plan, WeftError):
-            return []
+        Sums of one parameter's gradients are one sum; and so are those of what differs only by a dim's name.
+        """
+        stored = [frozenset(name for name, n, _ in one.dims if n > 1) for one in self.facts.inputs]
+        left = {dims: stored.count(dims) for dims in stored}
+        seen: set[tuple[Group, Group]] = set()
+        found: dict[tuple[str, bool], list[Sent]] = defaultdict(list)
+        dear = sorted(self.facts.sent, key=lambda one: -one[0].bytes * one[0].count)
+        for number, (c, over, dims) in enumerate(dear):
+            count, gradient = c.count, False
+            if c.phase == "backward" and c.kind == "all-reduce" and dims in left:
+                if not left[dims]:
+                    continue
+                left[dims], count, gradient = left[dims] - 1, 1, True
+            kin = [some for some in self.facts.renamed if some & dims]
+            if c.phase == "backward" and c.kind == "all-reduce" and kin:
+                alike = over, dims.union(*kin)
+                if alike in seen:
+                    continue
+                seen.add(alike)
+            gradient = gradient or (c.phase == "backward" and any(dims <= one for one in stored if dims))
+            hides = not self.hardware.shared_cores and (gradient or hideable(c, self.facts.plan))
+            on = "stored" if c.phase == "update" else "plain"
+            found[c.phase, hides].append(Sent(on, c.kind, over, dims, c.bytes, count, gradient, number))
+        return found
 
-        def hides(c: Collective) -> bool:
-            return not self.hardware.shared_cores and hideable(c, plan)
+    def _gathers(self, level: str) -> dict[tuple[str, bool], list[Sent]]:
+        """The gathers of parameters that are stored, or updated, in further pieces.
 
-        # Where a size is odd, two devices hold a place more than there is.
-        full = min((n / (n + n % TWO) for n in (self.facts.dims[dim] for dim in group)), default=1.0)
-        return [
-            Sent(c.op, c.phase, hides(c), op_dims(c.op, self.facts), c.kind, c.bytes * full, c.count)
-            for c in plan.collectives
+        Those that are stored so are gathered where they are used, perhaps in half of their type.
+        """
+        some = self._roles.get("param", [])
+        if not level or not some:
+            return {}
+        stored = level == "params"
+        gathers = [
+            Sent("further", "all-gather", dims, dims, bytes / (2 if stored else 1), 1, False, number)
+            for number, (dims, bytes) in enumerate(some)
         ]
+        place = ("forward", not self.hardware.shared_cores) if stored else ("update", False)
+        return {place: gathers}
 
-    def _least(self, sent: Sent, sizes: Sizes, axis: int, ways: int) -> float:
-        """The seconds of a collective over an axis, by itself or as part of one over several."""
-        bytes = sent.bytes / ways
-        if sent.kind in ("all-to-all", "permute"):
-            bytes *= TWO / sizes[axis]
-        latency, pace = self._pace(sizes, axis, sent.kind)
-        return sent.count * (latency + bytes * pace)
+    def _all_sent(self, sent: list[Sent], sizes: Sizes, level: str) -> np.ndarray:
+        """The seconds of collectives: over each set of axes, those that are over these and no others."""
+        places = range(len(sizes))
+        hits, inside = [], []
+        for size in sizes:
+            on = self._on(size, level)
+            hits.append(np.array([[self._weight(s, group) for group in on[s.on]] for s in sent]))
+            beside = [on["stored"] if s.on == "stored" else self.groups for s in sent]
+            inside.append(self._shares([s.dims for s in sent], beside, size))
+        counts = np.array([s.count * self.times for s in sent])
+        bytes = np.array([s.bytes for s in sent])
+        total = np.zeros([len(self.groups)] * len(sizes))
+        for axes in _subsets(places):
+            latency, pace = np.array([self._pace(sizes, axes, self._kind(s, level)) for s in sent]).T
+            over = [hits[p] if p in axes else 1.0 * (hits[p] == 0) for p in places]
+            cut = [over[p] if p in axes else over[p] * inside[p] for p in places]
+            total += _summed(counts * latency, over) + _summed(counts * bytes * pace, cut)
+        return total
 
-    def _pace(self, sizes: Sizes, axis: int, kind: str) -> tuple[float, float]:
-        """The least seconds of nothing, and of each byte, over all sets of axes with this one."""
-        key = sizes, axis, kind
+    def _weight(self, sent: Sent, group: Group) -> float:
+        """How much of a collective a group of dims on an axis calls for."""
+        if not sent.over & group:
+            return 0.0
+        if sent.on == "further":
+            return 1.0
+        if group not in self._savings:
+            renames = any(group & dims for dims in self.facts.renamed)
+            self._savings[group] = self._merged(group), renames
+        merged, renames = self._savings[group]
+        if sent.number in merged:
+            return 0.0
+        if renames:
+            return 0.5 if sent.kind == "all-reduce" else 0.0
+        # A sum of what has a dim on the same axis, or had one before a gather, is scattered along that.
+        scattered = sent.dims & group or (sent.is_gradient and self._gathered & group)
+        return 0.5 if sent.kind == "all-reduce" and scattered else 1.0
+
+    def _merged(self, group: Group) -> set[int]:
+        """The sums that may be part of others if a group is on one axis: all but the dearest of a phase."""
+        meet = [some for some in self.facts.alike if all(dims & group for dims in some)]
+        over = frozenset[Group]().union(*meet)
+        found: set[int] = set()
+        for sent in self.sent.values():
+            some = sorted((s for s in sent if s.over in over), key=lambda s: s.bytes * s.count)
+            found.update(s.number for s in some[:-1])
+        return found
+
+    def _pace(self, sizes: Sizes, axes: tuple[int, ...], kind: str) -> tuple[float, float]:
+        """The seconds of a collective of nothing over some axes, and of each byte: at once, or one by one."""
+        key = sizes, axes, kind
         if key not in self._paces:
             mesh = Mesh([(f"x{n}", size) for n, size in enumerate(sizes)])
-            many = 1 << 40
-            own = wire_bytes(kind, many, sizes[axis])
-            found: list[tuple[float, float]] = []
-            others = [n for n in range(len(sizes)) if n != axis]
-            for count in range(len(others) + 1):
-                for more in itertools.combinations(others, count):
-                    axes = tuple(f"x{n}" for n in sorted((axis, *more)))
-                    one = Collective(kind, axes, many, 1, "", "", "", own)
-                    none = Collective(kind, axes, 0, 1, "", "", "", 0)
-                    whole, latency = (collective_seconds(c, mesh, self.hardware) for c in (one, none))
-                    found.append((latency, (whole - latency) / many))
-            self._paces[key] = min(one[0] for one in found), min(one[1] for one in found)
+            names, ways = tuple(f"x{n}" for n in axes), math.prod(sizes[n] for n in axes)
+            sent = Collective(kind, names, MANY, 1, "", "", "", wire_bytes(kind, MANY, ways))
+            none = Collective(kind, names, 0, 1, "", "", "", 0)
+            whole, latency = (collective_seconds(c, mesh, self.hardware) for c in (sent, none))
+            # What is sent from each to each, or on to a neighbour, is cut by these axes too.
+            pace = (whole - latency) / MANY / (ways if kind in ("all-to-all", "permute") else 1)
+            if len(axes) > 1:
+                alone = [self._pace(sizes, (axis,), kind) for axis in axes]
+                latency = min(latency, sum(one[0] for one in alone))
+                pace = min(pace, max(one[1] for one in alone))
+            self._paces[key] = latency, pace
         return self._paces[key]
 
+    def _shares(self, parts: Sequence[Group], groups: Sequence[Sequence[Group]], size: int) -> np.ndarray:
+        """The share of each part that is left on a device of an axis, by the group that is on it.
 
-def _ways(candidate: Candidate, dims: Group, without: int = -1) -> int:
-    """How many devices share out what has these dims, an axis left out."""
-    pairs = enumerate(zip(candidate.sizes, candidate.groups, strict=True))
-    return math.prod(size for n, (size, group) in pairs if n != without and group & dims)
+        Args:
+          parts: their dims.
+          groups: for each part the groups that may be on the axis.
+          size: of the axis.
+        """
+        both = zip(parts, groups, strict=True)
+        return np.array([[self._share(dims & group, size) for group in some] for dims, some in both])
+
+    def _share(self, cut: Group, size: int) -> float:
+        """What is left of a whole that an axis cuts along one of these dims; all, if there is none."""
+        if (cut, size) not in self._left:
+            sizes = [self.facts.dims[dim] for dim in cut]
+            self._left[cut, size] = min((-(-n // size) / n for n in sizes), default=1.0)
+        return self._left[cut, size]
+
+    # Storage
+
+    def _on(self, size: int, level: str) -> dict[str, list[Group]]:
+        """What an axis can have on it: by the rules for all, where state is stored, what that adds."""
+        more = [self.further(group, size) if level else frozenset() for group in self.groups]
+        stored = [a | b for a, b in zip(self.groups, more, strict=True)]
+        return {"plain": list(self.groups), "stored": stored, "further": more}
+
+    def _groups(self, sizes: Sizes, level: str) -> list[list[Group]]:
+        """For each axis all groups, with the dims that are on it where state is stored."""
+        return [self._on(size, level)["stored"] for size in sizes]
+
+    def further(self, group: Group, size: int) -> Group:
+        """The dims that state is stored along on an axis with a group, beside those of the group."""
+        if (group, size) not in self._further:
+            self._further[group, size] = further(group, size, self.state)
+        return self._further[group, size]
+
+    def stored(self, sizes: Sizes, level: str) -> np.ndarray:
+        """The bytes of what goes in, for all candidates of a mesh."""
+        total = np.zeros([len(self.groups)] * len(sizes))
+        for role, some in self._roles.items():
+            split = self._groups(sizes, level if _is_further(role, level) else "")
+            dims = [dims for dims, _ in some]
+            shares = [self._shares(dims, [g] * len(dims), n) for n, g in zip(sizes, split, strict=True)]
+            total += _summed(np.array([float(bytes) for _, bytes in some]), shares)
+        return total
+
+    def bytes(self, candidate: Candidate) -> float:
+        """The least memory of one candidate, its buffers included."""
+        on, sizes, level = self._on_axes(candidate), candidate.sizes, candidate.level
+        stored = sum(
+            bytes * self._left_of(dims, sizes, on["stored" if _is_further(role, level) else "plain"])
+            for role, some in self._roles.items()
+            for dims, bytes in some
+        )
+        split = {
+            phase: on["stored" if phase == "update" or (phase, level) == ("backward", "params") else "plain"]
+            for phase in PHASES
+        }
+        cut = self.facts.cut
+
+        def size(buffer: Buffer) -> float:
+            dims, phase = cut[buffer.number]
+            return buffer.size * self._left_of(dims, sizes, split[phase])
+
+        returned, most, _ = self.facts.buffers.peak(size)
+        return SLACK * (stored + FUSED * self.facts.whole * (returned + most))
+
+
+def _is_further(role: str, level: str) -> bool:
+    """Whether what has a role is stored in further pieces."""
+    return bool(level) and (role == "optimizer" or (role == "param" and level == "params"))
+
+
+def _subsets(places: Sequence[int]) -> list[tuple[int, ...]]:
+    return [some for n in range(1, len(places) + 1) for some in itertools.combinations(places, n)]
+
+
+def _summed(amounts: np.ndarray, factors: Sequence[np.ndarray]) -> np.ndarray:
+    """Σ of amounts, each times one factor for each axis: over all choices of a group for each axis.
+
+    Args:
+      amounts: of each part.
+      factors: for each axis, parts × groups.
+    """
+    if not factors:
+        return amounts.sum()
+    *first, last = factors
+    rows = amounts[:, None]
+    for factor in first:
+        rows = (rows[:, :, None] * factor[:, None, :]).reshape(len(amounts), -1)
+    shape = [factor.shape[1] for factor in factors]
+    return (rows.T @ last).reshape(shape)

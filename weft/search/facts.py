@@ -1,22 +1,51 @@
-"""What one trace on one device tells of a program under every layout."""
+"""What one trace tells of a program under every layout: work, collectives and buffers with their dims."""
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import WeftError
 from ..layout import Layout
 from ..mesh import Mesh
-from ..plan.hardware import Hardware
-from ..plan.plan import Plan
-from ..plan.time import main_dtype, work_seconds
-from ..spmd import Program
+from ..ops import elementwise
+from ..plan import cost
+from ..plan.facts import Collective, Stored, Work
+from ..plan.memory import Buffer, Placed
+from ..plan.plan import Plan, read
+from ..plan.walk import Found, op_of, phase_of
+from .opened import OpenLayout, OpenMesh, on
 from .space import Group
 
+LIGHT = 2000  # a dim that has a smaller part of all work and all state than one in this many is not searched
+
+# Ops that do the same work if their dims can be split; a convolution over split space does more.
+PLAIN = {
+    *elementwise.__all__,
+    *"einsum sum mean var max min prod softmax log_softmax logsumexp take dropout scan arange".split(),
+    *"transpose optimizer gradient".split(),
+}
+_AROUND = re.compile("scan|while|fori|cond|map|vmap|local")  # ops with others inside, which have further dims
 _DIMS, _NAME = re.compile(r"\[([^\]]*)\]"), re.compile(r"[A-Za-z_][\w.']*")
+_NONE: Group = frozenset()
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some work.
+
+    Attributes:
+      work: of whole tensors.
+      dims: those that may share it out.
+      touched: the bytes of each thing that it reads or writes, and the dims that this can be cut along.
+    """
+
+    work: Work
+    dims: Group
+    touched: tuple[tuple[float, Group], ...]
 
 
 @dataclass(frozen=True)
@@ -24,81 +53,163 @@ class Facts:
     """A program, seen once.
 
     Attributes:
-      program: what was traced, on one device.
-      args: for what.
-      plan: of one device.
-      dims: the names of all dims, and the size of the largest of each name.
-      meetings: by role, the dims that one tensor or op has.
-      hidden: dims that a vmap hides from the names of ops.
+      plan: of whole tensors, with the collectives that splits call for.
+      buffers: whole ones too.
+      dims: the names of all dims that can be split, and the size of the largest of each name.
+      meetings: dims of which no two may be on one axis.
+      renamed: dims that take the place of others, and these.
+      alike: sets of dims whose sums are one sum where these have one axis.
+      work: the work.
+      sent: the collectives, each with the dims that call for it and those that what is sent has beside them.
+      whole: what the peak of memory is on one device, beside that of the opened program.
+      cut: for each buffer, by its number, the dims that it may be cut along, and its phase.
     """
 
-    program: Program
-    args: tuple[Any, ...]
     plan: Plan
+    buffers: Placed
     dims: dict[str, int]
-    meetings: dict[str, set[Group]]
-    hidden: Group
+    meetings: frozenset[Group]
+    renamed: frozenset[Group]
+    alike: frozenset[frozenset[Group]]
+    work: tuple[Part, ...]
+    sent: tuple[tuple[Collective, Group, Group], ...]
+    whole: float
+    cut: dict[int, tuple[Group, str]]
 
-    def seconds(self, hardware: Hardware) -> dict[tuple[str, Group], float]:
-        """The seconds of all work on one device, by phase, and by the dims that may share it out.
+    @property
+    def inputs(self) -> list[Stored]:
+        return [one for one in self.plan.stored if one.kind == "input"]
 
-        On several devices each op does at least its part of it: no op can be cut along a dim that it lacks.
-        """
-        dtype, total = main_dtype(self.plan), defaultdict[tuple[str, Group], float](float)
-        for work in self.plan.work:
-            compute, memory = work_seconds(work, hardware, dtype)
-            seconds = compute + memory if hardware.shared_cores else max(compute, memory)
-            total[work.phase, op_dims(work.op, self)] += seconds * work.count
-        return dict(total)
-
-    def bytes(self) -> list[tuple[Group, int]]:
-        """The dims and the bytes, on one device, of all that goes in."""
-        inputs = [one for one in self.plan.stored if one.kind == "input"]
-        return [(frozenset(name for name, _, _ in one.dims), one.bytes) for one in inputs]
-
-
-def op_dims(op: str, facts: Facts) -> Group:
-    """The dims of an op by its name, `einsum[batch,io · io,hidden → batch,hidden]`; all if it has none."""
-    named, every = _DIMS.search(op), frozenset(facts.dims)
-    found = frozenset(_NAME.findall(named[1])) if named is not None else every
-    return (found | facts.hidden) & every if found <= every else every
+    @functools.cached_property
+    def searched(self) -> list[str]:
+        """The dims that are worth a search."""
+        totals: dict[str, float] = defaultdict(float)
+        weights: dict[tuple[str, str], float] = defaultdict(float)
+        for what, amount, dims in (
+            *(("flops", p.work.flops * p.work.count, p.dims) for p in self.work),
+            *(("bytes", p.work.bytes * p.work.count, p.dims) for p in self.work),
+            *(("state", one.bytes, frozenset(name for name, _, _ in one.dims)) for one in self.inputs),
+        ):
+            totals[what] += amount
+            for dim in dims:
+                weights[what, dim] += amount
+        return [d for d in self.dims if any(weights[what, d] > totals[what] / LIGHT for what in totals)]
 
 
 def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:
-    """Trace a function once, on one device.
+    """Trace a function once, with all its dims split.
 
     Args:
       fn: a function of tensors, or a program of one, whose mesh and layout don't matter.
       args: its arguments: tensors, or `wf.spec(dims)`.
     """
-    program = on(fn, Mesh(), Layout())
-    plan = program.plan(*args)
+    mesh = OpenMesh()
+    layout = OpenLayout(mesh)
+    program = on(fn, mesh, layout)
+    reading = read(program, args, {})
     staged, _ = program._prepare(args, {})
-    context = staged.call.last["context"]
-    meetings: dict[str, set[Group]] = defaultdict(set)
-    sizes: dict[str, int] = {}
-    for role, dims in context.meetings:
-        meetings[role].add(frozenset(d.name for d in dims))
-        for d in dims:
-            sizes[d.name] = max(d.size, sizes.get(d.name, 0))
-    for one in plan.stored:
-        meetings[one.role].add(frozenset(name for name, _, _ in one.dims))
-        for name, size, _ in one.dims:
-            sizes[name] = max(size, sizes.get(name, 0))
-    dims, hidden = dict(sorted(sizes.items())), frozenset(context.hidden)
-    return Facts(program, tuple(args), plan, dims, dict(meetings), hidden)
+    dims = _Dims(layout, staged.call.last["context"], reading.plan)
+    parts = [dims.part(one) for one in reading.found if isinstance(one.event, Work)]
+    whole = 1.0
+    if not all(is_plain(part.work) for part in parts):
+        alone = on(fn, Mesh(), Layout()).plan(*args)
+        others = [dims.rough_part(work) for work in alone.work if not is_plain(work)]
+        parts = [one for one in parts if is_plain(one.work)] + others
+        whole = min(1.0, alone.memory.peak / max(reading.plan.memory.peak, 1))
+    buffers = reading.buffers
+    return Facts(
+        reading.plan,
+        buffers,
+        {name: max(dims.sizes[name]) for name in sorted(dims.every)},
+        dims.meetings,
+        dims.renamed,
+        dims.alike,
+        tuple(parts),
+        tuple((c, dims.on(c.axes), dims.on({*c.varies} - {*c.axes})) for c in reading.plan.collectives),
+        whole,
+        {b.number: dims.cut(b, buffers) for b in (*buffers.returned, *buffers.spare, *buffers.others)},
+    )
 
 
-def on(fn: Any, mesh: Mesh, layout: Layout) -> Program:
-    """A function, or what a program is made of, as a program of a mesh and a layout."""
-    if isinstance(fn, Program):
-        return Program(fn.fn, mesh, layout, static=fn.static, donate=fn.donate)
-    return Program(fn, mesh, layout)
+def is_plain(work: Work) -> bool:
+    """Whether an op does the same work if its dims can be split."""
+    return work.op.split("[")[0] in PLAIN
 
 
-def planned(fn: Any, args: tuple[Any, ...], mesh: Mesh, layout: Layout) -> Plan | WeftError:
-    """The plan for a mesh and a layout, or why there is none."""
-    try:
-        return on(fn, mesh, layout).plan(*args)
-    except WeftError as error:
-        return error
+class _Dims:
+    """The dims of an opened program, and which of them things have."""
+
+    def __init__(self, layout: OpenLayout, context: Any, plan: Plan):
+        self.names = {axis: name for name, axis in layout.axes.items()}
+        self.every = frozenset(layout.axes)
+        self.hidden = frozenset(context.hidden) & self.every
+        self.sizes: dict[str, set[int]] = defaultdict(set)
+        for _, dims in context.meetings:
+            for d in dims:
+                self.sizes[d.name].add(d.size)
+        self.meetings = frozenset(
+            frozenset(d.name for d in dims) & self.every for _, dims in context.meetings
+        )
+        self.renamed = frozenset(dims & self.every for dims in context.renamed)
+        self.alike = frozenset(frozenset(map(self.on, some)) for some in context.alike)
+        gathers = (self.on(c.axes) for c in plan.collectives if c.kind == "all-gather")
+        self.gathered = _NONE.union(*gathers)
+        self.of_array = functools.cache(self._of_array)
+
+    def on(self, axes: Any) -> Group:
+        """The dims on some axes."""
+        return frozenset(self.names[axis] for axis in axes)
+
+    def named(self, op: str) -> Group:
+        """The dims in the name of an op, `einsum[batch,io · io,hidden]`; all if it has none."""
+        found = _DIMS.search(op)
+        return frozenset(_NAME.findall(found[1])) & self.every | self.hidden if found else self.every
+
+    def kin(self, dims: Group) -> Group:
+        """Some dims, and those renamed to them: what is element-wise may still be cut along these."""
+        return dims.union(*(some for some in self.renamed if some & dims))
+
+    def of_type(self, aval: Any, op: str) -> Group:
+        """The dims that a value can be cut along.
+
+        What is the same on all devices, like zeros, does not vary, and goes by the op that makes it.
+        """
+        varying = self.on(aval.mat.varying) if hasattr(aval, "mat") else _NONE
+        return self.kin(self.of_array(math.prod(aval.shape), varying) or self.named(op))
+
+    def _of_array(self, elements: int, varying: Group) -> Group:
+        """Those of the dims along which an array varies that it can have: a weight may vary like a batch."""
+        sets = self._products(tuple(sorted(varying | self.gathered)), elements)
+        return varying & _NONE.union(*sets) if sets else varying
+
+    def _products(self, dims: tuple[str, ...], elements: int) -> list[Group]:
+        """All sets of some dims that so many elements can be along."""
+        if not dims:
+            return [_NONE] if elements == 1 else []
+        first, rest = dims[0], dims[1:]
+        found = self._products(rest, elements)
+        for size in self.sizes[first]:
+            if size > 1 and elements % size == 0:
+                found = [*found, *(some | {first} for some in self._products(rest, elements // size))]
+        return found
+
+    def part(self, one: Found) -> Part:
+        """Some work of the opened program."""
+        work = one.event
+        assert isinstance(work, Work)
+        inside = self.on(work.varies) if _AROUND.match(work.op) else _NONE
+        touched = tuple((cost.size(a), self.of_type(a, work.op)) for a in one.touched if cost.size(a))
+        own = self.named(work.op)
+        return Part(work, (own if work.kind == "matmul" else self.kin(own)) | inside, touched)
+
+    def rough_part(self, work: Work) -> Part:
+        """Some work of which only the name tells the dims."""
+        dims = self.kin(self.named(work.op))
+        return Part(work, dims, ((work.bytes, dims),))
+
+    def cut(self, buffer: Buffer, buffers: Placed) -> tuple[Group, str]:
+        """The dims that a buffer may be cut along, and its phase."""
+        aval, node = buffers.reader.avals[buffer.number], buffer.node
+        if node is None:
+            return self.of_type(aval, ""), "update"
+        return self.of_type(aval, op_of(node.name)), phase_of(node.name, False)

@@ -1,0 +1,70 @@
+"""A program traced with every dim on an axis of its own, each of one device.
+
+There every rule is legal and nothing is cut, and yet each sum and gather that splitting a dim calls for is in
+the trace, of whole tensors and over the dim's axis. So one trace tells of all layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import AbstractMesh, AxisType
+
+from ..dims import Dim
+from ..layout import Layout, Splits
+from ..mesh import Mesh
+from ..spmd import Program
+
+AXES = 64  # more than a program has dims
+
+
+class OpenMesh(Mesh):
+    """Axes of one device each that cut all the same; good for tracing only."""
+
+    has_devices = False
+
+    def __init__(self) -> None:
+        super().__init__([(f"axis{n}", 1) for n in range(AXES)])
+
+    @property
+    def jax_mesh(self) -> AbstractMesh:
+        return AbstractMesh((1,) * AXES, self.names, axis_types=(AxisType.Auto,) * AXES)
+
+    def cuts(self, axis: str) -> bool:
+        return True
+
+
+class OpenLayout(Layout):
+    """Gives every dim an axis of its own when it first occurs."""
+
+    __slots__ = ("_free", "axes")
+
+    def __init__(self, mesh: Mesh):
+        super().__init__()
+        self.axes: dict[str, str] = {}
+        self._free = iter(mesh.names)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def rules_for(self, role: str = "value") -> dict[str, tuple[str, ...]]:
+        return {name: (axis,) for name, axis in self.axes.items()}
+
+    def splits(self, dims: Sequence[Dim], mesh: Mesh, role: str = "value") -> Splits:
+        return tuple((self._axis(dim.name),) if dim.size > 1 else () for dim in dims)
+
+    def _axis(self, name: str) -> str:
+        if name not in self.axes:
+            self.axes[name] = next(self._free)
+        return self.axes[name]
+
+
+def on(fn: Any, mesh: Mesh, layout: Layout) -> Program:
+    """A function, or what a program is made of, as a program of a mesh and a layout."""
+    if isinstance(fn, Program):
+        return Program(fn.fn, mesh, layout, static=fn.static, donate=fn.donate)
+    return Program(fn, mesh, layout)
