@@ -19,7 +19,7 @@ def every(name):
     """All candidates of a program with their plans."""
     make, devices, axes = PROGRAMS[name]
     fn, args = make()
-    space = best._Space("", fn, tuple(args), devices, axes, Hardware.of("cpu"))
+    space = best.Space("", fn, tuple(args), devices, axes, Hardware.of("cpu"))
     found = {}
     for sizes, level in itertools.product(space.meshes, LEVELS):
         own = space.is_own(sizes, level)
@@ -50,7 +50,7 @@ def holds(name, machine, monkeypatch):
         made.append(candidate)
         return plans[candidate]
 
-    monkeypatch.setattr(best._Space, "planned", planned)
+    monkeypatch.setattr(best.Space, "planned", planned)
     found = search(*make(), devices=devices, hardware=machine, axes=axes)
     assert found.best.seconds == min(seconds.values())
     assert found.legal == len(plans)
@@ -80,7 +80,7 @@ def test_memory(name, monkeypatch):
     make, devices, axes = PROGRAMS[name]
     good = {c: plan for c, plan in plans.items() if not isinstance(plan, WeftError)}
     peaks = sorted({plan.memory.peak for plan in good.values()})
-    monkeypatch.setattr(best._Space, "planned", lambda _, candidate: plans[candidate])
+    monkeypatch.setattr(best.Space, "planned", lambda _, candidate: plans[candidate])
     asked = functools.partial(search, *make(), devices=devices, axes=axes, hardware="a100")
     assert asked(objective="memory").best.bytes == peaks[0]
     for cap in (peaks[0], peaks[len(peaks) // 2]):
@@ -95,7 +95,7 @@ def test_memory(name, monkeypatch):
 def test_the_best_ten(monkeypatch):
     """As many as are asked for are in order, and none that is better is missing."""
     _, plans = every("two layers")
-    monkeypatch.setattr(best._Space, "planned", lambda _, candidate: plans[candidate])
+    monkeypatch.setattr(best.Space, "planned", lambda _, candidate: plans[candidate])
     make, devices, axes = PROGRAMS["two layers"]
     found = search(*make(), devices=devices, axes=axes, hardware="h100", top=10)
     times = sorted(p.time("h100").overlapped_seconds for p in plans.values() if not isinstance(p, WeftError))

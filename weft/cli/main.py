@@ -25,6 +25,7 @@ from .loading import Failure, UserError
 from .models import Models
 from .plan import Plan
 from .score import Score
+from .search import Search
 from .serve import Serve
 from .train import Train
 from .translate import Translate
@@ -32,15 +33,16 @@ from .verify import Verify
 
 ABOUT = """Maths over named dimensions, split over a processor mesh by a one-line layout.
 
-weft plan says what a program will do and cost, before it runs. weft verify runs it under several layouts and
-compares the results. weft train trains a model, on one device or many, and weft eval scores it; weft demo
-does both in a few minutes. weft translate, weft generate and weft score use a trained model on files of
-texts, weft serve lets it answer over HTTP. weft checkpoint looks at what training stores, weft launch runs
-it in several processes. weft hardware shows the machines that a plan's time can be predicted for, weft models
-the known models. Each has a --help of its own."""
+weft plan says what a program will do and cost, before it runs; weft search finds the mesh and the layout that
+cost least. weft verify runs a program under several layouts and compares the results. weft train trains a
+model, on one device or many, and weft eval scores it; weft demo does both in a few minutes. weft translate,
+weft generate and weft score use a trained model on files of texts, weft serve lets it answer over HTTP. weft
+checkpoint looks at what training stores, weft launch runs it in several processes. weft hardware shows the
+machines that a plan's time can be predicted for, weft models the known models. Each has a --help."""
 
 COMMANDS = {
     "plan": Plan,
+    "search": Search,
     "verify": Verify,
     "demo": Demo,
     "train": Train,

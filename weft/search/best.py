@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from .space import LEVELS, Candidate, Sizes, factorisations, independent
 
 OBJECTIVES = ("time", "memory")
 BATCH = 4096  # candidates of a mesh that are put in order at a time
+STEP = 0.8  # from one point of the front to the next, in memory
 
 
 @dataclass(frozen=True)
@@ -73,74 +75,121 @@ class Found:
     Attributes:
       ranked: all that was planned and fits, best first.
       too_large: planned, and too large for the memory.
+      front: those of which none is both faster and smaller, the fastest first, if asked for.
+      nearest: if nothing fits, what needs the least memory.
       hardware: the machine.
       devices: how many there are.
       cap: bytes that a device may use.
+      objective: what is least, "time" or "memory".
       legal: how many candidates there were.
       refused: how many of them could not be lowered.
       by_memory: how many were ruled out because they can't fit.
       by_bound: how many because they could not be better than the best.
+      left_out: dims that were not searched because nothing of weight has them.
     """
 
     ranked: tuple[Ranked, ...]
     too_large: tuple[Ranked, ...]
+    front: tuple[Ranked, ...]
+    nearest: Ranked | None
     hardware: Hardware
     devices: int
     cap: int
+    objective: str
     legal: int
     refused: int
     by_memory: int
     by_bound: int
+    left_out: tuple[str, ...]
 
     @property
     def best(self) -> Ranked | None:
         return self.ranked[0] if self.ranked else None
+
+    def explain(self, compare: Ranked | None = None, rows: int = 10) -> str:
+        """What was found as text: the best, a table, and why it is better than another."""
+        from .report import explain
+
+        return explain(self, compare, rows)
+
+    def to_data(self) -> dict[str, Any]:
+        """What was found as JSON's kinds of things."""
+        from .report import to_data
+
+        return to_data(self)
+
+    def to_html(self) -> str:
+        """What was found as one self-contained page: time against memory, and the table."""
+        from .page import page
+
+        return page(self)
 
 
 def search(
     fn: Any,
     args: Sequence[Any] = (),
     *,
-    devices: int,
+    devices: int | None = None,
     hardware: Any,
+    mesh: Any = None,
     memory: int | None = None,
     axes: int = 2,
     objective: str = "time",
     variants: Mapping[str, tuple[Any, Sequence[Any]]] | None = None,
     top: int = 1,
-    progress: Callable[[int, int, Ranked | None], None] | None = None,
+    front: bool = False,
+    progress: Callable[[int, Ranked | None], None] | None = None,
 ) -> Found:
     """The mesh and the layout with the least predicted time, or memory.
 
     Args:
       fn: a function of tensors, or a program of one, whose mesh and layout don't matter.
       args: its arguments, tensors or `wf.spec(dims)`.
-      devices: how many there are.
+      devices: how many there are; all meshes of so many are tried.
       hardware: a profile's name, a TOML file's path, or `Hardware`.
+      mesh: the only mesh to try, in place of `devices`.
       memory: bytes that a device may use; by default all that the hardware has.
-      axes: how many axes a mesh may have.
+      axes: how many axes a mesh may have, 1 to 3.
       objective: what is to be least, "time" or "memory".
       variants: further functions with their arguments, by name: other remat policies, micro-batches.
       top: how many of the best are to be found for certain.
-      progress: is called after each plan with the number of plans, of candidates left, and the best yet.
+      front: whether to find also what is fastest with less and less memory.
+      progress: is called after each plan with the number of plans, and the best yet.
     """
-    _check(devices, axes, objective, top)
+    given = Mesh.of(mesh) if mesh is not None else None
+    if given is not None and devices is None:
+        devices = given.size
+    _check(devices, given, axes, objective, top)
+    assert devices is not None
     machine = Hardware.of(hardware)
     cap = machine.memory_bytes if memory is None else memory
     programs = {"": (fn, args), **(variants or {})}
     spaces = {
-        name: _Space(name, fn, tuple(args), devices, axes, machine) for name, (fn, args) in programs.items()
+        name: Space(name, fn, tuple(args), devices, axes, machine, given)
+        for name, (fn, args) in programs.items()
     }
-    return _run(spaces, machine, devices, cap, objective, top, progress)
+    run = _Run(spaces, machine, devices, objective, top, progress)
+    found = run.best(cap)
+    if not found.ranked:
+        smallest = replace(run, objective="memory", top=1).best(sys.maxsize)
+        return replace(found, nearest=smallest.best)
+    return replace(found, front=tuple(run.front(found))) if front else found
 
 
-def _check(devices: int, axes: int, objective: str, top: int) -> None:
-    asked = f"search(devices={devices}, axes={axes}, objective={objective!r})"
-    if devices < 1 or not 1 <= axes <= 3 or top < 1:
+def _check(devices: int | None, mesh: Mesh | None, axes: int, objective: str, top: int) -> None:
+    said = f'mesh="{mesh}"' if mesh is not None else f"devices={devices}"
+    asked = f"search({said}, axes={axes}, objective={objective!r}, top={top})"
+    if devices is None or devices < 1 or not 1 <= axes <= 3 or top < 1:
         raise MeshError(
-            f"a mesh of {devices} devices with at most {axes} axes, the best {top}",
+            f"devices={devices}, at most {axes} axes, the best {top}",
             rule="a mesh has at least one device, and a search 1 to 3 axes and at least one result",
             hint="devices=8, axes=2",
+        ).located(asked)
+    if mesh is not None and devices != mesh.size:
+        raise MeshError(
+            f'mesh "{mesh}" has {mesh.size} devices, and devices={devices}',
+            rule="a search has one mesh, or tries all meshes of so many devices",
+            hint=f"leave one of them out, or devices={mesh.size}",
         ).located(asked)
     if objective not in OBJECTIVES:
         raise LayoutError(
@@ -150,24 +199,48 @@ def _check(devices: int, axes: int, objective: str, top: int) -> None:
         ).located(asked)
 
 
-class _Space:
-    """The candidates of one function, with their bounds."""
+class Space:
+    """The candidates of one function, with their bounds and the plans that were made.
+
+    Args:
+      name: of the variant.
+      fn, args: as of `search`.
+      devices, axes: for all meshes of so many.
+      hardware: the machine.
+      mesh: the only mesh, if it is given.
+    """
 
     def __init__(
-        self, name: str, fn: Any, args: tuple[Any, ...], devices: int, axes: int, hardware: Hardware
+        self,
+        name: str,
+        fn: Any,
+        args: tuple[Any, ...],
+        devices: int,
+        axes: int,
+        hardware: Hardware,
+        mesh: Mesh | None = None,
     ):
         self.name, self.fn, self.args = name, fn, args
-        facts = facts_of(fn, args)
-        self.groups = independent(facts.searched, facts.meetings)
-        self.bound = Bound(facts, hardware, devices, self.groups)
+        self.facts = facts_of(fn, args)
+        self.groups = independent(self.facts.searched, self.facts.meetings)
+        self.bound = Bound(self.facts, hardware, devices, self.groups)
         self.meshes = factorisations(devices, axes)
+        self.axes: tuple[str, ...] = ()
+        if mesh is not None:
+            cut = [(axis, size) for axis, size in mesh.axes if size > 1]
+            self.meshes = [tuple(size for _, size in cut)]
+            self.axes = tuple(axis for axis, _ in cut)
+        self.plans: dict[Candidate, Plan | WeftError] = {}
 
     def planned(self, candidate: Candidate) -> Plan | WeftError:
         """The plan of a candidate, or why there is none."""
-        try:
-            return on(self.fn, candidate.mesh, candidate.layout).plan(*self.args)
-        except WeftError as error:
-            return error
+        if candidate not in self.plans:
+            try:
+                plan = on(self.fn, candidate.mesh, candidate.layout).plan(*self.args)
+                self.plans[candidate] = plan
+            except WeftError as error:
+                self.plans[candidate] = error
+        return self.plans[candidate]
 
     def is_own(self, sizes: Sizes, level: str) -> np.ndarray:
         """Which candidates of a mesh are not the same as others of fewer axes, or with less in pieces."""
@@ -187,7 +260,7 @@ class _Space:
         groups = tuple(self.groups[n] for n in place)
         both = zip(groups, sizes, strict=True)
         further = tuple(self.bound.further(group, n) for group, n in both) if level else ()
-        return Candidate(sizes, groups, level, further, self.name)
+        return Candidate(sizes, groups, level, further, self.name, self.axes)
 
 
 @dataclass
@@ -197,96 +270,96 @@ class _Counts:
 
 
 def _in_order(
-    space: _Space, sizes: Sizes, level: str, cap: int, by_time: bool, counts: _Counts
-) -> Iterator[tuple[float, int, Candidate]]:
-    """The candidates of a mesh, those with the least bounds first, of equal ones the simplest."""
+    space: Space, sizes: Sizes, level: str, cap: int, by_time: bool, counts: _Counts
+) -> Iterator[tuple[float, Candidate]]:
+    """The candidates of a mesh, those with the least bounds first."""
     stored = space.bound.stored(sizes, level)
-    values = space.bound.seconds(sizes, level) if by_time else stored
+    bounds = space.bound.seconds(sizes, level) if by_time else stored
     own = space.is_own(sizes, level)
     fits = own & (stored <= cap)
     counts.legal += int(own.sum())
     counts.by_memory += int(own.sum() - fits.sum())
     left = np.flatnonzero(fits)
-    values = values.ravel()[left]
-    del stored, own, fits
+    bounds = bounds.ravel()[left]
     while len(left):
-        if len(left) > BATCH:
-            chosen = np.argpartition(values, BATCH)
-            now, rest = chosen[:BATCH], chosen[BATCH:]
-        else:
-            now, rest = np.arange(len(left)), np.arange(0)
-        now = now[np.argsort(values[now], kind="stable")]
-        for value, flat in zip(values[now], left[now], strict=True):
+        first = np.argpartition(bounds, min(BATCH, len(left) - 1))[:BATCH]
+        first = first[np.argsort(bounds[first], kind="stable")]
+        for bound, flat in zip(bounds[first], left[first], strict=True):
             place = np.unravel_index(flat, [len(space.groups)] * len(sizes)) if sizes else ()
-            candidate = space.candidate(sizes, level, tuple(map(int, place)))
-            yield float(value), sum(map(len, candidate.groups)), candidate
-        left, values = left[rest], values[rest]
+            yield float(bound), space.candidate(sizes, level, tuple(map(int, place)))
+        rest = np.ones(len(left), bool)
+        rest[first] = False
+        left, bounds = left[rest], bounds[rest]
 
 
-def _run(
-    spaces: Mapping[str, _Space],
-    hardware: Hardware,
-    devices: int,
-    cap: int,
-    objective: str,
-    top: int,
-    progress: Any,
-) -> Found:
-    by_time, counts = objective == "time", _Counts()
-    queues = []
-    for space in spaces.values():
-        for sizes in space.meshes:
-            queues += [_in_order(space, sizes, level, cap, by_time, counts) for level in LEVELS]
-    order = itertools.count()
-    waiting: list[tuple[float, int, int, Candidate, Any]] = []
+@dataclass(frozen=True)
+class _Run:
+    """A search over some spaces; the plans that it makes stay with these."""
 
-    def push(queue: Any) -> None:
-        for value, simple, candidate in itertools.islice(queue, 1):
-            heapq.heappush(waiting, (value, simple, next(order), candidate, queue))
+    spaces: Mapping[str, Space]
+    hardware: Hardware
+    devices: int
+    objective: str
+    top: int
+    progress: Callable[[int, Ranked | None], None] | None
 
-    for queue in queues:
-        push(queue)
-    ranked: list[Ranked] = []
-    too_large: list[Ranked] = []
-    refused = seen = 0
+    def best(self, cap: int) -> Found:
+        """What is best with so much memory."""
+        by_time, counts, order = self.objective == "time", _Counts(), itertools.count()
+        waiting: list[tuple[float, int, int, Candidate, Any]] = []
 
-    def value(one: Ranked) -> float:
-        return one.seconds if by_time else float(one.bytes)
+        def push(queue: Iterator[tuple[float, Candidate]]) -> None:
+            for bound, candidate in itertools.islice(queue, 1):
+                heapq.heappush(waiting, (bound, candidate.rank, next(order), candidate, queue))
 
-    def enough() -> bool:
-        return len(ranked) >= top and waiting[0][0] >= value(ranked[top - 1])
-
-    while waiting and not enough():
-        bound, simple, _, candidate, queue = heapq.heappop(waiting)
-        space = spaces[candidate.variant]
-        if queue is not None:  # a first, loose bound: look closer
-            push(queue)
-            seen += 1
-            bytes = space.bound.bytes(candidate)
-            if bytes > cap:
-                counts.by_memory += 1
+        for space in self.spaces.values():
+            for sizes, level in itertools.product(space.meshes, LEVELS):
+                push(_in_order(space, sizes, level, cap, by_time, counts))
+        ranked: list[Ranked] = []
+        too_large: list[Ranked] = []
+        refused = 0
+        while waiting and (len(ranked) < self.top or waiting[0][0] < self._value(ranked[self.top - 1])):
+            bound, rank, _, candidate, queue = heapq.heappop(waiting)
+            space = self.spaces[candidate.variant]
+            if queue is not None:  # its bound is a first, loose one: look closer
+                push(queue)
+                bytes = space.bound.bytes(candidate)
+                if bytes > cap:
+                    counts.by_memory += 1
+                    continue
+                bound = max(bound, space.bound.tight(candidate) if by_time else bytes)
+                heapq.heappush(waiting, (bound, rank, next(order), candidate, None))
                 continue
-            tight = max(bound, space.bound.tight(candidate) if by_time else bytes)
-            heapq.heappush(waiting, (tight, simple, next(order), candidate, None))
-            continue
-        plan = space.planned(candidate)
-        if isinstance(plan, WeftError):
-            refused += 1
-            continue
-        one = Ranked(candidate, plan, plan.time(hardware), bound)
-        (ranked if one.bytes <= cap else too_large).append(one)
-        ranked.sort(key=value)
-        if progress is not None:
-            progress(len(ranked) + len(too_large), len(waiting), ranked[0] if ranked else None)
-    planned = len(ranked) + len(too_large) + refused
-    return Found(
-        tuple(ranked),
-        tuple(too_large),
-        hardware,
-        devices,
-        cap,
-        counts.legal,
-        refused,
-        counts.by_memory,
-        counts.legal - counts.by_memory - planned,
-    )
+            plan = space.planned(candidate)
+            if isinstance(plan, WeftError):
+                refused += 1
+                continue
+            one = Ranked(candidate, plan, plan.time(self.hardware), bound)
+            (ranked if one.bytes <= cap else too_large).append(one)
+            ranked.sort(key=lambda one: (self._value(one), one.candidate.rank))
+            if self.progress is not None:
+                self.progress(len(ranked) + len(too_large), ranked[0] if ranked else None)
+        return Found(
+            tuple(ranked),
+            tuple(too_large),
+            (),
+            None,
+            self.hardware,
+            self.devices,
+            cap,
+            self.objective,
+            counts.legal,
+            refused,
+            counts.by_memory,
+            counts.legal - counts.by_memory - len(ranked) - len(too_large) - refused,
+            tuple(sorted({d for s in self.spaces.values() for d in {*s.facts.dims} - {*s.facts.searched}})),
+        )
+
+    def _value(self, one: Ranked) -> float:
+        return one.seconds if self.objective == "time" else float(one.bytes)
+
+    def front(self, found: Found) -> Iterator[Ranked]:
+        """The best, and then the fastest with a fifth less memory, and so on until nothing fits."""
+        while found.best is not None:
+            yield found.best
+            found = self.best(int(STEP * found.best.bytes))

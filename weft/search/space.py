@@ -35,6 +35,7 @@ class Candidate:
       level: what is stored in further pieces, one of LEVELS.
       further: for each axis the dims that are on it where such things are stored.
       variant: which of the functions that are searched.
+      axes: the names of the mesh's axes, if they are given.
     """
 
     sizes: Sizes
@@ -42,10 +43,18 @@ class Candidate:
     level: str = ""
     further: tuple[Group, ...] = ()
     variant: str = ""
+    axes: tuple[str, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """How much there is to say: of equals the simplest comes first."""
+        return len(self.sizes) + sum(map(len, (*self.groups, *self.further)))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names for the axes, after what is on them."""
+        """Names for the axes, after what is on them unless they are given."""
+        if self.axes:
+            return self.axes
         names: list[str] = []
         for group in self.groups:
             wanted = ["data"] if "batch" in group else ["model"]

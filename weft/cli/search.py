@@ -1,0 +1,233 @@
+"""`weft search`: the best mesh and layout for a program and a machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from .loading import Failure, UserError, user_code
+from .output import check_folder, write
+from .presets import is_preset, plannable
+
+UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
+
+
+@dataclass
+class Search:
+    """The best mesh and layout for a program and a machine: the least predicted time that fits the memory.
+    Nothing is run, and no devices are needed.
+
+        weft search lm-4.9b --train adafactor --devices 512 --hardware tpu-v2
+        weft search train.py:example --devices 8 --hardware a100 --compare "batch:data d_ff:model"
+
+    A model goes by its name (weft models lists them); FILE.py:FN is as for weft plan. All meshes of so many
+    devices are tried, with all legal layouts; and, where there are parameters and optimizer state, storing
+    these in further pieces (ZeRO). For each a lower bound is known at once, and what could be better than the
+    best is planned: what is printed is what weft plan says."""
+
+    target: Annotated[Positional[str], arg(metavar="FILE.py:FN|PRESET")]
+    """The Python file, and the function in it that returns what to search for; or a known model."""
+    devices: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """How many devices there are."""
+    hardware: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None
+    """The machine: a name of `weft hardware list`, or a TOML file."""
+    mesh: Annotated[str | None, arg(metavar="AXES", help_behavior_hint="")] = None
+    """Only this mesh, "data=64 model=8", in place of --devices."""
+    axes: Annotated[int, arg(help_behavior_hint="")] = 2
+    """How many axes a mesh may have, 1 to 3."""
+    memory: Annotated[str | None, arg(metavar="SIZE", help_behavior_hint="")] = None
+    """What a device may use, "6GiB"; by default all that it has."""
+    objective: Annotated[str, arg(help_behavior_hint="")] = "time"
+    """What is to be least: time, or memory."""
+    train: Annotated[str | None, arg(metavar="OPTIMIZER", help_behavior_hint="")] = None
+    """A preset's train step: adafactor, adamw, lion, momentum or sgd."""
+    batch: Annotated[int | None, arg(metavar="ROWS", help_behavior_hint="")] = None
+    """Rows in a preset's batch; by default those it is trained with."""
+    length: Annotated[int | None, arg(metavar="PLACES", help_behavior_hint="")] = None
+    """Places in a row of a preset's batch."""
+    remat: Annotated[tuple[str, ...], arg(metavar="POLICY", help_behavior_hint="")] = ()
+    """With --train: policies of re-materialisation to try beside keeping everything: nothing, dots, sums."""
+    micro: Annotated[tuple[int, ...], arg(metavar="N", help_behavior_hint="")] = ()
+    """With --train: in how many parts to try computing a batch, beside one."""
+    top: Annotated[int, arg(help_behavior_hint="")] = 1
+    """How many of the best are to be found for certain."""
+    front: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Find also what is fastest with less and less memory."""
+    compare: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
+    """Say why the best is better than these rules, "batch:data d_ff:model", on the best mesh for them."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Print JSON instead of text."""
+    html: Annotated[Path | None, arg(metavar="OUT", help_behavior_hint="")] = None
+    """Write one self-contained page to this file."""
+
+    def run(self) -> None:
+        """Search, and print or write what was found."""
+        if self.json and self.html is not None:
+            raise UserError("--json and --html are different outputs\n\nhint: ask for one of them")
+        if self.hardware is None or (self.devices is None) == (self.mesh is None):
+            raise UserError(
+                "what to search for is not said\n  a search is for one machine, and for so many devices or "
+                "one mesh\n\nhint: weft search lm-4.9b --train adafactor --devices 512 --hardware tpu-v2"
+            )
+        cap = _bytes(self.memory) if self.memory is not None else None
+        if self.html is not None:
+            check_folder(self.html)
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # planning needs no devices
+        from ..plan.hardware import Hardware
+        from ..search import search
+
+        machine = Hardware.of(self.hardware)
+        fn, args = plannable(self.target, self.train, self.batch, self.length)
+        with user_code(f"{self.target} failed while it was traced"):
+            found = search(
+                fn,
+                args,
+                devices=self.devices,
+                hardware=machine,
+                mesh=self.mesh,
+                memory=cap,
+                axes=self.axes,
+                objective=self.objective,
+                variants=self._variants(fn, args),
+                top=self.top,
+                front=self.front,
+                progress=_progress if sys.stderr.isatty() else None,
+            )
+            other = self._compared(fn, args, machine) if self.compare is not None else None
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr)
+        if self.json:
+            import json
+
+            print(json.dumps(found.to_data(), indent=1))
+        elif self.html is not None:
+            write(self.html, found.to_html())
+            print(f"wrote {self.html}", file=sys.stderr)
+        else:
+            print(found.explain(other), end="")
+            if found.best is not None and self.train is not None:
+                from ..search.report import train_flags
+
+                print(f"\nto train with it: {train_flags(found.best)}{self._more(found.best)}")
+        if found.best is None:
+            raise Failure(self._levers(fn, args, machine, cap))
+
+    def _variants(self, fn: Any, args: Any) -> dict[str, tuple[Any, Any]]:
+        """The same step with other remat policies and micro-batches."""
+        if not self.remat and not self.micro:
+            return {}
+        if self.train is None or not is_preset(self.target):
+            raise UserError(
+                "--remat and --micro with what is no train step of a preset\n\n"
+                "hint: weft search lm-4.9b --train adafactor --remat nothing --devices 512 --hardware tpu-v2"
+            )
+        from .. import nn
+        from ..models import Transformer
+        from ..spmd import spmd
+        from ..train import train_step
+
+        found = {}
+        for policy in (None, *self.remat):
+            for parts in (1, *self.micro):
+                if policy is None and parts == 1:
+                    continue
+                model = nn.specs(Transformer(args[0].config.replace(remat=policy)))
+                words = [f"remat {policy}"] * (policy is not None) + [f"micro {parts}"] * (parts > 1)
+                step = spmd(train_step(fn.fn.optimizer, micro=parts), donate=(0, 1))
+                found[", ".join(words)] = step, (model, *args[1:])
+        return found
+
+    def _compared(self, fn: Any, args: Any, machine: Any) -> Any:
+        """The user's own rules on the best mesh that they can have."""
+        from ..layout import Layout
+        from ..mesh import Mesh
+        from ..search.best import Ranked
+        from ..search.opened import on
+        from ..search.space import Candidate, factorisations
+
+        layout = Layout(self.compare)
+        axes = list(dict.fromkeys(axis for names in layout.rules_for().values() for axis in names))
+        meshes = [Mesh(self.mesh)] if self.mesh else []
+        if not meshes:
+            assert self.devices is not None
+            sizes = [one for one in factorisations(self.devices, len(axes)) if len(one) == len(axes)]
+            meshes = [Mesh(list(zip(axes, one, strict=True))) for one in sizes]
+        if not meshes:
+            raise UserError(
+                f'--compare "{self.compare}" has {len(axes)} axes: too many for {self.devices} devices'
+            )
+        made = []
+        for mesh in meshes:
+            plan = on(fn, mesh, layout).plan(*args)
+            groups = tuple(
+                frozenset(d for d, names in layout.rules_for().items() if axis in names)
+                for axis in mesh.names
+            )
+            candidate = Candidate(tuple(n for _, n in mesh.axes), groups, axes=mesh.names)
+            made.append(Ranked(candidate, plan, plan.time(machine), 0.0))
+        fitting = [one for one in made if one.bytes <= machine.memory_bytes] or made
+        return min(fitting, key=lambda one: one.seconds)
+
+    def _more(self, best: Any) -> str:
+        """The flags of a variant."""
+        flags = {"remat": "--model.remat", "micro": "--optimizer.micro"}
+        words = (word.split() for word in best.candidate.variant.split(", ") if word)
+        return "".join(f" {flags[name]} {value}" for name, value in words)
+
+    def _levers(self, fn: Any, args: Any, machine: Any, cap: int | None) -> str:
+        """What would give the memory that is missing."""
+        from ..plan.units import human_bytes
+        from ..search import search
+
+        tries: dict[str, Any] = {}
+        if self.devices is not None:
+            tries[f"{2 * self.devices} devices"] = (fn, args, 2 * self.devices)
+        if self.train is not None and is_preset(self.target):
+            if not self.remat:
+                more = dataclasses.replace(self, remat=("nothing",), micro=())
+                tries["--remat nothing"] = (*more._variants(fn, args)["remat nothing"], self.devices)
+            if not self.micro:
+                more = dataclasses.replace(self, remat=(), micro=(4,))
+                tries["--micro 4"] = (*more._variants(fn, args)["micro 4"], self.devices)
+        lines = ["nothing fits; what would help:"]
+        for name, (other, given, devices) in tries.items():
+            best = search(
+                other,
+                given,
+                devices=devices,
+                mesh=self.mesh if devices is None else None,
+                hardware=machine,
+                memory=sys.maxsize,
+                axes=self.axes,
+                objective="memory",
+            ).best
+            if best is not None:
+                fits = "fits" if best.bytes <= (cap or machine.memory_bytes) else "still too much"
+                lines.append(f"  {name}: at least {human_bytes(best.bytes)} ({fits})")
+        return "\n".join(lines)
+
+
+def _progress(planned: int, best: Any) -> None:
+    from ..plan.units import human_seconds
+
+    yet = f", the best yet {human_seconds(best.seconds)}" if best is not None else ""
+    print(f"\r\033[K{planned} planned{yet}", end="", file=sys.stderr, flush=True)
+
+
+def _bytes(text: str) -> int:
+    """`6GiB` as a number of bytes."""
+    for unit, size in UNITS.items():
+        number = text.removesuffix(unit).strip()
+        if text.endswith(unit) and number.replace(".", "", 1).isdigit():
+            return int(float(number) * size)
+    if text.isdigit():
+        return int(text)
+    raise UserError(
+        f"--memory {text} is no size\n\nhint: bytes, or a number with one of {', '.join(UNITS)}: 6GiB"
+    )
