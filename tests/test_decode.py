@@ -1,11 +1,14 @@
 """Cached decoding gives what running the whole prefix gives, and texts what their tokens give."""
 
 import dataclasses
+from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from untrained import untrained
 
 import weft as wf
 from weft import decode, nn
@@ -78,7 +81,7 @@ EVERY = [
 @pytest.mark.parametrize("name, layout", EVERY)
 def test_a_cache_changes_nothing(name, layout):
     config = BASE.replace(**MODELS[name])
-    model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
+    model, batch = untrained(config), batch_of(config)
     all_at_once = whole if name in ("experts", "hashed") else type(model).logits
     expected = wf.spmd(all_at_once)(model, batch).numpy("batch", "length", "vocab")
     mesh, rules = LAYOUTS[layout]
@@ -101,7 +104,7 @@ def with_config(model, config):
 
 def test_experts_turn_no_token_away_when_decoding():
     config = BASE.replace(**MODELS["experts"])
-    model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
+    model, batch = untrained(config), batch_of(config)
     roomy = with_config(model, config.replace(capacity=4.0))
     logits = model.logits(batch).numpy()
     assert np.abs(logits - roomy.logits(batch).numpy()).max() > 1e-3  # with little room some are
@@ -111,17 +114,16 @@ def test_experts_turn_no_token_away_when_decoding():
 def test_hashed_models_decode_with_exact_attention():
     """One chunk that holds the whole sequence, and one bucket: nothing is left out by the hash."""
     config = BASE.replace(**MODELS["hashed"])
-    model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
+    model, batch = untrained(config), batch_of(config)
     exact = with_config(model, config.replace(lsh_chunk=16))
     np.testing.assert_allclose(whole(model, batch).numpy(), exact.logits(batch).numpy(), atol=1e-5)
     assert np.abs(model.logits(batch).numpy() - exact.logits(batch).numpy()).max() > 1e-3
 
 
+@cache  # programs are compiled once
 def speaker_of(layout="one device", rows=4, key=4, **more):
     config = BASE.replace(**{**TWO, "vocab": 259, **more})
-    return decode.Speaker(
-        nn.init(Transformer(config), jax.random.key(key)), Bytes(), *LAYOUTS[layout], rows=rows
-    )
+    return decode.Speaker(untrained(config, key), Bytes(), *LAYOUTS[layout], rows=rows)
 
 
 WORDS = ["ab", "c", "hello", "x y z", "b", "some longer words"]
@@ -142,6 +144,32 @@ def test_texts_do_not_depend_on_their_batch_or_layout(layout, ask):
         assert one.tokens == together[n].tokens
         assert one.score == pytest.approx(together[n].score, rel=1e-4)
     assert len({said.tokens for said in together}) > 2
+
+
+def test_settings_beyond_float32_are_what_they_come_to():
+    """So little a top_p is the likeliest token; so high a temperature makes all alike; k is all."""
+    speaker = speaker_of()
+    likeliest, *many = (
+        [said.tokens for said in speaker.say(WORDS, decode.Ask(limit=8, seed=3, **how))]
+        for how in (
+            {},
+            {"temperature": 1.0, "top_p": 1e-300},
+            {"temperature": 1e-300},
+            {"temperature": 1e30, "top_k": 10**30},
+            {"temperature": 1e300},
+        )
+    )
+    assert many[0] == many[1] == likeliest
+    assert many[2] == many[3] and len(set(many[2])) == len(WORDS)
+
+
+def test_a_prompt_is_read_though_nothing_is_said_of_a_limit():
+    """The model has 16 places: half of them are left to what comes after a prompt."""
+    speaker = speaker_of(kind="decoder")
+    short, long = speaker.item(0, "hello", None), speaker.item(0, "some longer words", None)
+    assert (len(short.prompt), short.limit, short.cut) == (6, 8, False)
+    assert long.cut and Bytes().decode(long.prompt[1:]) == "er words" and long.limit == 8
+    assert speaker.item(0, "hello", 15).cut  # it was asked for
 
 
 @pytest.mark.parametrize("more", [{}, {"kind": "decoder"}])
@@ -204,9 +232,9 @@ def test_quality_counts_several_references():
     assert found.bleu > 50 and found.signatures[0].startswith("nrefs:var")
 
 
-@pytest.mark.parametrize("config", [BASE, BASE.replace(**TWO)], ids=["decoder", "translation"])
-def test_unrolled_layers_are_the_same(config):
-    model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
+def test_unrolled_layers_are_the_same():
+    config = BASE.replace(**TWO)
+    model, batch = untrained(config), batch_of(config)
     batch = dataclasses.replace(batch, targets=batch.tokens)
     loss = wf.value_and_grad(lambda model: model.loss(batch))
     value, grads = loss(model)
@@ -222,7 +250,7 @@ def test_unrolled_layers_are_the_same(config):
 
 def test_layers_that_are_stored_in_pieces_are_taken_apart():
     config = BASE.replace(layers=3)
-    model, batch = nn.init(Transformer(config), jax.random.key(1)), batch_of(config)
+    model, batch = untrained(config), batch_of(config)
     expected = wf.spmd(one_by_one)(model, batch).numpy()
     layout = wf.Layout("batch:data", params="d_model:data layers:model")
     found = wf.spmd(one_by_one, "data=2 model=2", layout)(model, batch).numpy()
@@ -230,7 +258,7 @@ def test_layers_that_are_stored_in_pieces_are_taken_apart():
 
 
 def test_keys_stay_where_they_are_whichever_beams_go_on():
-    model, batch = nn.init(Transformer(BASE), jax.random.key(1)), batch_of(BASE)
+    model, batch = untrained(BASE), batch_of(BASE)
     beam = wf.Dim("beam", 2)
     kept = read(model, batch, 9).spread(beam)
     _, kept = step(model, kept, wf.zeros([ROWS, beam], jnp.int32), wf.full([ROWS], 7, jnp.int32))
@@ -238,3 +266,31 @@ def test_keys_stay_where_they_are_whichever_beams_go_on():
     followed = kept.follow(wf.ones([ROWS, wf.Dim("next", 2)], jnp.int32))
     assert followed.layers is kept.layers
     np.testing.assert_array_equal(followed.lineage.numpy()[0, :, 6:8], [[0, 1], [0, 1]])
+
+
+# -- mistakes ----------------------------------------------------------------------------------------
+
+PAIR = [["a"], ["b"]]
+MISTAKES = {
+    "settings_that_are_none": lambda: decode.Ask(limit=0, temperature=-1.0, top_p=0.0, top_k=-2),  # wrong
+    "penalty_and_seed_too_large": lambda: decode.Ask(penalty=1e300, seed=2**63),  # wrong
+    "beams_that_are_a_number": lambda: decode.Ask(beams=4),  # wrong
+    "one_text": lambda: list(speaker_of().say("hello")),  # wrong
+    "limit_of_a_translation": lambda: list(speaker_of().say(WORDS, decode.Ask(limit=17))),  # wrong
+    "limit_after_a_prompt": lambda: list(speaker_of(kind="decoder").say([], decode.Ask(limit=16))),  # wrong
+    "nobody_to_speak": lambda: decode.Speaker([], Bytes(), rows=0, longest=1),  # wrong
+    "nothing_to_compare": lambda: decode.quality([], []),  # wrong
+    "references_that_are_texts": lambda: decode.quality(["a", "b"], ["a", "b"]),  # wrong
+    "too_few_references": lambda: decode.quality(["a", "b", "c"], PAIR),  # wrong
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_messages(name, mistake, monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+    mistake(name, MISTAKES[name], "messages/decode")
+
+
+def test_every_text_is_of_a_mistake():
+    here = {path.stem for path in (Path(__file__).parent / "messages" / "decode").glob("*.txt")}
+    assert here == set(MISTAKES)

@@ -6,6 +6,7 @@ from .beam import Beams as Beams
 from .beam import Found as Found
 from .beam import search as search
 from .cache import Kept as Kept
+from .cache import apart as apart
 from .cache import read as read
 from .cache import step as step
 from .choose import Choice as Choice

@@ -9,6 +9,8 @@ from weft.errors import ModelError
 from .beam import Beams
 
 ENDS = 4  # how many tokens may end a row
+PENALTIES = (1e-3, 1e3)  # the least and the greatest: beyond them logits leave float32
+SEEDS = 2**63  # as many as NumPy's Philox takes without loss
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,8 @@ class Ask:
     """How a text is to be said.
 
     Attributes:
-      limit: how many tokens at most; None: 128 after a prompt; for a translation 10 more than one and a half
-        times those of the text, and no more than 256.
+      limit: how many tokens at most; None: 128 after a prompt, and no more than half of what is read; for a
+        translation 10 more than one and a half times those of the text, and no more than 256.
       temperature, top_k, top_p, penalty: see `Choice`.
       beams: a beam search, in place of all these.
       seed: what is drawn depends on it, and on the number of the text.
@@ -34,21 +36,35 @@ class Ask:
     ends: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        wrong = {
-            f"limit={self.limit}": self.limit is not None and self.limit < 1,
-            f"temperature={self.temperature}": not 0 <= self.temperature < float("inf"),
-            f"top_k={self.top_k}": self.top_k < 0,
-            f"top_p={self.top_p}": not 0 < self.top_p <= 1,
-            f"penalty={self.penalty}": not 0 < self.penalty < float("inf"),
-            f"{len(self.ends)} ends": len(self.ends) >= ENDS,
+        least, most = PENALTIES
+        checks = {
+            f"limit={self.limit}": (self.limit is None or self.limit >= 1, "at least one token is said"),
+            f"temperature={self.temperature}": (
+                0 <= self.temperature < float("inf"),
+                "a temperature is from 0 on; 0 takes the likeliest token",
+            ),
+            f"top_k={self.top_k}": (self.top_k >= 0, "top_k is from 0 on; 0 draws from all tokens"),
+            f"top_p={self.top_p}": (
+                0 < self.top_p <= 1,
+                "top_p is above 0 and up to 1, which draws from all",
+            ),
+            f"penalty={self.penalty}": (
+                least <= self.penalty <= most,
+                f"a penalty is from {least:g} to {most:g}; 1 is none",
+            ),
+            f"seed={self.seed}": (0 <= self.seed < SEEDS, "a seed is from 0 to 2^63 - 1"),
+            f"{len(self.ends)} ends": (len(self.ends) < ENDS, f"there are at most {ENDS - 1} ends"),
+            f"beams={self.beams}": (
+                isinstance(self.beams, Beams | None),
+                "beams are Beams, such as Beams(4)",
+            ),
         }
-        facts = [fact for fact, is_wrong in wrong.items() if is_wrong]
-        if facts:
+        wrong = {fact: rule for fact, (fits, rule) in checks.items() if not fits}
+        if wrong:
             raise ModelError(
-                f"texts are to be said with {' and '.join(facts)}",
-                rule=f"at least one token; a temperature and top_k from 0 on; top_p above 0 and up to 1; a "
-                f"penalty above 0; at most {ENDS - 1} ends",
-                hint="temperature=0 takes the likeliest token; top_k=0, top_p=1 and penalty=1 change nothing",
+                f"texts are to be said with {' and '.join(wrong)}",
+                rule="\n  ".join(wrong.values()),
+                hint="what is left out is as usual: Ask() takes the likeliest tokens",
             ).located("Ask")
 
 

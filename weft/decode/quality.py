@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.errors import DataError
+
 
 @dataclass(frozen=True)
 class Quality:
@@ -36,6 +38,14 @@ def quality(said: Sequence[str], references: Sequence[Sequence[str]]) -> Quality
     >>> quality(["le chat dort ici"], [["le chat dort ici", "le chat dort là"]]).bleu
     100.0
     """
+    lists = [one for one in references if one and not isinstance(one, str)]
+    if not said or not len(said) == len(references) == len(lists):
+        raise DataError(
+            f"{len(said)} translations are compared with {len(lists)} lists of references"
+            + (f", and {n} that are none" if (n := len(references) - len(lists)) else ""),
+            rule="there is at least one translation, and for each a list of one reference or more",
+            hint="quality([text], [[reference, other reference]])",
+        ).located("quality")
     from sacrebleu.metrics import BLEU, CHRF
 
     most = max(map(len, references))

@@ -71,6 +71,10 @@ def ready(
     def each(values: Sequence[Any], type: Any) -> Tensor:
         return wf.tensor(np.array(values, type), [batch])
 
+    def near(values: Sequence[float], least: Any = 0) -> Tensor:
+        """In float32, which neither overflows nor makes nothing of the least that may be."""
+        return each(list(np.clip(values, least, np.finfo(np.float32).max)), np.float32)
+
     fields = {"tokens": filled([item.prompt for item in items], sizes.prompt, "length")}
     if sizes.inputs:
         fields["inputs"] = filled([item.inputs for item in items], sizes.inputs, "length")
@@ -85,10 +89,10 @@ def ready(
         each([item.limit for item in items], np.int32),
         filled([(end, *ask.ends) for ask in asks], ENDS, "ends", -1),
         Choice(
-            each([ask.temperature for ask in asks], np.float32),
-            each([ask.top_k for ask in asks], np.int32),
-            each([ask.top_p for ask in asks], np.float32),
-            each([ask.penalty for ask in asks], np.float32),
+            near([ask.temperature for ask in asks]),
+            each([min(ask.top_k, np.iinfo(np.int32).max) for ask in asks], np.int32),
+            near([ask.top_p for ask in asks], np.finfo(np.float32).tiny),
+            near([ask.penalty for ask in asks]),
         ),
         wf.tensor(numbers, [batch, wf.Dim("said", sizes.said)]),
     )

@@ -57,6 +57,7 @@ class Speaker:
     ):
         self.models = tuple(models) if isinstance(models, list | tuple) else (models,)
         self.tokenizer, self.rows = tokenizer, rows
+        _check_sizes(len(self.models), rows, longest)
         configs = [model.config for model in self.models]
         _check_alike(configs)
         check_vocab(tokenizer, configs[0].vocab)
@@ -82,6 +83,7 @@ class Speaker:
           first: the number of the first text, on which what is drawn for it depends.
         """
         ask = ask or Ask()
+        self._check(texts, ask)
         items = (self.item(n, text, ask.limit) for n, text in enumerate(texts, first))
         for some in _taken(items, self.rows * AHEAD):
             done = {item.number: NOTHING for item in some if not item.limit}
@@ -90,6 +92,22 @@ class Speaker:
                 found = self.answers(part, sizes, ask)
                 done |= dict(zip((item.number for item in part), found, strict=True))
             yield from (done[item.number] for item in some)
+
+    def _check(self, texts: Any, ask: Ask) -> None:
+        most = self.longest if self.translates else self.longest - 1
+        if isinstance(texts, str):
+            raise ModelError(
+                f"the texts are one text, {texts[:20]!r}",
+                rule="several are given, and each of them gets an answer",
+                hint="a list of one: say([text])",
+            ).located("say")
+        if ask.limit is not None and ask.limit > most:
+            raise ModelError(
+                f"{ask.limit} tokens may be said, and there are places for {most}",
+                rule="what is said is no longer than what can be read"
+                + ("" if self.translates else ", less one token of the prompt"),
+                hint=f"a limit of at most {most}",
+            ).located("say")
 
     def item(self, number: int, text: str, limit: int | None) -> Item:
         """A text as a row, cut if it is too long.
@@ -106,7 +124,7 @@ class Speaker:
             kept = ids[: self.longest - 1]
             most = min(MOST, (3 * len(kept)) // 2 + 10) if limit is None else limit
             return Item(number, (*kept, end), (pad,), min(most, self.longest), len(kept) < len(ids))
-        most = min(CONTINUED if limit is None else limit, self.longest - 1)
+        most = min(CONTINUED, self.longest // 2) if limit is None else min(limit, self.longest - 1)
         kept = ids[-(self.longest - most) :] if len(ids) >= self.longest - most else ids
         return Item(number, (), (pad, *kept)[-self.longest :], most, len(kept) < len(ids))
 
@@ -201,6 +219,17 @@ class Speaker:
         for key, group in groups.items():
             for at in range(0, len(group), self.rows):
                 yield key, group[at : at + self.rows]
+
+
+def _check_sizes(models: int, rows: int, longest: int | None) -> None:
+    """An error if there is nobody to speak, or no room for a text."""
+    if not models or rows < 1 or (longest is not None and longest < 2):
+        raise ModelError(
+            f"{models} models are to say {rows} texts at once"
+            + (f", of at most {longest} tokens" if longest is not None else ""),
+            rule="at least one model, one text, and two tokens: one that is read and one that is said",
+            hint="Speaker(model, tokenizer, rows=16)",
+        ).located("Speaker")
 
 
 def _check_alike(configs: Sequence[Any]) -> None:
