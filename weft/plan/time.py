@@ -30,6 +30,7 @@ multiplications and memory traffic add up as well.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -253,8 +254,9 @@ def hideable(c: Collective, plan: Plan) -> bool:
 
     - sums of gradients (all-reduce or reduce-scatter) in the backward pass, which only the update needs;
     - gathers of parameters that are stored split (ZeRO-3), which can be fetched ahead, and the
-      reduce-scatters that give back their gradients. They are told by their size: over all calls they
-      carry whole copies of a tensor stored over those axes, in its dtype or in half of it.
+      reduce-scatters that give back their gradients. They are told by their op, which has the dim that
+      is stored split, and by their size: over all calls they carry whole copies of the tensor, in its
+      dtype or in half of it.
 
     In each phase, at most the phase's compute hides them. Sums of activations never hide: the next op
     waits for them. It is a bound, not a promise: the first gather and the last gradient have nothing to
@@ -271,7 +273,9 @@ def hideable(c: Collective, plan: Plan) -> bool:
 def _carries(c: Collective, s: Stored, mesh: Mesh) -> bool:
     split = {axis for _, _, axes in s.dims for axis in axes}
     whole = s.bytes * mesh.ways(c.axes)
-    return set(c.axes) <= split and whole > 0 and 2 * c.bytes * c.count % whole == 0
+    pieces = {name for name, _, axes in s.dims if set(axes) & set(c.axes)}
+    meant = c.op.startswith("scan[") or pieces & set(re.findall(r"[\w.']+", c.op))
+    return bool(meant) and set(c.axes) <= split and whole > 0 and 2 * c.bytes * c.count % whole == 0
 
 
 def main_dtype(plan: Plan) -> str:

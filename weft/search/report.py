@@ -38,7 +38,7 @@ def said(one: Ranked) -> list[str]:
     c = one.candidate
     lines = [f'mesh    "{c.mesh}"', f'layout  "{c.rules}"']
     if c.level:
-        lines.append(f'{c.level:<9}"{c.stored_rules}"'.replace("params   ", "params  "))
+        lines.append(f'{c.level:<7} "{c.stored_rules}"')
     if c.variant:
         lines.append(f"with    {c.variant}")
     time = one.time

@@ -101,7 +101,8 @@ class Place:
     mesh: str = ""
     """The processor mesh, "data=4 model=2"; none: one device."""
     rules: str = ""
-    """Which dims are split over which axes, "batch:data d_ff:model"."""
+    """Which dims are split over which axes, "batch:data d_ff:model"; "auto": as the search finds it best, on
+    the mesh if there is one, else on any mesh of all devices."""
     params: str = ""
     """Further rules for stored parameters, "d_model:data" (ZeRO-3)."""
     optimizer: str = ""

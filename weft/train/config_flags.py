@@ -13,6 +13,8 @@ from weft.errors import ProgramError, nearest
 from .config import TrainConfig, with_preset
 from .config_file import WORDS, replaced
 
+_SHORT = {"--mesh": "--layout.mesh", "--layout": "--layout.rules"}
+
 
 def flags(kind: Any = TrainConfig, before: str = "--") -> dict[str, Any]:
     """The flags of all settings, and the type of each."""
@@ -28,6 +30,7 @@ def flags(kind: Any = TrainConfig, before: str = "--") -> dict[str, Any]:
 def changed(config: TrainConfig, arguments: Iterable[str]) -> TrainConfig:
     """Settings with those changed that flags give."""
     known = flags()
+    arguments = [_SHORT.get(one, one) for one in arguments]
     changes: dict[str, Any] = {}
     wrong = []
     for flag, values in _grouped(arguments):

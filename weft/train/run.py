@@ -19,6 +19,7 @@ from weft.models import Transformer, preset
 from weft.placing import without_values
 
 from . import hosts, inputs
+from .auto import AUTO, chosen
 from .config import TrainConfig, schedule
 from .evaluate import sums
 from .learner import Learner, learner
@@ -58,12 +59,9 @@ def prepare(config: TrainConfig) -> Run:
     config.check()
     h = config.hosts
     hosts.join(h.coordinator, h.processes, h.process)
-    place = config.layout
-    mesh = with_devices(place.mesh)
-    layout = Layout(place.rules, params=place.params or None, optimizer=place.optimizer or None)
-    layout.check(mesh)
-    _check_rows(config, mesh, layout)
-
+    mesh = with_devices(config.layout.mesh)
+    if config.layout.rules != AUTO:
+        _check_rows(config, mesh, _layout(config, mesh))
     texts = inputs.examples(config.data, held_out=False)
     held_out = inputs.examples(config.data, held_out=True)
     assert texts is not None
@@ -72,6 +70,11 @@ def prepare(config: TrainConfig) -> Run:
         config = config.replace(model=config.model.replace(vocab=words.vocab))
     inputs.check_vocab(words, config.model.vocab)
     _check_kind(config, inputs.is_pairs(texts))
+    if config.layout.rules == AUTO:
+        example = inputs.batches(config.data, texts, words, seed=config.seed).step(0).batch
+        config = config.replace(layout=chosen(config, example))
+        mesh = with_devices(config.layout.mesh)
+    layout = _layout(config, mesh)
     where = {"mesh": mesh, "layout": layout}
     train = inputs.batches(config.data, texts, words, seed=config.seed, **where)
     valid = None
@@ -83,6 +86,13 @@ def prepare(config: TrainConfig) -> Run:
     model, how = Transformer(config.model), learner(config, mesh, layout)
     scoring = wf.spmd(sums, mesh, how.whole_layout)
     return Run(config, mesh, layout, words, train, valid, model, how, scoring, rates)
+
+
+def _layout(config: TrainConfig, mesh: Mesh) -> Layout:
+    place = config.layout
+    layout = Layout(place.rules, params=place.params or None, optimizer=place.optimizer or None)
+    layout.check(mesh)
+    return layout
 
 
 def with_devices(axes: str) -> Mesh:

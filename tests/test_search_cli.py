@@ -1,0 +1,147 @@
+"""`weft search`, as a user meets it, and what it finds for models and examples that others published."""
+
+import json
+
+import jax
+import pytest
+from searched import two_layers_trained
+
+import weft as wf
+from weft import nn
+from weft.cli.main import main
+from weft.cli.presets import plannable
+from weft.placing import without_values
+from weft.search import search
+from weft.train import config_flags
+from weft.train.config import recipe
+from weft.train.run import prepare
+
+PROGRAM = """
+import weft as wf
+
+
+def product():
+    def run(x, y):
+        return wf.einsum(x, y, reduce="b")
+
+    return run, (wf.spec("a=10 b=5"), wf.spec("b=5 c=20"))
+
+
+def broken():
+    def run(x):
+        return wf.sum(x, "nothing")
+
+    return run, (wf.spec("a=10 b=5"),)
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+
+def asked(capsys, *arguments, code=0):
+    assert main(["search", *arguments]) == code
+    out = capsys.readouterr()
+    return out.out, out.err
+
+
+def test_auto_mtf_on_a_mesh(program, capsys):
+    """auto_mtf's first published example: a 4 × 2 mesh, and memory to be least."""
+    out, _ = asked(
+        capsys, "program.py:product", "--mesh", "m1=4 m2=2", "--hardware", "cpu", "--objective", "memory"
+    )
+    assert 'layout  "a:m2 c:m1"' in out
+
+
+def test_auto_mtf_chooses_a_mesh(program, capsys):
+    """Its second: 8 processors. It answers with 4 × 2, the larger for c and the smaller for a."""
+    arguments = ("--devices", "8", "--hardware", "cpu", "--objective", "memory", "--json")
+    out, _ = asked(capsys, "program.py:product", *arguments)
+    best = json.loads(out)["ranked"][0]
+    sizes = dict(wf.Mesh(best["mesh"]).axes)
+    rules = dict(rule.split(":") for rule in best["rules"].split())
+    assert {dim: sizes[axis] for dim, axis in rules.items()} == {"a": 2, "c": 4}
+
+
+def test_text_page_and_comparison(program, capsys, tmp_path):
+    arguments = ("program.py:product", "--devices", "4", "--hardware", "h100")
+    out, _ = asked(capsys, *arguments, "--front", "--compare", "b:model")
+    for words in ("legal candidates", "with less and less memory", 'compared with mesh "model=4"', "network"):
+        assert words in out
+    asked(capsys, *arguments, "--html", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.startswith("<!doctype html>") and "<svg" in page and "http" not in page.split("</head>")[1]
+
+
+def test_nothing_fits(program, capsys):
+    arguments = ("--devices", "4", "--hardware", "h100", "--memory", "100")
+    out, err = asked(capsys, "program.py:product", *arguments, code=1)
+    assert "nothing fits. The nearest needs" in out and "8 devices: at least" in err
+
+
+MISTAKES = {
+    "no devices": ("program.py:product", "--hardware", "cpu"),
+    "zero devices": ("program.py:product", "--devices", "0", "--hardware", "cpu"),
+    "no such machine": ("program.py:product", "--devices", "8", "--hardware", "cpuu"),
+    "no such file": ("other.py:product", "--devices", "8", "--hardware", "cpu"),
+    "can't be traced": ("program.py:broken", "--devices", "8", "--hardware", "cpu"),
+    "no size": ("program.py:product", "--devices", "8", "--hardware", "cpu", "--memory", "much"),
+    "two outputs": ("program.py:product", "--devices", "8", "--hardware", "cpu", "--json", "--html", "x"),
+    "remat of a file": ("program.py:product", "--devices", "8", "--hardware", "cpu", "--remat", "dots"),
+    "illegal rules": ("program.py:product", "--devices", "8", "--hardware", "cpu", "--compare", "a:x b:x"),
+    "a mesh and devices": ("program.py:product", "--devices", "8", "--mesh", "x=4", "--hardware", "cpu"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name, program, capsys):
+    out, err = asked(capsys, *MISTAKES[name], code=2)
+    assert not out and "Traceback" not in err and ("rror" in err)
+
+
+def test_stored_layouts_are_found():
+    """Where memory is short, state is stored in pieces; what is found can be pasted and planned."""
+    fn, args = two_layers_trained()
+    found = search(fn, args, devices=4, axes=1, hardware="h100", memory=200 * 2**20)
+    assert found.best.candidate.level and found.best.bytes <= 200 * 2**20
+    data = found.to_data()["ranked"][0]
+    layout = wf.Layout(data["rules"], params=data["params"] or None, optimizer=data["optimizer"] or None)
+    plan = wf.spmd(fn.fn, data["mesh"], layout, donate=fn.donate).plan(*args)
+    assert plan.memory.peak == data["bytes"]
+    assert plan.time("h100").overlapped_seconds == data["seconds"]
+
+
+def authors(name, mesh):
+    fn, args = plannable(name, "adafactor", None, None)
+    layout = "batch:batch vocab:model d_ff:model heads:model"
+    plan = wf.spmd(fn.fn, mesh, layout, donate=fn.donate).plan(*args)
+    return (fn, args), plan.time("tpu-v2").overlapped_seconds
+
+
+def test_the_papers_largest_model():
+    """On 512 cores it finds something at least as fast as the authors' layout, with few plans."""
+    (fn, args), theirs = authors("lm-4.9b", "batch=16 model=32")
+    found = search(fn, args, devices=512, hardware="tpu-v2")
+    assert found.best.seconds <= theirs
+    assert found.best.bytes <= found.cap
+    assert len(found.ranked) + len(found.too_large) <= 8
+    assert found.legal > 10_000
+    assert found.best.bound > 0.98 * found.best.seconds
+
+
+def test_a_run_lays_itself_out(tmp_path):
+    """`weft train --mesh … --layout auto`: what the search finds on that mesh."""
+    flags = ["--mesh", "data=4 model=2", "--layout", "auto", "--folder", str(tmp_path)]
+    config = config_flags.changed(recipe("lm"), [*flags, "--preset", "tiny-lm", "--data.length", "32"])
+    run = prepare(config)
+    assert str(run.mesh) == "data=4 model=2"
+    assert run.config.layout.rules not in ("", "auto")
+    found = search(run.learner.program, _given(run), mesh=run.mesh, hardware="cpu")
+    assert repr(found.best.layout) == repr(run.layout)
+
+
+def _given(run):
+    batch = jax.tree.map(without_values, run.train.step(0).batch, is_leaf=wf.is_tensor)
+    return *run.learner.init(nn.specs(run.model)), batch, run.key(0)

@@ -1,0 +1,63 @@
+"""`--layout auto`: the mesh and the layout that the search finds for a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import jax
+
+import weft as wf
+from weft import nn
+from weft.errors import LayoutError
+from weft.layout import Layout
+from weft.mesh import Mesh
+from weft.models import Transformer
+from weft.placing import without_values
+from weft.search.report import said
+
+from .config import Place, TrainConfig
+from .learner import learner
+
+AUTO = "auto"
+
+
+def chosen(config: TrainConfig, batch: Any) -> Place:
+    """Where the search would have it run: on the mesh that the settings say, else on any of all devices.
+
+    Args:
+      batch: one of the run's.
+    """
+    step = learner(config, Mesh(), Layout())
+    model, state = step.init(nn.specs(Transformer(config.model)))
+    rows = jax.tree.map(without_values, batch, is_leaf=wf.is_tensor)
+    place = config.layout
+    mesh = Mesh(place.mesh) if place.mesh else None
+    found = wf.search(
+        step.program,
+        (model, state, rows, jax.random.key(config.seed)),
+        devices=len(jax.devices()) if mesh is None else None,
+        mesh=mesh,
+        hardware=place.hardware,
+    )
+    best = found.best
+    if best is None:
+        raise LayoutError(
+            f"no layout fits the memory of {place.hardware}",
+            found.explain().rstrip(),
+            rule="what a step needs at its peak fits the memory of a device",
+            hint="more devices, --model.remat nothing, --optimizer.micro 4, or a smaller model",
+        ).located("--layout auto")
+    if jax.process_index() == 0:
+        print(
+            "\n".join(["the layout that was found:", *(f"  {line}" for line in said(best))]), file=sys.stderr
+        )
+    c = best.candidate
+    return dataclasses.replace(
+        place,
+        mesh=str(best.mesh),
+        rules=c.rules,
+        params=c.stored_rules if c.level == "params" else "",
+        optimizer=c.stored_rules if c.level == "optimizer" else "",
+    )
