@@ -1,101 +1,44 @@
-"""A server gives each of many clients what the model says to that text alone, and outlives bad ones."""
+"""A server gives each of many clients what the model says to that text alone, and tells what is wrong."""
 
-import asyncio
-import contextlib
-import json
 import random
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import jax
 import numpy as np
 import pytest
+import served
+from served import ASKS, BAD, PATIENCE, TEXTS, Heard, alone, events, listening, speaker_of
 
 import weft as wf
-from weft import nn, serve, train
-from weft.cli.main import main
+from weft import serve
 from weft.data import Bytes
-from weft.decode import Ask, Beams, Speaker
+from weft.decode import Ask, Beams
 from weft.decode.attention_view import Viewer
-from weft.models import Batch, Config, Transformer
+from weft.models import Batch
 from weft.serve.asked import COMPLETIONS, Refused, read
 from weft.serve.reading import Reading
-from weft.train import config_file, config_flags
-from weft.train.config import recipe
-
-CONFIG = Config(vocab=259, d_model=16, d_ff=24, heads=4, d_kv=4, layers=1, longest=64, kind="encoder_decoder")
-PATIENCE = 120  # seconds for anything: the machine may be busy
-TEXTS = [
-    "ab",
-    "hello",
-    "x y z",
-    "some longer words",
-    "naïve – 你好",
-    "c",
-    "one two three four five six seven",
-]
-ASKS = [
-    Ask(limit=12),
-    Ask(limit=20, temperature=0.9, top_k=40, top_p=0.95, penalty=1.3, seed=3),
-    Ask(limit=3, temperature=1.5, seed=2**62),
-    Ask(limit=8, beams=Beams(4)),
-    Ask(limit=30, ends=(40, 50, 60)),
-    Ask(),
-]
 
 
-def speaker_of(mesh="", layout="", **more):
-    model = nn.init(Transformer(CONFIG.replace(**more)), jax.random.key(4))
-    return Speaker(model, Bytes(), mesh, layout, rows=6)
+@pytest.fixture(scope="module")
+def engine():
+    return served.engine()
 
 
-class Heard:
-    """What an engine tells of one job."""
+@pytest.fixture(scope="module")
+def url(engine):
+    with listening(engine, body_limit=5000, name="tiny") as url:
+        yield url
 
-    def __init__(self):
-        self.events, self.over = [], threading.Event()
 
-    def __call__(self, event):
-        self.events.append(event)
-        if not isinstance(event, serve.Piece) or event.over:
-            self.over.set()
-
-    def tokens(self):
-        assert self.over.wait(PATIENCE)
-        if isinstance(self.events[-1], serve.Piece):
-            return tuple(token for piece in self.events for token in piece.tokens)
-        return self.events[-1].tokens
+@pytest.fixture(scope="module")
+def client(url):
+    with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def speaker():
-    return speaker_of()
-
-
-@pytest.fixture(scope="module")
-def engine(speaker):
-    with serve.Engine(speaker_of(), most_waiting=400) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def alone(speaker):
-    """What the model says to a text by itself."""
-    known = {}
-
-    def said(text, ask, number=0):
-        key = text, ask, number
-        if key not in known:
-            (known[key],) = speaker.say([text], ask, first=number)
-        return known[key]
-
-    return said
+    return served.speaker()
 
 
 # -- The engine ----------------------------------------------------------------------------------------
@@ -108,7 +51,7 @@ def every(engine, cases):
     return [one.tokens() for one in heard]
 
 
-def test_answers_do_not_depend_on_what_else_is_said(engine, alone):
+def test_answers_do_not_depend_on_what_else_is_said(engine):
     programs = engine.compilations
     assert programs <= 8
     cases = [(text, ask, n % 3) for n, text in enumerate(TEXTS) for ask in ASKS]
@@ -154,7 +97,7 @@ def test_too_many_texts_are_refused_together(engine):
     assert engine.waiting == 0
 
 
-def test_a_failure_is_told_and_the_next_request_is_answered(engine, alone, monkeypatch, capfd):
+def test_a_failure_is_told_and_the_next_request_is_answered(engine, monkeypatch, capfd):
     def fail(*_):
         raise RuntimeError("no memory")
 
@@ -215,45 +158,7 @@ def test_text_ends_before_a_stop(size):
 # -- HTTP ----------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def listening(engine, timeout=PATIENCE, **how):
-    """The address of a server of its own, in a thread."""
-    made = serve.app(engine, timeout=timeout, **how)
-    server, port = serve.Server(made, timeout), serve.bound("127.0.0.1", 0)
-    port.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # a client that does not read is soon noticed
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([port])), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{port.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    with listening(engine, body_limit=5000, name="tiny") as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url):
-    with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
-        yield client
-
-
-def events(answer):
-    """The data of server-sent events; the last is [DONE]."""
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    lines = [line for line in answer.iter_lines() if line]
-    assert all(line.startswith("data: ") for line in lines)
-    data = [line.removeprefix("data: ") for line in lines]
-    assert data[-1] == "[DONE]"
-    return [json.loads(one) for one in data[:-1]]
-
-
-def test_completions_are_as_openai_has_them(client, alone):
+def test_completions_are_as_openai_has_them(client):
     ask = {"prompt": ["hello", "x y z"], "max_tokens": 12, "temperature": 0, "logprobs": 1, "model": "any"}
     found = client.post("/v1/completions", json=ask).json()
     expected = [alone(text, Ask(limit=12), n) for n, text in enumerate(ask["prompt"])]
@@ -267,7 +172,7 @@ def test_completions_are_as_openai_has_them(client, alone):
     assert found["object"] == "text_completion" and found["model"] == "tiny"
 
 
-def test_a_stream_says_the_same_piece_by_piece(client, alone):
+def test_a_stream_says_the_same_piece_by_piece(client):
     ask = {"prompt": "hello", "max_tokens": 20, "temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 3}
     ask |= {"repetition_penalty": 1.3, "stream": True, "stream_options": {"include_usage": True}}
     with client.stream("POST", "/v1/completions", json=ask) as answer:
@@ -277,7 +182,19 @@ def test_a_stream_says_the_same_piece_by_piece(client, alone):
     assert found[-1]["usage"]["completion_tokens"] == len(alone("hello", ASKS[1]).tokens)
 
 
-def test_a_stop_cuts_the_text(client, alone):
+def test_a_stream_has_the_logprobs_of_tokens_that_show_nothing_yet(client, engine, monkeypatch):
+    """A character of three bytes is said one byte at a time: two pieces of it have no text."""
+    tokens = [*Bytes().encode("a你"), 1]
+    pieces = [serve.Piece((token,), (-float(n),), token == 1) for n, token in enumerate(tokens)]
+    monkeypatch.setattr(engine, "ask", lambda jobs: [jobs[0].tell(piece) for piece in pieces])
+    ask = {"prompt": "b", "logprobs": 1, "stream": True}
+    with client.stream("POST", "/v1/completions", json=ask) as answer:
+        choices = [one["choices"][0] for one in events(answer)]
+    assert [one["text"] for one in choices] == ["a", "你", ""]
+    assert [one["logprobs"]["token_logprobs"] for one in choices] == [[0.0], [-1.0, -2.0, -3.0], [-4.0]]
+
+
+def test_a_stop_cuts_the_text(client):
     whole = alone("hello", Ask(limit=12)).text
     stop = whole[4:6]
     ask = {"prompt": "hello", "max_tokens": 12, "temperature": 0, "stop": ["never", stop]}
@@ -291,7 +208,7 @@ def test_without_a_seed_draws_differ(client):
     assert len(texts) == 3
 
 
-def test_a_search_gives_its_best(client, alone):
+def test_a_search_gives_its_best(client):
     said = alone("hello", Ask(limit=8, beams=Beams(4)))
     best = [said, *said.others][:3]
     ask = {"text": ["hello", " "], "beams": 4, "best": 3, "max_tokens": 8}
@@ -304,7 +221,7 @@ def test_a_search_gives_its_best(client, alone):
     assert [(one["index"], one["text"]) for one in choices] == [(n, one.text) for n, one in enumerate(best)]
 
 
-def test_translations_stream_and_show_what_they_look_at(client, alone, speaker):
+def test_translations_stream_and_show_what_they_look_at(client, speaker):
     said = alone("hello", Ask())
     with client.stream(
         "POST", "/translate", json={"text": "hello", "stream": True, "attention": True}
@@ -334,28 +251,6 @@ def test_health_and_metrics(client, engine):
         assert f"weft_{name}" in text
 
 
-BAD = {
-    "no JSON": (b'{"prompt": ', 400, "not JSON"),
-    "no UTF-8": (b'{"prompt": "\xff"}', 400, "not UTF-8"),
-    "a lone surrogate": (b'{"prompt": "\\ud800"}', 400, "prompt"),
-    "no object": (b"[1]", 400, "JSON object"),
-    "nested": (b"[" * 4000, 400, "not JSON"),
-    "nothing": (b"", 400, "not JSON"),
-    "NaN": (b'{"prompt": "a", "top_p": NaN}', 400, "NaN"),
-    "nothing asked": (b"{}", 400, "prompt is missing"),
-    "misspelt": (b'{"prompt": "a", "max_token": 3}', 400, "did you mean max_tokens?"),
-    "wrong type": (b'{"prompt": "a", "max_tokens": "3"}', 400, 'max_tokens is "3"'),
-    "truth is no number": (b'{"prompt": "a", "max_tokens": true}', 400, "a whole number"),
-    "too many tokens": (b'{"prompt": "a", "max_tokens": 65}', 400, "too many"),
-    "too long": (json.dumps({"prompt": "a" * 100}).encode(), 400, "100 tokens"),
-    "an empty list": (b'{"prompt": []}', 400, "a list of 1 to 64"),
-    "not supported": (b'{"prompt": "a", "echo": true}', 400, "not supported"),
-    "other beams": (b'{"prompt": "a", "beams": 3}', 400, "1 or 4"),
-    "too many choices": (b'{"prompt": "a", "n": 2}', 400, "at most"),
-    "too large": (b'{"prompt": "' + b"a" * 6000 + b'"}', 413, "5000 bytes"),
-}
-
-
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_request_is_told_what_is_wrong(client, name):
     body, code, words = BAD[name]
@@ -366,7 +261,9 @@ def test_a_bad_request_is_told_what_is_wrong(client, name):
 
 
 def test_unknown_paths_and_methods(client):
-    assert client.get("/v1/completion").status_code == 404
+    assert client.get("/v1/completion").status_code == client.post("/translate/", json={}).status_code == 404
+    answer = client.post("/score", json={"text": "a", "target": ["b", "c"]})
+    assert answer.status_code == 400 and "1 texts and 2 targets" in answer.json()["error"]["message"]
     answer = client.get("/translate")
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
     assert "does not answer GET" in answer.json()["error"]["message"]
@@ -378,273 +275,3 @@ def test_every_field_of_a_request_has_its_default():
     assert values.keys() == COMPLETIONS.keys() and values["n"] == 1 and values["temperature"] == 1.0
     with pytest.raises(Refused):
         read(b'{"prompt": "a", "temperature": 1e999}', COMPLETIONS)
-
-
-def test_a_token_is_asked_for(engine):
-    with listening(engine, token="s3cret") as url, httpx.Client(base_url=url, trust_env=False) as client:
-        ask = {"text": "a", "target": "b"}
-        assert client.get("/healthz").status_code == client.get("/").status_code == 200
-        for headers in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "Basic s3cret"}):
-            for answer in (
-                client.post("/score", json=ask, headers=headers),
-                client.get("/metrics", headers=headers),
-            ):
-                assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
-        right = {"Authorization": "Bearer s3cret"}
-        assert client.post("/score", json=ask, headers=right, timeout=PATIENCE).status_code == 200
-
-
-class Slow:
-    """A speak that takes as long as it is told to."""
-
-    def __init__(self, engine, seconds):
-        self.engine, self.seconds, self.speak = engine, seconds, engine.speaker.speak
-
-    def __call__(self, *args):
-        time.sleep(self.seconds)
-        return self.speak(*args)
-
-
-def posted(path, body):
-    """A request as it is on the wire."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-def until(check):
-    end = time.monotonic() + PATIENCE
-    while not check():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def test_what_takes_too_long_is_ended(engine, monkeypatch):
-    monkeypatch.setattr(engine.speaker, "speak", Slow(engine, 0.3))
-    with (
-        listening(engine, timeout=1) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client,
-    ):
-        ask = {"prompt": "ab", "max_tokens": 64, "seed": 1, "repetition_penalty": 4.0}
-        answer = client.post("/v1/completions", json=ask)
-        assert answer.status_code == 504 and answer.json()["error"]["type"] == "timeout"
-        lines = client.post("/v1/completions", json={**ask, "stream": True}).text.split("\n\n")
-        assert json.loads(lines[-2].removeprefix("data: "))["error"]["type"] == "timeout"
-        until(lambda: engine.busy == 0)
-
-
-def test_a_full_queue_asks_to_come_again(engine, monkeypatch):
-    monkeypatch.setattr(engine, "most_waiting", 3)
-    with listening(engine) as url, httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
-        answer = client.post("/translate", json={"text": ["a"] * 4, "stream": True})
-        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
-
-
-def test_a_client_that_leaves_frees_its_slot(engine, url, monkeypatch):
-    monkeypatch.setattr(engine.speaker, "speak", Slow(engine, 0.2))
-    host, port = url.removeprefix("http://").split(":")
-    for stream in (True, False):
-        ask = {"prompt": "ab", "max_tokens": 64, "seed": 1, "repetition_penalty": 4.0, "stream": stream}
-        with socket.create_connection((host, int(port)), PATIENCE) as connection:
-            connection.sendall(posted("/v1/completions", json.dumps(ask).encode()))
-            until(lambda: engine.busy == 1)
-            began = time.monotonic()
-            assert not stream or b"200" in connection.recv(20)
-        until(lambda: engine.busy == 0)
-        assert time.monotonic() - began < 2  # all of it would take 16 steps of 0.2 seconds
-
-
-def test_a_client_that_does_not_read_is_dropped(engine):
-    """What it is sent is never taken: the time-out ends it, and its slot is free."""
-    app, body = (
-        serve.app(engine, timeout=0.3),
-        json.dumps({"prompt": "ab", "stream": True, "max_tokens": 64}).encode(),
-    )
-    dropped = []
-
-    async def run():
-        asked = asyncio.Queue()
-        asked.put_nowait({"type": "http.request", "body": body, "more_body": False})
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/completions",
-            "headers": [],
-            "query_string": b"",
-        }
-        scope |= {
-            "http_version": "1.1",
-            "scheme": "http",
-            "state": {"drop": lambda: dropped.append(1)},
-            "client": None,
-        }
-
-        async def send(message):
-            if message["type"] == "http.response.body":
-                await asyncio.Event().wait()
-
-        await app(scope, asked.get, send)
-
-    asyncio.run(asyncio.wait_for(run(), PATIENCE))
-    assert dropped
-    until(lambda: engine.busy == 0)
-
-
-def test_the_connection_of_a_client_that_does_not_read_is_cut(engine, alone):
-    ask = {"prompt": ["ab"] * 64, "stream": True, "max_tokens": 64, "seed": 1, "logprobs": 0}
-    with listening(engine, timeout=8) as url, socket.socket() as connection:
-        host, port = url.removeprefix("http://").split(":")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(PATIENCE)
-        connection.connect((host, int(port)))
-        connection.sendall(posted("/v1/completions", json.dumps(ask).encode()))
-        with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
-            given = {"prompt": "hello", "max_tokens": 12, "temperature": 0}
-            (found,) = client.post("/v1/completions", json=given).json()["choices"]
-            assert found["text"] == alone("hello", ASKS[0]).text  # the others are not held up
-            until(lambda: 'weft_requests_total{code="499"' in client.get("/metrics").text)
-        with contextlib.suppress(ConnectionError):
-            while connection.recv(1 << 16):
-                pass
-        assert engine.busy == engine.waiting == 0
-
-
-# -- Many at once --------------------------------------------------------------------------------------
-
-MIXED = [ASKS[0], ASKS[1], ASKS[2], Ask(limit=8, beams=Beams(4))]
-
-
-def wanted(ask, **more):
-    """An `Ask` in the words of a request."""
-    given = {"max_tokens": ask.limit, "temperature": ask.temperature, "top_k": ask.top_k, "top_p": ask.top_p}
-    given |= {"repetition_penalty": ask.penalty, "seed": ask.seed} | ({"beams": 4} if ask.beams else {})
-    return {**given, **more}
-
-
-def test_many_clients_good_and_bad(engine, url, alone):
-    """16 at once, 100 requests: every answer is the one that the text has alone."""
-    programs = engine.compilations
-    host, port = url.removeprefix("http://").split(":")
-    for text in TEXTS:
-        for ask in MIXED:
-            alone(text, ask)
-
-    def good(client, text, ask, stream):
-        given = wanted(ask, prompt=text, stream=stream)
-        if not stream:
-            answer = client.post("/v1/completions", json=given)
-            assert answer.status_code == 200, answer.text
-            return answer.json()["choices"][0]["text"]
-        with client.stream("POST", "/v1/completions", json=given) as answer:
-            return "".join(one["choices"][0]["text"] for one in events(answer))
-
-    def slow(client, text, ask):
-        """Reads a little at a time."""
-        given = json.dumps(wanted(ask, prompt=text, stream=True)).encode()
-        with socket.create_connection((host, int(port)), PATIENCE) as connection:
-            connection.sendall(posted("/v1/completions", given))
-            found = b""
-            while b"[DONE]" not in found:
-                time.sleep(0.02)
-                found += connection.recv(200)
-        lines = [line[6:] for line in found.replace(b"\r", b"").split(b"\n") if line.startswith(b"data: {")]
-        return "".join(json.loads(line)["choices"][0]["text"] for line in lines) == alone(text, ask).text
-
-    def leaves(client, text, ask):
-        given = json.dumps(wanted(ask, prompt=text, stream=True)).encode()
-        with socket.create_connection((host, int(port)), PATIENCE) as connection:
-            connection.sendall(posted("/v1/completions", given))
-            connection.recv(30)
-        return True
-
-    def bad(client, name):
-        body, code, _ = BAD[name]
-        assert client.post("/v1/completions", content=body).status_code == code
-        return True
-
-    def one(n):
-        draw = random.Random(n)
-        text, ask = draw.choice(TEXTS), draw.choice(MIXED)
-        with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
-            kind = n % 10
-            if kind == 7:
-                return slow(client, text, ask)
-            if kind == 8:
-                return leaves(client, text, ask)
-            if kind == 9:
-                return bad(client, draw.choice(["no JSON", "no UTF-8", "too large", "misspelt"]))
-            return good(client, text, ask, n % 2 == 1) == alone(text, ask).text
-
-    with ThreadPoolExecutor(16) as pool:
-        assert all(list(pool.map(one, range(100), timeout=PATIENCE)))
-    until(lambda: engine.busy == engine.waiting == 0)
-    assert engine.compilations == programs
-
-
-# -- The command ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A run as weft train leaves it, of a model that has learned nothing."""
-    folder = tmp_path_factory.mktemp("served") / "lm"
-    folder.mkdir()
-    line = (
-        "--model.d-model 16 --model.d-ff 32 --model.heads 2 --model.d-kv 8 --model.layers 1 --model.vocab 259"
-    )
-    config = config_flags.changed(recipe("lm"), line.split()).replace(folder=folder)
-    (folder / "config.toml").write_text(config_file.write(config))
-    with train.Checkpoints(folder / "checkpoints") as checkpoints:
-        checkpoints.save(1, nn.init(Transformer(config.model), jax.random.key(0)), {})
-    return folder
-
-
-def test_a_signal_ends_the_server_when_it_has_finished(folder, tmp_path):
-    (tmp_path / "token").write_text("word\n")
-    command = [sys.executable, "-m", "weft.cli.main", "serve", str(folder), "--port", "0", "--longest", "48"]
-    command += ["--rows", "2", "--timeout", "60", "--token-file", str(tmp_path / "token"), "--mesh", ""]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        watchdog = threading.Timer(PATIENCE, process.kill)
-        watchdog.start()
-        try:
-            said = []
-            for line in process.stderr:
-                said.append(line)
-                if line.startswith("serving"):
-                    break
-            assert said and line.startswith(f"serving {folder} on http://127.0.0.1:"), said
-            url = line.split()[-1]
-            headers = {"Authorization": "Bearer word"}
-            with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False, headers=headers) as client:
-                assert client.get("/healthz").json() == {"status": "ready"}
-                assert client.post("/translate", json={"text": "a"}).status_code == 400
-                ask = {"prompt": "ab", "max_tokens": 40, "seed": 1, "stream": True, "repetition_penalty": 4.0}
-                with client.stream("POST", "/v1/completions", json=ask) as answer:
-                    process.send_signal(signal.SIGTERM)
-                    assert events(answer)[-1]["choices"][0]["finish_reason"]
-            assert process.wait(PATIENCE) == 0, process.stderr.read()
-            assert process.stdout.read() == ""
-        finally:
-            watchdog.cancel()
-            process.kill()
-
-
-def test_mistakes_of_the_command(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("warnings.showwarning", print)
-    empty = tmp_path / "empty"
-    empty.write_text(" \n")
-    for flags, words in {
-        ("--rows", "0"): "--rows 0",
-        ("--timeout", "nan"): "--timeout nan",
-        ("--token-file", str(tmp_path / "none")): "No such file",
-        ("--token-file", str(empty)): "no token",
-    }.items():
-        assert main(["serve", str(folder), *flags]) == 2
-        assert words in capsys.readouterr().err
-    monkeypatch.setenv("WEFT_SERVE_TOKEN", "two words")
-    assert main(["serve", str(folder)]) == 2
-    assert "WEFT_SERVE_TOKEN" in capsys.readouterr().err
-    monkeypatch.delenv("WEFT_SERVE_TOKEN")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["serve", str(folder), "--port", str(taken.getsockname()[1])]) == 1
-    assert "can't listen" in capsys.readouterr().err
-    assert main(["serve", str(tmp_path / "nowhere")]) == 2

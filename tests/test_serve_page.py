@@ -3,15 +3,14 @@
 import time
 from collections import namedtuple
 
-import jax
 import pytest
+from served import CONFIG, PATIENCE, Slow, listening
 from test_plan_page import MISSING, Browser
-from test_serve import CONFIG, PATIENCE, Slow, listening
+from untrained import untrained
 
-from weft import nn, serve
+from weft import serve
 from weft.data import Bytes
 from weft.decode import Ask, Beams, Speaker
-from weft.models import Transformer
 
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">"
 CHOSEN = {"translation": {"kind": "encoder_decoder"}, "language": {"kind": "decoder"}}
@@ -37,7 +36,7 @@ def browser(tmp_path_factory):
 
 
 def engine_of(kind):
-    model = nn.init(Transformer(CONFIG.replace(longest=16, **CHOSEN[kind])), jax.random.key(4))
+    model = untrained(CONFIG.replace(longest=16, **CHOSEN[kind]), 9)
     return serve.Engine(Speaker(model, Bytes(), rows=2), stride=1)
 
 

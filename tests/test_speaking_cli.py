@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import sacrebleu
 from trained import limited, lines, wait_for
+from untrained import untrained
 
 import weft as wf
 from weft import decode, nn, train
@@ -28,7 +29,7 @@ from weft.cli.speaking import escaped
 from weft.data import Bytes, SentencePiece
 from weft.errors import DataError
 from weft.models import Transformer
-from weft.train import checkpoint_look, config_file, config_flags, stored
+from weft.train import checkpoint_look, config_file, config_flags, inputs, stored
 from weft.train.config import recipe
 from weft.train.learner import learner
 
@@ -44,28 +45,27 @@ def given(name, line, *more):
     return config_flags.changed(recipe(name), [*line.split(), *more])
 
 
-def drawn(folder, config, seed=0):
-    """A run's folder as weft train leaves it, of a model that has learned nothing."""
+def drawn(folder, config, steps=1):
+    """A run's folder as weft train leaves it, of models that have learned nothing."""
     folder.mkdir()
     config = config.replace(folder=folder)
     (folder / "config.toml").write_text(config_file.write(config))
     with train.Checkpoints(folder / "checkpoints") as checkpoints:
-        checkpoints.save(1, nn.init(Transformer(config.model), jax.random.key(seed)), {})
+        for step in range(1, steps + 1):
+            checkpoints.save(step, untrained(config.model, step), {})
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """`fr`: a translation model of three steps, whose data and tokenizer are gone; `lm` and others: drawn."""
+    """`fr`: a translation model with three checkpoints, and a tokenizer that came from elsewhere; others."""
     folder = tmp_path_factory.mktemp("speaking")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()):
         patch.chdir(folder)
-        Path("pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
         texts = [text for pair in PAIRS for text in pair]
         SentencePiece.train(texts, "own.model", 40, byte_fallback=False, kind="bpe")
-        run = f"translate --folder fr --steps 3 --save.every 1 --data.kind tsv --data.train pairs.tsv {TINY}"
-        run += " --data.rows 4 --data.length 16 --data.tokenizer own.model --optimizer.rate 0.01"
-        assert main(["train", *run.split(), "--optimizer.warmup", "1"]) == 0
-        Path("pairs.tsv").unlink()
+        flags = f"{TINY} --model.vocab 40 --data.tokenizer own.model"
+        drawn(Path("fr"), given("translate", flags), 3)
+        inputs.keep(SentencePiece("own.model"), Path("fr"))
         Path("own.model").unlink()
         drawn(Path("lm"), given("lm", f"{TINY} --model.vocab 259"))
         drawn(Path("bytes"), given("translate", f"{TINY} --model.vocab 259"))
@@ -139,7 +139,9 @@ def test_a_text_that_is_too_long_is_told(weft, here):
     (here / "long.txt").write_text("ab " * 200 + "\n")
     code, out, err = weft("generate", "lm", "long.txt", "--json", *SHORT)
     assert code == 0 and json.loads(out[0])["cut"]
-    assert "1 texts were longer than the 128 tokens" in err
+    assert "1 texts were cut: at most 128 tokens are read, and 6 of them are left to what is said" in err
+    code, out, err = weft("generate", "lm", "in.txt", "--json", "--rows", "8")  # 128 tokens, and nothing said
+    assert code == 0 and not any(json.loads(line)["cut"] for line in out) and "cut" not in err
 
 
 def test_a_text_is_one_line():
@@ -205,6 +207,11 @@ def test_files_of_results(tmp_path):
     with results.results(out, {"a": 1}), pytest.raises(UserError, match="another process"):
         write({"a": 1})
     assert out.read_text() == "é\nb\n"
+    link = tmp_path / "link"
+    link.symlink_to(out)
+    with results.results(link, {}) as (_, append):
+        append("c")
+    assert link.is_symlink() and out.read_text() == "c\n"
     out.write_text("old\n")
     part.write_text("a\n")
     with pytest.raises(UserError, match="is not known"):
@@ -311,6 +318,19 @@ def test_bleu_is_that_of_sacrebleu(weft, here):
 # -- what is loaded ----------------------------------------------------------------------------------
 
 
+def test_training_leaves_all_that_is_needed(here, tmp_path, weft):
+    """The data and the tokenizer, which lay elsewhere, may go."""
+    (here / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
+    (here / "own.model").write_bytes((here / "fr/tokenizer.model").read_bytes())
+    run = f"train translate --steps 1 --data.kind tsv --data.train pairs.tsv {TINY} --data.rows 4"
+    run += f" --data.length 16 --data.tokenizer own.model --folder {tmp_path}/run"
+    assert weft(*run.split())[0] == 0
+    (here / "pairs.tsv").unlink()
+    (here / "own.model").unlink()
+    code, out, _ = weft("translate", tmp_path / "run", "in.txt", "--beams", "0", *SHORT)
+    assert code == 0 and len(out) == len(TEXTS)
+
+
 def test_a_run_keeps_all_that_it_needs(here):
     found = stored.loaded("fr")
     assert found.tokenizer.path == "fr/tokenizer.model" and found.tokenizer.vocab == 40
@@ -363,6 +383,8 @@ MISTAKES = {
     "no_folder_for_out": "translate fr in.txt -o none/out.fr",
     "folder_as_out": "translate fr in.txt -o fr",
     "input_as_out": "translate fr in.txt -o in.txt",
+    "stdout_as_out": "translate fr in.txt -o -",
+    "pipe_as_out": "translate fr in.txt -o pipe",
     "unequal_lines": "score fr in.txt one.txt",
     "no_columns": "score fr in.txt",
     "three_files": "score fr in.txt in.txt in.txt",
@@ -375,6 +397,11 @@ MISTAKES = {
     "negative_numbers": "translate fr in.txt --rows 0 --average 0",
     "negative_beams": "translate fr in.txt --beams -1 --seed -1",
     "top_p_above_one": "generate lm in.txt --temperature 1 --top-p 1.5",
+    "seed_too_large": "generate lm in.txt --temperature 1 --seed 9223372036854775808",
+    "penalty_too_large": "generate lm in.txt --penalty 1e300",
+    "temperature_that_is_no_number": "generate lm in.txt --temperature nan",
+    "limit_too_large": "generate lm in.txt --limit 128",
+    "step_that_is_no_number": "eval fr --step ²",
     "no_such_step": "translate fr in.txt --step 7",
     "too_few_checkpoints": "translate fr in.txt --average 9",
     "other_tokenizer": "translate fr in.txt --ensemble bytes",
@@ -391,6 +418,8 @@ def test_a_mistake_is_told_and_exits_with_2(name, weft, here, golden):
     (here / "latin.txt").write_bytes("un\ndéjà\n".encode("latin1"))
     (here / "one.txt").write_text("one\n")
     (here / "empty.txt").write_text("")
+    if not (here / "pipe").exists():
+        os.mkfifo(here / "pipe")
     (here / "long.txt").write_text("short\n" + "ab " * 200 + "\n")
     before = set(here.rglob("*"))
     code, out, err = weft(*MISTAKES[name].split())
@@ -404,6 +433,11 @@ def test_a_mistake_is_told_and_exits_with_2(name, weft, here, golden):
 def test_unknown_flags(weft, line):
     code, out, err = weft(*line.split())
     assert (code, out) == (2, []) and "--beams" in err
+
+
+def test_references_end_where_flags_begin(weft):
+    code, out, err = weft("eval", "fr", "--bleu", "in.txt", "in.txt", "-o", "out.txt")
+    assert (code, out) == (2, []) and "-o" in err and "no file" not in err
 
 
 def test_several_processes_are_refused(weft, monkeypatch):

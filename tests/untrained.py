@@ -14,6 +14,6 @@ def untrained(config, seed=0):
     def drawn(p):
         shape, features = [d.size for d in p.dims], [d for d in p.dims if d.name != "layers"]
         values = draw.uniform(0.5, 1.5, shape) if len(features) == 1 else draw.normal(0, 0.25, shape)
-        return wf.tensor(values.astype(p.dtype), p.dims)
+        return wf.parameter(wf.tensor(values.astype(p.dtype), p.dims))
 
     return map_parameters(drawn, Transformer(config))

@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import arg
 
-from .lines import read_alike
+from .lines import STDIN, read_alike
 from .loading import UserError
 from .progress import Progress
 from .speaking import How, Models, ready
@@ -100,7 +100,7 @@ class _Translated:
 def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
     """Translate a file, compare it with references, and print the scores."""
     at = flags.index("--bleu") + 1
-    files = list(itertools.takewhile(lambda word: not word.startswith("--"), flags[at:]))
+    files = list(itertools.takewhile(lambda word: word == STDIN or not word.startswith("-"), flags[at:]))
     if len(files) < 2:
         raise UserError(
             f"--bleu {' '.join(files) or 'without files'}\n  a file is translated, and compared with others"
@@ -141,6 +141,9 @@ def _step(flags: list[str]) -> tuple[int | None, list[str]]:
         return None, flags
     at = flags.index("--step")
     value = flags[at + 1] if at + 1 < len(flags) else ""
-    if not value.isdigit():
-        raise UserError(f"--step {value or 'without a number'}\n\nhint: weft checkpoint list shows the steps")
+    if not (value.isascii() and value.isdigit()):
+        raise UserError(
+            f"--step {value or 'without a number'}\n  it is the number of a step that was saved\n\n"
+            "hint: weft checkpoint list FOLDER/checkpoints shows them"
+        )
     return int(value), flags[:at] + flags[at + 2 :]

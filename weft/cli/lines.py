@@ -114,9 +114,10 @@ def _decoded(name: str, lines: Iterable[bytes]) -> Iterator[str]:
         try:
             yield line.decode()
         except UnicodeDecodeError as error:
+            here = "" if name == "stdin" else f"{name} "
             raise DataError(
                 f"{name}:{number} is not UTF-8",
                 f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}",
                 rule="texts are in UTF-8",
-                hint=f"iconv -f latin1 -t utf-8 {name} turns Latin-1 into it; or mend the line",
+                hint=f"iconv -f latin1 -t utf-8 {here}turns Latin-1 into it; or mend the line",
             ) from None

@@ -27,6 +27,13 @@ def check(out: Path | None, inputs: tuple[str, ...] = ()) -> None:
     """An error if a file can't be written; asked before any work is done."""
     if out is None:
         return
+    if str(out) == "-" or (out.exists() and not out.is_file() and not out.is_dir()):
+        raise UserError(
+            f"-o {out} is {'stdout' if str(out) == '-' else 'no plain file'}\n"
+            "  the lines go to a file that a second call can go on with"
+            "\n\nhint: without -o they go to stdout, which can be sent anywhere: > or |"
+        )
+    out = _named(out)
     check_folder(out)
     if not os.access(out.parent, os.W_OK | os.X_OK):
         raise UserError(
@@ -49,6 +56,7 @@ def results(out: Path | None, made_of: Mapping[str, Any]) -> Iterator[tuple[int,
         _as_utf8()
         yield 0, _print
         return
+    out = _named(out)
     part = out.with_name(out.name + ".part")
     with part.open("ab+", buffering=0) as file:
         _lock(file, part)
@@ -77,6 +85,11 @@ def results(out: Path | None, made_of: Mapping[str, Any]) -> Iterator[tuple[int,
         os.fsync(file.fileno())
         part.replace(out)
         _about(part).unlink()
+
+
+def _named(out: Path) -> Path:
+    """The file itself: a link to it stays one."""
+    return Path(os.path.realpath(out)) if out.is_symlink() else out
 
 
 def _about(part: Path) -> Path:

@@ -12,8 +12,21 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from .loading import Failure, UserError
+from .speaking import check_alone, tell_place
 
 TOKEN = "WEFT_SERVE_TOKEN"
+
+# The least that a flag may be, and the most.
+RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "rows": (1, 2**20),
+    "longest": (2, 2**20),
+    "stride": (1, 2**20),
+    "average": (1, 2**20),
+    "most_waiting": (1, 2**31 - 1),
+    "timeout": (0.001, 1e6),
+    "body_limit": (1, 2**40),
+}
 
 
 @dataclass
@@ -70,7 +83,9 @@ class Serve:
         from ..serve import app, bound, serve
         from ..train import stored
 
+        check_alone()
         found = stored.loaded(self.folder, self.step, self.average, self.mesh, self.layout)
+        tell_place(found, self.mesh)
         speaker = Speaker(
             found.model, found.tokenizer, found.mesh, found.layout, rows=self.rows, longest=self.longest
         )
@@ -85,8 +100,13 @@ class Serve:
         )
         try:
             listening = bound(self.host, self.port)
-        except (OSError, OverflowError) as error:
-            raise Failure(f"error: can't listen at {self.host}, port {self.port}: {error}") from None
+        except OSError as error:
+            raise Failure(
+                f"error: can't listen at {self.host}, port {self.port}\n"
+                f"  {getattr(error, 'strerror', None) or error}\n"
+                "  the address is one of this machine's, and the port nobody else's\n\n"
+                "hint: --port 0 takes any that is free, and prints it"
+            ) from None
         if token is None and not _is_loopback(self.host):
             print(
                 f"warning: anyone who can reach {self.host} may use this server; with --token-file "
@@ -104,14 +124,13 @@ class Serve:
             raise made.state.engine.failure
 
     def _check(self) -> None:
-        least = {"rows": 1, "longest": 2, "stride": 1, "average": 1, "most_waiting": 1, "body_limit": 1}
-        least |= {"port": 0}
-        wrong = [name for name, value in least.items() if getattr(self, name) < value]
-        wrong += [] if 0 < self.timeout < float("inf") else ["timeout"]
+        wrong = [
+            f"--{name.replace('_', '-')} {getattr(self, name)}: it is from {least:,} to {most:,}"
+            for name, (least, most) in RANGES.items()
+            if not least <= getattr(self, name) <= most
+        ]
         if wrong:
-            named = ", ".join(f"--{name.replace('_', '-')} {getattr(self, name)}" for name in wrong)
-            known = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in least.items())
-            raise UserError(f"too small: {named}\n\nhint: the least are {known}; a timeout is above 0")
+            raise UserError("\n  ".join(wrong) + "\n\nhint: weft serve --help says what each is")
 
     def _token(self) -> str | None:
         """The token, from a file or the environment: what is on the command line can be read by others."""
@@ -124,11 +143,17 @@ class Serve:
             try:
                 text = self.token_file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                raise UserError(f"--token-file {where}: {error}") from None
+                fact = getattr(error, "strerror", None) or "it is not UTF-8"
+                raise UserError(
+                    f"--token-file {where} can't be read\n  {fact}\n"
+                    "  it is a file with one word, the token\n\n"
+                    "hint: openssl rand -hex 16 > token.txt makes one"
+                ) from None
         token = text.strip()
         if not token or not token.isascii() or len(token.split()) > 1:
             raise UserError(
-                f"there is no token in {where}\n\nhint: it is one word of ASCII, such as 32 hex digits"
+                f"there is no token in {where}\n  it is one word of ASCII, such as 32 hex digits\n\n"
+                "hint: openssl rand -hex 16 makes one"
             )
         return token
 

@@ -8,14 +8,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from tyro.conf import UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from . import results
-from .lines import Lines
+from .lines import STDIN, Lines, read
 from .loading import UserError
 from .progress import Progress
 
@@ -67,7 +67,7 @@ class How:
     """How much a search prefers longer texts; by default 0.6, and 0 is not at all."""
     limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """How many tokens at most. By default 10 more than one and a half times those of a text that is
-    translated, and no more than 256; 128 after a prompt."""
+    translated, and no more than 256; after a prompt 128, and no more than half of what the model can read."""
     temperature: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """Draw tokens, from probabilities that are the sharper the lower it is; by default 0: the likeliest."""
     top_k: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
@@ -146,18 +146,13 @@ def ready(folder: str, models: Models, *kinds: str) -> Ready:
       kinds: the kinds of model that the command is for.
     """
     from ..decode import Speaker
-    from ..train import hosts, stored
+    from ..train import stored
 
-    if int(os.environ.get(hosts.PROCESSES, "1")) > 1:
-        raise UserError(
-            f"this command is one of {os.environ[hosts.PROCESSES]} processes\n  it runs in one, on all "
-            "devices of its machine\n\nhint: leave weft launch out; or give each process a file of its own"
-        )
+    check_alone()
     for one in (folder, *models.ensemble):
         _check_kind(one, stored.settings(one).model.kind, kinds)
     first = stored.loaded(folder, models.step, models.average, models.mesh, models.layout)
-    if models.mesh is None and first.mesh != type(first.mesh)(first.config.layout.mesh):
-        print(f'there are too few devices for "{first.config.layout.mesh}": one is used', file=sys.stderr)
+    tell_place(first, models.mesh)
     where = (first.mesh, first.layout)
     every = [first, *(stored.loaded(one, models.step, models.average, *where) for one in models.ensemble)]
     _check_tokenizers(every)
@@ -166,6 +161,23 @@ def ready(folder: str, models: Models, *kinds: str) -> Ready:
         speaker,
         {"steps": [list(one.steps) for one in every], "checkpoints": [list(one.sums) for one in every]},
     )
+
+
+def check_alone() -> None:
+    """An error if this process is one of several."""
+    from ..train import hosts
+
+    if int(os.environ.get(hosts.PROCESSES, "1")) > 1:
+        raise UserError(
+            f"this command is one of {os.environ[hosts.PROCESSES]} processes\n  it runs in one, on all "
+            "devices of its machine\n\nhint: leave weft launch out; or give each process a file of its own"
+        )
+
+
+def tell_place(run: Loaded, mesh: str | None) -> None:
+    """Say so if a model does not run on the mesh that it was trained on, and nobody asked for another."""
+    if mesh is None and run.mesh != type(run.mesh)(run.config.layout.mesh):
+        print(f'there are too few devices for "{run.config.layout.mesh}": one is used', file=sys.stderr)
 
 
 def _check_kind(folder: str, kind: str, kinds: tuple[str, ...]) -> None:
@@ -245,13 +257,19 @@ class Writing:
             found["best"] = [_object(other) for other in (one, *one.others)[: self.best]]
         return json.dumps(found, ensure_ascii=False)
 
-    def tell(self, longest: int) -> None:
+    def tell(self, speaker: Speaker, asked: Ask) -> None:
         """Say what was not read whole."""
-        if self.cut:
-            print(
-                f"warning: {self.cut:,} texts were longer than the {longest} tokens that are read, and cut",
-                file=sys.stderr,
+        if not self.cut:
+            return
+        left = ""
+        if not speaker.translates:
+            left = (
+                f", and {speaker.item(0, '', asked.limit).limit} of them are left to what is said (--limit)"
             )
+        print(
+            f"warning: {self.cut:,} texts were cut: at most {speaker.longest} tokens are read{left}",
+            file=sys.stderr,
+        )
 
 
 def _object(one: Said) -> dict[str, Any]:
@@ -263,34 +281,46 @@ def escaped(text: str) -> str:
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
-def say(
-    kind: str,
-    folder: str,
-    file: str,
-    models: Models,
-    how: How,
-    out: Path | None,
-    as_json: bool,
-    best: int | None,
-) -> None:
-    """Translate or go on with the lines of a file: all of weft translate and weft generate."""
-    from .lines import STDIN, read
+@dataclass
+class Saying:
+    """A command that says something to each line of a file: all of weft translate and weft generate."""
 
-    asked = how.ask(kind == "encoder_decoder")
-    _check_best(best, as_json, asked)
-    results.check(out, (file,))
-    if file == STDIN and sys.stdin.isatty():
-        print("lines are read from the terminal; Ctrl-D ends them", file=sys.stderr)
-    lines = read(file, as_they_come=out is None)
-    found = ready(folder, models, kind)
-    writing = Writing(as_json, best)
+    kind: ClassVar[str]  # the kind of model that it is for
 
-    def said(texts: Iterable[str], first: int) -> Iterator[str]:
-        return map(writing.line, found.speaker.say(texts, asked, first))
+    folder: Annotated[Positional[str], arg(metavar="FOLDER")]
+    """The folder of a run."""
+    file: Annotated[Positional[str], arg(metavar="[FILE]", help_behavior_hint="")] = STDIN
+    """Texts, one to a line, in UTF-8; - or nothing is stdin. One that ends in .gz is unpacked."""
+    out: Annotated[Path | None, arg(metavar="OUT", aliases=["-o"], help_behavior_hint="")] = None
+    """Write to this file instead of stdout; a call that was stopped goes on."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """An object to a line: text, score, tokens, ended (by itself, not by --limit), cut (it was too long)."""
+    best: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """With --json and beams, the N best results, as `best`."""
+    models: Annotated[Models, arg(name="")] = field(default_factory=Models)
+    how: Annotated[How, arg(name="")] = field(default_factory=How)
 
-    settings = dataclasses.asdict(asked) | {"ends": list(asked.ends), "json": as_json, "best": best}
-    passed(lines, said, out, {"command": KINDS[kind][1], **found.made_of, **settings})
-    writing.tell(found.speaker.longest)
+    def run(self) -> None:
+        """Say something to each line."""
+        asked = self.how.ask(self.kind == "encoder_decoder")
+        _check_best(self.best, self.json, asked)
+        results.check(self.out, (self.file,))
+        if self.file == STDIN and sys.stdin.isatty():
+            print("lines are read from the terminal; Ctrl-D ends them", file=sys.stderr)
+        lines = read(self.file, as_they_come=self.out is None)
+        found = ready(self.folder, self.models, self.kind)
+        writing = Writing(self.json, self.best)
+
+        def said(texts: Iterable[str], first: int) -> Iterator[str]:
+            return map(writing.line, found.speaker.say(texts, asked, first))
+
+        settings = dataclasses.asdict(asked) | {
+            "ends": list(asked.ends),
+            "json": self.json,
+            "best": self.best,
+        }
+        passed(lines, said, self.out, {"command": KINDS[self.kind][1], **found.made_of, **settings})
+        writing.tell(found.speaker, asked)
 
 
 def _check_best(best: int | None, as_json: bool, asked: Ask) -> None:

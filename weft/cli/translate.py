@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
 
-from tyro.conf import Positional, arg
-
-from .speaking import How, Models, say
+from .speaking import Saying
 
 
 @dataclass
-class Translate:
+class Translate(Saying):
     """Translate a file, line by line, with a trained model.
 
     FOLDER is that of a run of weft train; nothing else of the run is needed. Each line of the input gives one
@@ -27,28 +23,4 @@ class Translate:
     With -o the lines go to OUT.part until all are there. What was stopped goes on when the same command is
     given again, on any mesh."""
 
-    folder: Annotated[Positional[str], arg(metavar="FOLDER")]
-    """The folder of a run."""
-    file: Annotated[Positional[str], arg(metavar="[FILE]", help_behavior_hint="")] = "-"
-    """Texts, one to a line, in UTF-8; - or nothing is stdin. One that ends in .gz is unpacked."""
-    out: Annotated[Path | None, arg(metavar="OUT", aliases=["-o"], help_behavior_hint="")] = None
-    """Write to this file instead of stdout; a call that was stopped goes on."""
-    json: Annotated[bool, arg(help_behavior_hint="")] = False
-    """An object to a line: text, score, tokens, ended (by itself, not by --limit), cut (it was too long)."""
-    best: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """With --json and beams, the N best translations, as `best`."""
-    models: Annotated[Models, arg(name="")] = field(default_factory=Models)
-    how: Annotated[How, arg(name="")] = field(default_factory=How)
-
-    def run(self) -> None:
-        """Translate."""
-        say(
-            "encoder_decoder",
-            self.folder,
-            self.file,
-            self.models,
-            self.how,
-            self.out,
-            self.json,
-            self.best,
-        )
+    kind = "encoder_decoder"

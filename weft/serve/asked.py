@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from weft.decode.ask import PENALTIES, SEEDS
 from weft.errors import nearest
 
 
@@ -55,8 +56,8 @@ def whole(least: int, most: int | None = None, default: int | None = None) -> Fi
 
 
 def number(words: str, fits: Callable[[float], bool], default: float) -> Field:
-    """A finite number."""
-    return Field(words, lambda x: type(x) in (int, float) and math.isfinite(x) and fits(x), default)
+    """A number that is no larger than a float may be."""
+    return Field(words, lambda x: type(x) in (int, float) and abs(x) <= LARGE and fits(x), default)
 
 
 def truth(default: bool = False) -> Field:
@@ -87,18 +88,24 @@ def _is_stop(x: Any) -> bool:
 
 
 TEXTS, STOPS = 64, 4  # at most, in one request
+MANY = 2**31 - 1  # more than any count may be
+LARGE = sys.float_info.max
 TEXT = Field(f"a text, or a list of 1 to {TEXTS} texts", _is_texts, needed=True)
 WORD = Field("a text", _is_text)
-MOST = whole(1)
+MOST = whole(1, MANY)
 
 COMPLETIONS: dict[str, Field] = {
     "prompt": TEXT,
     "max_tokens": MOST,
     "temperature": number("a number from 0 on", lambda x: x >= 0, 1.0),
     "top_p": number("a number above 0 and up to 1", lambda x: 0 < x <= 1, 1.0),
-    "top_k": whole(0, 2**31 - 1, 0),
-    "repetition_penalty": number("a number above 0", lambda x: x > 0, 1.0),
-    "seed": whole(0, 2**63 - 1),
+    "top_k": whole(0, MANY, 0),
+    "repetition_penalty": number(
+        f"a number from {PENALTIES[0]:g} to {PENALTIES[1]:g}",
+        lambda x: PENALTIES[0] <= x <= PENALTIES[1],
+        1.0,
+    ),
+    "seed": whole(0, SEEDS - 1),
     "stop": Field(f"a text, or at most {STOPS}", _is_stop),
     "stream": truth(),
     "stream_options": Field(
@@ -108,8 +115,8 @@ COMPLETIONS: dict[str, Field] = {
         ),
     ),
     "logprobs": whole(0, 1),
-    "beams": whole(1),
-    "n": whole(1, default=1),
+    "beams": MOST,
+    "n": whole(1, MANY, 1),
     "model": WORD,
     "user": WORD,
     "echo": only(False),
@@ -121,8 +128,8 @@ COMPLETIONS: dict[str, Field] = {
 }
 TRANSLATE: dict[str, Field] = {
     "text": TEXT,
-    "beams": whole(1),
-    "best": whole(1, default=1),
+    "beams": MOST,
+    "best": whole(1, MANY, 1),
     "max_tokens": MOST,
     "stream": truth(),
     "attention": truth(),

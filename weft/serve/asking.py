@@ -51,6 +51,9 @@ class Asking:
 
     def ask(self, jobs: Sequence[Job]) -> None:
         """Ask for jobs, the first of which has index 0."""
+        most = self.engine.most_waiting
+        if len(jobs) > most:  # it would never be their turn
+            raise Refused(400, f"the request has {len(jobs)} texts; at most {most} may wait at once")
         try:
             self.engine.ask(jobs)
         except Full as error:

@@ -86,6 +86,7 @@ def app(
         middleware=[Middleware(Door, metrics=paths.metrics, known=known, timeout=timeout)],
         exception_handlers={Refused: _refused, HTTPException: _unknown, Exception: _broken},
     )
+    made.router.redirect_slashes = False
     made.state.engine = runs
     return made
 
@@ -133,6 +134,7 @@ class Paths:
         given = await self._given(request, COMPLETIONS)
         prompts, n = listed(given["prompt"]), given["n"]
         self._check_best("n", n, given["beams"])
+        _check_search(given)
         seed = given["seed"] if given["seed"] is not None else secrets.randbelow(2**63)
         ask = self._ask(
             given,
@@ -149,11 +151,12 @@ class Paths:
             "model": self.name,
         }
         talk = Talk(self, ask, prompts, listed(given["stop"]))
+        sent = [0] * len(prompts)  # how many tokens of each text the client was told of, in a stream
 
         def choice(one: Told, whole: bool, k: int = 0) -> dict[str, Any]:
             logs = None
             if given["logprobs"] is not None and given["beams"] in (None, 1):
-                logs = one.logprobs(self.engine.speaker.tokenizer, whole)
+                logs = one.logprobs(self.engine.speaker.tokenizer, sent[one.index])
             more = {"score": one.score} if one.score is not None else {}
             text = one.reading.text if whole else one.text
             return {
@@ -169,6 +172,7 @@ class Paths:
                 if one.text or one.finish:
                     for k, other in enumerate(one.best(n)):
                         yield {**head, "choices": [choice(other, False, k)]}
+                    sent[one.index] = len(one.reading.tokens)
             if (given["stream_options"] or {}).get("include_usage"):
                 yield {**head, "choices": [], "usage": talk.usage()}
 
@@ -230,7 +234,8 @@ class Paths:
         given = await self._given(request, SCORE)
         texts, targets = listed(given["text"]), listed(given["target"])
         if len(texts) != len(targets):
-            raise Refused(400, f"{len(texts)} texts and {len(targets)} targets", param="target")
+            counts = f"{len(texts)} texts and {len(targets)} targets"
+            raise Refused(400, f"{counts}; each text is to have one target", param="target")
         asking = Asking(self.engine, asyncio.get_running_loop().time() + self.timeout)
         pairs = enumerate(zip(texts, targets, strict=True))
         with _told_to_client("target"):
@@ -317,7 +322,6 @@ class Told:
     index: int
     reading: Reading
     text: str
-    before: int
     finish: str | None
     score: float | None = None
     others: tuple[Told, ...] = ()
@@ -326,9 +330,8 @@ class Told:
         """It, and the next best ones of a search."""
         return [self, *self.others][:count]
 
-    def logprobs(self, tokenizer: Any, whole: bool) -> dict[str, Any]:
-        """As OpenAI has them: of the tokens that are new, or of all."""
-        since = 0 if whole else self.before
+    def logprobs(self, tokenizer: Any, since: int) -> dict[str, Any]:
+        """As OpenAI has them: of all tokens but the first ones."""
         tokens = self.reading.tokens
         pieces = [tokenizer.decode([token]) for token in tokens[since:]]
         offsets = [len(tokenizer.decode(tokens[:n])) for n in range(since, len(tokens))]
@@ -377,19 +380,18 @@ class Talk:
 
     def _said(self, index: int, event: Any) -> Told:
         reading = self.readings[index]
-        before = len(reading.tokens)
         text = reading.more(event.tokens, event.logs, event.over)
         if reading.stopped:
             self.asking.over(index)
         finish = _finish(reading) if event.over or reading.stopped else None
-        return Told(index, reading, text, before, finish)
+        return Told(index, reading, text, finish)
 
     def _searched(self, index: int, said: Said) -> Told:
         every = []
         for n, one in enumerate((said, *said.others)):
             reading = self.readings[index] if n == 0 else self._reading()
             text = reading.more(one.tokens, (), True)
-            every.append(Told(index, reading, text, 0, _finish(reading), one.score))
+            every.append(Told(index, reading, text, _finish(reading), one.score))
         return dataclasses.replace(every[0], others=tuple(every[1:]))
 
     def usage(self) -> dict[str, int]:
@@ -429,6 +431,15 @@ class Live(Response):
 
         with self.talk.asking:
             await unless_gone(write(), receive)
+
+
+def _check_search(given: Mapping[str, Any]) -> None:
+    """An error if a search is to draw tokens, or to make some less likely."""
+    neutral = {"temperature": (0, 1), "top_p": (1,), "top_k": (0,), "repetition_penalty": (1,)}
+    wrong = [name for name, values in neutral.items() if given[name] not in values]
+    if wrong and (given["beams"] or 1) > 1:
+        rule = "a search takes the likeliest texts; nothing is drawn or made less likely"
+        raise Refused(400, f"beams is {given['beams']} with {' and '.join(wrong)}; {rule}", param=wrong[0])
 
 
 def _finish(reading: Reading) -> str:
