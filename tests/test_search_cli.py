@@ -13,6 +13,7 @@ from weft.cli.presets import plannable
 from weft.placing import without_values
 from weft.search import search
 from weft.train import config_flags
+from weft.train.auto import DIMS
 from weft.train.config import recipe
 from weft.train.run import prepare
 
@@ -138,7 +139,7 @@ def test_a_run_lays_itself_out(tmp_path):
     run = prepare(config)
     assert str(run.mesh) == "data=4 model=2"
     assert run.config.layout.rules not in ("", "auto")
-    found = search(run.learner.program, _given(run), mesh=run.mesh, hardware="cpu")
+    found = search(run.learner.program, _given(run), mesh=run.mesh, hardware="cpu", dims=DIMS)
     assert repr(found.best.layout) == repr(run.layout)
 
 

@@ -41,6 +41,8 @@ class Search:
     """Only this mesh, "data=64 model=8", in place of --devices."""
     axes: Annotated[int, arg(help_behavior_hint="")] = 2
     """How many axes a mesh may have, 1 to 3."""
+    dims: Annotated[tuple[str, ...], arg(metavar="DIM", help_behavior_hint="")] = ()
+    """The only dims to try to split, batch d_ff heads; by default all that something of weight has."""
     memory: Annotated[str | None, arg(metavar="SIZE", help_behavior_hint="")] = None
     """What a device may use, "6GiB"; by default all that it has."""
     objective: Annotated[str, arg(help_behavior_hint="")] = "time"
@@ -93,6 +95,7 @@ class Search:
                 mesh=self.mesh,
                 memory=cap,
                 axes=self.axes,
+                dims=self.dims or None,
                 objective=self.objective,
                 variants=self._variants(fn, args),
                 top=self.top,

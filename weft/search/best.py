@@ -85,7 +85,7 @@ class Found:
       refused: how many of them could not be lowered.
       by_memory: how many were ruled out because they can't fit.
       by_bound: how many because they could not be better than the best.
-      left_out: dims that were not searched because nothing of weight has them.
+      left_out: dims that were not searched, because nothing of weight has them or others were asked for.
     """
 
     ranked: tuple[Ranked, ...]
@@ -134,6 +134,7 @@ def search(
     mesh: Any = None,
     memory: int | None = None,
     axes: int = 2,
+    dims: Sequence[str] | None = None,
     objective: str = "time",
     variants: Mapping[str, tuple[Any, Sequence[Any]]] | None = None,
     top: int = 1,
@@ -150,6 +151,7 @@ def search(
       mesh: the only mesh to try, in place of `devices`.
       memory: bytes that a device may use; by default all that the hardware has.
       axes: how many axes a mesh may have, 1 to 3.
+      dims: the only dims to try to split; by default all that something of weight has.
       objective: what is to be least, "time" or "memory".
       variants: further functions with their arguments, by name: other remat policies, micro-batches.
       top: how many of the best are to be found for certain.
@@ -165,7 +167,7 @@ def search(
     cap = machine.memory_bytes if memory is None else memory
     programs = {"": (fn, args), **(variants or {})}
     spaces = {
-        name: Space(name, fn, tuple(args), devices, axes, machine, given)
+        name: Space(name, fn, tuple(args), devices, axes, machine, given, dims)
         for name, (fn, args) in programs.items()
     }
     run = _Run(spaces, machine, devices, objective, top, progress)
@@ -208,6 +210,7 @@ class Space:
       devices, axes: for all meshes of so many.
       hardware: the machine.
       mesh: the only mesh, if it is given.
+      dims: the only dims, if they are given.
     """
 
     def __init__(
@@ -219,10 +222,12 @@ class Space:
         axes: int,
         hardware: Hardware,
         mesh: Mesh | None = None,
+        dims: Sequence[str] | None = None,
     ):
         self.name, self.fn, self.args = name, fn, args
         self.facts = facts_of(fn, args)
-        self.groups = independent(self.facts.searched, self.facts.meetings)
+        self.dims = [d for d in self.facts.searched if dims is None or d in dims]
+        self.groups = independent(self.dims, self.facts.meetings)
         self.bound = Bound(self.facts, hardware, devices, self.groups)
         self.meshes = factorisations(devices, axes)
         self.axes: tuple[str, ...] = ()
@@ -352,7 +357,7 @@ class _Run:
             refused,
             counts.by_memory,
             counts.legal - counts.by_memory - len(ranked) - len(too_large) - refused,
-            tuple(sorted({d for s in self.spaces.values() for d in {*s.facts.dims} - {*s.facts.searched}})),
+            tuple(sorted({d for s in self.spaces.values() for d in {*s.facts.dims} - {*s.dims}})),
         )
 
     def _value(self, one: Ranked) -> float:

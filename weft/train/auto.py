@@ -21,6 +21,7 @@ from .config import Place, TrainConfig
 from .learner import learner
 
 AUTO = "auto"
+DIMS = ("replicas", "batch", "heads", "kv_heads", "d_ff", "experts", "vocab")  # what is worth splitting
 
 
 def chosen(config: TrainConfig, batch: Any) -> Place:
@@ -40,6 +41,7 @@ def chosen(config: TrainConfig, batch: Any) -> Place:
         devices=len(jax.devices()) if mesh is None else None,
         mesh=mesh,
         hardware=place.hardware,
+        dims=DIMS,
     )
     best = found.best
     if best is None:
