@@ -262,12 +262,23 @@ def test_a_bad_request_is_told_what_is_wrong(client, name):
 
 def test_unknown_paths_and_methods(client):
     assert client.get("/v1/completion").status_code == client.post("/translate/", json={}).status_code == 404
-    answer = client.post("/score", json={"text": "a", "target": ["b", "c"]})
-    assert answer.status_code == 400 and "1 texts and 2 targets" in answer.json()["error"]["message"]
     answer = client.get("/translate")
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
     assert "does not answer GET" in answer.json()["error"]["message"]
     assert client.post("/score", json={"text": "a"}, headers={"Origin": "http://x.org"}).status_code == 403
+    answer = client.post("/score", json={"text": "a", "target": ["b", "c"]})
+    assert answer.status_code == 400 and "1 texts and 2 targets" in answer.json()["error"]["message"]
+
+
+def test_which_text_is_too_long_is_told(client):
+    texts = ["a", "b" * 70]
+    for path, ask in {
+        "/v1/completions": {"prompt": texts},
+        "/translate": {"text": texts, "beams": 4},
+        "/score": {"text": texts, "target": texts},
+    }.items():
+        answer = client.post(path, json=ask)
+        assert answer.status_code == 400 and "text 2" in answer.json()["error"]["message"]
 
 
 def test_every_field_of_a_request_has_its_default():

@@ -292,6 +292,30 @@ def test_texts_are_scored(weft, here):
     assert sum(found[0]["logs"]) == pytest.approx(found[0]["score"])
 
 
+def test_scores_that_go_on_tell_which_tokens_are_counted(weft, here, monkeypatch):
+    usual = results.results
+
+    @contextlib.contextmanager
+    def full(out, made_of):
+        """A disk that is full after two lines."""
+        with usual(out, made_of) as (done, append):
+
+            def write(line):
+                if lines(here / "scores.part") == 2:
+                    raise OSError("full")
+                append(line)
+
+            yield done, write
+
+    command = ["score", "lm", "in.txt", "-o", here / "scores"]
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.cli.results.results", full)
+        assert weft(*command)[0] == 1
+    code, _, err = weft(*command)
+    assert code == 0 and f"{sum(len(text) + 1 for text in TEXTS[2:])} tokens behind line 2; perplexity" in err
+    assert (here / "scores").read_text().splitlines() == weft(*command[:3])[1]
+
+
 def test_texts_of_a_language_model_are_scored(weft):
     whole, after = weft("score", "lm", "in.txt"), weft("score", "lm", "in.txt", "in.txt")
     assert whole[0] == after[0] == 0

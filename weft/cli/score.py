@@ -32,7 +32,8 @@ class Score:
         weft score runs/lm texts.txt
         weft score runs/lm prompts.txt texts.txt
 
-    The end of a text is scored too. The perplexity of a token, over all lines, is told on stderr."""
+    The end of a text is scored too. The perplexity of a token, over the lines of this call, is told on
+    stderr."""
 
     folder: Annotated[Positional[str], arg(metavar="FOLDER")]
     """The folder of a run."""
@@ -60,10 +61,11 @@ class Score:
         translates = stored.settings(self.folder).model.kind == "encoder_decoder"
         lines = _pairs(files, translates, as_they_come=self.out is None)
         found = ready(self.folder, self.models, "encoder_decoder", "decoder")
-        speaker, total, tokens = found.speaker, 0.0, 0
+        speaker, total, tokens, since = found.speaker, 0.0, 0, 0
 
         def said(texts: Iterable[Any], first: int) -> Iterator[str]:
-            nonlocal total, tokens
+            nonlocal total, tokens, since
+            since = first
             given: list[str] = []
 
             def noted() -> Iterator[tuple[str, str]]:
@@ -82,8 +84,9 @@ class Score:
         made_of = {"command": "weft score", **found.made_of, "json": self.json, "files": len(files)}
         passed(lines, said, self.out, made_of)
         if tokens:
+            behind = f" behind line {since:,}" if since else ""
             print(
-                f"{tokens:,} tokens; perplexity per token {math.exp(min(-total / tokens, 700)):.4f}",
+                f"{tokens:,} tokens{behind}; perplexity per token {math.exp(min(-total / tokens, 700)):.4f}",
                 file=sys.stderr,
             )
 

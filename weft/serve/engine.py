@@ -136,7 +136,7 @@ class Engine:
         if limit is None and not self.speaker.translates:
             limit = max(1, min(CONTINUED, room))
         if ids > longest - 1 or (limit or 1) > room:
-            what = f"the text has {ids} tokens" + (f" and {limit} are to follow" if limit else "")
+            what = f"text {number + 1} has {ids} tokens" + (f" and {limit} are to follow" if limit else "")
             raise ModelError(
                 f"{what}: too many",
                 rule=f"a text and what follows it have at most {longest - 1} together"
@@ -147,9 +147,9 @@ class Engine:
         kind = "say" if ask.beams is None else "search"
         return Job(kind, tell, ask, self.speaker.item(number, text, limit), (text, limit))
 
-    def score(self, text: str, target: str, tell: Callable[[Any], None]) -> Job:
+    def score(self, text: str, target: str, tell: Callable[[Any], None], number: int = 0) -> Job:
         """A text that is to be scored; how likely each token is, is told."""
-        self.speaker.pair(0, text, target)  # an error if it is too long
+        self.speaker.pair(number, text, target)  # an error if it is too long
         return Job("score", tell, given=(text, target))
 
     def view(self, text: str, tokens: Sequence[int], tell: Callable[[Any], None]) -> Job:

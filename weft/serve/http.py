@@ -239,7 +239,7 @@ class Paths:
         asking = Asking(self.engine, asyncio.get_running_loop().time() + self.timeout)
         pairs = enumerate(zip(texts, targets, strict=True))
         with _told_to_client("target"):
-            jobs = [self.engine.score(*pair, asking.tell(n)) for n, pair in pairs]
+            jobs = [self.engine.score(*pair, asking.tell(n), n) for n, pair in pairs]
 
         async def whole() -> Any:
             with asking:
