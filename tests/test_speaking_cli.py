@@ -219,6 +219,16 @@ def test_files_of_results(tmp_path):
     assert out.read_text() == "old\n"
 
 
+def test_a_file_that_was_finished_meanwhile_is_left_alone(tmp_path, monkeypatch):
+    """The other process gives the file its name between our opening it and our turn."""
+    out, part = tmp_path / "out", tmp_path / "out.part"
+    part.write_text("a\n")
+    monkeypatch.setattr("fcntl.flock", lambda *_: part.exists() and part.replace(out))
+    with pytest.raises(UserError, match="another process"), results.results(out, {}):
+        pass
+    assert out.read_text() == "a\n" and list(tmp_path.iterdir()) == [out]
+
+
 def test_a_full_disk_takes_no_half_line(tmp_path):
     part = tmp_path / "out.part"
     with pytest.raises(OSError, match=r"out\.part"):

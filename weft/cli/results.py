@@ -135,10 +135,14 @@ def _shown(made_of: Mapping[str, Any], name: str) -> str:
 def _lock(file: Any, part: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ours = os.path.samestat(os.fstat(file.fileno()), part.stat())  # else it was just given its name
     except OSError:
+        ours = False
+    if not ours:
         raise UserError(
-            f"another process is writing {part}\n\nhint: wait for it, end it, or give another -o"
-        ) from None
+            f"another process is writing {part}\n  one process writes a file\n\n"
+            "hint: wait for it, end it, or give another -o"
+        )
 
 
 def _print(line: str) -> None:
