@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import weft as wf
-from benchmarks import decoding, handwritten, lm, models, training
+from benchmarks import decoding, handwritten, lm, models, searching, training
 from benchmarks.measure import Spread, alternate, compared
 from weft.plan.hardware import measure_cpu
 
@@ -182,6 +182,7 @@ The train step of `lm.py` in eight layouts; the profile of this CPU was measured
 
 {predicted_order(max(rounds // 4, 3))}"""
     ),
+    "search": lambda rounds: searching.section(max(rounds // 4, 3)),
     "training": lambda rounds: (
         f"""## Training
 

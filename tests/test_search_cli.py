@@ -128,8 +128,8 @@ def test_the_papers_largest_model():
     assert found.best.seconds <= theirs
     assert found.best.bytes <= found.cap
     assert len(found.ranked) + len(found.too_large) <= 8
-    assert found.legal > 10_000
-    assert found.best.bound > 0.98 * found.best.seconds
+    assert found.legal > 5_000
+    assert found.best.bound > 0.97 * found.best.seconds
 
 
 def test_a_run_lays_itself_out(tmp_path):

@@ -43,6 +43,8 @@ class Search:
     """How many axes a mesh may have, 1 to 3."""
     dims: Annotated[tuple[str, ...], arg(metavar="DIM", help_behavior_hint="")] = ()
     """The only dims to try to split, batch d_ff heads; by default all that something of weight has."""
+    stored: Annotated[bool, arg(help_behavior_hint="")] = True
+    """Whether to try storing parameters and optimizer state in further pieces (ZeRO)."""
     memory: Annotated[str | None, arg(metavar="SIZE", help_behavior_hint="")] = None
     """What a device may use, "6GiB"; by default all that it has."""
     objective: Annotated[str, arg(help_behavior_hint="")] = "time"
@@ -96,6 +98,7 @@ class Search:
                 memory=cap,
                 axes=self.axes,
                 dims=self.dims or None,
+                stored=self.stored,
                 objective=self.objective,
                 variants=self._variants(fn, args),
                 top=self.top,

@@ -22,7 +22,8 @@ when the same command is given again.
 
   weft train lm                                     on Python's own documentation, which needs no files
   weft train lm --data.kind text --data.train "books/*.txt" --data.valid last.txt --folder runs/books
-  weft train lm --layout.mesh "data=4 model=2" --layout.rules "batch:data d_ff:model heads:model vocab:model"
+  weft train lm --mesh "data=4 model=2" --layout "batch:data d_ff:model heads:model vocab:model"
+  weft train lm --layout auto                       as weft search finds it best for all devices
   weft train lm --preset tiny-llama --print-config > llama.toml
   weft train llama.toml --steps 5000"""
 

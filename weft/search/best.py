@@ -85,7 +85,7 @@ class Found:
       refused: how many of them could not be lowered.
       by_memory: how many were ruled out because they can't fit.
       by_bound: how many because they could not be better than the best.
-      left_out: dims that were not searched, because nothing of weight has them or others were asked for.
+      left_out: dims that were not searched: of no weight, looped along, or not asked for.
     """
 
     ranked: tuple[Ranked, ...]
@@ -135,6 +135,7 @@ def search(
     memory: int | None = None,
     axes: int = 2,
     dims: Sequence[str] | None = None,
+    stored: bool = True,
     objective: str = "time",
     variants: Mapping[str, tuple[Any, Sequence[Any]]] | None = None,
     top: int = 1,
@@ -151,7 +152,8 @@ def search(
       mesh: the only mesh to try, in place of `devices`.
       memory: bytes that a device may use; by default all that the hardware has.
       axes: how many axes a mesh may have, 1 to 3.
-      dims: the only dims to try to split; by default all that something of weight has.
+      dims: the only dims to try to split; by default all of weight that no loop runs along.
+      stored: whether to try storing parameters and optimizer state in further pieces (ZeRO).
       objective: what is to be least, "time" or "memory".
       variants: further functions with their arguments, by name: other remat policies, micro-batches.
       top: how many of the best are to be found for certain.
@@ -170,7 +172,8 @@ def search(
         name: Space(name, fn, tuple(args), devices, axes, machine, given, dims)
         for name, (fn, args) in programs.items()
     }
-    run = _Run(spaces, machine, devices, objective, top, progress)
+    levels = LEVELS if stored else LEVELS[:1]
+    run = _Run(spaces, machine, devices, levels, objective, top, progress)
     found = run.best(cap)
     if not found.ranked:
         smallest = replace(run, objective="memory", top=1).best(sys.maxsize)
@@ -226,7 +229,7 @@ class Space:
     ):
         self.name, self.fn, self.args = name, fn, args
         self.facts = facts_of(fn, args)
-        self.dims = [d for d in self.facts.searched if dims is None or d in dims]
+        self.dims = self.facts.searched if dims is None else [d for d in self.facts.dims if d in dims]
         self.groups = independent(self.dims, self.facts.meetings)
         self.bound = Bound(self.facts, hardware, devices, self.groups)
         self.meshes = factorisations(devices, axes)
@@ -304,6 +307,7 @@ class _Run:
     spaces: Mapping[str, Space]
     hardware: Hardware
     devices: int
+    levels: Sequence[str]
     objective: str
     top: int
     progress: Callable[[int, Ranked | None], None] | None
@@ -318,7 +322,7 @@ class _Run:
                 heapq.heappush(waiting, (bound, candidate.rank, next(order), candidate, queue))
 
         for space in self.spaces.values():
-            for sizes, level in itertools.product(space.meshes, LEVELS):
+            for sizes, level in itertools.product(space.meshes, self.levels):
                 push(_in_order(space, sizes, level, cap, by_time, counts))
         ranked: list[Ranked] = []
         too_large: list[Ranked] = []

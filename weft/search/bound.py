@@ -34,7 +34,7 @@ from ..plan.walk import wire_bytes
 from .facts import Facts, Part
 from .space import Candidate, Group, Sizes, further
 
-SLACK = 1 - 1e-4  # for sizes that are rounded, and for what is fused a little otherwise
+SLACK = 1 - 2e-3  # for sizes that are rounded, and for what is fused a little otherwise
 FUSED = 0.8  # of the memory of buffers: a split program may be fused better than the opened one
 MANY = 1 << 40  # bytes
 PHASES = ("forward", "backward", "update")

@@ -20,7 +20,7 @@ from ..plan.walk import Found, op_of, phase_of
 from .opened import OpenLayout, OpenMesh, on
 from .space import Group
 
-LIGHT = 2000  # a dim that has a smaller part of all work and all state than one in this many is not searched
+LIGHT = 500  # a dim that has a smaller part of all work and all state than one in this many is not searched
 
 # Ops that do the same work if their dims can be split; a convolution over split space does more.
 PLAIN = {
@@ -82,7 +82,11 @@ class Facts:
 
     @functools.cached_property
     def searched(self) -> list[str]:
-        """The dims that are worth a search."""
+        """The dims that are worth a search.
+
+        Not those of no weight; and not those that a loop runs along: such a dim is gathered before the loop,
+        and to store what it has in further pieces, which is searched, costs less.
+        """
         totals: dict[str, float] = defaultdict(float)
         weights: dict[tuple[str, str], float] = defaultdict(float)
         for what, amount, dims in (
@@ -93,7 +97,9 @@ class Facts:
             totals[what] += amount
             for dim in dims:
                 weights[what, dim] += amount
-        return [d for d in self.dims if any(weights[what, d] > totals[what] / LIGHT for what in totals)]
+        loops = (over for c, over, _ in self.sent if c.kind == "all-gather" and c.op.startswith("scan["))
+        left = {*self.dims} - {dim for over in loops for dim in over}
+        return sorted(d for d in left if any(weights[what, d] > totals[what] / LIGHT for what in totals))
 
 
 def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:

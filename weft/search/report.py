@@ -70,7 +70,7 @@ def counted(found: Found) -> str:
         value = found.best.seconds if found.objective == "time" else found.best.bytes
         text += f"; the bound of the best was {found.best.bound / value:.1%} of what it takes"
     if found.left_out:
-        text += f"\nnot searched: {', '.join(found.left_out)} (nothing of weight has them, or not asked for)"
+        text += f"\nnot searched (of no weight, looped along, or not asked for): {', '.join(found.left_out)}"
     return text
 
 
