@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from ..mesh import Mesh
 from ..plan.hardware import Hardware
 from ..plan.plan import Plan
 from ..plan.time import Time
-from .bound import Bound
+from .bound import SLACK, Bound
 from .facts import facts_of
 from .opened import on
 from .space import LEVELS, Candidate, Sizes, factorisations, independent
@@ -316,6 +317,7 @@ class _Run:
         """What is best with so much memory."""
         by_time, counts, order = self.objective == "time", _Counts(), itertools.count()
         waiting: list[tuple[float, int, int, Candidate, Any]] = []
+        exact = by_time  # whether all plans came out as bounded but for the slack; then that is not needed
 
         def push(queue: Iterator[tuple[float, Candidate]]) -> None:
             for bound, candidate in itertools.islice(queue, 1):
@@ -327,7 +329,14 @@ class _Run:
         ranked: list[Ranked] = []
         too_large: list[Ranked] = []
         refused = 0
-        while waiting and (len(ranked) < self.top or waiting[0][0] < self._value(ranked[self.top - 1])):
+
+        def goal() -> float:
+            """No bound that is not below this matters any more."""
+            if len(ranked) < self.top:
+                return math.inf
+            return self._value(ranked[self.top - 1]) * (SLACK if exact else 1.0)
+
+        while waiting and waiting[0][0] < goal():
             bound, rank, _, candidate, queue = heapq.heappop(waiting)
             space = self.spaces[candidate.variant]
             if queue is not None:  # its bound is a first, loose one: look closer
@@ -345,6 +354,7 @@ class _Run:
                 continue
             one = Ranked(candidate, plan, plan.time(self.hardware), bound)
             (ranked if one.bytes <= cap else too_large).append(one)
+            exact = exact and self._value(one) * SLACK <= bound * (1 + 1e-6)
             ranked.sort(key=lambda one: (self._value(one), one.candidate.rank))
             if self.progress is not None:
                 self.progress(len(ranked) + len(too_large), ranked[0] if ranked else None)

@@ -126,6 +126,8 @@ class Bound:
                     for place, group in enumerate(on["stored" if s.on == "stored" else "plain"])
                 ]
                 bytes = s.bytes * self._left_of(s.dims, sizes, beside)
+                if s.on == "further":
+                    bytes *= self._padded(s.dims, sizes, on["stored"])
                 seconds = self.times * s.count * (latency + bytes * pace)
                 seconds *= math.prod(weights[place] for place in axes)
                 if hides:
@@ -156,11 +158,21 @@ class Bound:
 
     def _left_of(self, dims: Group, sizes: Sizes, split: Sequence[Group]) -> float:
         """What is left on a device of a whole with these dims; an axis cuts it along one of them."""
+        ways = self._ways(dims, sizes, split)
+        return math.prod(self._share(frozenset([dim]), n) for dim, n in ways.items())
+
+    def _ways(self, dims: Group, sizes: Sizes, split: Sequence[Group]) -> dict[str, int]:
+        """Into how many pieces each dim is cut."""
         ways: dict[str, int] = defaultdict(lambda: 1)
         for size, group in zip(sizes, split, strict=True):
             if group & dims:
                 ways[max(group & dims, key=lambda dim: (self.facts.dims[dim], dim))] *= size
-        return math.prod(self._share(frozenset([dim]), n) for dim, n in ways.items())
+        return ways
+
+    def _padded(self, dims: Group, sizes: Sizes, split: Sequence[Group]) -> float:
+        """How much larger a whole is with the padding that its pieces need."""
+        ways = self._ways(dims, sizes, split)
+        return math.prod(n * self._share(frozenset([dim]), n) for dim, n in ways.items())
 
     def _where(self, phase: str, dims: Group, level: str) -> str:
         """Whether work is done on what is stored: an update, or a cast before parameters are gathered."""
@@ -276,7 +288,7 @@ class Bound:
         return found
 
     def _pace(self, sizes: Sizes, axes: tuple[int, ...], kind: str) -> tuple[float, float]:
-        """The seconds of a collective of nothing over some axes, and of each byte: at once, or one by one."""
+        """The seconds of a collective of nothing over some axes, and of each byte."""
         key = sizes, axes, kind
         if key not in self._paces:
             mesh = Mesh([(f"x{n}", size) for n, size in enumerate(sizes)])
@@ -286,7 +298,9 @@ class Bound:
             whole, latency = (collective_seconds(c, mesh, self.hardware) for c in (sent, none))
             # What is sent from each to each, or on to a neighbour, is cut by these axes too.
             pace = (whole - latency) / MANY / (ways if kind in ("all-to-all", "permute") else 1)
-            if len(axes) > 1:
+            if (
+                len(axes) > 1 and kind != "all-reduce"
+            ):  # a sum is made at once, pieces may be moved one by one
                 alone = [self._pace(sizes, (axis,), kind) for axis in axes]
                 latency = min(latency, sum(one[0] for one in alone))
                 pace = min(pace, max(one[1] for one in alone))
