@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import weft as wf
-from benchmarks import decoding, handwritten, lm, models, searching, training
+from benchmarks import decoding, handwritten, lm, models, searching, serving, training
 from benchmarks.measure import Spread, alternate, compared
 from weft.plan.hardware import measure_cpu
 
@@ -193,10 +193,18 @@ nanoGPT's model for a CPU (4 layers of 128 features, 12 rows of 64), {training.S
 {training.against_pytorch(rounds)}"""
     ),
     "decoding": decoding.sections,
+    "serving": lambda rounds: (
+        f"""## A server under load
+
+64 clients over loopback; of every ten requests eight are read to their end, one is left in the middle of its
+stream, one is malformed (`serving.py`).
+
+{serving.measured(2000, 64)}"""
+    ),
 }
 
 
-ALONE = ("training", "decoding")  # of one device: beside others it has fewer threads
+ALONE = ("training", "decoding", "serving")  # of one device: beside others it has fewer threads
 
 
 def section(name: str, rounds: int, devices: int) -> str:

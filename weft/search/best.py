@@ -341,12 +341,11 @@ class _Run:
             space = self.spaces[candidate.variant]
             if queue is not None:  # its bound is a first, loose one: look closer
                 push(queue)
-                bytes = space.bound.bytes(candidate)
-                if bytes > cap:
-                    counts.by_memory += 1
-                    continue
-                bound = max(bound, space.bound.tight(candidate) if by_time else bytes)
-                heapq.heappush(waiting, (bound, rank, next(order), candidate, None))
+                closer = space.bound.tight if by_time else space.bound.bytes
+                heapq.heappush(waiting, (max(bound, closer(candidate)), rank, next(order), candidate, None))
+                continue
+            if space.bound.bytes(candidate) > cap:
+                counts.by_memory += 1
                 continue
             plan = space.planned(candidate)
             if isinstance(plan, WeftError):

@@ -138,8 +138,9 @@ def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:
 
 
 def is_plain(work: Work) -> bool:
-    """Whether an op does the same work if its dims can be split."""
-    return work.op.split("[")[0] in PLAIN
+    """Whether an op, or what is outside all ops, does the same work if dims can be split."""
+    name, named, _ = work.op.partition("[")
+    return not named or name in PLAIN
 
 
 class _Dims:
