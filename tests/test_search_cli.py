@@ -13,7 +13,7 @@ from weft.cli.presets import plannable
 from weft.placing import without_values
 from weft.search import search
 from weft.train import config_flags
-from weft.train.auto import DIMS
+from weft.train.auto import worth_splitting
 from weft.train.config import recipe
 from weft.train.run import prepare
 
@@ -33,6 +33,21 @@ def broken():
         return wf.sum(x, "nothing")
 
     return run, (wf.spec("a=10 b=5"),)
+
+
+def kernel():
+    def run(x):
+        return wf.local(lambda v: v.cumsum(1), x, out=x.dims, splittable=["a"])
+
+    return run, (wf.spec("a=16 b=8"),)
+
+
+def many():
+    return (lambda *xs: [wf.sum(x) for x in xs]), tuple(wf.spec(f"d{n}=64") for n in range(18))
+
+
+def too_many():
+    return (lambda *xs: [wf.sum(x) for x in xs]), tuple(wf.spec(f"d{n}=64") for n in range(65))
 """
 
 
@@ -80,6 +95,61 @@ def test_nothing_fits(program, capsys):
     arguments = ("--devices", "4", "--hardware", "h100", "--memory", "100")
     out, err = asked(capsys, "program.py:product", *arguments, code=1)
     assert "nothing fits. The nearest needs" in out and "8 devices: at least" in err
+
+
+def test_levers_keep_to_the_dims_and_the_cap(program, capsys):
+    """What would help is found among the same layouts, and comes up against the same cap."""
+    arguments = ("--devices", "4", "--hardware", "h100", "--memory", "590", "--dims", "a")
+    _, err = asked(capsys, "program.py:product", *arguments, code=1)
+    assert "8 devices: at least 600 B (still too much)" in err
+
+
+def test_comparisons_are_data_too(program, capsys, tmp_path):
+    arguments = ("program.py:product", "--devices", "4", "--hardware", "h100", "--compare", "b:x")
+    out, _ = asked(capsys, *arguments, "--json")
+    assert json.loads(out)["compare"]["mesh"] == "x=4"
+    asked(capsys, *arguments, "--html", "page.html")
+    assert "compared with mesh" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(("devices", "rules", "mesh"), [("7", "a:x c:y", "x=1 y=7"), ("4", "", "data=4")])
+def test_comparisons_with_any_rules(devices, rules, mesh, program, capsys):
+    """A prime number of devices with two axes, and rules that split nothing."""
+    flags = ("--devices", devices, "--hardware", "h100", "--compare", rules)
+    out, _ = asked(capsys, "program.py:product", *flags)
+    assert f'compared with mesh "{mesh}"' in out
+
+
+def test_what_a_kernel_needs_whole_is_not_searched(program, capsys):
+    out, _ = asked(capsys, "program.py:kernel", "--devices", "8", "--hardware", "h100")
+    assert 'layout  "a:model"' in out and "not asked for): b" in out
+
+
+def test_flags_of_variants():
+    """What is to be pasted says the variant too."""
+    fn, args = two_layers_trained()
+    variant = {"remat dots, micro 2": (fn, args)}
+    found = search(fn, args, devices=1, hardware="h100", variants=variant, top=2)
+    flags = {row["variant"]: row["train_flags"] for row in found.to_data()["ranked"]}
+    assert flags == {"": "", "remat dots, micro 2": "--model.remat dots --optimizer.micro 2"}
+
+
+TELLING = {
+    "the program has no dim zz": ("program.py:product", "--devices", "8", "--dims", "a", "zz"),
+    "memory=0": ("program.py:product", "--devices", "8", "--memory", "0"),
+    "--memory ² is no size": ("program.py:product", "--devices", "8", "--memory", "²"),
+    "axes is a whole number, 1 to 3": ("program.py:product", "--devices", "8", "--axes", "5"),
+    "top is a whole number": ("program.py:product", "--devices", "8", "--top", "0"),
+    "leave one of them out": ("program.py:product", "--devices", "8", "--mesh", "x=8"),
+    "too many layouts": ("program.py:many", "--devices", "8"),
+    "more than 64 dims": ("program.py:too_many", "--devices", "8"),
+}
+
+
+@pytest.mark.parametrize("words", TELLING)
+def test_mistakes_are_told(words, program, capsys):
+    out, err = asked(capsys, *TELLING[words], "--hardware", "cpu", code=2)
+    assert not out and words in err and "hint: " in err
 
 
 MISTAKES = {
@@ -139,7 +209,8 @@ def test_a_run_lays_itself_out(tmp_path):
     run = prepare(config)
     assert str(run.mesh) == "data=4 model=2"
     assert run.config.layout.rules not in ("", "auto")
-    found = search(run.learner.program, _given(run), mesh=run.mesh, hardware="cpu", dims=DIMS)
+    args = _given(run)
+    found = search(run.learner.program, args, mesh=run.mesh, hardware="cpu", dims=worth_splitting(args))
     assert repr(found.best.layout) == repr(run.layout)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import sys
 from dataclasses import dataclass
@@ -74,7 +75,12 @@ class Search:
         """Search, and print or write what was found."""
         if self.json and self.html is not None:
             raise UserError("--json and --html are different outputs\n\nhint: ask for one of them")
-        if self.hardware is None or (self.devices is None) == (self.mesh is None):
+        if self.devices is not None and self.mesh is not None:
+            raise UserError(
+                f"--devices {self.devices} and --mesh {self.mesh!r}\n  a search is over all meshes of so "
+                "many devices, or for one mesh\n\nhint: leave one of them out"
+            )
+        if self.hardware is None or (self.devices is None and self.mesh is None):
             raise UserError(
                 "what to search for is not said\n  a search is for one machine, and for so many devices or "
                 "one mesh\n\nhint: weft search lm-4.9b --train adafactor --devices 512 --hardware tpu-v2"
@@ -89,6 +95,8 @@ class Search:
         machine = Hardware.of(self.hardware)
         fn, args = plannable(self.target, self.train, self.batch, self.length)
         with user_code(f"{self.target} failed while it was traced"):
+            # First of all, so that a mistake in the rules is told before the work.
+            other = self._compared(fn, args, machine, cap) if self.compare is not None else None
             found = search(
                 fn,
                 args,
@@ -105,22 +113,21 @@ class Search:
                 front=self.front,
                 progress=_progress if sys.stderr.isatty() else None,
             )
-            other = self._compared(fn, args, machine) if self.compare is not None else None
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr)
         if self.json:
             import json
 
-            print(json.dumps(found.to_data(), indent=1))
+            print(json.dumps(found.to_data(other), indent=1))
         elif self.html is not None:
-            write(self.html, found.to_html())
+            write(self.html, found.to_html(other))
             print(f"wrote {self.html}", file=sys.stderr)
         else:
             print(found.explain(other), end="")
             if found.best is not None and self.train is not None:
                 from ..search.report import train_flags
 
-                print(f"\nto train with it: {train_flags(found.best)}{self._more(found.best)}")
+                print(f"\nto train with it: {train_flags(found.best) or 'no flags are needed'}")
         if found.best is None:
             raise Failure(self._levers(fn, args, machine, cap))
 
@@ -149,7 +156,7 @@ class Search:
                 found[", ".join(words)] = step, (model, *args[1:])
         return found
 
-    def _compared(self, fn: Any, args: Any, machine: Any) -> Any:
+    def _compared(self, fn: Any, args: Any, machine: Any, cap: int | None) -> Any:
         """The user's own rules on the best mesh that they can have."""
         from ..layout import Layout
         from ..mesh import Mesh
@@ -159,15 +166,18 @@ class Search:
 
         layout = Layout(self.compare)
         axes = list(dict.fromkeys(axis for names in layout.rules_for().values() for axis in names))
-        meshes = [Mesh(self.mesh)] if self.mesh else []
-        if not meshes:
+        if self.mesh is not None:
+            meshes = [Mesh(self.mesh)]
+        else:
             assert self.devices is not None
-            sizes = [one for one in factorisations(self.devices, len(axes)) if len(one) == len(axes)]
+            axes = axes or ["data"]  # nothing split
+            every = factorisations(self.devices, len(axes)) if self.devices > 0 else [()]
+            most = max(
+                map(len, every)
+            )  # a prime number of devices has one axis only: the others are of size 1
+            padded = [(*one, *[1] * (len(axes) - most)) for one in every if len(one) == most]
+            sizes = sorted({order for one in padded for order in itertools.permutations(one)})
             meshes = [Mesh(list(zip(axes, one, strict=True))) for one in sizes]
-        if not meshes:
-            raise UserError(
-                f'--compare "{self.compare}" has {len(axes)} axes: too many for {self.devices} devices'
-            )
         made = []
         for mesh in meshes:
             plan = on(fn, mesh, layout).plan(*args)
@@ -177,14 +187,8 @@ class Search:
             )
             candidate = Candidate(tuple(n for _, n in mesh.axes), groups, axes=mesh.names)
             made.append(Ranked(candidate, plan, plan.time(machine), 0.0))
-        fitting = [one for one in made if one.bytes <= machine.memory_bytes] or made
+        fitting = [one for one in made if one.bytes <= (cap or machine.memory_bytes)] or made
         return min(fitting, key=lambda one: one.seconds)
-
-    def _more(self, best: Any) -> str:
-        """The flags of a variant."""
-        flags = {"remat": "--model.remat", "micro": "--optimizer.micro"}
-        words = (word.split() for word in best.candidate.variant.split(", ") if word)
-        return "".join(f" {flags[name]} {value}" for name, value in words)
 
     def _levers(self, fn: Any, args: Any, machine: Any, cap: int | None) -> str:
         """What would give the memory that is missing."""
@@ -211,6 +215,8 @@ class Search:
                 hardware=machine,
                 memory=sys.maxsize,
                 axes=self.axes,
+                dims=self.dims or None,
+                stored=self.stored,
                 objective="memory",
             ).best
             if best is not None:
@@ -230,10 +236,11 @@ def _bytes(text: str) -> int:
     """`6GiB` as a number of bytes."""
     for unit, size in UNITS.items():
         number = text.removesuffix(unit).strip()
-        if text.endswith(unit) and number.replace(".", "", 1).isdigit():
+        if text.endswith(unit) and number.replace(".", "", 1).isdecimal():
             return int(float(number) * size)
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     raise UserError(
-        f"--memory {text} is no size\n\nhint: bytes, or a number with one of {', '.join(UNITS)}: 6GiB"
+        f"--memory {text} is no size\n  a size is a number of bytes, or a number with one of "
+        f"{', '.join(UNITS)}\n\nhint: --memory 6GiB"
     )

@@ -12,13 +12,13 @@ import heapq
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import LayoutError, MeshError, WeftError, nearest
+from ..errors import DimError, LayoutError, MeshError, WeftError, nearest
 from ..layout import Layout
 from ..mesh import Mesh
 from ..plan.hardware import Hardware
@@ -31,6 +31,7 @@ from .space import LEVELS, Candidate, Sizes, factorisations, independent
 
 OBJECTIVES = ("time", "memory")
 BATCH = 4096  # candidates of a mesh that are put in order at a time
+MOST = 1 << 24  # candidates of a mesh whose bounds are held at once
 STEP = 0.8  # from one point of the front to the next, in memory
 
 
@@ -86,7 +87,7 @@ class Found:
       refused: how many of them could not be lowered.
       by_memory: how many were ruled out because they can't fit.
       by_bound: how many because they could not be better than the best.
-      left_out: dims that were not searched: of no weight, looped along, or not asked for.
+      left_out: dims that were not searched: of no weight, looped along, whole in some op, or not asked for.
     """
 
     ranked: tuple[Ranked, ...]
@@ -113,17 +114,17 @@ class Found:
 
         return explain(self, compare, rows)
 
-    def to_data(self) -> dict[str, Any]:
+    def to_data(self, compare: Ranked | None = None) -> dict[str, Any]:
         """What was found as JSON's kinds of things."""
         from .report import to_data
 
-        return to_data(self)
+        return to_data(self, compare)
 
-    def to_html(self) -> str:
+    def to_html(self, compare: Ranked | None = None) -> str:
         """What was found as one self-contained page: time against memory, and the table."""
         from .page import page
 
-        return page(self)
+        return page(self, compare)
 
 
 def search(
@@ -164,7 +165,7 @@ def search(
     given = Mesh.of(mesh) if mesh is not None else None
     if given is not None and devices is None:
         devices = given.size
-    _check(devices, given, axes, objective, top)
+    _check(devices, given, memory, axes, objective, top)
     assert devices is not None
     machine = Hardware.of(hardware)
     cap = machine.memory_bytes if memory is None else memory
@@ -173,6 +174,8 @@ def search(
         name: Space(name, fn, tuple(args), devices, axes, machine, given, dims)
         for name, (fn, args) in programs.items()
     }
+    if dims is not None:
+        _check_dims(dims, spaces.values())
     levels = LEVELS if stored else LEVELS[:1]
     run = _Run(spaces, machine, devices, levels, objective, top, progress)
     found = run.best(cap)
@@ -182,15 +185,23 @@ def search(
     return replace(found, front=tuple(run.front(found))) if front else found
 
 
-def _check(devices: int | None, mesh: Mesh | None, axes: int, objective: str, top: int) -> None:
+def _check(
+    devices: int | None, mesh: Mesh | None, memory: int | None, axes: int, objective: str, top: int
+) -> None:
     said = f'mesh="{mesh}"' if mesh is not None else f"devices={devices}"
     asked = f"search({said}, axes={axes}, objective={objective!r}, top={top})"
-    if devices is None or devices < 1 or not 1 <= axes <= 3 or top < 1:
-        raise MeshError(
-            f"devices={devices}, at most {axes} axes, the best {top}",
-            rule="a mesh has at least one device, and a search 1 to 3 axes and at least one result",
-            hint="devices=8, axes=2",
-        ).located(asked)
+    for name, value, most, hint in (
+        ("devices", devices, None, "devices=8, or mesh='data=4 model=2'"),
+        ("axes", axes, 3, "axes=2"),
+        ("top", top, None, "top=1"),
+        ("memory", 1 if memory is None else memory, None, "memory=8 * 2**30, or leave it out"),
+    ):
+        if not isinstance(value, int | np.integer) or value < 1 or (most and value > most):
+            raise MeshError(
+                f"{name}={value!r}",
+                rule=f"{name} is a whole number, {f'1 to {most}' if most else 'at least 1'}",
+                hint=hint,
+            ).located(asked)
     if mesh is not None and devices != mesh.size:
         raise MeshError(
             f'mesh "{mesh}" has {mesh.size} devices, and devices={devices}',
@@ -203,6 +214,18 @@ def _check(devices: int | None, mesh: Mesh | None, axes: int, objective: str, to
             rule=f"what is to be least is one of {', '.join(OBJECTIVES)}",
             hint='objective="time"',
         ).located(asked)
+
+
+def _check_dims(dims: Sequence[str], spaces: Iterable[Space]) -> None:
+    known = sorted({dim for space in spaces for dim in space.facts.dims})
+    for dim in dims:
+        if dim not in known:
+            raise DimError(
+                f"the program has no dim {dim} to split{nearest(dim, known)}",
+                f"dims that can be split: {', '.join(known) or 'none'}",
+                rule="the dims of a search occur in the program, with more than one place",
+                hint="correct the name, or leave it out",
+            ).located(f"search(dims={list(dims)})")
 
 
 class Space:
@@ -231,7 +254,8 @@ class Space:
         self.name, self.fn, self.args = name, fn, args
         self.facts = facts_of(fn, args)
         self.dims = self.facts.searched if dims is None else [d for d in self.facts.dims if d in dims]
-        self.groups = independent(self.dims, self.facts.meetings)
+        count = axes if mesh is None else len(mesh.axes)
+        self.groups = independent(self.dims, self.facts.meetings, int(MOST ** (1 / max(count, 1))))
         self.bound = Bound(self.facts, hardware, devices, self.groups)
         self.meshes = factorisations(devices, axes)
         self.axes: tuple[str, ...] = ()
@@ -240,6 +264,11 @@ class Space:
             self.meshes = [tuple(size for _, size in cut)]
             self.axes = tuple(axis for axis, _ in cut)
         self.plans: dict[Candidate, Plan | WeftError] = {}
+
+    @property
+    def left_out(self) -> set[str]:
+        """The dims that are not searched."""
+        return {*self.facts.dims, *self.facts.unsplittable} - {*self.dims}
 
     def planned(self, candidate: Candidate) -> Plan | WeftError:
         """The plan of a candidate, or why there is none."""
@@ -370,7 +399,7 @@ class _Run:
             refused,
             counts.by_memory,
             counts.legal - counts.by_memory - len(ranked) - len(too_large) - refused,
-            tuple(sorted({d for s in self.spaces.values() for d in {*s.facts.dims} - {*s.dims}})),
+            tuple(sorted({d for s in self.spaces.values() for d in s.left_out})),
         )
 
     def _value(self, one: Ranked) -> float:

@@ -340,7 +340,7 @@ class Bound:
     def further(self, group: Group, size: int) -> Group:
         """The dims that state is stored along on an axis with a group, beside those of the group."""
         if (group, size) not in self._further:
-            self._further[group, size] = further(group, size, self.state)
+            self._further[group, size] = further(group, size, self.state, self.facts.unsplittable)
         return self._further[group, size]
 
     def stored(self, sizes: Sizes, level: str) -> np.ndarray:

@@ -9,14 +9,16 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import LayoutError
 from ..layout import Layout
 from ..mesh import Mesh
 from ..ops import elementwise
 from ..plan import cost
 from ..plan.facts import Collective, Stored, Work
 from ..plan.memory import Buffer, Placed
-from ..plan.plan import Plan, read
+from ..plan.plan import Plan, Reading, read
 from ..plan.walk import Found, op_of, phase_of
+from ..spmd import Program
 from .opened import OpenLayout, OpenMesh, on
 from .space import Group
 
@@ -63,6 +65,7 @@ class Facts:
       sent: the collectives, each with the dims that call for it and those that what is sent has beside them.
       whole: what the peak of memory is on one device, beside that of the opened program.
       cut: for each buffer, by its number, the dims that it may be cut along, and its phase.
+      unsplittable: dims that some op, like `wf.local`, can't have split.
     """
 
     plan: Plan
@@ -75,6 +78,7 @@ class Facts:
     sent: tuple[tuple[Collective, Group, Group], ...]
     whole: float
     cut: dict[int, tuple[Group, str]]
+    unsplittable: Group
 
     @property
     def inputs(self) -> list[Stored]:
@@ -109,10 +113,7 @@ def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:
       fn: a function of tensors, or a program of one, whose mesh and layout don't matter.
       args: its arguments: tensors, or `wf.spec(dims)`.
     """
-    mesh = OpenMesh()
-    layout = OpenLayout(mesh)
-    program = on(fn, mesh, layout)
-    reading = read(program, args, {})
+    program, layout, reading = _opened(fn, args)
     staged, _ = program._prepare(args, {})
     dims = _Dims(layout, staged.call.last["context"], reading.plan)
     parts = [dims.part(one) for one in reading.found if isinstance(one.event, Work)]
@@ -134,7 +135,24 @@ def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:
         tuple((c, dims.on(c.axes), dims.on({*c.varies} - {*c.axes})) for c in reading.plan.collectives),
         whole,
         {b.number: dims.cut(b, buffers) for b in (*buffers.returned, *buffers.spare, *buffers.others)},
+        layout.whole,
     )
+
+
+def _opened(fn: Any, args: tuple[Any, ...]) -> tuple[Program, OpenLayout, Reading]:
+    """A program with all its dims split, but for those of which an op says that it can't have them so."""
+    whole: Group = _NONE
+    while True:
+        mesh = OpenMesh()
+        layout = OpenLayout(mesh, whole)
+        program = on(fn, mesh, layout)
+        try:
+            return program, layout, read(program, args, {})
+        except LayoutError as error:
+            told = {*re.findall(r":(axis\d+)", " ".join(error.details))}
+            if not told:
+                raise
+            whole |= {name for name, axis in layout.axes.items() if axis in told}
 
 
 def is_plain(work: Work) -> bool:

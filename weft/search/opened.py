@@ -12,6 +12,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, AxisType
 
 from ..dims import Dim
+from ..errors import LayoutError
 from ..layout import Layout, Splits
 from ..mesh import Mesh
 from ..spmd import Program
@@ -36,13 +37,14 @@ class OpenMesh(Mesh):
 
 
 class OpenLayout(Layout):
-    """Gives every dim an axis of its own when it first occurs."""
+    """Gives every dim an axis of its own when it first occurs, but for those that are to stay whole."""
 
-    __slots__ = ("_free", "axes")
+    __slots__ = ("_free", "axes", "whole")
 
-    def __init__(self, mesh: Mesh):
+    def __init__(self, mesh: Mesh, whole: frozenset[str] = frozenset()):
         super().__init__()
         self.axes: dict[str, str] = {}
+        self.whole = whole
         self._free = iter(mesh.names)
 
     def __eq__(self, other: object) -> bool:
@@ -55,11 +57,18 @@ class OpenLayout(Layout):
         return {name: (axis,) for name, axis in self.axes.items()}
 
     def splits(self, dims: Sequence[Dim], mesh: Mesh, role: str = "value") -> Splits:
-        return tuple((self._axis(dim.name),) if dim.size > 1 else () for dim in dims)
+        return tuple((self._axis(d.name),) if d.size > 1 and d.name not in self.whole else () for d in dims)
 
     def _axis(self, name: str) -> str:
         if name not in self.axes:
-            self.axes[name] = next(self._free)
+            axis = next(self._free, None)
+            if axis is None:
+                raise LayoutError(
+                    f"the program has more than {AXES} dims: {name} is one too many",
+                    rule=f"a search is for programs of at most {AXES} dims of different names",
+                    hint="give dims that are never together one name",
+                )
+            self.axes[name] = axis
         return self.axes[name]
 
 

@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..plan.units import human_bytes, human_seconds
-from .report import counted, said, train_flags
+from .report import counted, said, train_flags, why
 
 if TYPE_CHECKING:
     from .best import Found, Ranked
@@ -26,16 +26,19 @@ code, pre { background: #262626 } td, th { border-color: #333 } svg text { fill:
 """
 
 
-def page(found: Found) -> str:
+def page(found: Found, compare: Ranked | None) -> str:
     """A whole HTML document."""
     title = f"{found.devices} × {found.hardware.name}"
     best = found.best
     parts = [f"<h1>{escape(title)}</h1>"]
     if best is not None:
         parts.append(f"<pre>{escape(chr(10).join(said(best)))}</pre>")
-        parts.append(f"<p>To train with it: <code>{escape(train_flags(best))}</code></p>")
+        if flags := train_flags(best):
+            parts.append(f"<p>To train with it: <code>{escape(flags)}</code></p>")
         parts.append(_picture(found))
         parts.append(_table(found.front or found.ranked))
+        if compare is not None:
+            parts.append(f"<pre>{escape(why(best, compare))}</pre>")
     else:
         parts.append("<p>Nothing fits.</p>")
         if found.nearest is not None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .best import Found, Ranked
 
 VERSION = 1
+FLAGS = {"remat": "--model.remat", "micro": "--optimizer.micro"}  # of variants
 
 
 def explain(found: Found, compare: Ranked | None, rows: int) -> str:
@@ -53,14 +54,16 @@ def train_flags(one: Ranked) -> str:
     """The flags of `weft train` that say the same."""
     c = one.candidate
     flags = {"mesh": str(c.mesh), "rules": c.rules, c.level: c.stored_rules}
-    return " ".join(f'--layout.{name} "{value}"' for name, value in flags.items() if name and value)
+    given = [f'--layout.{name} "{value}"' for name, value in flags.items() if name and value]
+    words = [word.partition(" ") for word in c.variant.split(", ")]
+    return " ".join([*given, *(f"{FLAGS[name]} {value}" for name, _, value in words if name in FLAGS)])
 
 
 def counted(found: Found) -> str:
     """How many candidates there were, and what became of them."""
     planned = len(found.ranked) + len(found.too_large)
     text = (
-        f"{found.legal:,} legal candidates: {found.by_memory:,} can't fit, "
+        f"{found.legal:,} legal candidate{'s' * (found.legal != 1)}: {found.by_memory:,} can't fit, "
         f"{found.by_bound:,} can't be better, {found.refused:,} could not be lowered, "
         f"{planned:,} planned"
     )
@@ -70,7 +73,8 @@ def counted(found: Found) -> str:
         value = found.best.seconds if found.objective == "time" else found.best.bytes
         text += f"; the bound of the best was {found.best.bound / value:.1%} of what it takes"
     if found.left_out:
-        text += f"\nnot searched (of no weight, looped along, or not asked for): {', '.join(found.left_out)}"
+        reasons = "of no weight, looped along, whole in some op, or not asked for"
+        text += f"\nnot searched ({reasons}): {', '.join(found.left_out)}"
     return text
 
 
@@ -161,8 +165,8 @@ def row(one: Ranked) -> dict[str, Any]:
     }
 
 
-def to_data(found: Found) -> dict[str, Any]:
-    """What was found as JSON's kinds of things."""
+def to_data(found: Found, compare: Ranked | None) -> dict[str, Any]:
+    """What was found as JSON's kinds of things, and what it was compared with."""
     return {
         "version": VERSION,
         "name": _name(found),
@@ -179,4 +183,5 @@ def to_data(found: Found) -> dict[str, Any]:
         "too_large": [row(one) for one in found.too_large],
         "front": [row(one) for one in found.front],
         "nearest": row(found.nearest) if found.nearest is not None else None,
+        "compare": row(compare) if compare is not None else None,
     }

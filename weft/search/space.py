@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..errors import LayoutError
 from ..layout import Layout
 from ..mesh import Mesh
 from ..plan.facts import Stored
@@ -113,8 +114,8 @@ def factorisations(devices: int, axes: int) -> list[Sizes]:
     return [sizes for count in range(1, axes + 1) for sizes in parts(devices, count) if min(sizes) > 1]
 
 
-def independent(dims: Sequence[str], meetings: Iterable[Group]) -> list[Group]:
-    """All sets of dims of which no two meet, the empty one first.
+def independent(dims: Sequence[str], meetings: Iterable[Group], most: float = math.inf) -> list[Group]:
+    """All sets of dims of which no two meet, the empty one first; an error if there are more than so many.
 
     >>> [sorted(group) for group in independent(["a", "b", "c"], [frozenset("ab"), frozenset("bc")])]
     [[], ['a'], ['b'], ['c'], ['a', 'c']]
@@ -126,18 +127,26 @@ def independent(dims: Sequence[str], meetings: Iterable[Group]) -> list[Group]:
     found: list[Group] = [frozenset()]
     for dim in dims:
         found += [group | {dim} for group in found if not group & near[dim]]
+        if len(found) > most:
+            raise LayoutError(
+                f"too many layouts: an axis can have any of more than {most:,} sets of dims",
+                f"dims: {', '.join(dims)}",
+                rule="the bounds of all layouts of a mesh are held at once",
+                hint="search fewer dims (dims=, --dims), or meshes of fewer axes (axes=1, --axes 1)",
+            )
     return sorted(found, key=lambda group: (len(group), sorted(group)))
 
 
-def further(group: Group, size: int, state: Sequence[Stored]) -> Group:
+def further(group: Group, size: int, state: Sequence[Stored], unsplittable: Group = frozenset()) -> Group:
     """The dims that cut stored state the most on an axis of a size that has a group already; or none.
 
     Args:
       state: the tensors that are parameters or optimizer state.
+      unsplittable: dims that are left whole.
     """
     tensors = [({name: n for name, n, _ in one.dims if n > 1}, one.bytes) for one in state]
     open_ = [dims for dims, _ in tensors if not dims.keys() & group]
-    names = sorted({name for dims in open_ for name in dims} - group)
+    names = sorted({name for dims in open_ for name in dims} - group - unsplittable)
     barred = {name for dims, _ in tensors if dims.keys() & group for name in dims}
     choices = independent([n for n in names if n not in barred], [frozenset(dims) for dims in open_])
 

@@ -24,6 +24,13 @@ AUTO = "auto"
 DIMS = ("replicas", "batch", "heads", "kv_heads", "d_ff", "experts", "vocab")  # what is worth splitting
 
 
+def worth_splitting(args: Any) -> list[str]:
+    """Those of `DIMS` that the tensors of a step have."""
+    tensors = filter(wf.is_tensor, jax.tree.leaves(args, is_leaf=wf.is_tensor))
+    names = {dim.name for tensor in tensors for dim in tensor.dims if dim.size > 1}
+    return [name for name in DIMS if name in names]
+
+
 def chosen(config: TrainConfig, batch: Any) -> Place:
     """Where the search would have it run: on the mesh that the settings say, else on any of all devices.
 
@@ -35,13 +42,14 @@ def chosen(config: TrainConfig, batch: Any) -> Place:
     rows = jax.tree.map(without_values, batch, is_leaf=wf.is_tensor)
     place = config.layout
     mesh = Mesh(place.mesh) if place.mesh else None
+    args = (model, state, rows, jax.random.key(config.seed))
     found = wf.search(
         step.program,
-        (model, state, rows, jax.random.key(config.seed)),
+        args,
         devices=len(jax.devices()) if mesh is None else None,
         mesh=mesh,
         hardware=place.hardware,
-        dims=DIMS,
+        dims=worth_splitting(args),
     )
     best = found.best
     if best is None:
