@@ -10,6 +10,7 @@ import weft as wf
 from weft import nn
 from weft.cli.main import main
 from weft.cli.presets import plannable
+from weft.errors import LayoutError
 from weft.placing import without_values
 from weft.search import search
 from weft.train import config_flags
@@ -102,6 +103,30 @@ def test_levers_keep_to_the_dims_and_the_cap(program, capsys):
     arguments = ("--devices", "4", "--hardware", "h100", "--memory", "590", "--dims", "a")
     _, err = asked(capsys, "program.py:product", *arguments, code=1)
     assert "8 devices: at least 600 B (still too much)" in err
+
+
+def test_levers_come_on_top_of_what_was_asked(capsys):
+    """More devices never need more memory on each; and a batch that can't be dealt out is no mistake here."""
+    flags = ("--hardware", "h100", "--dims", "batch", "--axes", "1", "--memory", "1MB", "--json")
+    out, err = asked(
+        capsys,
+        "tiny-lm",
+        "--train",
+        "adamw",
+        "--batch",
+        "6",
+        "--devices",
+        "2",
+        "--remat",
+        "nothing",
+        *flags,
+        code=1,
+    )
+    needed = json.loads(out)["nearest"]["bytes"]
+    lever = next(line for line in err.splitlines() if "4 devices: at least" in line)
+    amount, unit = lever.split("at least ")[1].split()[:2]
+    assert float(amount) * {"KiB": 2**10, "MiB": 2**20}[unit] < needed
+    assert "--micro 4" not in err
 
 
 def test_comparisons_are_data_too(program, capsys, tmp_path):
@@ -212,6 +237,21 @@ def test_a_run_lays_itself_out(tmp_path):
     args = _given(run)
     found = search(run.learner.program, args, mesh=run.mesh, hardware="cpu", dims=worth_splitting(args))
     assert repr(found.best.layout) == repr(run.layout)
+
+
+def test_a_run_that_lays_itself_out_takes_no_rules(tmp_path):
+    flags = [
+        "--preset",
+        "tiny-lm",
+        "--layout",
+        "auto",
+        "--layout.params",
+        "d_ff:data",
+        "--folder",
+        str(tmp_path),
+    ]
+    with pytest.raises(LayoutError, match=r"--layout auto with --layout\.params"):
+        prepare(config_flags.changed(recipe("lm"), flags))
 
 
 def _given(run):

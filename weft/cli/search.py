@@ -192,36 +192,40 @@ class Search:
 
     def _levers(self, fn: Any, args: Any, machine: Any, cap: int | None) -> str:
         """What would give the memory that is missing."""
+        from ..errors import ShapeError
         from ..plan.units import human_bytes
         from ..search import search
 
-        tries: dict[str, Any] = {}
+        tries: dict[str, Search] = {}
         if self.devices is not None:
-            tries[f"{2 * self.devices} devices"] = (fn, args, 2 * self.devices)
-        if self.train is not None and is_preset(self.target):
-            if not self.remat:
-                more = dataclasses.replace(self, remat=("nothing",), micro=())
-                tries["--remat nothing"] = (*more._variants(fn, args)["remat nothing"], self.devices)
-            if not self.micro:
-                more = dataclasses.replace(self, remat=(), micro=(4,))
-                tries["--micro 4"] = (*more._variants(fn, args)["micro 4"], self.devices)
+            tries[f"{2 * self.devices} devices"] = dataclasses.replace(self, devices=2 * self.devices)
+        if self.train is not None and not self.remat:
+            tries["--remat nothing"] = dataclasses.replace(self, remat=("nothing",))
+        if self.train is not None and not self.micro:
+            tries["--micro 4"] = dataclasses.replace(self, micro=(4,))
         lines = ["nothing fits; what would help:"]
-        for name, (other, given, devices) in tries.items():
-            best = search(
-                other,
-                given,
-                devices=devices,
-                mesh=self.mesh if devices is None else None,
-                hardware=machine,
-                memory=sys.maxsize,
-                axes=self.axes,
-                dims=self.dims or None,
-                stored=self.stored,
-                objective="memory",
-            ).best
+        for name, one in tries.items():
+            try:
+                best = search(
+                    fn,
+                    args,
+                    devices=one.devices,
+                    mesh=self.mesh,
+                    hardware=machine,
+                    memory=sys.maxsize,
+                    axes=self.axes,
+                    dims=self.dims or None,
+                    stored=self.stored,
+                    objective="memory",
+                    variants=one._variants(fn, args),
+                ).best
+            except ShapeError:  # the rows of the batch can't be dealt out so
+                continue
             if best is not None:
                 fits = "fits" if best.bytes <= (cap or machine.memory_bytes) else "still too much"
                 lines.append(f"  {name}: at least {human_bytes(best.bytes)} ({fits})")
+        if len(lines) == 1:
+            return "nothing fits, and nothing that was tried would help\n\nhint: a smaller model or batch"
         return "\n".join(lines)
 
 

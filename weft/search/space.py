@@ -99,15 +99,17 @@ def factorisations(devices: int, axes: int) -> list[Sizes]:
     [(8,), (2, 4), (4, 2)]
     >>> factorisations(1, 3)
     [()]
+    >>> factorisations(1_000_000_007, 2)
+    [(1000000007,)]
     """
 
     def parts(left: int, count: int) -> Iterator[Sizes]:
         if count == 1:
             yield (left,)
             return
-        for first in range(2, left // 2 + 1):
-            if left % first == 0:
-                yield from ((first, *rest) for rest in parts(left // first, count - 1))
+        small = [n for n in range(2, math.isqrt(left) + 1) if left % n == 0]
+        for first in sorted({*small, *(left // n for n in small)}):
+            yield from ((first, *rest) for rest in parts(left // first, count - 1))
 
     if devices == 1:
         return [()]

@@ -37,10 +37,18 @@ def chosen(config: TrainConfig, batch: Any) -> Place:
     Args:
       batch: one of the run's.
     """
+    place = config.layout
+    given = [name for name in ("params", "optimizer") if getattr(place, name)]
+    if given:
+        raise LayoutError(
+            f"--layout auto with {' and '.join(f'--layout.{name}' for name in given)}",
+            *(f'{name}: "{getattr(place, name)}"' for name in given),
+            rule="the search finds the rules for all tensors, stored ones too",
+            hint="leave them out, or say all rules: --layout.rules",
+        ).located("--layout auto")
     step = learner(config, Mesh(), Layout())
     model, state = step.init(nn.specs(Transformer(config.model)))
     rows = jax.tree.map(without_values, batch, is_leaf=wf.is_tensor)
-    place = config.layout
     mesh = Mesh(place.mesh) if place.mesh else None
     args = (model, state, rows, jax.random.key(config.seed))
     found = wf.search(
