@@ -219,21 +219,29 @@ def section(name: str, rounds: int, devices: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="alternating rounds of train steps")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="some sections, printed and not written")
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, help="some sections; the others stay as they are"
+    )
     parser.add_argument("--devices", type=int, default=8, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     wf.cpu_devices(asked.devices)
-    head = f"""# Results
-
-Made by `make bench` on {machine()}. All cases of a table ran in one process, alternating,
-{asked.rounds} rounds; medians, with quartiles as the spread. The machine is shared, so trust the ratios, not
-the times."""
-    parts = [head]
     for name in asked.only or SECTIONS:
-        parts.append(section(name, asked.rounds, asked.devices))
-        print(parts[-1] + "\n", flush=True)
-    if not asked.only:
-        RESULTS.write_text("\n\n".join(parts) + "\n")
+        text = section(name, asked.rounds, asked.devices)
+        print(text + "\n", flush=True)
+        if asked.devices > 1:  # else it goes to who asked for it
+            RESULTS.write_text(
+                with_sections(RESULTS.read_text(), text, f"{machine()}, {asked.rounds} rounds")
+            )
+
+
+def with_sections(page: str, text: str, made: str) -> str:
+    """The page with the sections of a text in place of those with the same headings, or at its end."""
+    head, *old = page.rstrip().split("\n\n## ")
+    sections = {one.split("\n")[0]: one for one in old}
+    for one in f"\n\n{text}".split("\n\n## ")[1:]:
+        title, _, rest = one.partition("\n")
+        sections[title] = f"{title}\n\n*{made}*\n{rest}"
+    return "\n\n## ".join([head, *(one.rstrip() for one in sections.values())]) + "\n"
 
 
 if __name__ == "__main__":
