@@ -14,6 +14,8 @@ innermost and fastest level of the network, and each axis before it lies further
 | all-to-all | bytes · (n-1) / n, in a torus bytes · n / 4 | n-1 |
 | permute | bytes | 1 |
 
+Sums of gradients over the same axes are one, as compilers make them: their steps count once.
+
 The pace is a device's bandwidth at that level; in a torus, that of both directions if the axis closes to a
 ring. Where a group spans levels (an axis of 16 GPUs in nodes of 8), its ring leaves a node once, through the
 adapters of all its members there, and the slowest level sets the pace; each level has its own steps. A mesh
@@ -32,7 +34,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..mesh import Mesh
@@ -108,8 +110,15 @@ def time_of(plan: Plan, hardware: Any) -> Time:
     hidden: dict[str, float] = defaultdict(float)  # by phase
     shade: dict[str, float] = defaultdict(float)
     now = 0.0
+    merged: set[tuple[str, ...]] = set()  # axes over which gradients were summed already
     for index, event in enumerate(plan.events):
         parts = _seconds(event, plan.mesh, hardware, dtype)
+        if isinstance(event, Collective) and is_gradient_sum(event):
+            if event.axes in merged:
+                parts["network"] -= collective_seconds(
+                    replace(event, bytes=0, wire_bytes=0), plan.mesh, hardware
+                )
+            merged.add(event.axes)
         bound = max(parts, key=parts.__getitem__)
         times = event.count * sharing
         seconds = sum(parts.values()) * times
@@ -262,12 +271,21 @@ def hideable(c: Collective, plan: Plan) -> bool:
     waits for them. It is a bound, not a promise: the first gather and the last gradient have nothing to
     hide behind, and a compiler may not find the overlap.
     """
-    if c.phase == "backward" and c.kind in ("all-reduce", "reduce-scatter") and c.op.startswith("gradient["):
+    if is_gradient_sum(c) or (c.phase == "backward" and c.kind == "reduce-scatter" and _of_gradient(c)):
         return True
     if c.phase == "update":  # the next step waits for what was updated
         return False
     gathers = c.kind == "all-gather" or (c.kind == "reduce-scatter" and c.phase == "backward")
     return gathers and any(_carries(c, s, plan.mesh) for s in plan.stored if s.role == "param")
+
+
+def _of_gradient(c: Collective) -> bool:
+    return c.op.startswith("gradient[")
+
+
+def is_gradient_sum(c: Collective) -> bool:
+    """Whether it is an all-reduce of a gradient; compilers make those over the same axes one."""
+    return c.phase == "backward" and c.kind == "all-reduce" and _of_gradient(c)
 
 
 def _carries(c: Collective, s: Stored, mesh: Mesh) -> bool:

@@ -128,6 +128,7 @@ class Bound:
                 bytes = s.bytes * self._left_of(s.dims, sizes, beside)
                 if s.on == "further":
                     bytes *= self._padded(s.dims, sizes, on["stored"])
+                latency *= not s.is_gradient  # all of these begin once
                 seconds = self.times * s.count * (latency + bytes * pace)
                 seconds *= math.prod(weights[place] for place in axes)
                 if hides:
@@ -250,13 +251,14 @@ class Bound:
             beside = [on["stored"] if s.on == "stored" else self.groups for s in sent]
             inside.append(self._shares([s.dims for s in sent], beside, size))
         counts = np.array([s.count * self.times for s in sent])
+        begun = counts * [not s.is_gradient for s in sent]  # sums of gradients begin once, all of them
         bytes = np.array([s.bytes for s in sent])
         total = np.zeros([len(self.groups)] * len(sizes))
         for axes in _subsets(places):
             latency, pace = np.array([self._pace(sizes, axes, self._kind(s, level)) for s in sent]).T
             over = [hits[p] if p in axes else 1.0 * (hits[p] == 0) for p in places]
             cut = [over[p] if p in axes else over[p] * inside[p] for p in places]
-            total += _summed(counts * latency, over) + _summed(counts * bytes * pace, cut)
+            total += _summed(begun * latency, over) + _summed(counts * bytes * pace, cut)
         return total
 
     def _weight(self, sent: Sent, group: Group) -> float:
