@@ -422,10 +422,10 @@ def measure_cpu(devices: int = 8) -> Hardware:
     bandwidth = statistics.median(memory(1 << bits) for bits in (21, 20, 19, 18, 20, 21))
     rates = sorted(matmul(*sizes, jnp.float32) for sizes in _PRODUCTS)
     half = max(matmul(*sizes, jnp.bfloat16) for sizes in _PRODUCTS)
-    steps, sharing = 2 * (devices - 1), devices / cores
-    latency = all_reduce(16) / steps / sharing
+    sharing = devices / cores
+    latency = all_reduce(16) / sharing  # of one collective: threads meet once
     wire = 2 * 4 * (1 << 19) * (devices - 1) / devices
-    moving = max(all_reduce(1 << 19) - latency * steps * sharing, 1e-9)
+    moving = max(all_reduce(1 << 19) - latency * sharing, 1e-9)
     return Hardware(
         name="cpu",
         source=f"measured by weft hardware measure, {devices} virtual devices on {cores} cores",

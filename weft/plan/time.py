@@ -27,7 +27,8 @@ collectives hide behind the compute of their phase, see `hideable`.
 
 **Virtual devices** (`shared_cores`): the numbers are those of one core, and d devices on c cores take d/c
 times as long, for everything: the network is copies by the same cores, and nothing hides behind anything; so
-multiplications and memory traffic add up as well.
+multiplications and memory traffic add up as well. Threads meet once for a collective, however many they are:
+the latency counts once, not for each step of a ring.
 """
 
 from __future__ import annotations
@@ -236,10 +237,20 @@ def collective_seconds(c: Collective, mesh: Mesh, hardware: Hardware) -> float:
     if c.kind == "permute":
         return max(c.bytes / r.level.bandwidth + r.level.latency for r in rings)
     latency = sum(r.steps * r.level.latency for r in rings)
+    if hardware.shared_cores:  # threads meet once, however many they are
+        latency = max(r.level.latency for r in rings)
+        return max(_shared(c, r, mesh) for r in rings) + latency
     if c.kind == "all-to-all":
         return max(_exchange(c.bytes, r, mesh.ways(c.axes)) for r in rings) + latency
     rounds = 2 if c.kind == "all-reduce" else 1
     return c.wire_bytes / min(r.pace for r in rings) + rounds * latency
+
+
+def _shared(c: Collective, ring: Crossing, mesh: Mesh) -> float:
+    """The bytes of a collective between threads: copies."""
+    if c.kind == "all-to-all":
+        return _exchange(c.bytes, ring, mesh.ways(c.axes))
+    return c.wire_bytes / ring.pace
 
 
 def _exchange(size: int, ring: Crossing, ways: int) -> float:
