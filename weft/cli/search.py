@@ -172,9 +172,7 @@ class Search:
             assert self.devices is not None
             axes = axes or ["data"]  # nothing split
             every = factorisations(self.devices, len(axes)) if self.devices > 0 else [()]
-            most = max(
-                map(len, every)
-            )  # a prime number of devices has one axis only: the others are of size 1
+            most = max(map(len, every))  # of a prime number it is 1: the other axes are of size 1
             padded = [(*one, *[1] * (len(axes) - most)) for one in every if len(one) == most]
             sizes = sorted({order for one in padded for order in itertools.permutations(one)})
             meshes = [Mesh(list(zip(axes, one, strict=True))) for one in sizes]

@@ -300,9 +300,8 @@ class Bound:
             whole, latency = (collective_seconds(c, mesh, self.hardware) for c in (sent, none))
             # What is sent from each to each, or on to a neighbour, is cut by these axes too.
             pace = (whole - latency) / MANY / (ways if kind in ("all-to-all", "permute") else 1)
-            if (
-                len(axes) > 1 and kind != "all-reduce"
-            ):  # a sum is made at once, pieces may be moved one by one
+            # A sum is made at once; pieces may be moved over one axis after the other.
+            if len(axes) > 1 and kind != "all-reduce":
                 alone = [self._pace(sizes, (axis,), kind) for axis in axes]
                 latency = min(latency, sum(one[0] for one in alone))
                 pace = min(pace, max(one[1] for one in alone))
