@@ -55,7 +55,8 @@ def holds(name, machine, monkeypatch):
 
     monkeypatch.setattr(best.Space, "planned", planned)
     found = search(*make(), devices=devices, hardware=machine, axes=axes)
-    assert found.best.seconds == min(seconds.values())
+    # Equal, but for the order in which a twin's seconds were added up.
+    assert found.best.seconds == pytest.approx(min(seconds.values()), rel=1e-12)
     assert found.legal <= len(plans)
     counted = len(found.ranked) + len(found.too_large) + found.refused + found.by_memory + found.by_bound
     assert found.legal == counted

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import linear_call
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 Axes = tuple[str, ...]
 
@@ -124,3 +126,65 @@ def local_slice(array: Any, axes: Axes, position: int, block: int, *, plain: boo
         (),
         array,
     )
+
+
+# From one device to all
+
+
+def to_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
+    """What is the same on all devices, for use by the one at this place alone: no traffic.
+
+    Its transpose passes what that device has on to the others.
+    """
+    if plain or not jnp.issubdtype(array.dtype, jnp.inexact):
+        return vary(array, axes)
+    return linear_call(lambda _, x: vary(x, axes), lambda _, x: _passed_on(x, axes, place), (), array)
+
+
+def from_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
+    """What the device at this place has, piece by piece of the first position, passed on from device to device.
+
+    Its transpose is no traffic.
+    """
+
+    def here(_: Any, x: Any) -> Any:
+        own = index(axes) == place
+        return jnp.where(own, vary(x, axes), jnp.zeros((), x.dtype))
+
+    if plain:
+        return all_reduce(here(None, array), axes)
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return _passed_on(array, axes, place)
+    return linear_call(lambda _, x: _passed_on(x, axes, place), here, (), array)
+
+
+def _passed_on(array: Any, axes: Axes, place: int) -> Any:
+    """In a ring: at every tick each device hands on the piece that it has just been given."""
+    count, pieces = math.prod(lax.axis_size(a) for a in axes), array.shape[0]
+    away = (index(axes) - place) % count
+    ring = [((place + n) % count, (place + n + 1) % count) for n in range(count - 1)]
+    last = jnp.broadcast_to(array[-1:], (max(count - 2, 0), *array.shape[1:]))
+
+    def tick(held: Any, own: Any) -> tuple[Any, Any]:
+        given = permute(jnp.where(away == 0, own, held), axes, ring)
+        return given, given
+
+    _, given = lax.scan(tick, array[0], jnp.concatenate([array, last]))
+    mine = lax.dynamic_slice_in_dim(given, jnp.maximum(away - 1, 0), pieces)
+    return alike(jnp.where(away == 0, array, mine), axes)
+
+
+# JAX has no way to say that what devices came by one from another is the same on all of them.
+_alike = Primitive("alike")
+_alike.def_impl(lambda x, **_: x)
+_alike.def_abstract_eval(
+    lambda x, axes: x.update(manual_axis_type=x.mat.update(varying=x.mat.varying - {*axes}))
+)
+mlir.register_lowering(_alike, lambda _, x, **__: [x])
+batching.primitive_batchers[_alike] = lambda xs, dims, axes: (_alike.bind(*xs, axes=axes), dims[0])
+
+
+def alike(array: Any, axes: Axes) -> Any:
+    """The same values, typed as the same along the axes, which has to be true; it has no derivative."""
+    _check(array, axes)
+    return _alike.bind(array, axes=axes)

@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -32,6 +33,27 @@ class CarryForm(Exception):
     def __init__(self, frame: Frame, axes: dict[int, frozenset[str]]):
         super().__init__()
         self.frame, self.axes = frame, axes
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A stack of layers that runs in stages.
+
+    Attributes:
+      layers: their dim.
+      axes: along which the stages are.
+      stages: how many there are.
+      batch: the dim whose rows stream through.
+      micro: in how many parts.
+      schedule: its name.
+    """
+
+    layers: Dim
+    axes: tuple[str, ...]
+    stages: int
+    batch: Dim
+    micro: int
+    schedule: str
 
 
 class Frame:
@@ -76,6 +98,8 @@ class Context:
         self.renamed: set[frozenset[str]] = set()  # dims that took the place of others, and these
         self.alike: set[frozenset[frozenset[str]]] = set()  # axes of sums that are one where the axes are one
         self.varied: dict[int, frozenset[str]] = {}  # over which axes an array was made varying last
+        self.pipelines: list[Pipeline] = []
+        self.dealt: dict[Dim, tuple[Dim, Any]] = {}  # dims of which a part is at hand: of how many, and which
         self.op = ""  # the op of the language that is being lowered
         self.jobs: list[Any] = []  # work on whole arrays after the SPMD part (`later.py`)
 
@@ -169,6 +193,15 @@ class Context:
             yield
         finally:
             self.mapped, self.vmaps = before
+
+    @contextlib.contextmanager
+    def dealing(self, part: Dim, parts: Dim, number: Any) -> Iterator[None]:
+        """Trace with a part of a dim in its place, the places n with n modulo `parts` = `number`."""
+        before, self.dealt = self.dealt, {**self.dealt, part: (parts, number)}
+        try:
+            yield
+        finally:
+            self.dealt = before
 
     @contextlib.contextmanager
     def laid_out(self, layout: Layout) -> Iterator[None]:

@@ -29,16 +29,31 @@ def _draw(draw: Any, key: Any, dims: Any, *options: Any) -> Tensor:
     keys.check(key)
     program = context.require()
     splits = program.splits(dims)
-    shape = tuple(d.size for d in dims)
     sizes = tuple(program.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True))
     starts = tuple(start_of(axes, n) for axes, n in zip(splits, sizes, strict=True))
+    whole, begins, pieces = _undealt(program, dims, starts, sizes)
     try:
-        array = draw(key, shape, starts, sizes, *options)
+        array = draw(key, whole, begins, pieces, *options).reshape(sizes)
     except ValueError as error:
         said, _, hint = str(error).partition("hint:")
         fact, _, rule = said.strip().partition("\n")
         raise TensorTypeError(fact, rule=rule.strip(), hint=hint.strip()) from None
     return slice_tensor(fill_padding(array, dims, splits), dims)
+
+
+def _undealt(program: Any, dims: Any, starts: Any, sizes: Any) -> tuple[Any, Any, Any]:
+    """The shape of the whole draw, and where a block of it begins and what its size is.
+
+    Row b of part m of a dim that is dealt to M parts is row b·M + m of the whole, which is place [b, m] of the
+    same elements in shape (…, b, M, …).
+    """
+    found = []
+    for dim, start, size in zip(dims, starts, sizes, strict=True):
+        found.append((dim.size, start, size))
+        if dim in program.dealt:
+            parts, number = program.dealt[dim]
+            found.append((parts.size, number, 1))
+    return tuple(zip(*found, strict=True)) if found else ((), (), ())  # type: ignore[return-value]
 
 
 @op

@@ -32,6 +32,7 @@ from .order import cumprod as cumprod
 from .order import cumsum as cumsum
 from .order import sort as sort
 from .order import top_k as top_k
+from .pipeline import pipeline as pipeline
 from .pool import avg_pool as avg_pool
 from .pool import max_pool as max_pool
 from .pool import windows as windows
