@@ -142,7 +142,7 @@ def to_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
 
 
 def from_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
-    """What the device at this place has, piece by piece of the first position, passed on from device to device.
+    """What the device at this place has, along its first position piece by piece, passed on to all.
 
     Its transpose is no traffic.
     """

@@ -44,8 +44,8 @@ def _draw(draw: Any, key: Any, dims: Any, *options: Any) -> Tensor:
 def _undealt(program: Any, dims: Any, starts: Any, sizes: Any) -> tuple[Any, Any, Any]:
     """The shape of the whole draw, and where a block of it begins and what its size is.
 
-    Row b of part m of a dim that is dealt to M parts is row b·M + m of the whole, which is place [b, m] of the
-    same elements in shape (…, b, M, …).
+    Row b of part m of a dim that is dealt to M parts is row b·M + m of the whole, which is place [b, m] of
+    the same elements in shape (…, b, M, …).
     """
     found = []
     for dim, start, size in zip(dims, starts, sizes, strict=True):

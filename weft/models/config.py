@@ -10,6 +10,7 @@ import weft as wf
 from weft import nn
 from weft.autodiff import POLICIES
 from weft.errors import ModelError, nearest
+from weft.ops.pipeline import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Config:
       block: "serial", or "parallel": attention and feed-forward side by side, with one sum for both.
       residual: "plain" or "reversible": the backward pass computes activations anew, layer by layer.
       remat: what the backward pass does not compute anew, a policy of `wf.remat`; None: all is kept.
+      pipeline: with `layers` split, the schedule of `wf.pipeline`: "gpipe" or "1f1b".
+      pipeline_micro: the number of its micro-batches; None: as many as fit, up to four for each stage.
       unroll: how many (plain) layers stand one after the other in the program, which loops over these: more
         make a larger program that is slower to compile, and on a CPU faster to run.
       feed_chunks: in how many pieces of the sequence the feed-forward block is done, to hold less at once.
@@ -86,6 +89,8 @@ class Config:
     block: str = "serial"
     residual: str = "plain"
     remat: str | None = None
+    pipeline: str = "gpipe"
+    pipeline_micro: int | None = None
     unroll: int = 1
     feed_chunks: int = 1
     loss_chunks: int = 1
@@ -140,11 +145,12 @@ _KNOWN: dict[str, tuple[Any, ...]] = {
     "block": ("serial", "parallel"),
     "residual": ("plain", "reversible"),
     "remat": (None, *POLICIES),
+    "pipeline": tuple(SCHEDULES),
     "compute": ("float32", "bfloat16", "float16", "float64"),
 }
 _POSITIVE = tuple(
     "vocab d_model d_ff heads kv_heads d_kv layers decoder_layers longest window".split()
-    + ["unroll", "feed_chunks", "loss_chunks"]
+    + ["pipeline_micro", "unroll", "feed_chunks", "loss_chunks"]
 )
 
 

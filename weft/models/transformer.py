@@ -9,7 +9,7 @@ Every dim has a name, and a layout splits by these names:
     batch length memory_length d_model d_ff heads kv_heads d_kv vocab experts layers
 
 `length` are the places of a sequence, `memory_length` those that it attends to. Layers are stacked on the dim
-`layers` and run by one `wf.scan`, so depth costs no program text.
+`layers` and run by one loop, so depth costs no program text; a layout that splits `layers` makes a pipeline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import functools
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -108,8 +108,8 @@ class Around:
     exact: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
-# A branch of a layer: from x to what is added to it, and a further loss or None.
-Branch = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+# A branch of a layer: from x to what is added to it, and a mixture's further losses or None.
+Branch = Callable[[Tensor], tuple[Tensor, nn.GroupLosses | None]]
 # How a layer attends, of its own sequence ("own") or of the encoder's ("memory"): what `nn.Attention` is
 # called with. Decoding has a way of its own, which remembers keys and values.
 Attend = Callable[..., Tensor]
@@ -162,14 +162,13 @@ class Block(nn.Module):
             how = {"visible": sight.visible(), "drop": drop("memory weights")}
             return attend_by("memory", self.memory_attention, self.memory_norm(x), memory, **how)
 
-        def feed(h: Tensor) -> tuple[Tensor, Tensor | None]:
+        def feed(h: Tensor) -> tuple[Tensor, nn.GroupLosses | None]:
             c = self.config
             if not c.experts:
                 return _in_chunks(lambda h: self.feed(h, drop("wide")), h, c.feed_chunks), None
-            y, losses = self.feed(h, drop("wide"), around.exact, around.weights)
-            return y, c.balance * losses.balance + c.router_z * losses.z
+            return self.feed.by_group(h, drop("wide"), around.exact, around.weights)
 
-        def both(x: Tensor) -> tuple[Tensor, Tensor | None]:
+        def both(x: Tensor) -> tuple[Tensor, nn.GroupLosses | None]:
             h = self.attention_norm(x)
             fed, extra = feed(h)
             return attend(h) + fed, extra
@@ -247,7 +246,7 @@ def _experts(c: Config, d: Dims) -> nn.MixtureOfExperts:
 FEEDS: dict[bool, Callable[[Config, Dims], Any]] = {False: _dense, True: _experts}
 
 
-def _dropped(f: Branch, drop: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor | None]:
+def _dropped(f: Branch, drop: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, nn.GroupLosses | None]:
     y, extra = f(x)
     return drop(y), extra
 
@@ -307,22 +306,47 @@ class Stack(nn.Module):
         return None if key is None else jax.random.split(key, self.layers.size)
 
 
+class Stream(NamedTuple):
+    """What runs through the layers: x, a mixture's losses so far, and the encoder's result."""
+
+    x: Tensor
+    losses: nn.GroupLosses | None
+    memory: Tensor | None
+
+
 def _plain(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, Tensor | None]:
     """x + each branch of x, layer by layer."""
     c = stack.config
 
-    def layer(x: Tensor, given: Any) -> tuple[Tensor, Tensor | None]:
-        block, key = given
-        total = None
+    def layer(stream: Stream, given: Any, around: Around) -> Stream:
+        (x, losses, memory), (block, key) = stream, given
+        around = dataclasses.replace(around, memory=memory)
         for branch in nn.cast(block, c.compute).branches(around, Drop(c.dropout, key)):
-            y, extra = branch(x)
+            y, more = branch(x)
             x = x + y
-            total = extra if total is None else total if extra is None else total + extra
-        return x, total
+            if losses is not None and more is not None:
+                losses = nn.GroupLosses(*(a + b for a, b in zip(losses, more, strict=True)))
+        return Stream(x, losses, memory)
 
-    body = layer if c.remat is None else wf.remat(layer, c.remat)
-    x, extras = wf.scan(body, x, (stack.blocks, stack.keys(key)), stack.layers, unroll=c.unroll)
-    return x, None if extras is None else wf.sum(extras)
+    losses = None
+    if c.experts:
+        rows = wf.zeros([d for d in x.dims if d.name == "batch"], jnp.promote_types(x.dtype, jnp.float32))
+        losses = nn.GroupLosses(rows, rows)
+    stream = wf.pipeline(
+        layer,
+        Stream(x, losses, around.memory),
+        (stack.blocks, stack.keys(key)),
+        stack.layers,
+        micro=c.pipeline_micro,
+        shared=(dataclasses.replace(around, memory=None),),
+        schedule=c.pipeline,
+        remat=c.remat,
+        unroll=c.unroll,
+    )
+    if stream.losses is None:
+        return stream.x, None
+    means = stream.losses.mean(next(d.size for d in x.dims if d.name == "length"), around.weights)
+    return stream.x, c.balance * means.balance + c.router_z * means.z
 
 
 def _reversible(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, None]:

@@ -25,6 +25,7 @@ from .module import parameters as parameters
 from .module import specs as specs
 from .module import stack as stack
 from .module import zeros as zeros
+from .moe import GroupLosses as GroupLosses
 from .moe import MixtureOfExperts as MixtureOfExperts
 from .moe import RouterLosses as RouterLosses
 from .norm import NORMS as NORMS

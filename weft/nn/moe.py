@@ -55,6 +55,27 @@ class RouterLosses(NamedTuple):
     z: Tensor
 
 
+class GroupLosses(NamedTuple):
+    """What router losses are the means of, for each group: its balance, and the sum of its tokens' z."""
+
+    balance: Tensor
+    z: Tensor
+
+    def mean(self, tokens: int, weights: Tensor | None = None) -> RouterLosses:
+        """The losses of all groups.
+
+        Args:
+          tokens: of each group.
+          weights: over the group's dim and the tokens'; groups without weight don't count.
+        """
+        if weights is None:
+            return RouterLosses(wf.mean(self.balance), wf.mean(self.z) / tokens)
+        count = wf.sum(weights.astype(self.z.dtype), [d for d in weights.dims if d not in self.z.dims])
+        groups, total = wf.sum((count > 0).astype(count.dtype)), wf.sum(count)
+        balance = wf.sum(self.balance) / wf.maximum(groups, 1)
+        return RouterLosses(balance, wf.sum(self.z) / wf.where(total > 0, total, 1))
+
+
 class Routes(NamedTuple):
     """Where tokens go: the numbers of the experts and their gates, best first, over a dim `pick`."""
 
@@ -142,6 +163,20 @@ class MixtureOfExperts(Module):
             the losses each counts by its weight.
         """
         group, rest = self._tokens(x)
+        if weights is not None:
+            weights = wf.broadcast_to(weights.astype(_wide(x)), [group, *rest])
+        y, losses = self.by_group(x, drop, exact, weights)
+        return y, losses.mean(math.prod(d.size for d in rest), weights)
+
+    def by_group(
+        self,
+        x: Tensor,
+        drop: Callable[[Tensor], Tensor] = lambda h: h,
+        exact: bool = False,
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, GroupLosses]:
+        """The same, with what each group adds to the losses: the groups of a batch may come one by one."""
+        group, rest = self._tokens(x)
         tokens = rest[0] if len(rest) == 1 else wf.Dim("tokens", math.prod(d.size for d in rest))
 
         def flat(t: Tensor, *last: wf.Dim) -> Tensor:
@@ -160,7 +195,7 @@ class MixtureOfExperts(Module):
         """How many of a group's tokens each expert has room for; more than all of them can't come."""
         return min(tokens, math.ceil(self.capacity * tokens * self.top / self.experts.size))
 
-    def route(self, x: Tensor, weights: Tensor | None = None) -> tuple[Routes, RouterLosses]:
+    def route(self, x: Tensor, weights: Tensor | None = None) -> tuple[Routes, GroupLosses]:
         """The experts that each token of x [group, tokens, d_model] chooses, and the losses; in float32."""
         group, tokens, _ = x.dims
         logits = self.router(x.astype(_wide(x)))
@@ -171,16 +206,13 @@ class MixtureOfExperts(Module):
         first = wf.one_hot(chosen["pick", 0], self.choices, shares.dtype)
         size = wf.square(wf.logsumexp(logits, self.choices))
         if weights is None:
-            even = wf.mean(first, tokens) * wf.mean(shares, tokens)
-            losses = RouterLosses(wf.mean(wf.sum(even, self.choices)) * self.experts.size, wf.mean(size))
+            used, meant = wf.mean(first, tokens), wf.mean(shares, tokens)
         else:
             count = wf.sum(weights, tokens)
             some = wf.where(count > 0, count, 1)
             used, meant = (wf.einsum(t, weights, out=[group, self.choices]) / some for t in (first, shares))
-            balance = wf.sum(used * meant) / wf.maximum(wf.sum((count > 0).astype(count.dtype)), 1)
-            total = wf.sum(count)
-            z = wf.sum(size * weights) / wf.where(total > 0, total, 1)
-            losses = RouterLosses(balance * self.experts.size, z)
+            size = size * weights
+        losses = GroupLosses(wf.sum(used * meant, self.choices) * self.experts.size, wf.sum(size, tokens))
         if self.top > 1:
             total = wf.sum(gates, "pick")
             gates = gates / wf.where(total > 0, total, 1)

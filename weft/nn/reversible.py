@@ -14,13 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 import weft as wf
-from weft.errors import TensorTypeError
-from weft.placing import with_role
-from weft.tensor import Tensor, is_tensor
+from weft.ops.floats import Floats, sums, zeros_of
+from weft.tensor import Tensor
 
 Streams = tuple[Tensor, Tensor]
 Branch = Callable[[Tensor], Tensor]
@@ -61,7 +57,7 @@ def reversible(
     >>> reversible(nn_branches, one, one, w, "layers")
     (f32[x=1] [2.], f32[x=1] [5.])
     """
-    layers, around = _Tree(stacked), _Tree(shared)
+    layers, around = Floats(stacked), Floats(shared)
 
     def forward(a: Tensor, b: Tensor, params: Any, common: Any, fixed: Any) -> Streams:
         def layer(streams: Streams, given: Any) -> tuple[Streams, None]:
@@ -98,55 +94,14 @@ def reversible(
                 x_grad, of_params, of_common = pull(d_grad)
                 c, d = d - out, c
                 c_grad, d_grad = d_grad, c_grad if x_grad is None else c_grad + x_grad
-                params_grads, used = _sums(params_grads, of_params), _sums(used, of_common)
-            ys = [_zeros(p) if g is None else g for g, p in zip(params_grads, params, strict=True)]
-            return ((c, d), (c_grad, d_grad), _sums(common_grads, used)), ys
+                params_grads, used = sums(params_grads, of_params), sums(used, of_common)
+            ys = [zeros_of(p) if g is None else g for g, p in zip(params_grads, params, strict=True)]
+            return ((c, d), (c_grad, d_grad), sums(common_grads, used)), ys
 
-        begin = (last, cotangents, [_zeros(t) for t in common])
+        begin = (last, cotangents, [zeros_of(t) for t in common])
         (_, grads, of_common), of_params = wf.scan(layer, begin, (params, fixed[0]), dim, reverse=True)
         return (*grads, of_params, of_common, None)
 
     run = wf.custom_vjp(forward)
     run.defvjp(keep, backward)
     return run(a, b, layers.floats, around.floats, (layers.fixed, around.fixed))
-
-
-class _Tree:
-    """A tree in two lists: what has gradients, and the other arrays (whole numbers, truth values, keys)."""
-
-    def __init__(self, tree: Any):
-        self.leaves, self.shape = jax.tree.flatten(tree, is_leaf=is_tensor)
-        for leaf in self.leaves:
-            if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex | str):
-                raise TensorTypeError(
-                    f"a {type(leaf).__name__} is among what the layers are made of",
-                    rule="tensors are found in trees; in an object that is none they would have no gradients",
-                    hint="register its class, for example with @jax.tree_util.register_dataclass",
-                ).located()
-        arrays = {n: x for n, x in enumerate(self.leaves) if hasattr(x, "dtype")}
-        self.of_floats = [n for n, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.inexact)]
-        self.of_fixed = [n for n in arrays if n not in self.of_floats]
-
-    @property
-    def floats(self) -> list[Any]:
-        return [self.leaves[n] for n in self.of_floats]
-
-    @property
-    def fixed(self) -> list[Any]:
-        return [self.leaves[n] for n in self.of_fixed]
-
-    def whole(self, floats: list[Any], fixed: list[Any]) -> Any:
-        """The tree with these leaves in place of its own."""
-        leaves = list(self.leaves)
-        for n, leaf in zip(self.of_floats + self.of_fixed, [*floats, *fixed], strict=True):
-            leaves[n] = leaf
-        return jax.tree.unflatten(self.shape, leaves)
-
-
-def _sums(grads: list[Any], more: list[Any]) -> list[Any]:
-    """Gradients added up; None counts for nothing, so that what is pending meets only what is too."""
-    return [x if y is None else y if x is None else x + y for x, y in zip(grads, more, strict=True)]
-
-
-def _zeros(t: Any) -> Any:
-    return with_role(wf.zeros(t.dims, t.dtype), t.role) if isinstance(t, Tensor) else jnp.zeros_like(t)

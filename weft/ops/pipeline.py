@@ -1,22 +1,23 @@
 """pipeline: a stack of layers in stages, each on its own devices, through which micro-batches stream.
 
-With the rule `layers:pipe` a stage is a device's slice of the layers. At every tick each stage applies its layers
-to what the stage before made at the last tick; the first takes the next micro-batch:
+With the rule `layers:pipe` a stage is a device's slice of the layers. At every tick each stage applies its
+layers to what the stage before made at the last tick; the first takes the next micro-batch:
 
     tick       0  1  2  3  4        3 stages, 3 micro-batches: M + K - 1 ticks, in M of which a stage is busy
     stage 0    0  1  2  .  .
     stage 1    .  0  1  2  .
     stage 2    .  .  0  1  2
 
-Activations at the boundaries travel, by permutes; parameters don't. What goes in is the same on all stages. What
-comes out is passed on from the last stage to all, so that whatever follows is an ordinary program again.
+Activations at the boundaries travel, by permutes; parameters don't. What goes in is the same on all stages.
+What comes out is passed on from the last stage to all, so that whatever follows is an ordinary program again.
 
 Stages with nothing to do compute all the same, on something that is thrown away: devices run one program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import collectives, context
+from ..autodiff import custom_vjp, vjp
 from ..autodiff import remat as computed_again
 from ..collectives import Axes
 from ..context import Pipeline
@@ -33,13 +35,13 @@ from ..eager import op
 from ..errors import DimError, LayoutError, ProgramError, ShapeError, TensorTypeError, nearest
 from ..forms import Overcast, in_form, settle, slice_tensor
 from ..padding import valid
-from ..tensor import Tensor, describe
+from ..tensor import Tensor, describe, is_tensor
 from .elementwise import stop_gradient, where
-from .leaves import Form, around, array_of, common_dim, flatten
+from .floats import Floats, sums, zeros_of
+from .leaves import Form, array_of, common_dim, flatten
 from .scan import scan
 from .shape import merge, split, transpose
 
-SCHEDULES = ("gpipe", "1f1b")
 MICRO, TICK = "micro_batch", "tick"
 
 
@@ -71,10 +73,10 @@ def pipeline(
       shared: trees of tensors that all layers use. Of those with the batch's dim, `f` has the part at hand.
       batch: the name of the batch's dim.
       schedule: "gpipe": all micro-batches forward, then all backward; what each stage was given is kept.
-        "1f1b": the backward pass runs the stages forward again, micro-batch by micro-batch just ahead of going
-        back, so that a stage keeps at most 2K - 1 of what it was given; it computes a quarter more.
-      remat: a policy of `wf.remat`: what the backward pass does not compute again. None: of layers that are not
-        in stages all is kept; of a stage nothing but what it was given, as in GPipe.
+        "1f1b": the backward pass runs the stages forward again, micro-batch by micro-batch just ahead of
+        going back, so that a stage keeps at most 2K - 1 of what it was given; it computes a quarter more.
+      remat: a policy of `wf.remat`: what the backward pass does not compute again. None: of layers that are
+        not in stages all is kept; of a stage nothing but what it was given, as in GPipe.
       unroll: as in `scan`, for the layers.
 
     >>> import weft as wf
@@ -122,8 +124,8 @@ def _rows(x: Any, batch: str) -> Dim:
             names = [d.name for d in leaf.dims]
             raise DimError(
                 f"{describe(leaf)} has no dim {batch}{nearest(batch, names)}",
-                rule="a pipeline cuts the batch into micro-batches, so all that streams through it has that dim",
-                hint='name the dim with batch=…; give what all layers share as shared=(…,)',
+                rule="a pipeline cuts the batch into micro-batches: all that streams through it has that dim",
+                hint="name the dim with batch=…; give what all layers share as shared=(…,)",
             )
         found.update(rows)
     if len(found) > 1:
@@ -137,7 +139,7 @@ def _rows(x: Any, batch: str) -> Dim:
 
 @dataclass
 class _Line:
-    """One pipeline: its stages are along `axes`, and micro-batch m has the rows m, m + micro, … of the batch."""
+    """One pipeline: stages are along `axes`, and micro-batch m has the rows m, m + micro, … of the batch."""
 
     f: Callable[..., Any]
     layers: Dim
@@ -160,11 +162,13 @@ class _Line:
             )
         (axes,) = program.splits((self.rows,))
         ways = program.ways(axes)
+        divisors = [n for n in range(1, self.rows.size + 1) if self.rows.size % n == 0]
         if self.micro is None:
-            self.micro = _micro(self.rows.size, ways, 4 * self.stages)
-        if not isinstance(self.micro, int) or self.micro < 1 or self.rows.size % self.micro:
-            fit = [n for n in range(1, self.rows.size + 1) if self.rows.size % n == 0]
-            near = sorted(sorted(fit, key=lambda n: abs(n - self.micro))[:2]) if self.micro else fit[:2]
+            few = [n for n in divisors if n <= 4 * self.stages]
+            self.micro = max([n for n in few if self.rows.size // n % ways == 0] or few)
+        if self.micro not in divisors:
+            asked = self.micro
+            near = sorted(sorted(divisors, key=lambda n: abs(n - asked))[:2])
             raise ShapeError(
                 f"{self.rows} in {self.micro} micro-batches",
                 rule="micro-batches are of one size, so their number divides that of the batch",
@@ -173,7 +177,6 @@ class _Line:
         self.here = Dim(f"{self.layers.name}_here", program.slice_size(self.layers, self.axes))
         self.part = Dim(self.rows.name, self.rows.size // self.micro)
         self.parts = Dim(MICRO, self.micro)
-        self.ticks = Dim(TICK, self.micro + self.stages - 1)
 
     def known(self) -> Pipeline:
         assert self.micro is not None
@@ -184,16 +187,20 @@ class _Line:
         program = context.require()
         leaves, x_tree = flatten(x)
         dealt = [self._dealt(leaf) for leaf in leaves]
-        forms = [Form.of(_without_first(t)) for t in dealt]
+        forms = [_form_of_one(t) for t in dealt]
         streams = [collectives.to_stage(t._array, self.axes, 0) for t in dealt]
         own = [self._own(item, dealt if early else ()) for item in items]
-        around_it = jax.tree.map(self._dealt, shared, is_leaf=lambda t: isinstance(t, Tensor))
+        around_it = jax.tree.map(self._dealt, tuple(shared), is_leaf=is_tensor)
+        stages = _Stages(self, forms, x_tree)
         with program.mapping(program.mapped | set(self.axes), program.vmaps):
-            run = _Stages(self, forms, x_tree, own, around_it)
-            out = run.forward(streams)
+            given = [self._stream(f, a) for f, a in zip(forms, streams, strict=True)]
+            out = [t._array for t in SCHEDULES[self.schedule](stages, given, own, around_it)]
         whole = [collectives.from_stage(a, self.axes, self.stages - 1) for a in out]
         results = [self._gathered(f, a) for f, a in zip(forms, whole, strict=True)]
         return jax.tree.unflatten(x_tree, results)
+
+    def _stream(self, form: Form, array: Any) -> Tensor:
+        return _with_first(self.parts, form, array)
 
     def _dealt(self, t: Any) -> Any:
         """A tensor with the batch dealt out to micro-batches, their dim in front; others as they are."""
@@ -204,7 +211,7 @@ class _Line:
 
     def _gathered(self, form: Form, array: Any) -> Tensor:
         """The other way."""
-        t = slice_tensor(array, (self.parts, *form.dims), ((), *form.splits))
+        t = self._stream(form, array)
         place = form.dims.index(self.part)
         back = transpose(t, [*form.dims[: place + 1], self.parts, *form.dims[place + 1 :]])
         return merge(back, [self.part, self.parts], self.rows)
@@ -241,38 +248,62 @@ class _Stages:
     line: _Line
     forms: list[Form]
     x_tree: Any
-    own: list[Any]
-    shared: Sequence[Any]
 
-    def forward(self, streams: list[Any]) -> list[Any]:
-        """What each stage made of each micro-batch that reached it, as at the last stage: in order."""
-        line, stage = self.line, collectives.index(self.line.axes)
-        idle = line.stages - 1
-        fed = [_stretched(a, after=idle) for a in streams]
-        given = [_with_first(line.ticks, f, a) for f, a in zip(self.forms, fed, strict=True)]
-        begin = [stop_gradient(f.around(a[0])) for f, a in zip(self.forms, streams, strict=True)]
+    @property
+    def number(self) -> Any:
+        """That of this stage."""
+        return collectives.index(self.line.axes)
+
+    def forward(
+        self, streams: list[Tensor], own: list[Any], shared: Any, keep: Any = "nothing"
+    ) -> list[Tensor]:
+        """The micro-batches as they come out of the last stage; on other stages something else."""
+        line, stage, idle = self.line, self.number, self.line.stages - 1
+        ticks = Dim(TICK, line.parts.size + idle)
 
         def tick(h: list[Tensor], given: tuple[list[Tensor], Any]) -> tuple[list[Tensor], list[Tensor]]:
             entering, now = given
-            h = self._entered(h, entering, stage == 0, 1)
-            made = self.stage(h, jnp.clip(now - stage, 0, line.parts.size - 1))
+            h = self.handed_on(h, entering, 0)
+            run = functools.partial(self.stage, own=own, shared=shared, number=self._part(now - stage))
+            made = (run if keep is None else computed_again(run, keep))(h)
             return made, made
 
-        _, made = scan(tick, begin, (given, jnp.arange(line.ticks.size)), line.ticks)
-        return [t._array[idle:] for t in made]
+        given = self._fed(streams, ticks, 0)
+        _, made = scan(tick, self.begin(streams), (given, jnp.arange(ticks.size)), ticks)
+        return [line._stream(f, t._array[idle:]) for f, t in zip(self.forms, made, strict=True)]
 
-    def _entered(self, h: list[Tensor], new: list[Tensor], first: Any, step: int) -> list[Tensor]:
-        """What a stage is given: from the stage before, or, where the line begins, what is new."""
-        line = self.line
-        pairs = [(k, k + step) for k in range(line.stages) if 0 <= k + step < line.stages]
-        passed = [f.around(collectives.permute(array_of(t), line.axes, pairs)) for f, t in zip(self.forms, h)]
-        here = slice_tensor(first, ())
+    def begin(self, streams: list[Tensor]) -> list[Tensor]:
+        """Something for stages that have nothing to do yet: true values, of which f has a derivative."""
+        return [stop_gradient(f.around(t._array[0])) for f, t in zip(self.forms, streams, strict=True)]
+
+    def _fed(self, streams: list[Tensor], ticks: Dim, before: int) -> list[Tensor]:
+        """Micro-batches, one for each tick; the first and the last are said over where there is none."""
+        found = []
+        for form, t in zip(self.forms, streams, strict=True):
+            after = ticks.size - before - self.line.parts.size
+            first, last = (lax.stop_gradient(a) for a in (t._array[:1], t._array[-1:]))
+            array = jnp.concatenate([*[first] * before, t._array, *[last] * after])
+            found.append(_with_first(ticks, form, array))
+        return found
+
+    def _part(self, number: Any) -> Any:
+        return jnp.clip(number, 0, self.line.parts.size - 1)
+
+    def handed_on(self, h: list[Tensor], new: list[Tensor], first: int) -> list[Tensor]:
+        """What each stage is given: by the one before it, seen from the first, and there what is new."""
+        count, step = self.line.stages, 1 if first == 0 else -1
+        pairs = [(k, k + step) for k in range(count) if 0 <= k + step < count]
+        passed = [
+            f.around(collectives.permute(array_of(t), self.line.axes, pairs))
+            for f, t in zip(self.forms, h, strict=True)
+        ]
+        here = slice_tensor(self.number == first, ())
         return [where(here, n, p) for n, p in zip(new, passed, strict=True)]
 
-    def stage(self, h: list[Tensor], number: Any) -> list[Tensor]:
+    def stage(self, h: list[Tensor], own: list[Any], shared: Any, number: Any) -> list[Tensor]:
         """The layers of this stage, on the micro-batch of this number."""
-        line, program = self.line, context.require()
-        shared = jax.tree.map(lambda t: self._of(t, number), self.shared, is_leaf=lambda t: isinstance(t, Tensor))
+        line = self.line
+        shared = jax.tree.map(lambda t: self._of(t, number), shared, is_leaf=is_tensor)
         is_layer = valid((line.layers,), (line.axes,))
 
         def layer(h: list[Tensor], given: Any) -> tuple[list[Tensor], None]:
@@ -284,20 +315,15 @@ class _Stages:
                 new = [where(slice_tensor(there, ()), n, o) for n, o in zip(new, h, strict=True)]
             return new, None
 
-        def run(h: list[Tensor]) -> list[Tensor]:
-            with program.dealing(line.part, line.parts, number):
-                return scan(layer, h, (self.own, is_layer), line.here, unroll=line.unroll)[0]
-
-        return computed_again(run, line.remat or "nothing")(h)
+        with context.require().dealing(line.part, line.parts, number):
+            return scan(layer, h, (own, is_layer), line.here, unroll=line.unroll)[0]
 
     def _of(self, t: Any, number: Any) -> Any:
         """What is shared, of one micro-batch."""
         if not isinstance(t, Tensor) or self.line.parts not in t.dims:
             return t
-        form = Form.of(_without_first(t))
-        assert form is not None
         array = collectives.vary(t._array, self.line.axes)
-        return form.around(lax.dynamic_index_in_dim(array, number, 0, keepdims=False))
+        return _form_of_one(t).around(lax.dynamic_index_in_dim(array, number, 0, keepdims=False))
 
     def _check(self, new: list[Any], tree: Any) -> None:
         line = self.line
@@ -314,25 +340,89 @@ class _Stages:
             )
 
 
-def _micro(rows: int, ways: int, most: int) -> int:
-    """A number of micro-batches: as many as can be up to so many, of rows that all devices have alike."""
-    divisors = [n for n in range(1, min(rows, most) + 1) if rows % n == 0]
-    even = [n for n in divisors if (rows // n) % ways == 0]
-    return max(even or divisors)
-
-
-def _stretched(array: Any, after: int) -> Any:
-    """With its last place said over and over."""
-    last = lax.stop_gradient(array[-1:])
-    return jnp.concatenate([array, *[last] * after]) if after else array
-
-
 def _with_first(dim: Dim, form: Form, array: Any) -> Tensor:
     return slice_tensor(array, (dim, *form.dims), ((), *form.splits))
 
 
-def _without_first(t: Tensor) -> Tensor:
+def _form_of_one(t: Tensor) -> Form:
     """The form of a tensor's places along its first dim, which is not split."""
     assert t.splits is not None and not t.splits[0]
-    form = Form(t.dims[1:], "value", t.splits[1:], frozenset())
-    return form.around(t._array[0])
+    return Form(t.dims[1:], "value", t.splits[1:], frozenset())
+
+
+# Schedules: each from the micro-batches, a stage's layers and what is shared to what comes out.
+
+
+def _gpipe(stages: _Stages, streams: list[Tensor], own: list[Any], shared: Any) -> list[Tensor]:
+    """All forward, then all backward, by JAX's own derivative of the loop."""
+    return stages.forward(streams, own, shared, stages.line.remat or "nothing")
+
+
+def _one_by_one(stages: _Stages, streams: list[Tensor], own: list[Any], shared: Any) -> list[Tensor]:
+    """The backward pass runs forward again, just ahead of itself.
+
+    At tick t stage k of K runs micro-batch t - k forward, and t - 2(K - 1) + k backward: at the last stage
+    the same one. Between the two it keeps what it was given, for 2(K - 1 - k) ticks.
+    """
+    line, mine, common = stages.line, Floats(own), Floats(shared)
+    idle = line.stages - 1
+
+    def forward(streams: Any, own: Any, shared: Any, fixed: Any) -> Any:
+        return stages.forward(streams, mine.whole(own, fixed[0]), common.whole(shared, fixed[1]), None)
+
+    def backward(kept: Any, cotangents: list[Tensor]) -> tuple[Any, ...]:
+        streams, own, shared, fixed = kept
+        stage, slots = stages.number, 2 * idle + 1
+        ticks = Dim(TICK, line.parts.size + 2 * idle)
+
+        def tick(carry: Any, given: Any) -> tuple[Any, list[Tensor]]:
+            h, g, held, (own_grads, shared_grads) = carry
+            entering, returning, now = given
+            h = stages.handed_on(h, entering, 0)
+            held = [_kept(to, t, now % slots) for to, t in zip(held, h, strict=True)]
+            whole = mine.whole(own, fixed[0]), common.whole(shared, fixed[1])
+            made = stages.stage(h, *whole, stages._part(now - stage))
+
+            number = now - 2 * idle + stage
+            there = slice_tensor((number >= 0) & (number < line.parts.size), ())
+            g = [where(there, t, 0.0) for t in stages.handed_on(g, returning, idle)]
+            before = [_form_of_one(t).around(_at(t, (now - 2 * (idle - stage)) % slots)) for t in held]
+
+            def again(h: Any, own: Any, shared: Any) -> Any:
+                given = mine.whole(own, fixed[0]), common.whole(shared, fixed[1])
+                return stages.stage(h, *given, stages._part(number))
+
+            _, pull = vjp(again, before, own, shared, zeros=False)
+            h_grads, of_own, of_shared = pull(g)
+            g = [zeros_of(t) if x is None else x for x, t in zip(h_grads, before, strict=True)]
+            grads = sums(own_grads, of_own), sums(shared_grads, of_shared)
+            return (made, g, held, grads), g
+
+        begin = stages.begin(streams)
+        empty = [
+            _with_first(Dim("slot", slots), f, jnp.stack([t._array] * slots))
+            for f, t in zip(stages.forms, begin, strict=True)
+        ]
+        none = [zeros_of(t) for t in own], [zeros_of(t) for t in shared]
+        given = stages._fed(streams, ticks, 0), stages._fed(cotangents, ticks, idle), jnp.arange(ticks.size)
+        carry = begin, [zeros_of(t) for t in begin], empty, none
+        (_, _, _, grads), left = scan(tick, carry, given, ticks)
+        back = [line._stream(f, t._array[2 * idle :]) for f, t in zip(stages.forms, left, strict=True)]
+        return back, *grads, None
+
+    run = custom_vjp(forward)
+    run.defvjp(lambda *args: (forward(*args), args), backward)
+    return run(streams, mine.floats, common.floats, (mine.fixed, common.fixed))
+
+
+def _kept(held: Tensor, t: Tensor, slot: Any) -> Tensor:
+    form = Form.of(held)
+    assert form is not None
+    return form.around(lax.dynamic_update_index_in_dim(array_of(held), array_of(t), slot, 0))
+
+
+def _at(held: Tensor, slot: Any) -> Any:
+    return lax.dynamic_index_in_dim(array_of(held), slot, 0, keepdims=False)
+
+
+SCHEDULES = {"gpipe": _gpipe, "1f1b": _one_by_one}
