@@ -163,15 +163,19 @@ def _passed_on(array: Any, axes: Axes, place: int) -> Any:
     count, pieces = math.prod(lax.axis_size(a) for a in axes), array.shape[0]
     away = (index(axes) - place) % count
     ring = [((place + n) % count, (place + n + 1) % count) for n in range(count - 1)]
-    last = jnp.broadcast_to(array[-1:], (max(count - 2, 0), *array.shape[1:]))
 
-    def tick(held: Any, own: Any) -> tuple[Any, Any]:
-        given = permute(jnp.where(away == 0, own, held), axes, ring)
-        return given, given
+    def tick(carry: tuple[Any, Any], now: Any) -> tuple[tuple[Any, Any], None]:
+        held, found = carry
+        own = lax.dynamic_index_in_dim(array, jnp.minimum(now, pieces - 1), keepdims=False)
+        held = permute(jnp.where(away == 0, own, held), axes, ring)
+        number = now - away + 1
+        new = (away > 0) & (number >= 0) & (number < pieces)
+        number = jnp.clip(number, 0, pieces - 1)
+        before = lax.dynamic_index_in_dim(found, number, keepdims=False)
+        return (held, lax.dynamic_update_index_in_dim(found, jnp.where(new, held, before), number, 0)), None
 
-    _, given = lax.scan(tick, array[0], jnp.concatenate([array, last]))
-    mine = lax.dynamic_slice_in_dim(given, jnp.maximum(away - 1, 0), pieces)
-    return alike(jnp.where(away == 0, array, mine), axes)
+    (_, found), _ = lax.scan(tick, (array[0], array), jnp.arange(pieces + count - 2))
+    return alike(found, axes)
 
 
 # JAX has no way to say that what devices came by one from another is the same on all of them.

@@ -98,7 +98,7 @@ class Context:
         self.renamed: set[frozenset[str]] = set()  # dims that took the place of others, and these
         self.alike: set[frozenset[frozenset[str]]] = set()  # axes of sums that are one where the axes are one
         self.varied: dict[int, frozenset[str]] = {}  # over which axes an array was made varying last
-        self.pipelines: list[Pipeline] = []
+        self.pipelines: dict[Pipeline, None] = {}  # in the order in which they were met
         self.dealt: dict[Dim, tuple[Dim, Any]] = {}  # dims of which a part is at hand: of how many, and which
         self.op = ""  # the op of the language that is being lowered
         self.jobs: list[Any] = []  # work on whole arrays after the SPMD part (`later.py`)

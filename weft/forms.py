@@ -56,7 +56,7 @@ def slice_tensor(
         names = ", ".join(d.name for d, axes in zip(dims, splits, strict=True) if clash & set(axes))
         raise LayoutError(
             f"{names} is on axis {', '.join(sorted(clash))}, as is that of an enclosing vmap or pipeline",
-            rule="a tensor can have at most one dim on an axis, that of an enclosing vmap or pipeline included",
+            rule="an axis splits at most one dim of a tensor, that of an enclosing vmap or pipeline included",
             hint="drop one of the rules, or rename the dim",
         )
     made = Tensor(array, dims, mesh=program.mesh, layout=program.layout, splits=splits, pending=pending)

@@ -93,7 +93,7 @@ def pipeline(
         body = f if remat is None else computed_again(f, remat)
         return scan(lambda x, layer: (body(x, layer, *shared), None), x, params, layers, unroll=unroll)[0]
     line = _Line(f, layers, axes, _rows(x, batch), micro, items_tree, schedule, remat, unroll)
-    program.pipelines.append(line.known())
+    program.pipelines[line.known()] = None
     try:
         return line.run(x, items, shared, early=True)
     except Overcast:
@@ -264,7 +264,7 @@ class _Stages:
         def tick(h: list[Tensor], given: tuple[list[Tensor], Any]) -> tuple[list[Tensor], list[Tensor]]:
             entering, now = given
             h = self.handed_on(h, entering, 0)
-            run = functools.partial(self.stage, own=own, shared=shared, number=self._part(now - stage))
+            run = functools.partial(self.stage, own=own, shared=shared, number=self.part(now - stage))
             made = (run if keep is None else computed_again(run, keep))(h)
             return made, made
 
@@ -282,11 +282,13 @@ class _Stages:
         for form, t in zip(self.forms, streams, strict=True):
             after = ticks.size - before - self.line.parts.size
             first, last = (lax.stop_gradient(a) for a in (t._array[:1], t._array[-1:]))
-            array = jnp.concatenate([*[first] * before, t._array, *[last] * after])
-            found.append(_with_first(ticks, form, array))
+            early, late = (
+                jnp.broadcast_to(a, (n, *a.shape[1:])) for a, n in ((first, before), (last, after))
+            )
+            found.append(_with_first(ticks, form, jnp.concatenate([early, t._array, late])))
         return found
 
-    def _part(self, number: Any) -> Any:
+    def part(self, number: Any) -> Any:
         return jnp.clip(number, 0, self.line.parts.size - 1)
 
     def handed_on(self, h: list[Tensor], new: list[Tensor], first: int) -> list[Tensor]:
@@ -322,8 +324,7 @@ class _Stages:
         """What is shared, of one micro-batch."""
         if not isinstance(t, Tensor) or self.line.parts not in t.dims:
             return t
-        array = collectives.vary(t._array, self.line.axes)
-        return _form_of_one(t).around(lax.dynamic_index_in_dim(array, number, 0, keepdims=False))
+        return _at(t, number)
 
     def _check(self, new: list[Any], tree: Any) -> None:
         line = self.line
@@ -367,62 +368,76 @@ def _one_by_one(stages: _Stages, streams: list[Tensor], own: list[Any], shared: 
     line, mine, common = stages.line, Floats(own), Floats(shared)
     idle = line.stages - 1
 
+    named = context.require().op  # by which plans know what belongs to the pipeline
+
+    def whole(own: Any, shared: Any, fixed: Any) -> tuple[Any, Any]:
+        return mine.whole(own, fixed[0]), common.whole(shared, fixed[1])
+
     def forward(streams: Any, own: Any, shared: Any, fixed: Any) -> Any:
-        return stages.forward(streams, mine.whole(own, fixed[0]), common.whole(shared, fixed[1]), None)
+        with context.require().lowering(named):
+            return stages.forward(streams, *whole(own, shared, fixed), None)
 
     def backward(kept: Any, cotangents: list[Tensor]) -> tuple[Any, ...]:
-        streams, own, shared, fixed = kept
-        stage, slots = stages.number, 2 * idle + 1
-        ticks = Dim(TICK, line.parts.size + 2 * idle)
+        with context.require().lowering(named):
+            return back(kept, cotangents)
 
-        def tick(carry: Any, given: Any) -> tuple[Any, list[Tensor]]:
-            h, g, held, (own_grads, shared_grads) = carry
-            entering, returning, now = given
-            h = stages.handed_on(h, entering, 0)
-            held = [_kept(to, t, now % slots) for to, t in zip(held, h, strict=True)]
-            whole = mine.whole(own, fixed[0]), common.whole(shared, fixed[1])
-            made = stages.stage(h, *whole, stages._part(now - stage))
+    def back(kept: Any, cotangents: list[Tensor]) -> tuple[Any, ...]:
+        streams, own, shared, fixed = kept
+        stage, slots = stages.number, Dim("slot", 2 * idle + 1)
+        ticks = Dim(TICK, line.parts.size + 2 * idle)
+        # What goes in is needed at the first stage, and where it was, that of which it is the gradient comes
+        # out; the gradients that go in are needed at the last: all are in one place.
+        first = slice_tensor(stage == 0, ())
+        ends = [where(first, x, g) for x, g in zip(streams, cotangents, strict=True)]
+
+        def tick(carry: Any, now: Any) -> tuple[Any, None]:
+            h, g, held, ends, (own_grads, shared_grads) = carry
+            h = stages.handed_on(h, [_at(t, stages.part(now)) for t in ends], 0)
+            held = [_with(to, t, now % slots.size) for to, t in zip(held, h, strict=True)]
+            made = stages.stage(h, *whole(own, shared, fixed), stages.part(now - stage))
 
             number = now - 2 * idle + stage
             there = slice_tensor((number >= 0) & (number < line.parts.size), ())
+            returning = [_at(t, stages.part(now - idle)) for t in ends]
             g = [where(there, t, 0.0) for t in stages.handed_on(g, returning, idle)]
-            before = [_form_of_one(t).around(_at(t, (now - 2 * (idle - stage)) % slots)) for t in held]
+            before = [_at(t, (now - 2 * (idle - stage)) % slots.size) for t in held]
 
             def again(h: Any, own: Any, shared: Any) -> Any:
-                given = mine.whole(own, fixed[0]), common.whole(shared, fixed[1])
-                return stages.stage(h, *given, stages._part(number))
+                return stages.stage(h, *whole(own, shared, fixed), stages.part(number))
 
             _, pull = vjp(again, before, own, shared, zeros=False)
             h_grads, of_own, of_shared = pull(g)
             g = [zeros_of(t) if x is None else x for x, t in zip(h_grads, before, strict=True)]
+            leaves, out = slice_tensor((stage == 0) & (number >= 0), ()), stages.part(number)
+            ends = [_with(t, where(leaves, x, _at(t, out)), out) for t, x in zip(ends, g, strict=True)]
             grads = sums(own_grads, of_own), sums(shared_grads, of_shared)
-            return (made, g, held, grads), g
+            return (made, g, held, ends, grads), None
 
         begin = stages.begin(streams)
-        empty = [
-            _with_first(Dim("slot", slots), f, jnp.stack([t._array] * slots))
+        held = [
+            _with_first(slots, f, jnp.stack([t._array] * slots.size))
             for f, t in zip(stages.forms, begin, strict=True)
         ]
         none = [zeros_of(t) for t in own], [zeros_of(t) for t in shared]
-        given = stages._fed(streams, ticks, 0), stages._fed(cotangents, ticks, idle), jnp.arange(ticks.size)
-        carry = begin, [zeros_of(t) for t in begin], empty, none
-        (_, _, _, grads), left = scan(tick, carry, given, ticks)
-        back = [line._stream(f, t._array[2 * idle :]) for f, t in zip(stages.forms, left, strict=True)]
-        return back, *grads, None
+        carry = begin, [zeros_of(t) for t in begin], held, ends, none
+        (_, _, _, ends, grads), _ = scan(tick, carry, jnp.arange(ticks.size), ticks)
+        return ends, *grads, None
 
     run = custom_vjp(forward)
     run.defvjp(lambda *args: (forward(*args), args), backward)
     return run(streams, mine.floats, common.floats, (mine.fixed, common.fixed))
 
 
-def _kept(held: Tensor, t: Tensor, slot: Any) -> Tensor:
-    form = Form.of(held)
+def _at(t: Tensor, number: Any) -> Tensor:
+    """One place of a tensor along its first dim."""
+    return _form_of_one(t).around(lax.dynamic_index_in_dim(array_of(t), number, 0, keepdims=False))
+
+
+def _with(t: Tensor, one: Tensor, number: Any) -> Tensor:
+    """A tensor with another one at that place."""
+    form = Form.of(t)
     assert form is not None
-    return form.around(lax.dynamic_update_index_in_dim(array_of(held), array_of(t), slot, 0))
-
-
-def _at(held: Tensor, slot: Any) -> Any:
-    return lax.dynamic_index_in_dim(array_of(held), slot, 0, keepdims=False)
+    return form.around(lax.dynamic_update_index_in_dim(array_of(t), array_of(one), number, 0))
 
 
 SCHEDULES = {"gpipe": _gpipe, "1f1b": _one_by_one}

@@ -38,8 +38,12 @@ def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
         new[dim.name] = name.name if isinstance(name, Dim) else name
     dims = tuple(d.rename(new.get(d.name, d.name)) for d in x.dims)
     check_distinct(dims)
-    context.require().splits(dims)
-    context.require().renamed.update(map(frozenset, new.items()))
+    program = context.require()
+    program.splits(dims)
+    program.renamed.update(map(frozenset, new.items()))
+    for was, dim in zip(x.dims, dims, strict=True):
+        if was in program.dealt:
+            program.dealt[dim] = program.dealt[was]
     return relabelled(x, x._array, dims, x.splits)
 
 
