@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .facts import Advice, Collective, Work
+from .stages import bubble
 from .units import human_bytes, human_count
 
 if TYPE_CHECKING:
     from .plan import Plan
 
+MOST_IDLE = 0.2  # of the time of a pipeline's stage
 LEAST_SHARE = 0.05  # of all work or memory, below which nothing is said
 
 
 def advice_on(plan: Plan) -> Iterator[Advice]:
     """Everything worth saying about a plan, the gravest first."""
-    for kind in (duplicated_work, replicated_tensors, dominant_collective, uneven_splits):
+    for kind in (duplicated_work, idle_stages, replicated_tensors, dominant_collective, uneven_splits):
         yield from kind(plan)
 
 
@@ -40,6 +43,18 @@ def duplicated_work(plan: Plan) -> Iterator[Advice]:
             "no dim of it is split over some axes; a rule for one of its dims would share the work",
             source,
         )
+
+
+def idle_stages(plan: Plan) -> Iterator[Advice]:
+    """Pipelines with too few micro-batches for their stages."""
+    for s in plan.pipelines:
+        if s.bubble > MOST_IDLE:
+            more = next(m for m in itertools.count(s.micro) if bubble(s.stages, m, s.schedule) <= MOST_IDLE)
+            yield Advice(
+                "advice",
+                f"each of the {s.stages} stages of {s.layers} is idle for {s.bubble:.0%} of the time; with "
+                f"{more} micro-batches in place of {s.micro} for {bubble(s.stages, more, s.schedule):.0%}",
+            )
 
 
 def replicated_tensors(plan: Plan) -> Iterator[Advice]:

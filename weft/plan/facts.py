@@ -121,6 +121,46 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Stages:
+    """Layers that run in stages, as a pipeline.
+
+    Attributes:
+      layers, count: the name of their dim, and how many there are.
+      axes: along which the stages are.
+      stages: how many there are.
+      micro: how many micro-batches stream through.
+      schedule: "gpipe" or "1f1b".
+      ticks, back_ticks: of the forward and of the backward pass.
+      bubble: the share of its time that a stage has nothing to do.
+      sent: bytes that a device sends to the next stages in one call.
+      alike: the share of all FLOPs that is outside of pipelines, and done alike on all stages.
+    """
+
+    layers: str
+    count: int
+    axes: tuple[str, ...]
+    stages: int
+    micro: int
+    schedule: str
+    ticks: int
+    back_ticks: int
+    bubble: float
+    sent: int
+    alike: float
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a stage does for a while: a micro-batch forward, again, or backward; times are relative."""
+
+    stage: int
+    kind: str
+    micro: int
+    start: float
+    length: float
+
+
+@dataclass(frozen=True)
 class Advice:
     """Something worth knowing, or worth changing."""
 

@@ -11,6 +11,8 @@ import json
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from .stages import described, svg
+
 if TYPE_CHECKING:
     from .plan import Plan
 
@@ -31,7 +33,18 @@ def page(plan: Plan, hardware: Any = None) -> str:
         data["time"] = time.to_data() | {"memory_bytes": time.hardware.memory_bytes}
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     before, after = template.split("{{data}}")
-    return before.replace("{{title}}", html.escape(plan.name)) + _embedded(data) + after
+    before = before.replace("{{title}}", html.escape(plan.name)).replace("{{pipelines}}", _pipelines(plan))
+    return before + _embedded(data) + after
+
+
+def _pipelines(plan: Plan) -> str:
+    """A section with a chart of each pipeline, or nothing."""
+    if not plan.pipelines:
+        return ""
+    said = "".join(f"    <p>{html.escape(line)}</p>\n" for line in described(plan))
+    charts = "".join(f"    {svg(stages)}\n" for stages in plan.pipelines)
+    title = '    <h2 id="pipelines-title">Pipelines</h2>\n'
+    return f'  <section aria-labelledby="pipelines-title">\n{title}{said}{charts}  </section>\n'
 
 
 def _embedded(data: Any) -> str:

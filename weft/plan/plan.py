@@ -22,8 +22,9 @@ from ..layout import Splits
 from ..mesh import Mesh
 from ..placing import stored_shape
 from ..tensor import Tensor, is_tensor, short_type
-from .facts import VERSION, Advice, Collective, Event, Memory, Stored, Work, as_data
+from .facts import VERSION, Advice, Collective, Event, Memory, Stages, Stored, Work, as_data
 from .memory import Placed, memory_of, placed
+from .stages import stages_of
 from .units import human_bytes, human_count
 from .walk import Found, found_in, without_dead_code
 
@@ -38,6 +39,7 @@ class Plan:
       events: work and collectives in the order of the program.
       stored: the tensors that go in and come out.
       memory: bytes on one device.
+      pipelines: stacks of layers that run in stages.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Plan:
     events: tuple[Event, ...]
     stored: tuple[Stored, ...]
     memory: Memory
+    pipelines: tuple[Stages, ...] = ()
 
     def __repr__(self) -> str:
         sent, peak = human_bytes(sum(self.comm_bytes.values())), human_bytes(self.memory.peak)
@@ -138,6 +141,7 @@ class Plan:
             "waste": self.waste,
             "intensity": self.intensity,
             "memory": as_data(self.memory),
+            "pipelines": as_data(self.pipelines),
             "stored": as_data(self.stored),
             "events": [{"type": type(e).__name__.lower(), **as_data(e)} for e in self.events],
             "advice": as_data(self.advice),
@@ -179,13 +183,16 @@ def read(program: Any, args: Any, kwargs: Any) -> Reading:
     ]
     outputs = _outputs(program, staged, traced.jaxpr.jaxpr)
     found, buffers = found_in(jaxpr, program.mesh), placed(jaxpr, program.mesh, staged.donated)
+    events = [one.event for one in found]
+    pipelines = staged.call.last["context"].pipelines
     plan = Plan(
         getattr(program.fn, "__name__", "program"),
         program.mesh,
         repr(program.layout),
-        tuple(one.event for one in found),
+        tuple(events),
         tuple(inputs + outputs),
         memory_of(buffers, inputs),
+        tuple(stages_of([*pipelines], events, ["pipeline[" in one.name for one in found])),
     )
     return Reading(plan, found, buffers)
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .facts import Collective
+from .stages import described
 from .units import human_bytes, human_count, human_seconds
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def _totals(console: Console, plan: Plan, time: Any) -> None:
     )
     if plan.waste > 0:
         console.print(f"padding: {plan.waste:.1%} of what is stored", markup=False)
+    for line in described(plan):
+        console.print(line, markup=False)
     if time is not None:
         console.print(
             f"predicted time: {human_seconds(time.overlapped_seconds)} with overlap, "
