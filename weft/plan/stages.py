@@ -26,11 +26,8 @@ def stages_of(pipelines: Sequence[Pipeline], events: Sequence[Event], inside: Se
       events: all of the program's.
       inside: which of these are inside a pipeline.
     """
-    work = [
-        (e.flops * e.count, own, e.varies)
-        for e, own in zip(events, inside, strict=True)
-        if isinstance(e, Work)
-    ]
+    pairs = list(zip(events, inside, strict=True))
+    work = [(e.flops * e.count, own, e.varies) for e, own in pairs if isinstance(e, Work)]
     total = sum(flops for flops, _, _ in work) or 1
     found = []
     for p in pipelines:
