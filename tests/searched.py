@@ -169,6 +169,22 @@ def remat_scanned():
     )
 
 
+def piped():
+    """The same layers, which a rule for their dim puts in stages."""
+
+    def loss(params, x):
+        def layer(x, pair):
+            w, v = pair
+            return x + wf.einsum(wf.relu(wf.einsum(x, w, reduce="d")), v, reduce="h")
+
+        return wf.sum(wf.square(wf.pipeline(layer, x, params, "layers", micro=4)))
+
+    return wf.grad(loss), (
+        (parameter("layers=4 d=64 h=256"), parameter("layers=4 h=256 d=64")),
+        of("batch=32 d=64"),
+    )
+
+
 def convolution():
     """Two convolutions over split space."""
 
@@ -251,6 +267,7 @@ QUICK = {
     "reshaped": (reshaped, 2, 1),
     "tied": (tied, 2, 1),
     "scanned": (scanned, 4, 1),
+    "piped": (piped, 4, 2),
     "convolution": (convolution, 2, 1),
     "dropped": (dropped, 4, 2),
 }

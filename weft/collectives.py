@@ -160,7 +160,10 @@ def from_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> An
 
 def _passed_on(array: Any, axes: Axes, place: int) -> Any:
     """In a ring: at every tick each device hands on the piece that it has just been given."""
-    count, pieces = math.prod(lax.axis_size(a) for a in axes), array.shape[0]
+    count = math.prod(lax.axis_size(a) for a in axes)
+    if count == 1:
+        return alike(array, axes)
+    pieces = array.shape[0]
     away = (index(axes) - place) % count
     ring = [((place + n) % count, (place + n + 1) % count) for n in range(count - 1)]
 

@@ -44,8 +44,9 @@ class Pipeline:
       axes: along which the stages are.
       stages: how many there are.
       batch: the dim whose rows stream through.
-      micro: in how many parts.
+      micro: in how many parts; 0: as many as are usual for the stages.
       schedule: its name.
+      again: whether the backward pass computes the products of the forward pass again.
     """
 
     layers: Dim
@@ -54,6 +55,7 @@ class Pipeline:
     batch: Dim
     micro: int
     schedule: str
+    again: bool
 
 
 class Frame:
@@ -99,16 +101,18 @@ class Context:
         self.alike: set[frozenset[frozenset[str]]] = set()  # axes of sums that are one where the axes are one
         self.varied: dict[int, frozenset[str]] = {}  # over which axes an array was made varying last
         self.pipelines: dict[Pipeline, None] = {}  # in the order in which they were met
+        self.staged: tuple[Dim, ...] = ()  # the layers' dims of enclosing pipelines
         self.dealt: dict[Dim, tuple[Dim, Any]] = {}  # dims of which a part is at hand: of how many, and which
         self.op = ""  # the op of the language that is being lowered
         self.jobs: list[Any] = []  # work on whole arrays after the SPMD part (`later.py`)
 
     def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
         """How this program splits a tensor with these dims."""
-        if (role, dims) not in self.meetings:
-            self.meetings.add((role, dims))
+        if (role, dims + self.staged) not in self.meetings:
+            self.meetings.add((role, dims + self.staged))
             for dim in dims:
-                self.dims_met.setdefault(dim.name, dim)
+                if not dim.is_inner:
+                    self.dims_met.setdefault(dim.name, dim)
         return self.layout.splits(dims, self.mesh, role)
 
     def ways(self, axes: tuple[str, ...]) -> int:
@@ -193,6 +197,15 @@ class Context:
             yield
         finally:
             self.mapped, self.vmaps = before
+
+    @contextlib.contextmanager
+    def staging(self, layers: Dim) -> Iterator[None]:
+        """Trace inside a pipeline: its layers' axes can't split what is in it."""
+        before, self.staged = self.staged, (*self.staged, layers)
+        try:
+            yield
+        finally:
+            self.staged = before
 
     @contextlib.contextmanager
     def dealing(self, part: Dim, parts: Dim, number: Any) -> Iterator[None]:

@@ -72,6 +72,11 @@ class Dim:
         """The same name with another size."""
         return replace(self, size=size)
 
+    @property
+    def is_inner(self) -> bool:
+        """Whether it is one that Weft has made for itself: rules don't speak of it."""
+        return self.name.startswith("_")
+
     def __repr__(self) -> str:
         return f"{self.name}={self.size}"
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -38,11 +38,11 @@ from ..padding import valid
 from ..tensor import Tensor, describe, is_tensor
 from .elementwise import stop_gradient, where
 from .floats import Floats, sums, zeros_of
-from .leaves import Form, array_of, common_dim, flatten
+from .leaves import Form, around, array_of, common_dim, flatten
 from .scan import scan
 from .shape import merge, split, transpose
 
-MICRO, TICK = "micro_batch", "tick"
+MICRO, TICK, SLOT = "_micro", "_tick", "_slot"  # of which no rule speaks
 
 
 @op(cached=False)
@@ -89,10 +89,13 @@ def pipeline(
     layers = common_dim(items, dim)
     (axes,) = program.splits((layers,))
     _check_schedule(schedule)
-    if program.ways(axes) == 1:
+    if not axes:
         body = f if remat is None else computed_again(f, remat)
         return scan(lambda x, layer: (body(x, layer, *shared), None), x, params, layers, unroll=unroll)[0]
-    line = _Line(f, layers, axes, _rows(x, batch), micro, items_tree, schedule, remat, unroll)
+    line = _Line(f, layers, axes, _rows(x, batch), micro, items_tree, schedule, remat or "nothing", unroll)
+    if line.stages == 1:
+        program.pipelines[replace(line.known(), micro=micro or 0)] = None
+        return line.opened(f if remat is None else computed_again(f, remat), x, items, shared)
     program.pipelines[line.known()] = None
     try:
         return line.run(x, items, shared, early=True)
@@ -174,30 +177,52 @@ class _Line:
                 rule="micro-batches are of one size, so their number divides that of the batch",
                 hint=f"micro={' or '.join(map(str, near))}",
             )
-        self.here = Dim(f"{self.layers.name}_here", program.slice_size(self.layers, self.axes))
+        self.here = Dim(f"_{self.layers.name}", program.slice_size(self.layers, self.axes))
         self.part = Dim(self.rows.name, self.rows.size // self.micro)
         self.parts = Dim(MICRO, self.micro)
 
     def known(self) -> Pipeline:
         assert self.micro is not None
-        return Pipeline(self.layers, self.axes, self.stages, self.rows, self.micro, self.schedule)
+        again = self.remat == "nothing" or self.schedule == "1f1b"
+        return Pipeline(self.layers, self.axes, self.stages, self.rows, self.micro, self.schedule, again)
 
     def run(self, x: Any, items: list[Any], shared: Sequence[Any], early: bool) -> Any:
         """What comes out of the last stage, on all devices."""
         program = context.require()
+        plain = program.vmaps > 0  # where JAX's `linear_call` has no rule
         leaves, x_tree = flatten(x)
         dealt = [self._dealt(leaf) for leaf in leaves]
         forms = [_form_of_one(t) for t in dealt]
-        streams = [collectives.to_stage(t._array, self.axes, 0) for t in dealt]
+        streams = [collectives.to_stage(t._array, self.axes, 0, plain=plain) for t in dealt]
         own = [self._own(item, dealt if early else ()) for item in items]
-        around_it = jax.tree.map(self._dealt, tuple(shared), is_leaf=is_tensor)
+        around_it = jax.tree.map(self._shared, tuple(shared), is_leaf=is_tensor)
         stages = _Stages(self, forms, x_tree)
-        with program.mapping(program.mapped | set(self.axes), program.vmaps):
+        with program.mapping(program.mapped | set(self.axes), program.vmaps), program.staging(self.layers):
             given = [self._stream(f, a) for f, a in zip(forms, streams, strict=True)]
             out = [t._array for t in SCHEDULES[self.schedule](stages, given, own, around_it)]
-        whole = [collectives.from_stage(a, self.axes, self.stages - 1) for a in out]
+        whole = [collectives.from_stage(a, self.axes, self.stages - 1, plain=plain) for a in out]
         results = [self._gathered(f, a) for f, a in zip(forms, whole, strict=True)]
         return jax.tree.unflatten(x_tree, results)
+
+    def opened(self, f: Callable[..., Any], x: Any, items: list[Any], shared: Sequence[Any]) -> Any:
+        """For a search, which looks at what splitting would do, on an axis of one device: a scan in a stage."""
+        program = context.require()
+        leaves, x_tree = flatten(x)
+        leaves = [settle(leaf, "value") for leaf in leaves]
+        own = [self._own(item, ()) for item in items]
+
+        def layer(h: list[Tensor], params: list[Any]) -> tuple[list[Tensor], None]:
+            h = jax.tree.unflatten(x_tree, h)
+            return flatten(f(h, jax.tree.unflatten(self.items_tree, params), *shared))[0], None
+
+        forms = [Form.of(leaf) for leaf in leaves]
+        entered = [collectives.to_stage(leaf._array, self.axes, 0) for leaf in leaves]
+        with program.mapping(program.mapped | set(self.axes), program.vmaps), program.staging(self.layers):
+            given = [around(f, a) for f, a in zip(forms, entered, strict=True)]
+            made, _ = scan(layer, given, own, self.here, unroll=self.unroll)
+            out = [t._array for t in made]
+        left = [collectives.from_stage(a, self.axes, 0) for a in out]
+        return jax.tree.unflatten(x_tree, [around(f, a) for f, a in zip(forms, left, strict=True)])
 
     def _stream(self, form: Form, array: Any) -> Tensor:
         return _with_first(self.parts, form, array)
@@ -208,6 +233,14 @@ class _Line:
             return t
         t = split(t, self.rows, [self.part, self.parts])
         return settle(transpose(t, [self.parts, *(d for d in t.dims if d != self.parts)]), "value")
+
+    def _shared(self, t: Any) -> Any:
+        """What is shared; each stage has another part of what is dealt, so its gradient is summed at last."""
+        t = self._dealt(t)
+        if not isinstance(t, Tensor) or self.parts not in t.dims:
+            return t
+        assert t.splits is not None
+        return self._stream(_form_of_one(t), in_form(t, t.splits, self.axes))
 
     def _gathered(self, form: Form, array: Any) -> Tensor:
         """The other way."""
@@ -356,7 +389,7 @@ def _form_of_one(t: Tensor) -> Form:
 
 def _gpipe(stages: _Stages, streams: list[Tensor], own: list[Any], shared: Any) -> list[Tensor]:
     """All forward, then all backward, by JAX's own derivative of the loop."""
-    return stages.forward(streams, own, shared, stages.line.remat or "nothing")
+    return stages.forward(streams, own, shared, stages.line.remat)
 
 
 def _one_by_one(stages: _Stages, streams: list[Tensor], own: list[Any], shared: Any) -> list[Tensor]:
@@ -383,7 +416,7 @@ def _one_by_one(stages: _Stages, streams: list[Tensor], own: list[Any], shared: 
 
     def back(kept: Any, cotangents: list[Tensor]) -> tuple[Any, ...]:
         streams, own, shared, fixed = kept
-        stage, slots = stages.number, Dim("slot", 2 * idle + 1)
+        stage, slots = stages.number, Dim(SLOT, 2 * idle + 1)
         ticks = Dim(TICK, line.parts.size + 2 * idle)
         # What goes in is needed at the first stage, and where it was, that of which it is the gradient comes
         # out; the gradients that go in are needed at the last: all are in one place.

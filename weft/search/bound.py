@@ -58,6 +58,18 @@ class Sent:
     number: int  # to tell equal ones apart
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Some work: the dims that may share it out, what it takes, and the layers' dim if it is done in stages.
+
+    What takes less than nothing is taken away where the layers are not in stages.
+    """
+
+    dims: Group
+    seconds: float
+    staged: str
+
+
 class Bound:
     """What candidates of one program take at least.
 
@@ -95,9 +107,11 @@ class Bound:
             shares = []
             for size in sizes:
                 on = self._on(size, level)
-                some = [on[self._where(phase, dims, level)] for dims, _ in parts]
-                shares.append(self._shares([dims for dims, _ in parts], some, size))
-            work[phase] = _summed(np.array([seconds for _, seconds in parts]), shares)
+                some = [on[self._where(phase, part.dims, level)] for part in parts]
+                shares.append(
+                    self._shares([part.dims for part in parts], some, size) * self._ticks(parts, some, size)
+                )
+            work[phase] = _summed(np.array([part.seconds for part in parts]), shares)
         for (phase, hides), sent in (*self.sent.items(), *self._gathers(level).items()):
             seconds = self._all_sent(sent, sizes, level)
             if hides:
@@ -112,8 +126,14 @@ class Bound:
         on = self._on_axes(candidate)
         plain, work, hidden = 0.0, defaultdict[str, float](float), defaultdict[str, float](float)
         left = functools.cache(lambda dims, where: self._left_of(dims, sizes, on[where]))
+        stages = self._ways(frozenset(self.facts.pipelines), sizes, candidate.groups)
         for part in self.facts.work:
-            work[part.work.phase] += self._of_part(part, left, level)
+            seconds = self._of_part(part, left, level)
+            if part.staged in stages and part.work.kind == "matmul":
+                seconds *= self._stretch(part.staged, stages[part.staged])
+                if self._again(part):
+                    work["backward"] += seconds
+            work[part.work.phase] += seconds
         for (phase, hides), sent in (*self.sent.items(), *self._gathers(level).items()):
             for s in sent:
                 weights = [self._weight(s, group) for group in on[s.on]]
@@ -136,6 +156,23 @@ class Bound:
                 else:
                     plain += seconds
         return SLACK * (plain + sum(max(work[phase], hidden[phase]) for phase in PHASES))
+
+    def _ticks(self, parts: Sequence[Shared], groups: Sequence[Sequence[Group]], size: int) -> np.ndarray:
+        """How much longer work takes in so many stages, by the group that is on an axis.
+
+        Work that is there only in stages counts, and is then taken away again where there are none.
+        """
+        found = np.ones([len(parts), len(self.groups)])
+        for n, (part, some) in enumerate(zip(parts, groups, strict=True)):
+            if part.staged:
+                split = np.array([part.staged in group for group in some])
+                found[n] = np.where(split, 0.0 if part.seconds < 0 else self._stretch(part.staged, size), 1.0)
+        return found
+
+    def _stretch(self, layers: str, stages: int) -> float:
+        """(M + K - 1) / M: in how many ticks so many stages do the work of one."""
+        one = self.facts.pipelines[layers]
+        return 1 + (stages - 1) / (one.micro or min(4 * stages, one.batch.size))
 
     def _of_part(self, part: Part, left: Callable[[Group, str], float], level: str) -> float:
         """The least seconds of some work: what it reads and writes is cut along its own dims only."""
@@ -185,16 +222,25 @@ class Bound:
         """A sum of gradients is a reduce-scatter where state is stored in further pieces."""
         return "reduce-scatter" if level and sent.is_gradient and sent.kind == "all-reduce" else sent.kind
 
-    def _work(self) -> dict[str, list[tuple[Group, float]]]:
+    def _again(self, part: Part) -> bool:
+        """Whether stages do some work once more, in the backward pass."""
+        return part.work.phase == "forward" and self.facts.pipelines[part.staged].again
+
+    def _work(self) -> dict[str, list[Shared]]:
         """The seconds of all work on one device, by phase and by the dims that may share it out."""
-        total = defaultdict[tuple[str, Group], float](float)
+        total = defaultdict[tuple[str, Group, str, bool], float](float)
         for part in self.facts.work:
             compute, memory = work_seconds(part.work, self.hardware, self.dtype)
             seconds = compute + memory if self.hardware.shared_cores else max(compute, memory)
-            total[part.work.phase, part.dims] += self.times * seconds * part.work.count
-        found: dict[str, list[tuple[Group, float]]] = defaultdict(list)
-        for (phase, dims), seconds in total.items():
-            found[phase].append((dims, seconds))
+            seconds *= self.times * part.work.count
+            staged = part.staged if part.work.kind == "matmul" else ""
+            total[part.work.phase, part.dims, staged, False] += seconds
+            if staged and self._again(part):
+                total["backward", part.dims, staged, False] += seconds
+                total["backward", part.dims, staged, True] -= seconds
+        found: dict[str, list[Shared]] = defaultdict(list)
+        for (phase, dims, staged, _), seconds in total.items():
+            found[phase].append(Shared(dims, seconds, staged))
         return found
 
     def _sent(self) -> dict[tuple[str, bool], list[Sent]]:
@@ -368,8 +414,12 @@ class Bound:
         }
         cut = self.facts.cut
 
+        placed = frozenset[str]().union(*candidate.groups)
+
         def size(buffer: Buffer) -> float:
-            dims, phase = cut[buffer.number]
+            dims, phase, staged = cut[buffer.number]
+            if staged in placed:  # in stages a part of the batch is there at a time, and kept otherwise
+                return 0.0
             return buffer.size * self._left_of(dims, sizes, split[phase])
 
         returned, most, _ = self.facts.buffers.peak(size)

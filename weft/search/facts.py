@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from ..context import Pipeline
 from ..errors import LayoutError
 from ..layout import Layout
 from ..mesh import Mesh
@@ -43,11 +44,13 @@ class Part:
       work: of whole tensors.
       dims: those that may share it out.
       touched: the bytes of each thing that it reads or writes, and the dims that this can be cut along.
+      staged: the layers' dim of the pipeline that it is inside of.
     """
 
     work: Work
     dims: Group
     touched: tuple[tuple[float, Group], ...]
+    staged: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,9 @@ class Facts:
       work: the work.
       sent: the collectives, each with the dims that call for it and those that what is sent has beside them.
       whole: what the peak of memory is on one device, beside that of the opened program.
-      cut: for each buffer, by its number, the dims that it may be cut along, and its phase.
+      cut: for each buffer, by its number, the dims that it may be cut along, its phase, and the layers' dim
+        of the pipeline that it is inside of.
+      pipelines: by the name of their layers' dim.
       unsplittable: dims that some op, like `wf.local`, can't have split.
     """
 
@@ -77,7 +82,8 @@ class Facts:
     work: tuple[Part, ...]
     sent: tuple[tuple[Collective, Group, Group], ...]
     whole: float
-    cut: dict[int, tuple[Group, str]]
+    cut: dict[int, tuple[Group, str, str]]
+    pipelines: dict[str, Pipeline]
     unsplittable: Group
 
     @property
@@ -135,6 +141,7 @@ def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:
         tuple((c, dims.on(c.axes), dims.on({*c.varies} - {*c.axes})) for c in reading.plan.collectives),
         whole,
         {b.number: dims.cut(b, buffers) for b in (*buffers.returned, *buffers.spare, *buffers.others)},
+        dims.pipelines,
         layout.whole,
     )
 
@@ -180,6 +187,7 @@ class _Dims:
         gathers = (self.on(c.axes) for c in plan.collectives if c.kind == "all-gather")
         self.gathered = _NONE.union(*gathers)
         self.of_array = functools.cache(self._of_array)
+        self.pipelines = {one.layers.name: one for one in context.pipelines}
 
     def on(self, axes: Any) -> Group:
         """The dims on some axes."""
@@ -223,18 +231,28 @@ class _Dims:
         work = one.event
         assert isinstance(work, Work)
         inside = self.on(work.varies) if _AROUND.match(work.op) else _NONE
-        touched = tuple((cost.size(a), self.of_type(a, work.op)) for a in one.touched if cost.size(a))
+        staged = self.staged(one.name, work.varies)
+        layers = frozenset([staged]) if staged else _NONE
+        touched = tuple(
+            (cost.size(a), self.of_type(a, work.op) | layers) for a in one.touched if cost.size(a)
+        )
         own = self.named(work.op)
-        return Part(work, (own if work.kind == "matmul" else self.kin(own)) | inside, touched)
+        dims = (own if work.kind == "matmul" else self.kin(own)) | inside | layers
+        return Part(work, dims, touched, staged)
+
+    def staged(self, name: str, varies: Any) -> str:
+        """The layers' dim of the pipeline that something of this whole name is inside of."""
+        return next(iter(self.on(varies) & self.pipelines.keys()), "") if "pipeline[" in name else ""
 
     def rough_part(self, work: Work) -> Part:
         """Some work of which only the name tells the dims."""
         dims = self.kin(self.named(work.op))
         return Part(work, dims, ((work.bytes, dims),))
 
-    def cut(self, buffer: Buffer, buffers: Placed) -> tuple[Group, str]:
-        """The dims that a buffer may be cut along, and its phase."""
+    def cut(self, buffer: Buffer, buffers: Placed) -> tuple[Group, str, str]:
+        """The dims that a buffer may be cut along, its phase, and the pipeline that it is inside of."""
         aval, node = buffers.reader.avals[buffer.number], buffer.node
         if node is None:
-            return self.of_type(aval, ""), "update"
-        return self.of_type(aval, op_of(node.name)), phase_of(node.name, False)
+            return self.of_type(aval, ""), "update", ""
+        staged = self.staged(node.name, getattr(getattr(aval, "mat", None), "varying", ()))
+        return self.of_type(aval, op_of(node.name)), phase_of(node.name, False), staged

@@ -57,7 +57,8 @@ class OpenLayout(Layout):
         return {name: (axis,) for name, axis in self.axes.items()}
 
     def splits(self, dims: Sequence[Dim], mesh: Mesh, role: str = "value") -> Splits:
-        return tuple((self._axis(d.name),) if d.size > 1 and d.name not in self.whole else () for d in dims)
+        cut = [d.size > 1 and not d.is_inner and d.name not in self.whole for d in dims]
+        return tuple((self._axis(d.name),) if one else () for d, one in zip(dims, cut, strict=True))
 
     def _axis(self, name: str) -> str:
         if name not in self.axes:

@@ -58,7 +58,7 @@ class Candidate:
             return self.axes
         names: list[str] = []
         for group in self.groups:
-            wanted = ["data"] if "batch" in group else ["model"]
+            wanted = ["data"] if "batch" in group else ["pipe"] if "layers" in group else ["model"]
             free = (n for n in (*wanted, "second", "third") if n not in names)
             names.append(next(free))
         return tuple(names)
