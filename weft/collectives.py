@@ -134,9 +134,13 @@ def local_slice(array: Any, axes: Axes, position: int, block: int, *, plain: boo
 def to_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
     """What is the same on all devices, for use by the one at this place alone: no traffic.
 
-    Its transpose passes what that device has on to the others.
+    Its transpose passes what that device has on to the others; `plain` is for under vmap, where there is no
+    rule for that, and sums instead.
     """
-    if plain or not jnp.issubdtype(array.dtype, jnp.inexact):
+    if plain:
+        varied = vary(array, axes)
+        return jnp.where(index(axes) == place, varied, lax.stop_gradient(varied))
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
         return vary(array, axes)
     return linear_call(lambda _, x: vary(x, axes), lambda _, x: _passed_on(x, axes, place), (), array)
 

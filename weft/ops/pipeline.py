@@ -97,9 +97,12 @@ def pipeline(
         program.pipelines[replace(line.known(), micro=micro or 0)] = None
         return line.opened(f if remat is None else computed_again(f, remat), x, items, shared)
     program.pipelines[line.known()] = None
+    used = [(frame, set(frame.used)) for frame in program.frames]
     try:
-        return line.run(x, items, shared, early=True)
+        return line.run(x, items, shared, early=line.schedule == "gpipe")
     except Overcast:
+        for frame, before in used:  # what a failed attempt used counts for nothing
+            frame.used = before
         return line.run(x, items, shared, early=False)
 
 
@@ -205,7 +208,7 @@ class _Line:
         return jax.tree.unflatten(x_tree, results)
 
     def opened(self, f: Callable[..., Any], x: Any, items: list[Any], shared: Sequence[Any]) -> Any:
-        """For a search, which looks at what splitting would do, on an axis of one device: a scan in a stage."""
+        """For a search, which looks at what a split does on an axis of one device: a scan in a stage."""
         program = context.require()
         leaves, x_tree = flatten(x)
         leaves = [settle(leaf, "value") for leaf in leaves]
@@ -250,18 +253,19 @@ class _Line:
         return merge(back, [self.part, self.parts], self.rows)
 
     def _own(self, item: Any, streams: Sequence[Any]) -> Any:
-        """A stage's own layers; gathered, if they are stored in further pieces, once."""
+        """A stage's own layers; if they are stored in further pieces, gathered once (by "1f1b" later)."""
         program = context.require()
         if not isinstance(item, Tensor):
             return self._own_rows(item)
-        splits = program.splits(item.dims)
+        place, role = item.dims.index(self.layers), item.role if self.schedule == "1f1b" else "value"
+        splits = program.splits(item.dims, role)
+        splits = (*splits[:place], self.axes, *splits[place + 1 :])
         further = set()
-        if item.splits != splits and jnp.issubdtype(item.dtype, jnp.inexact):
+        if jnp.issubdtype(item.dtype, jnp.inexact):
             further = {a for t in streams for axes in t.splits for a in axes}
         array = in_form(item, splits, further)
-        place = item.dims.index(self.layers)
         dims = tuple(self.here if d == self.layers else d for d in item.dims)
-        return Form(dims, "value", (*splits[:place], (), *splits[place + 1 :]), frozenset()).around(array)
+        return Form(dims, role, (*splits[:place], (), *splits[place + 1 :]), frozenset()).around(array)
 
     def _own_rows(self, array: Any) -> Any:
         """The same of a raw array."""
@@ -400,13 +404,16 @@ def _one_by_one(stages: _Stages, streams: list[Tensor], own: list[Any], shared: 
     """
     line, mine, common = stages.line, Floats(own), Floats(shared)
     idle = line.stages - 1
+    # Of parameters that are stored in pieces both passes use what is gathered here, and of the gradients each
+    # device keeps its piece of the sum.
+    gathered = [stop_gradient(settle(t, "value") if isinstance(t, Tensor) else t) for t in mine.floats]
 
     named = context.require().op  # by which plans know what belongs to the pipeline
 
     def whole(own: Any, shared: Any, fixed: Any) -> tuple[Any, Any]:
         return mine.whole(own, fixed[0]), common.whole(shared, fixed[1])
 
-    def forward(streams: Any, own: Any, shared: Any, fixed: Any) -> Any:
+    def forward(streams: Any, pieces: Any, shared: Any, own: Any, fixed: Any) -> Any:
         with context.require().lowering(named):
             return stages.forward(streams, *whole(own, shared, fixed), None)
 
@@ -415,7 +422,7 @@ def _one_by_one(stages: _Stages, streams: list[Tensor], own: list[Any], shared: 
             return back(kept, cotangents)
 
     def back(kept: Any, cotangents: list[Tensor]) -> tuple[Any, ...]:
-        streams, own, shared, fixed = kept
+        streams, shared, own, fixed = kept
         stage, slots = stages.number, Dim(SLOT, 2 * idle + 1)
         ticks = Dim(TICK, line.parts.size + 2 * idle)
         # What goes in is needed at the first stage, and where it was, that of which it is the gradient comes
@@ -454,11 +461,11 @@ def _one_by_one(stages: _Stages, streams: list[Tensor], own: list[Any], shared: 
         none = [zeros_of(t) for t in own], [zeros_of(t) for t in shared]
         carry = begin, [zeros_of(t) for t in begin], held, ends, none
         (_, _, _, ends, grads), _ = scan(tick, carry, jnp.arange(ticks.size), ticks)
-        return ends, *grads, None
+        return ends, *grads, None, None
 
     run = custom_vjp(forward)
-    run.defvjp(lambda *args: (forward(*args), args), backward)
-    return run(streams, mine.floats, common.floats, (mine.fixed, common.fixed))
+    run.defvjp(lambda x, pieces, *rest: (forward(x, pieces, *rest), (x, *rest)), backward)
+    return run(streams, mine.floats, common.floats, gathered, (mine.fixed, common.fixed))
 
 
 def _at(t: Tensor, number: Any) -> Tensor:
