@@ -184,7 +184,7 @@ def read(program: Any, args: Any, kwargs: Any) -> Reading:
     outputs = _outputs(program, staged, traced.jaxpr.jaxpr)
     found, buffers = found_in(jaxpr, program.mesh), placed(jaxpr, program.mesh, staged.donated)
     events = [one.event for one in found]
-    pipelines = staged.call.last["context"].pipelines
+    pipelines = [one for one in staged.call.last["context"].pipelines if one.stages > 1]
     plan = Plan(
         getattr(program.fn, "__name__", "program"),
         program.mesh,
@@ -192,7 +192,7 @@ def read(program: Any, args: Any, kwargs: Any) -> Reading:
         tuple(events),
         tuple(inputs + outputs),
         memory_of(buffers, inputs),
-        tuple(stages_of([*pipelines], events, ["pipeline[" in one.name for one in found])),
+        tuple(stages_of(pipelines, events, ["pipeline[" in one.name for one in found])),
     )
     return Reading(plan, found, buffers)
 
