@@ -1,17 +1,29 @@
 """pipeline: layers in stages, against a plain loop of JAX; what it sends, what the plan says of it."""
 
 import functools
+import itertools
+import re
+from collections import Counter
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from compare import real, same
+from hlo import collective_bytes, instructions
 from jax import lax
 
 import weft as wf
+from weft.plan.stages import chart
 
 SCHEDULES = ("gpipe", "1f1b")
 schedules = pytest.mark.parametrize("schedule", SCHEDULES)
+
+
+def shown(value):
+    """A value in the name of a test."""
+    return str(value).replace(" ", ",")
 
 
 # -- values and gradients -----------------------------------------------------------------------------
@@ -36,9 +48,13 @@ def stack(layers):
     }
 
 
+def in_front(p):
+    """A tensor's array with the layers in front."""
+    return jnp.moveaxis(p.array, [d.name for d in p.dims].index("layers"), 0)
+
+
 def raw_stack(params):
-    """The same as arrays, the layers in front."""
-    return {name: jnp.moveaxis(p.array, [d.name for d in p.dims].index("layers"), 0) for name, p in params.items()}
+    return {name: in_front(p) for name, p in params.items()}
 
 
 def given(layers, batch):
@@ -80,18 +96,411 @@ PLACES = [
 ]
 
 
+def step(**options):
+    """The program that most tests run: value, result, and all gradients."""
+    return wf.value_and_grad(functools.partial(loss, **options), argnums=(0, 1, 2, 3), has_aux=True)
+
+
+def check(got, want):
+    """Value, result and gradients against the oracle's."""
+    (value, out), grads = got
+    (want_value, want_out), want_grads = want
+    same(value, want_value, "the value")
+    same(out, want_out, "the result")
+    check_gradients(grads, want_grads)
+
+
+def check_gradients(grads, want):
+    for name, g, w in zip(("x", "params", "rows", "scale"), grads, want, strict=True):
+        if name != "params":
+            same(g, w, f"the gradient of {name}")
+            continue
+        for part, one in g.items():
+            assert one.role == "param"
+            front = [d.name for d in one.dims].index("layers")
+            same(one, jnp.moveaxis(w[part], 0, front), f"the gradient of {part}")
+
+
 @schedules
-@pytest.mark.parametrize("mesh, layout, layers, batch, micro", PLACES, ids=lambda v: str(v).replace(" ", ","))
+@pytest.mark.parametrize("mesh, layout, layers, batch, micro", PLACES, ids=shown)
 def test_a_pipeline_equals_a_loop(mesh, layout, layers, batch, micro, schedule):
-    run = functools.partial(loss, micro=micro, schedule=schedule)
-    program = wf.spmd(wf.value_and_grad(run, argnums=(0, 1, 2, 3), has_aux=True), mesh, layout)
-    args = given(layers, batch)
-    (value, out), grads = program(*args)
-    (want_value, want), want_grads = expected(layers, batch)
+    program = wf.spmd(step(micro=micro, schedule=schedule), mesh, layout)
+    check(program(*given(layers, batch)), expected(layers, batch))
+
+
+@schedules
+@pytest.mark.parametrize("policy", ["dots", "sums", "everything"])
+@pytest.mark.slow
+def test_what_is_kept_does_not_matter(schedule, policy):
+    program = wf.spmd(
+        step(micro=2, schedule=schedule, remat=policy), "pipe=2 data=2", "layers:pipe batch:data"
+    )
+    check(program(*given(4, 8)), expected(4, 8))
+
+
+@pytest.mark.parametrize("place", [(None, None), ("pipe=2", "layers:pipe"), ("data=2", "batch:data")])
+def test_outside_a_program(place):
+    args = jax.tree.map(lambda t: wf.place(t, *place), given(4, 8), is_leaf=wf.is_tensor)
+    same(loss(*args, micro=2)[1], expected(4, 8)[0][1])
+
+
+@schedules
+@pytest.mark.parametrize("layout", ["layers:pipe batch:data", "layers:pipe d:data"])
+def test_a_tree_of_two_tensors(layout, schedule):
+    """One of them has the batch last, and is not a number per place of the other."""
+    b, d = wf.dims("batch=6 d=4")
+    x, y, w = real(0, [b, d]), real(1, [wf.Dim("e", 3), b]), real(2, "layers=5 d=4")
+
+    def f(both, w):
+        x, y = both["x"], both["y"]
+        return {
+            "x": wf.tanh(x * w) + wf.sum(y, "e"),
+            "y": wf.transpose(wf.sin(y), [b.name, "e"]) * wf.mean(x, "d"),
+        }
+
+    def whole(x, y, w):
+        out = wf.pipeline(f, {"x": x, "y": y}, w, micro=3, schedule=schedule)
+        return wf.sum(wf.square(out["x"])) + wf.sum(wf.sin(out["y"])), out
+
+    def raw(x, y, w):
+        for one in w:
+            x, y = jnp.tanh(x * one) + y.sum(0)[:, None], jnp.sin(y) * x.mean(1)
+        return jnp.sum(x**2) + jnp.sum(jnp.sin(y)), (x, y)
+
+    program = wf.spmd(wf.value_and_grad(whole, argnums=(0, 1, 2), has_aux=True), "pipe=2 data=2", layout)
+    (value, out), grads = program(x, y, w)
+    (want_value, want), want_grads = jax.value_and_grad(raw, (0, 1, 2), has_aux=True)(
+        x.array, y.array, w.array
+    )
     same(value, want_value)
+    same(out["x"], want[0])
+    same(out["y"], want[1])
+    for got, expect in zip(grads, want_grads, strict=True):
+        same(got, expect)
+
+
+DRAWN = [
+    ("pipe=2", "layers:pipe", 4, 2, "1f1b"),
+    ("pipe=4 data=2", "layers:pipe batch:data", 6, 3, "gpipe"),
+    ("pipe=2 data=2", "layers:pipe d:data", 4, 6, "gpipe"),
+    ("data=4 pipe=2", "batch:data layers:pipe", 6, 2, "1f1b"),
+]
+
+
+def noisy(x, layer):
+    """Element by element, in operations that are rounded one by one, so that bits can be compared."""
+    w, key = layer
+    drop, noise = jax.random.split(key)
+    noise = wf.random.uniform(noise, [wf.Dim("d", 4), *(d for d in x.dims if d.name == "batch")])
+    return wf.dropout(x, 0.25, drop) * wf.sign(w) + noise
+
+
+@functools.cache
+def drawn(mesh, layout, layers, **options):
+    """A result and a gradient, with dropout."""
+    x, w = real(0, "batch=12 d=4 length=3"), real(1, f"layers={layers} d=4")
+    keys = jax.random.split(jax.random.key(7), layers)
+
+    def run(x, w, keys):
+        out = wf.pipeline(noisy, x, (w, keys), **options)
+        return wf.sum(out), out
+
+    (_, out), grad = wf.spmd(wf.value_and_grad(run, has_aux=True), mesh, layout)(x, w, keys)
+    return out.numpy(), grad.numpy()
+
+
+@pytest.mark.parametrize("mesh, layout, layers, micro, schedule", DRAWN, ids=shown)
+def test_draws_are_those_of_the_whole_batch(mesh, layout, layers, micro, schedule):
+    """Bit for bit: each micro-batch drops what it would in one batch, and the backward pass the same."""
+    out, grad = drawn(mesh, layout, layers, micro=micro, schedule=schedule)
+    want, want_grad = drawn(None, None, layers)
+    assert 0.1 < (want_grad == 0).mean() < 0.9
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(grad, want_grad)
+
+
+# -- what is sent ---------------------------------------------------------------------------------------
+
+
+def sent(plan):
+    return Counter((c.kind, c.axes, c.phase, c.bytes, c.count) for c in plan.collectives if c.bytes > 4)
+
+
+def on_the_wire(program, *args):
+    """The bytes of the plan's collectives, which are those of the compiled program, scalars included."""
+    plan, total = program.plan(*args), Counter()
+    for c in plan.collectives:
+        total[c.kind, tuple(a for a in program.mesh.names if a in c.axes)] += c.bytes * c.count
+    assert collective_bytes(program.compile(*args).as_text(), program.mesh) == dict(total)
+    return plan
+
+
+def alone(params, x, **options):
+    """Nothing is shared."""
+    f = lambda x, p: wf.tanh(wf.einsum(x, p["up"], out=["batch", "d_ff"]) + p["bias"])
+    g = lambda x, p: x + wf.einsum(f(x, p), p["down"], out=["batch", "d"])
+    return wf.mean(wf.sin(wf.pipeline(g, x, params, **options)))
+
+
+# Ticks of the backward pass, and how often something is sent in each; forward it is always M + K - 1, and once.
+BACK = {"gpipe": lambda m, k: [m + k - 1], "1f1b": lambda m, k: [m + 2 * (k - 1)] * 2}
+LAYERS, ROWS = 8, 32
+
+
+@schedules
+@pytest.mark.parametrize("stages, micro", [(2, 8), (4, 4), (4, 1)])
+def test_what_is_sent(stages, micro, schedule):
+    """Boundaries over pipe, one micro-batch at a time; of parameters their gradients, once, over data."""
+    fn = wf.value_and_grad(functools.partial(alone, micro=micro, schedule=schedule), argnums=(0, 1))
+    program = wf.spmd(fn, f"pipe={stages} data=2", "layers:pipe batch:data")
+    plan = on_the_wire(program, stack(LAYERS), real(0, f"batch={ROWS} d=4"))
+    boundary = 4 * (ROWS // 2 // micro) * 4
+    permutes = [
+        ("forward", micro + stages - 1),  # from stage to stage
+        ("forward", micro + stages - 2),  # from the last one to all
+        *(("backward", ticks) for ticks in BACK[schedule](micro, stages)),
+        ("backward", micro + stages - 2),  # the gradient of x, from the first one to all
+    ]
+    want = Counter(("permute", ("pipe",), phase, boundary, count) for phase, count in permutes)
+    for size in (4 * 6, 6 * 4, 6):
+        want["all-reduce", ("data",), "backward", 4 * size * LAYERS // stages, 1] += 1
+    assert sent(plan) == want
+    assert plan.pipelines[0].sent == sum(boundary * count for _, count in permutes)
+
+
+@schedules
+def test_what_is_shared_is_summed_once(schedule):
+    """It was, tick by tick, all of it: what has the batch was made varying in the loop."""
+    program = wf.spmd(step(micro=4, schedule=schedule), "pipe=2 data=2", "layers:pipe batch:data")
+    plan = on_the_wire(program, *given(4, 16))
+    over_pipe = [
+        (c.kind, c.bytes, c.count) for c in plan.collectives if "pipe" in c.axes and c.kind != "permute"
+    ]
+    rows, scale = 4 * 16 // 2, 4 * 4
+    assert sorted(over_pipe) == [("all-reduce", scale, 1), ("all-reduce", rows, 1)]
+
+
+@schedules
+@pytest.mark.parametrize("params", ["d:data", "layers:pipe+data"])
+def test_stored_parameters_are_gathered_once(params, schedule):
+    layout = wf.Layout("layers:pipe batch:data", params=params)
+    program = wf.spmd(step(micro=4, schedule=schedule), "pipe=2 data=2", layout)
+    args = given(4, 16)
+    check(program(*args), expected(4, 16))
+    plan = on_the_wire(program, *args)
+    stored = [p for name, p in args[1].items() if params != "d:data" or name != "bias"]
+    sizes = Counter(4 * p.size // 2 for p in stored)
+    moved = {kind: Counter() for kind in ("all-gather", "reduce-scatter")}
+    for c in plan.collectives:
+        if c.kind in moved:
+            assert (c.axes, c.count) == (("data",), 1)
+            moved[c.kind][c.bytes] += 1
+    assert moved["all-gather"] == sizes
+    # Of layers that are stored in further pieces "1f1b" sums all of the gradients.
+    assert moved["reduce-scatter"] == (
+        Counter() if (params, schedule) == ("layers:pipe+data", "1f1b") else sizes
+    )
+
+
+def test_split_layers_without_stages_are_gathered():
+    """A scan over a split dim is right, and costs all parameters: the plan says so."""
+    x, params, rows, scale = given(4, 8)
+
+    def run(x, params):
+        return wf.scan(lambda x, p: (layer(x, p, rows, scale), None), x, params, "layers")[0]
+
+    program = wf.spmd(run, "pipe=4", "layers:pipe")
+    same(program(x, params), expected(4, 8)[0][1])
+    plan = program.plan(x, params)
+    assert {(c.kind, c.axes) for c in plan.collectives} == {("all-gather", ("pipe",))}
+    assert sum(c.bytes for c in plan.collectives) == sum(4 * p.size for p in params.values())
+    assert plan.pipelines == ()
+
+
+@schedules
+def test_the_program_does_not_grow(schedule):
+    """Neither with the micro-batches, nor with the stages or the layers."""
+
+    def count(stages, layers, micro):
+        program = wf.spmd(
+            step(micro=micro, schedule=schedule), f"pipe={stages} data=2", "layers:pipe batch:data"
+        )
+        return instructions(program.compile(*given(layers, 8 * micro)).as_text())
+
+    first = count(2, 8, 4)
+    for stages, layers, micro in ((2, 8, 16), (4, 8, 4), (2, 16, 4)):
+        assert count(stages, layers, micro) == pytest.approx(first, rel=0.01)
+
+
+# -- what the plan says -------------------------------------------------------------------------------------
+
+
+@schedules
+@pytest.mark.parametrize("stages, micro", [(2, 4), (4, 2), (4, 8), (8, 1)])
+def test_the_plan(stages, micro, schedule):
+    program = wf.spmd(step(micro=micro, schedule=schedule), f"pipe={stages}", "layers:pipe")
+    plan = program.plan(*given(8, 8))
+    (found,) = plan.pipelines
+    idle = stages - 1
+    assert (found.layers, found.count, found.axes) == ("layers", 8, ("pipe",))
+    assert (found.stages, found.micro, found.schedule) == (stages, micro, schedule)
+    assert (found.ticks, found.back_ticks) == (micro + idle, BACK[schedule](micro, stages)[0])
+    if schedule == "gpipe":
+        assert found.bubble == pytest.approx(idle / (micro + idle), abs=1e-12)
+    said = " ".join(plan.explain().split())
+    assert f"layers=8 in {stages} stages" in said and f"{micro} micro-batches, {schedule}" in said
+    assert f"a bubble of {found.bubble:.1%}" in said
+
+    bars = list(chart(found))
+    kinds = {"gpipe": {"forward", "backward"}, "1f1b": {"forward", "again", "backward"}}[schedule]
+    assert Counter((b.stage, b.micro, b.kind) for b in bars) == Counter(
+        (k, m, kind) for k in range(stages) for m in range(micro) for kind in kinds
+    )
+    at = {(b.kind, b.micro, b.stage): b for b in bars}
+    for k in range(stages):
+        mine = sorted((b for b in bars if b.stage == k), key=lambda b: b.start)
+        for one, after in itertools.pairwise(mine):
+            assert one.start + one.length <= after.start, "a stage does two things at once"
+    for (kind, m, k), bar in at.items():
+        if kind == "backward":
+            done = at["again" if schedule == "1f1b" else "forward", m, k]
+            assert done.start + done.length <= bar.start, "the gradient comes first"
+        if k + 1 < stages:
+            one, after = (bar, at[kind, m, k + 1]) if kind != "backward" else (at[kind, m, k + 1], bar)
+            assert one.start + one.length <= after.start, f"{kind} of {m} overtakes itself at stage {k}"
+
+    (picture,) = re.findall(r"<svg.*?</svg>", plan.to_html(), re.DOTALL)
+    titles = re.findall(r"<title>micro-batch (\d+), (\w+)</title>", picture)
+    assert Counter(titles) == Counter((str(b.micro), b.kind) for b in bars)
+
+
+def test_a_plan_without_a_pipeline_has_no_chart():
+    plan = wf.spmd(step(), "data=2", "batch:data").plan(*given(4, 8))
+    assert plan.pipelines == () and "pipeline:" not in plan.explain() and "<svg" not in plan.to_html()
+
+
+# -- inside other things ----------------------------------------------------------------------------------
+
+PLACE = ("pipe=2 data=2", "layers:pipe batch:data")
+
+
+@schedules
+def test_inside_remat(schedule):
+    run = wf.remat(functools.partial(loss, micro=2, schedule=schedule))
+    program = wf.spmd(wf.value_and_grad(run, argnums=(0, 1, 2, 3), has_aux=True), *PLACE)
+    check(program(*given(4, 8)), expected(4, 8))
+
+
+@schedules
+def test_gradients_added_up_in_a_loop(schedule):
+    """As a training step with micro-batches of its own does."""
+    parts = wf.Dim("parts", 2)
+
+    def run(x, params, rows, scale):
+        def part(total, given):
+            x, rows = given
+            one = lambda *args: loss(x, args[0], rows, args[1], micro=2, schedule=schedule)[0] * 0.5
+            grads = wf.grad(one, argnums=(0, 1))(params, scale)
+            return jax.tree.map(wf.add, total, grads, is_leaf=wf.is_tensor), None
+
+        zeros = jax.tree.map(lambda t: t * 0.0, (params, scale), is_leaf=wf.is_tensor)
+        rest = wf.Dim("batch", 4)
+        pairs = wf.split(x, "batch", [rest, parts]), wf.split(rows, "batch", [rest, parts])
+        return wf.scan(part, zeros, pairs, parts)[0]
+
+    program = wf.spmd(run, *PLACE)
+    grads, scale = program(*given(4, 8))
+    want = expected(4, 8)[1]
+    for name, g in grads.items():
+        same(g, jnp.moveaxis(want[1][name], 0, [d.name for d in g.dims].index("layers")), name)
+    same(scale, want[3])
+    if schedule == "gpipe":  # gradients stay pending, and are summed once, after the loop
+        over_data = [c.count for c in program.plan(*given(4, 8)).collectives if "data" in c.axes]
+        assert over_data == [1] * 4
+
+
+@schedules
+@pytest.mark.parametrize("layout", ["layers:pipe batch:data", "layers:pipe n:data"])
+def test_inside_vmap(layout, schedule):
+    _, params, rows, scale = given(4, 8)
+    xs = real(6, "n=2 batch=8 d=4")
+
+    def run(xs, params, rows, scale):
+        one = lambda x: loss(x, params, rows, scale, micro=4, schedule=schedule)[0]
+        return wf.sum(wf.vmap(one, "n")(xs))
+
+    def raw(xs, params, rows, scale):
+        one = lambda x: lax.scan(lambda x, p: (raw_layer(x, p, rows, scale), None), x, params)[0]
+        return jnp.sum(jnp.mean(jnp.sin(jax.vmap(one)(xs) * 2.0), (1, 2)))
+
+    arrays = xs.array, raw_stack(params), rows.array, scale.array
+    want, want_grads = jax.value_and_grad(raw, (0, 1, 2, 3))(*arrays)
+    program = wf.spmd(wf.value_and_grad(run, argnums=(0, 1, 2, 3)), "pipe=2 data=2", layout)
+    value, grads = program(xs, params, rows, scale)
+    same(value, want)
+    check_gradients(grads, want_grads)
+
+
+@pytest.mark.parametrize("layout", ["layers:pipe batch:data", "layers:pipe d_ff:data"])
+def test_forward_mode(layout):
+    """Of "gpipe"; the other schedule has a derivative of its own, backward only, as JAX's custom_vjp."""
+    args = given(4, 8)
+    tangents = jax.tree.map(lambda t: wf.cos(t * 3.0), args, is_leaf=wf.is_tensor)
+
+    def run(args, tangents):
+        return wf.jvp(lambda *args: loss(*args, micro=2)[1], args, tangents)
+
+    def raw(x, params, rows, scale):
+        return lax.scan(lambda x, p: (raw_layer(x, p, rows, scale), None), x, params)[0]
+
+    arrays = [(x.array, raw_stack(p), rows.array, scale.array) for x, p, rows, scale in (args, tangents)]
+    want, want_tangent = jax.jvp(raw, *arrays)
+    out, tangent = wf.spmd(run, "pipe=2 data=2", layout)(args, tangents)
     same(out, want)
-    assert grads[1]["up"].role == "param"
-    for name, got, expect in zip(("x", "params", "rows", "scale"), grads, want_grads, strict=True):
-        for part in got if isinstance(got, dict) else [None]:
-            g, w = (got, expect) if part is None else (wf.transpose(got[part], ["layers", *(d for d in got[part].dims if d.name != "layers")]), expect[part])
-            same(g, w, f"the gradient of {part or name}")
+    same(tangent, want_tangent)
+
+
+# -- mistakes -------------------------------------------------------------------------------------------------
+
+
+def scaled(x, w):
+    return x * w
+
+
+def widened(x, w):
+    return wf.sum(x * w * wf.ones("e=2"), "e")  # wrong
+
+
+def staged(x, w, f=scaled, layout="layers:pipe", mesh="pipe=4", **options):
+    """Trace a program with one pipeline; nothing is compiled."""
+    wf.spmd(lambda x, w: wf.pipeline(f, x, w, **options), mesh, layout).jaxpr(x, w)  # wrong
+
+
+X, W = wf.ones("batch=12 d=4"), wf.ones("layers=8 d=4")
+MISTAKES = {
+    "micro_that_does_not_divide": lambda: staged(X, W, micro=5),
+    "micro_of_nothing": lambda: staged(X, W, micro=0),
+    "more_stages_than_layers": lambda: staged(X, wf.ones("layers=3 d=4")),
+    "layer_that_adds_a_dim": lambda: staged(X, W, lambda x, w: x * w * wf.ones("e=2")),
+    "layer_that_drops_a_dim": lambda: staged(X, W, lambda x, w: wf.sum(x * w, "d")),
+    "layer_with_another_tree": lambda: staged(X, W, lambda x, w: (x, x * w)),
+    "no_such_schedule": lambda: staged(X, W, schedule="1b1f"),
+    "no_such_schedule_without_stages": lambda: staged(X, W, layout="batch:pipe", schedule="pipe"),
+    "tensor_without_the_batch": lambda: staged((X, wf.ones("d=4")), W, lambda x, w: x),
+    "batch_by_another_name": lambda: staged(wf.ones("batches=12 d=4"), W),
+    "raw_array_that_streams": lambda: staged((X, jnp.ones(12)), W, lambda x, w: x),
+    "batches_of_two_sizes": lambda: staged((X, wf.ones("batch=6 d=4")), W, lambda x, w: x),
+    "parameter_on_the_axis_of_the_stages": lambda: staged(X, W, layout="layers:pipe d:pipe"),
+    "stream_on_the_axis_of_the_stages": lambda: staged(X, wf.ones("layers=8"), layout="layers:pipe d:pipe"),
+    "dim_inside_on_the_axis_of_the_stages": lambda: staged(X, W, widened, "layers:pipe e:pipe"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_messages(name, mistake):
+    mistake(name, MISTAKES[name], "messages/pipeline")
+
+
+def test_every_text_is_of_a_mistake():
+    here = {path.stem for path in (Path(__file__).parent / "messages" / "pipeline").glob("*.txt")}
+    assert here == set(MISTAKES)
