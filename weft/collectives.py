@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import linear_call
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 Axes = tuple[str, ...]
 
@@ -195,7 +195,17 @@ mlir.register_lowering(_alike, lambda _, x, **__: [x])
 batching.primitive_batchers[_alike] = lambda xs, dims, axes: (_alike.bind(*xs, axes=axes), dims[0])
 
 
+def _alike_jvp(primals: Any, _: Any, axes: Axes) -> tuple[Any, Any]:
+    """Whole numbers have a derivative of nothing; floats are met inside `linear_call` alone."""
+    assert not jnp.issubdtype(primals[0].dtype, jnp.inexact)
+    same = _alike.bind(*primals, axes=axes)
+    return same, ad.Zero.from_primal_value(same)
+
+
+ad.primitive_jvps[_alike] = _alike_jvp
+
+
 def alike(array: Any, axes: Axes) -> Any:
-    """The same values, typed as the same along the axes, which has to be true; it has no derivative."""
+    """The same values, typed as the same along the axes, which has to be true; floats have no derivative."""
     _check(array, axes)
     return _alike.bind(array, axes=axes)

@@ -69,14 +69,14 @@ def pipeline(
       params: a tree of tensors with the dim, and of raw arrays with it in front (keys for dropout).
       dim: the dim of the layers, by name.
       micro: in how many parts the batch streams through, a divisor of its size; by default the largest up
-        to four times the number of stages, so that these are idle for at most a fifth of the time.
+        to four times the number of stages: with "gpipe" these are then idle for a fifth of the time at most.
       shared: trees of tensors that all layers use. Of those with the batch's dim, `f` has the part at hand.
       batch: the name of the batch's dim.
       schedule: "gpipe": all micro-batches forward, then all backward; what each stage was given is kept.
         "1f1b": the backward pass runs the stages forward again, micro-batch by micro-batch just ahead of
         going back, so that a stage keeps at most 2K - 1 of what it was given; it computes a quarter more.
-      remat: a policy of `wf.remat`: what the backward pass does not compute again. None: of layers that are
-        not in stages all is kept; of a stage nothing but what it was given, as in GPipe.
+      remat: a policy of `wf.remat`: what the backward pass does not compute again. With "gpipe" of a stage,
+        of which nothing is kept otherwise; else of a layer, of which all is.
       unroll: as in `scan`, for the layers.
 
     >>> import weft as wf
@@ -93,6 +93,8 @@ def pipeline(
         body = f if remat is None else computed_again(f, remat)
         return scan(lambda x, layer: (body(x, layer, *shared), None), x, params, layers, unroll=unroll)[0]
     line = _Line(f, layers, axes, _rows(x, batch), micro, items_tree, schedule, remat or "nothing", unroll)
+    if schedule == "1f1b" and remat is not None:
+        line.f = computed_again(f, remat)
     if line.stages == 1:
         program.pipelines[replace(line.known(), micro=micro or 0)] = None
         return line.opened(f if remat is None else computed_again(f, remat), x, items, shared)
@@ -163,7 +165,7 @@ class _Line:
         if self.stages > self.layers.size:
             raise LayoutError(
                 f"{self.layers} over {self.stages} devices ({'+'.join(self.axes)})",
-                rule="every stage of a pipeline has a layer at least",
+                rule="a pipeline has at most as many stages as layers",
                 hint=f"at most {self.layers.size} stages: a smaller axis, or no rule for {self.layers.name}",
             )
         (axes,) = program.splits((self.rows,))

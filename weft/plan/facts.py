@@ -132,7 +132,7 @@ class Stages:
       schedule: "gpipe" or "1f1b".
       ticks, back_ticks: of the forward and of the backward pass.
       bubble: the share of its time that a stage has nothing to do.
-      sent: bytes that a device sends to the next stages in one call.
+      sent: bytes that a device sends to the next stages in one call, along these axes for all pipelines.
       alike: the share of all FLOPs that is outside of pipelines, and done alike on all stages.
     """
 

@@ -192,7 +192,7 @@ def read(program: Any, args: Any, kwargs: Any) -> Reading:
         tuple(events),
         tuple(inputs + outputs),
         memory_of(buffers, inputs),
-        tuple(stages_of(pipelines, events, ["pipeline[" in one.name for one in found])),
+        tuple(stages_of(pipelines, events, [one.name for one in found])),
     )
     return Reading(plan, found, buffers)
 

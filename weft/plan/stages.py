@@ -13,28 +13,30 @@ from .units import human_bytes
 if TYPE_CHECKING:
     from .plan import Plan
 
+# In the whole name of what is inside a pipeline, the op's.
+INSIDE = "pipeline["
 # What the backward pass of a stage takes for one micro-batch, in forward passes: once again, and back (2).
 # With "1f1b" it goes forward once more, for the next stage.
 BACKWARD = {"gpipe": 3, "1f1b": 4}
 
 
-def stages_of(pipelines: Sequence[Pipeline], events: Sequence[Event], inside: Sequence[bool]) -> list[Stages]:
+def stages_of(pipelines: Sequence[Pipeline], events: Sequence[Event], names: Sequence[str]) -> list[Stages]:
     """The facts of a program's pipelines.
 
     Args:
-      pipelines: as they were traced.
+      pipelines: as they were traced; of those that are alike in all that is said of them, one.
       events: all of the program's.
-      inside: which of these are inside a pipeline.
+      names: the whole names of these.
     """
-    pairs = list(zip(events, inside, strict=True))
-    work = [(e.flops * e.count, own, e.varies) for e, own in pairs if isinstance(e, Work)]
+    pairs = list(zip(events, names, strict=True))
+    work = [(e.flops * e.count, INSIDE in name, e.varies) for e, name in pairs if isinstance(e, Work)]
     total = sum(flops for flops, _, _ in work) or 1
     found = []
     for p in pipelines:
         sent = sum(
             e.wire_bytes * e.count
-            for e, own in pairs
-            if own and isinstance(e, Collective) and e.kind == "permute" and set(e.axes) == set(p.axes)
+            for e, name in pairs
+            if INSIDE in name and isinstance(e, Collective) and e.kind == "permute" and {*e.axes} == {*p.axes}
         )
         alike = sum(flops for flops, own, varies in work if not own and not set(varies) & set(p.axes))
         found.append(
@@ -83,17 +85,18 @@ def chart(s: Stages) -> Iterator[Bar]:
 def described(plan: Plan) -> Iterator[str]:
     """A line of text for each pipeline, and one for what is outside."""
     for s in plan.pipelines:
-        axes, most = "+".join(s.axes), -(-s.count // s.stages)
         yield (
             f"pipeline: {s.layers}={s.count} in {s.stages} stages of "
-            f"{'at most ' if s.count % s.stages else ''}{most} along {axes}, {s.micro} micro-batches, "
-            f"{s.schedule}: {s.ticks} ticks forward and {s.back_ticks} back, a bubble of {s.bubble:.1%}; "
-            f"{human_bytes(s.sent)} sent from stage to stage"
+            f"{'at most ' if s.count % s.stages else ''}{-(-s.count // s.stages)} along {'+'.join(s.axes)}, "
+            f"{s.micro} micro-batches, {s.schedule}: {s.ticks} ticks forward and {s.back_ticks} back, "
+            f"a bubble of {s.bubble:.1%}"
         )
+    for axes, s in {"+".join(s.axes): s for s in plan.pipelines}.items():
+        yield f"{human_bytes(s.sent)} sent from stage to stage along {axes}"
         if s.alike > 0.005:
             yield (
-                f"outside it, {s.alike:.1%} of the FLOPs are done alike by all stages; a rule for a dim that "
-                f"is not inside, such as vocab:{axes}, shares them out"
+                f"outside of stages, {s.alike:.1%} of the FLOPs are done alike along {axes}; a rule for a "
+                f"dim that is not inside, such as vocab:{axes}, shares them out"
             )
 
 

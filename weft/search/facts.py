@@ -18,6 +18,7 @@ from ..plan import cost
 from ..plan.facts import Collective, Stored, Work
 from ..plan.memory import Buffer, Placed
 from ..plan.plan import Plan, Reading, read
+from ..plan.stages import INSIDE
 from ..plan.walk import Found, op_of, phase_of
 from ..spmd import Program
 from .opened import OpenLayout, OpenMesh, on
@@ -242,7 +243,7 @@ class _Dims:
 
     def staged(self, name: str, varies: Any) -> str:
         """The layers' dim of the pipeline that something of this whole name is inside of."""
-        return next(iter(self.on(varies) & self.pipelines.keys()), "") if "pipeline[" in name else ""
+        return next(iter(self.on(varies) & self.pipelines.keys()), "") if INSIDE in name else ""
 
     def rough_part(self, work: Work) -> Part:
         """Some work of which only the name tells the dims."""
