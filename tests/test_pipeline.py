@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import real, same
+from compare import real, same, whole
 from hlo import collective_bytes, instructions
 from jax import lax
 
@@ -18,6 +18,7 @@ import weft as wf
 from weft.plan.stages import chart
 
 SCHEDULES = ("gpipe", "1f1b")
+PLACE = ("pipe=2 data=2", "layers:pipe batch:data")
 schedules = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
@@ -158,7 +159,7 @@ def test_a_tree_of_two_tensors(layout, schedule):
             "y": wf.transpose(wf.sin(y), [b.name, "e"]) * wf.mean(x, "d"),
         }
 
-    def whole(x, y, w):
+    def run(x, y, w):
         out = wf.pipeline(f, {"x": x, "y": y}, w, micro=3, schedule=schedule)
         return wf.sum(wf.square(out["x"])) + wf.sum(wf.sin(out["y"])), out
 
@@ -167,7 +168,7 @@ def test_a_tree_of_two_tensors(layout, schedule):
             x, y = jnp.tanh(x * one) + y.sum(0)[:, None], jnp.sin(y) * x.mean(1)
         return jnp.sum(x**2) + jnp.sum(jnp.sin(y)), (x, y)
 
-    program = wf.spmd(wf.value_and_grad(whole, argnums=(0, 1, 2), has_aux=True), "pipe=2 data=2", layout)
+    program = wf.spmd(wf.value_and_grad(run, argnums=(0, 1, 2), has_aux=True), "pipe=2 data=2", layout)
     (value, out), grads = program(x, y, w)
     (want_value, want), want_grads = jax.value_and_grad(raw, (0, 1, 2), has_aux=True)(
         x.array, y.array, w.array
@@ -177,6 +178,26 @@ def test_a_tree_of_two_tensors(layout, schedule):
     same(out["y"], want[1])
     for got, expect in zip(grads, want_grads, strict=True):
         same(got, expect)
+
+
+def test_whole_numbers_may_stream():
+    """They have no gradients; what is sent on of them is the same on all devices nevertheless."""
+    x, n, w = real(0, "batch=8 d=4"), whole(1, "batch=8", 0, 5), real(2, "layers=4 d=4")
+
+    def run(w, x, n):
+        x, n = wf.pipeline(lambda h, w: (wf.sin(h[0] * w) + h[1] * 1.0, h[1] + 1), (x, n), w, micro=4)
+        return wf.sum(wf.square(x)), n
+
+    def raw(w, x, n):
+        for one in w:
+            x, n = jnp.sin(x * one) + n[:, None], n + 1
+        return jnp.sum(x**2), n
+
+    (value, out), grad = wf.spmd(wf.value_and_grad(run, has_aux=True), *PLACE)(w, x, n)
+    (want, want_out), want_grad = jax.value_and_grad(raw, has_aux=True)(w.array, x.array, n.array)
+    same(value, want)
+    same(out, want_out)
+    same(grad, want_grad)
 
 
 DRAWN = [
@@ -271,7 +292,7 @@ def test_what_is_sent(stages, micro, schedule):
 @schedules
 def test_what_is_shared_is_summed_once(schedule):
     """It was, tick by tick, all of it: what has the batch was made varying in the loop."""
-    program = wf.spmd(step(micro=4, schedule=schedule), "pipe=2 data=2", "layers:pipe batch:data")
+    program = wf.spmd(step(micro=4, schedule=schedule), *PLACE)
     plan = on_the_wire(program, *given(4, 16))
     over_pipe = [
         (c.kind, c.bytes, c.count) for c in plan.collectives if "pipe" in c.axes and c.kind != "permute"
@@ -381,8 +402,6 @@ def test_a_plan_without_a_pipeline_has_no_chart():
 
 # -- inside other things ----------------------------------------------------------------------------------
 
-PLACE = ("pipe=2 data=2", "layers:pipe batch:data")
-
 
 @schedules
 def test_inside_remat(schedule):
@@ -467,6 +486,19 @@ def scaled(x, w):
     return x * w
 
 
+def looked_up(x, w, table):
+    """What each stage finds of it is a sum over the stages, which look for different things."""
+    f = lambda x, w, table: x * w + wf.take(table, wf.argmax(x, "d"), "e")  # wrong
+    wf.spmd(lambda *args: wf.pipeline(f, *args[:2], shared=args[2:]), "pipe=4", "layers:pipe e:pipe").jaxpr(
+        x, w, table
+    )
+
+
+def differentiated(x, w):
+    run = lambda x, w: wf.sum(wf.pipeline(lambda x, w: (x[0] * w, x[1]), x, w, schedule="1f1b")[0])
+    wf.spmd(lambda x, w: wf.grad(run, argnums=1)(x, w), "pipe=4", "layers:pipe")(x, w)  # wrong
+
+
 def widened(x, w):
     return wf.sum(x * w * wf.ones("e=2"), "e")  # wrong
 
@@ -492,6 +524,8 @@ MISTAKES = {
     "batches_of_two_sizes": lambda: staged((X, wf.ones("batch=6 d=4")), W, lambda x, w: x),
     "parameter_on_the_axis_of_the_stages": lambda: staged(X, W, layout="layers:pipe d:pipe"),
     "stream_on_the_axis_of_the_stages": lambda: staged(X, wf.ones("layers=8"), layout="layers:pipe d:pipe"),
+    "look_up_on_the_axis_of_the_stages": lambda: looked_up(X, W, wf.ones("e=8 d=4")),
+    "whole_numbers_sent_back": lambda: differentiated((X, wf.arange(X.dims[0])), W),
     "dim_inside_on_the_axis_of_the_stages": lambda: staged(X, W, widened, "layers:pipe e:pipe"),
 }
 

@@ -79,6 +79,7 @@ CALLS |= {
     "merge": lambda t: wf.merge(t["x"], ["b", "a"], "ba"),
     "one_hot": lambda t: wf.one_hot(t["j"], wf.Dim("n", 5)),
     "ones": lambda t: wf.ones([A]),
+    "pipeline": lambda t: wf.pipeline(lambda x, w: x * w, t["p"], t["k"]["f", 0], "w", batch="a"),
     "pad": lambda t: wf.pad(t["x"], "a", 1, 2, value=3.0),
     "rename": lambda t: wf.rename(t["x"], {"a": "n"}),
     "remat": lambda t: wf.remat(wf.sin)(t["x"]),

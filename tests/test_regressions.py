@@ -224,6 +224,18 @@ def test_vmap_keeps_roles_and_what_is_stored_split():
     np.testing.assert_array_equal(other.numpy(), w.numpy() * 2.0)
 
 
+def test_a_look_up_along_the_axis_of_a_vmap_is_an_error():
+    """Each device found its piece of another place's row, and the sum of these was no place's."""
+    ids = wf.tensor(np.arange(4, dtype=np.int32), "n=4")
+
+    def run(table, ids):
+        return wf.vmap(lambda i: wf.take(table, i, "rows"), "n")(ids)
+
+    with pytest.raises(wf.LayoutError, match="on axis x, as is that of an enclosing vmap"):
+        wf.spmd(run, "x=2", "n:x rows:x")(values("rows=4 d=3"), ids)
+    same(run, "x=2", "n:x", values("rows=4 d=3"), ids)
+
+
 def test_a_layout_without_a_mesh_is_an_error():
     from weft import nn
 

@@ -199,7 +199,7 @@ def _alike_jvp(primals: Any, _: Any, axes: Axes) -> tuple[Any, Any]:
     """Whole numbers have a derivative of nothing; floats are met inside `linear_call` alone."""
     assert not jnp.issubdtype(primals[0].dtype, jnp.inexact)
     same = _alike.bind(*primals, axes=axes)
-    return same, ad.Zero.from_primal_value(same)
+    return same, ad.Zero(jax.typeof(same).to_tangent_aval())
 
 
 ad.primitive_jvps[_alike] = _alike_jvp

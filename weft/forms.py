@@ -51,9 +51,10 @@ def slice_tensor(
     split_axes = {axis for axes in splits for axis in axes}
     array = collectives.vary(array, split_axes | pending)
     program.know(array)
-    clash = program.mapped & split_axes
+    clash = program.mapped & (split_axes | pending)
     if clash:
         names = ", ".join(d.name for d, axes in zip(dims, splits, strict=True) if clash & set(axes))
+        names = names or "a dim that is summed over"
         raise LayoutError(
             f"{names} is on axis {', '.join(sorted(clash))}, as is that of an enclosing vmap or pipeline",
             rule="an axis splits at most one dim of a tensor, that of an enclosing vmap or pipeline included",

@@ -71,6 +71,7 @@ def pipeline(
       micro: in how many parts the batch streams through, a divisor of its size; by default the largest up
         to four times the number of stages: with "gpipe" these are then idle for a fifth of the time at most.
       shared: trees of tensors that all layers use. Of those with the batch's dim, `f` has the part at hand.
+        With "1f1b", those that should have gradients come here too, not by a closure.
       batch: the name of the batch's dim.
       schedule: "gpipe": all micro-batches forward, then all backward; what each stage was given is kept.
         "1f1b": the backward pass runs the stages forward again, micro-batch by micro-batch just ahead of
@@ -425,6 +426,7 @@ def _one_by_one(stages: _Stages, streams: list[Tensor], own: list[Any], shared: 
 
     def back(kept: Any, cotangents: list[Tensor]) -> tuple[Any, ...]:
         streams, shared, own, fixed = kept
+        _check_floats(streams)
         stage, slots = stages.number, Dim(SLOT, 2 * idle + 1)
         ticks = Dim(TICK, line.parts.size + 2 * idle)
         # What goes in is needed at the first stage, and where it was, that of which it is the gradient comes
@@ -468,6 +470,17 @@ def _one_by_one(stages: _Stages, streams: list[Tensor], own: list[Any], shared: 
     run = custom_vjp(forward)
     run.defvjp(lambda x, pieces, *rest: (forward(x, pieces, *rest), (x, *rest)), backward)
     return run(streams, mine.floats, common.floats, gathered, (mine.fixed, common.fixed))
+
+
+def _check_floats(streams: list[Tensor]) -> None:
+    whole = [t for t in streams if not jnp.issubdtype(t.dtype, jnp.inexact)]
+    if whole:
+        raise TensorTypeError(
+            f"numbers of type {', '.join(sorted({str(t.dtype) for t in whole}))} stream through a pipeline "
+            'that is differentiated by the schedule "1f1b"',
+            rule="this one sends back a gradient of all that streams, so these are floats",
+            hint='give what has no gradient as shared=(…,); or schedule="gpipe"',
+        )
 
 
 def _at(t: Tensor, number: Any) -> Tensor:
