@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import weft as wf
-from benchmarks import decoding, handwritten, lm, models, searching, serving, training
+from benchmarks import decoding, handwritten, lm, models, pipelines, searching, serving, training
 from benchmarks.measure import Spread, alternate, compared
 from weft.plan.hardware import measure_cpu
 
@@ -183,6 +183,7 @@ The train step of `lm.py` in eight layouts; the profile of this CPU was measured
 {predicted_order(max(rounds // 4, 3))}"""
     ),
     "search": lambda rounds: searching.section(max(rounds // 4, 3)),
+    "pipelines": pipelines.section,
     "training": lambda rounds: (
         f"""## Training
 
@@ -204,14 +205,17 @@ stream, one is malformed (`serving.py`).
 }
 
 
-ALONE = ("training", "decoding", "serving")  # of one device: beside others it has fewer threads
+ALL = 8
+# In a process of their own: beside more devices, those that are used have fewer threads.
+DEVICES = {"pipelines": 2, "training": 1, "decoding": 1, "serving": 1}
 
 
 def section(name: str, rounds: int, devices: int) -> str:
-    """The text of a section, made in a process of its own if that is to have one device."""
-    if name not in ALONE or devices == 1:
+    """The text of a section, made in a process with as many devices as it is to have."""
+    own = DEVICES.get(name, devices)
+    if own == devices:
         return SECTIONS[name](rounds)
-    asked = ["--only", name, "--rounds", str(rounds), "--devices", "1"]
+    asked = ["--only", name, "--rounds", str(rounds), "--devices", str(own)]
     run = subprocess.run([sys.executable, "-m", "benchmarks.run", *asked], check=True, stdout=subprocess.PIPE)
     return run.stdout.decode().strip()
 
@@ -222,13 +226,13 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=SECTIONS, help="some sections; the others stay as they are"
     )
-    parser.add_argument("--devices", type=int, default=8, help=argparse.SUPPRESS)
+    parser.add_argument("--devices", type=int, default=ALL, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     wf.cpu_devices(asked.devices)
     for name in asked.only or SECTIONS:
         text = section(name, asked.rounds, asked.devices)
         print(text + "\n", flush=True)
-        if asked.devices > 1:  # else it goes to who asked for it
+        if asked.devices == ALL:  # else it goes to who asked for it
             RESULTS.write_text(
                 with_sections(RESULTS.read_text(), text, f"{machine()}, {asked.rounds} rounds")
             )

@@ -60,6 +60,10 @@ class Search:
     """With --train: policies of re-materialisation to try beside keeping everything: nothing, dots, sums."""
     micro: Annotated[tuple[int, ...], arg(metavar="N", help_behavior_hint="")] = ()
     """With --train: in how many parts to try computing a batch, beside one."""
+    pipeline: Annotated[tuple[str, ...], arg(metavar="SCHEDULE", help_behavior_hint="")] = ()
+    """With --train: schedules to try, beside gpipe, where layers are split: 1f1b."""
+    pipeline_micro: Annotated[tuple[int, ...], arg(metavar="N", help_behavior_hint="")] = ()
+    """With --train: numbers of micro-batches to try where layers are split, beside the usual one."""
     top: Annotated[int, arg(help_behavior_hint="")] = 1
     """How many of the best are to be found for certain."""
     front: Annotated[bool, arg(help_behavior_hint="")] = False
@@ -131,13 +135,15 @@ class Search:
         if found.best is None:
             raise Failure(self._levers(fn, args, machine, cap))
 
-    def _variants(self, fn: Any, args: Any) -> dict[str, tuple[Any, Any]]:
-        """The same step with other remat policies and micro-batches."""
-        if not self.remat and not self.micro:
+    def _variants(self, fn: Any, args: Any) -> dict[str, tuple[Any, ...]]:
+        """The same step with other remat policies, micro-batches and pipelines."""
+        asked = ["remat", "micro", "pipeline", "pipeline_micro"]
+        if not any(getattr(self, name) for name in asked):
             return {}
         if self.train is None or not is_preset(self.target):
+            flags = [f"--{name.replace('_', '-')}" for name in asked if getattr(self, name)]
             raise UserError(
-                "--remat and --micro with what is no train step of a preset\n\n"
+                f"{' and '.join(flags)} with what is no train step of a preset\n\n"
                 "hint: weft search lm-4.9b --train adafactor --remat nothing --devices 512 --hardware tpu-v2"
             )
         from .. import nn
@@ -145,15 +151,23 @@ class Search:
         from ..spmd import spmd
         from ..train import train_step
 
-        found = {}
+        def variant(parts: int, **changes: Any) -> tuple[Any, Any]:
+            model = nn.specs(Transformer(args[0].config.replace(**changes)))
+            return spmd(train_step(fn.fn.optimizer, micro=parts), donate=(0, 1)), (model, *args[1:])
+
+        found: dict[str, tuple[Any, ...]] = {}
         for policy in (None, *self.remat):
             for parts in (1, *self.micro):
-                if policy is None and parts == 1:
-                    continue
-                model = nn.specs(Transformer(args[0].config.replace(remat=policy)))
                 words = [f"remat {policy}"] * (policy is not None) + [f"micro {parts}"] * (parts > 1)
-                step = spmd(train_step(fn.fn.optimizer, micro=parts), donate=(0, 1))
-                found[", ".join(words)] = step, (model, *args[1:])
+                if words:
+                    found[", ".join(words)] = variant(parts, remat=policy)
+        for schedule in ("gpipe", *self.pipeline):
+            for count in (None, *self.pipeline_micro):
+                words = [f"pipeline {schedule}"] * (schedule != "gpipe")
+                words += [f"pipeline-micro {count}"] * (count is not None)
+                if words:
+                    made = variant(1, pipeline=schedule, pipeline_micro=count)
+                    found[", ".join(words)] = *made, "layers"
         return found
 
     def _compared(self, fn: Any, args: Any, machine: Any, cap: int | None) -> Any:

@@ -139,7 +139,7 @@ def search(
     dims: Sequence[str] | None = None,
     stored: bool = True,
     objective: str = "time",
-    variants: Mapping[str, tuple[Any, Sequence[Any]]] | None = None,
+    variants: Mapping[str, tuple[Any, ...]] | None = None,
     top: int = 1,
     front: bool = False,
     progress: Callable[[int, Ranked | None], None] | None = None,
@@ -157,7 +157,8 @@ def search(
       dims: the only dims to try to split; by default all of weight that no loop runs along.
       stored: whether to try storing parameters and optimizer state in further pieces (ZeRO).
       objective: what is to be least, "time" or "memory".
-      variants: further functions with their arguments, by name: other remat policies, micro-batches.
+      variants: further functions with their arguments, by name: other remat policies, micro-batches. A third
+        thing names a dim: then only layouts that split it are tried, as others are the same without.
       top: how many of the best are to be found for certain.
       front: whether to find also what is fastest with less and less memory.
       progress: is called after each plan with the number of plans, and the best yet.
@@ -171,8 +172,8 @@ def search(
     cap = machine.memory_bytes if memory is None else memory
     programs = {"": (fn, args), **(variants or {})}
     spaces = {
-        name: Space(name, fn, tuple(args), devices, axes, machine, given, dims)
-        for name, (fn, args) in programs.items()
+        name: Space(name, fn, tuple(args), devices, axes, machine, given, dims, *needed)
+        for name, (fn, args, *needed) in programs.items()
     }
     if dims is not None:
         _check_dims(dims, spaces.values())
@@ -238,6 +239,7 @@ class Space:
       hardware: the machine.
       mesh: the only mesh, if it is given.
       dims: the only dims, if they are given.
+      needed: a dim that has to be split.
     """
 
     def __init__(
@@ -250,8 +252,9 @@ class Space:
         hardware: Hardware,
         mesh: Mesh | None = None,
         dims: Sequence[str] | None = None,
+        needed: str = "",
     ):
-        self.name, self.fn, self.args = name, fn, args
+        self.name, self.fn, self.args, self.needed = name, fn, args, needed
         self.facts = facts_of(fn, args)
         self.dims = self.facts.searched if dims is None else [d for d in self.facts.dims if d in dims]
         count = axes if mesh is None else len(mesh.axes)
@@ -287,6 +290,9 @@ class Space:
         own = np.ones(shape, bool)
         for one, two in itertools.pairwise(places):
             own &= (one != two) | (one == 0)
+        if self.needed:
+            splits = np.array([self.needed in group for group in self.groups])
+            own &= np.any([splits[place] for place in places], axis=0) if sizes else False
         if level:
             own &= level.rstrip("s") in {one.role for one in self.bound.state}
             more = [[bool(self.bound.further(g, n)) for g in self.groups] for n in sizes]

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from .best import Found, Ranked
 
 VERSION = 1
-FLAGS = {"remat": "--model.remat", "micro": "--optimizer.micro"}  # of variants
+FLAGS = {  # of variants
+    "remat": "--model.remat",
+    "micro": "--optimizer.micro",
+    "pipeline": "--model.pipeline",
+    "pipeline-micro": "--model.pipeline-micro",
+}
 
 
 def explain(found: Found, compare: Ranked | None, rows: int) -> str:

@@ -21,7 +21,16 @@ from .config import Place, TrainConfig
 from .learner import learner
 
 AUTO = "auto"
-DIMS = ("replicas", "batch", "heads", "kv_heads", "d_ff", "experts", "vocab")  # what is worth splitting
+DIMS = (
+    "replicas",
+    "batch",
+    "heads",
+    "kv_heads",
+    "d_ff",
+    "experts",
+    "vocab",
+    "layers",
+)  # what is worth splitting
 
 
 def worth_splitting(args: Any) -> list[str]:
