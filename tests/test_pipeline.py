@@ -83,14 +83,14 @@ def expected(layers, batch):
 PLACES = [
     # mesh, layout, layers, batch, micro
     ("pipe=2", "layers:pipe", 4, 8, 1),
-    ("pipe=2", "layers:pipe", 5, 8, 4),
+    pytest.param("pipe=2", "layers:pipe", 5, 8, 4, marks=pytest.mark.slow),
     ("pipe=4", "layers:pipe", 6, 8, 2),
     ("pipe=8", "layers:pipe", 8, 8, 8),
     ("pipe=4 data=2", "layers:pipe batch:data", 4, 16, 8),
     ("data=4 pipe=2", "layers:pipe batch:data", 4, 6, 2),
-    ("data=4 pipe=2", "layers:pipe batch:data", 4, 6, 3),
+    pytest.param("data=4 pipe=2", "layers:pipe batch:data", 4, 6, 3, marks=pytest.mark.slow),
     ("pipe=2 model=2", "layers:pipe d_ff:model", 4, 8, 2),
-    ("pipe=2 model=2", "layers:pipe d:model", 4, 8, 8),
+    pytest.param("pipe=2 model=2", "layers:pipe d:model", 4, 8, 8, marks=pytest.mark.slow),
     ("pipe=2 data=2 model=2", "layers:pipe batch:data d_ff:model", 3, 8, 2),
     ("a=2 b=2", "layers:b+a", 6, 4, 2),
     ("pipe=4 data=2", "layers:pipe batch:data", 5, 7, None),
@@ -146,7 +146,9 @@ def test_outside_a_program(place):
 
 
 @schedules
-@pytest.mark.parametrize("layout", ["layers:pipe batch:data", "layers:pipe d:data"])
+@pytest.mark.parametrize(
+    "layout", ["layers:pipe batch:data", pytest.param("layers:pipe d:data", marks=pytest.mark.slow)]
+)
 def test_a_tree_of_two_tensors(layout, schedule):
     """One of them has the batch last, and is not a number per place of the other."""
     b, d = wf.dims("batch=6 d=4")
@@ -439,7 +441,9 @@ def test_gradients_added_up_in_a_loop(schedule):
 
 
 @schedules
-@pytest.mark.parametrize("layout", ["layers:pipe batch:data", "layers:pipe n:data"])
+@pytest.mark.parametrize(
+    "layout", ["layers:pipe batch:data", pytest.param("layers:pipe n:data", marks=pytest.mark.slow)]
+)
 def test_inside_vmap(layout, schedule):
     _, params, rows, scale = given(4, 8)
     xs = real(6, "n=2 batch=8 d=4")
