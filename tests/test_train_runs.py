@@ -61,7 +61,7 @@ def settings(text):
 
     def make(folder, place="one", steps=STEPS, micro=1, **more):
         c, (mesh, rules, params) = recipe("lm"), MESHES[place]
-        small = c.model.replace(d_model=16, d_ff=32, heads=4, d_kv=4, layers=1, longest=32, dropout=0.1)
+        small = c.model.replace(d_model=16, d_ff=32, heads=4, d_kv=4, layers=2, longest=32, dropout=0.1)
         learn = dataclasses.replace(
             c.optimizer, schedule="constant", warmup=2, average=0.9, micro=micro, rate=0.01
         )
@@ -109,7 +109,7 @@ def no_threads():
     return [t.name for t in threading.enumerate() if t.name.startswith(names)] == []
 
 
-@pytest.mark.parametrize("place", ["data", "model", "zero"])
+@pytest.mark.parametrize("place", ["data", "model", "zero", "pipe"])
 def test_the_same_curve_on_every_mesh(whole, place):
     losses = curve(whole("one"))
     assert len(losses) == STEPS and losses[-1] < losses[0]

@@ -17,6 +17,7 @@ MESHES = {
     "data": ("data=8", "batch:data", ""),
     "model": ("data=2 model=4", MODEL, ""),
     "zero": ("data=4", "batch:data", "d_model:data"),
+    "pipe": ("pipe=2 data=2", "layers:pipe batch:data", ""),
     "both": ("data=2 model=2", MODEL, ""),
     "four": ("data=4", "batch:data", ""),
 }
