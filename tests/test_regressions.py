@@ -255,3 +255,41 @@ def test_the_axis_of_a_dim_of_one_moves_to_another_dim_and_back():
 
     x = wf.parameter(values("a=1 h=2 g=3"))
     same(run, "x=2", wf.Layout("d:x", params="a:x"), x)
+
+
+def test_one_place_is_looked_up_on_the_device_that_has_it():
+    """XLA merged two slices, and the other device's gradient came from beyond its block."""
+
+    def run(x):
+        def loss(x):
+            lowest = wf.take(x, wf.argmin(x, "h"), "h")
+            return lowest * 0.7 + wf.sum(x * wf.tensor(np.arange(1.0, 5.0, dtype=np.float32), "h=4"))
+
+        return wf.grad(loss)(x)
+
+    same(run, "x=2", "h:x", wf.tensor(np.float32([-1, 3, 2, 4]), "h=4"))
+
+
+def test_one_place_is_added_to_on_the_device_that_has_it():
+    def run(x, place):
+        return wf.scatter_add(x * wf.tensor(np.arange(1.0, 5.0, dtype=np.float32), "h=4"), place, 7.0, "h")
+
+    for n in range(4):
+        same(run, "x=2", "h:x", values("h=4"), wf.tensor(np.int32(n), ()))
+
+
+def test_a_branch_under_vmap_fetches_ranges_of_a_split_dim():
+    """JAX can't batch a branch that looks up in an array of its own."""
+
+    def run(x):
+        def row(x):
+            return wf.cond(
+                wf.mean(x) > 0.1,
+                lambda x: wf.concat([x, x, x], "e"),
+                lambda x: wf.zeros("e=9") + wf.sum(x),
+                x,
+            )
+
+        return wf.vmap(row, "b")(x)
+
+    same(run, "y=2 z=2", "b:y e:z", values("b=3 e=3"))

@@ -107,4 +107,10 @@ def _tabled(
 
 
 def _look_up(table: Sequence[int], here: Any) -> Any:
-    return jnp.asarray(np.asarray(table, np.int32))[here]
+    if not context.require().vmaps:
+        return jnp.asarray(np.asarray(table, np.int32))[here]
+    # JAX can't batch a `cond` of which a branch has an array of its own to look up in (0.10.2).
+    found = jnp.int32(table[0])
+    for place, number in enumerate(table[1:], 1):
+        found = jnp.where(here == place, jnp.int32(number), found)
+    return found

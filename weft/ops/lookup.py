@@ -65,7 +65,8 @@ def _look_up(table: Tensor, ids: Tensor, chosen: Dim, fill: Any) -> Tensor:
     array, index = together([table, ids])
     array = align(array, table.dims, (*shared, chosen, *rest))
     index = align(_wide(index), ids.dims, (*shared, *added))
-    result = _for_each(shared, _rows)(array, _local_places(index, chosen, splits[chosen]))
+    rows = _row if index.size == 1 else _rows
+    result = _for_each(shared, rows)(array, _local_places(index, chosen, splits[chosen]))
     filling = jnp.asarray(_default_fill(result.dtype) if fill is None else fill, result.dtype)
     outside = _outside(index, chosen)
     if splits[chosen]:  # one device alone adds the filling, so that the sum has it once
@@ -152,7 +153,7 @@ def _scattered(x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dic
     array = jnp.broadcast_to(array, [sizes[d] for d in order])
     zeros = jnp.zeros([sizes[d] for d in (*shared, chosen, *rest)], x.dtype)
     zeros = collectives.vary(zeros, collectives.varying(array))
-    result = _for_each(shared, _add_rows)(zeros, place, array)
+    result = _for_each(shared, _add_row if place.size == 1 else _add_rows)(zeros, place, array)
     result = align(result, (*shared, chosen, *rest), x.dims)
     result = fill_padding(result, x.dims, tuple(splits[d] for d in x.dims))
     return slice_tensor(result, x.dims, pending={a for d in summed for a in splits[d]})
@@ -219,6 +220,26 @@ def _rows(table: Any, places: Any) -> Any:
 
 def _add_rows(x: Any, places: Any, updates: Any) -> Any:
     return x.at[places].add(updates, mode="drop", wrap_negative_indices=False)
+
+
+# XLA makes slices of looking one place up, and of adding at one; it merges slices of slices, and takes a place
+# outside the inner one from beyond it. So one place is always inside, and what is not wanted is masked.
+
+
+def _row(table: Any, place: Any) -> Any:
+    inside, place = _inside(table, place)
+    row = table.at[place].get(mode="promise_in_bounds")
+    return jnp.where(inside.reshape(inside.shape + (1,) * (table.ndim - 1)), row, jnp.zeros((), row.dtype))
+
+
+def _add_row(x: Any, place: Any, update: Any) -> Any:
+    inside, place = _inside(x, place)
+    update = jnp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), update, jnp.zeros((), x.dtype))
+    return x.at[place].add(update, mode="promise_in_bounds")
+
+
+def _inside(table: Any, place: Any) -> tuple[Any, Any]:
+    return (place >= 0) & (place < table.shape[0]), jnp.clip(place, 0, table.shape[0] - 1)
 
 
 def _default_fill(dtype: Any) -> Any:

@@ -123,9 +123,11 @@ def _for(carry: Named, *extra: Named, body: Body, trips: int) -> Named:
 
 
 def _while(carry: Named, *extra: Named, body: Body, trips: int) -> Named:
-    if isinstance(carry.array, jax.Array):
-        carry, *extra = [dataclasses.replace(x, array=lax.stop_gradient(x.array)) for x in (carry, *extra)]
-    return _for(carry, *extra, body=body, trips=trips)
+    still = [
+        dataclasses.replace(x, array=lax.stop_gradient(x.array)) if isinstance(x.array, jax.Array) else x
+        for x in (carry, *extra)
+    ]
+    return _for(*still, body=body, trips=trips)
 
 
 def draw_operands(d: Any, most: int = 2, **filters: Any) -> tuple[int, ...]:
