@@ -222,8 +222,8 @@ def _add_rows(x: Any, places: Any, updates: Any) -> Any:
     return x.at[places].add(updates, mode="drop", wrap_negative_indices=False)
 
 
-# XLA makes slices of looking one place up, and of adding at one; it merges slices of slices, and takes a place
-# outside the inner one from beyond it. So one place is always inside, and what is not wanted is masked.
+# XLA makes slices of looking one place up, and of adding at one; it merges slices of slices, and takes a
+# place outside the inner one from beyond it. So one place is always inside, and what is not wanted is masked.
 
 
 def _row(table: Any, place: Any) -> Any:
