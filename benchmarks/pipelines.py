@@ -93,5 +93,5 @@ profile was measured in the same run.
 
 {chr(10).join(lines)}
 
-Of {len(pairs)} pairs, {len(apart)} are planned at least {APART - 1:.0%} apart; of these {right} are measured in the
-same order. Closer, as good as equal by plan: {", ".join(close) or "none"}."""
+Of {len(pairs)} pairs, {len(apart)} are planned at least {APART - 1:.0%} apart; of these {right} are measured
+in the same order. Closer, as good as equal by plan: {", ".join(close) or "none"}."""
