@@ -182,6 +182,12 @@ def test_a_tree_of_two_tensors(layout, schedule):
         same(got, expect)
 
 
+def test_the_batch_by_its_dim():
+    x, w = wf.ones("rows=4 d=2"), wf.arange("layers=4").astype(jnp.float32) + 1.0
+    run = lambda x, w: wf.pipeline(lambda x, w: x * w, x, w, batch=x.dims[0], micro=np.int64(2))
+    same(wf.spmd(run, "pipe=2 data=2", "layers:pipe rows:data")(x, w), np.full((4, 2), 24.0, np.float32))
+
+
 def test_whole_numbers_may_stream():
     """They have no gradients; what is sent on of them is the same on all devices nevertheless."""
     x, n, w = real(0, "batch=8 d=4"), whole(1, "batch=8", 0, 5), real(2, "layers=4 d=4")
@@ -503,6 +509,23 @@ def differentiated(x, w):
     wf.spmd(lambda x, w: wf.grad(run, argnums=1)(x, w), "pipe=4", "layers:pipe")(x, w)  # wrong
 
 
+def held(x, w):
+    """What a layer holds has a gradient, which this schedule does not send back."""
+    run = lambda gain: wf.sum(wf.pipeline(lambda x, w: x * w * gain, x, w, schedule="1f1b"))
+    wf.spmd(wf.grad(run), "pipe=4", "layers:pipe")(wf.ones(""))  # wrong
+
+
+def twice(x, w):
+    inner = lambda w: lambda x, one: wf.pipeline(scaled, x * one, w)  # wrong
+    wf.spmd(lambda x, w: wf.pipeline(inner(w), x, w), "pipe=4", "layers:pipe").jaxpr(x, w)
+
+
+def mapped(x, w):
+    """Each place of the axis has a member of its own, and can't be a stage for all of them."""
+    f = lambda x, w: wf.vmap(lambda x: wf.pipeline(scaled, x, w), "member")(x)  # wrong
+    wf.spmd(f, "pipe=4", "layers:pipe member:pipe").jaxpr(x, w)
+
+
 def widened(x, w):
     return wf.sum(x * w * wf.ones("e=2"), "e")  # wrong
 
@@ -530,6 +553,16 @@ MISTAKES = {
     "stream_on_the_axis_of_the_stages": lambda: staged(X, wf.ones("layers=8"), layout="layers:pipe d:pipe"),
     "look_up_on_the_axis_of_the_stages": lambda: looked_up(X, W, wf.ones("e=8 d=4")),
     "whole_numbers_sent_back": lambda: differentiated((X, wf.arange(X.dims[0])), W),
+    "micro_that_is_no_number": lambda: staged(X, W, micro="2"),
+    "schedule_that_is_no_name": lambda: staged(X, W, schedule=["gpipe"]),
+    "batch_that_is_no_name": lambda: staged(X, W, batch=None),
+    "shared_that_is_no_tuple": lambda: staged(X, W, shared=X),
+    "shared_that_is_nothing": lambda: staged(X, W, layout="batch:pipe", shared=None),
+    "nothing_that_streams": lambda: staged({}, W, lambda x, w: x),
+    "layer_that_gives_nothing": lambda: staged(X, W, lambda x, w: None),
+    "gradient_of_what_a_layer_holds": lambda: held(X, W),
+    "pipeline_in_a_pipeline": lambda: twice(X, W),
+    "vmap_on_the_axis_of_the_stages": lambda: mapped(wf.ones("member=4 batch=12 d=4"), W),
     "dim_inside_on_the_axis_of_the_stages": lambda: staged(X, W, widened, "layers:pipe e:pipe"),
 }
 

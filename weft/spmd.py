@@ -98,7 +98,12 @@ class Program:
         gone = sum(isinstance(a, jax.Array) and not context.is_traced(a) and a.is_deleted() for a in arrays)
         if gone:
             raise self._used_up(gone, args, kwargs)
-        outs = staged.call(*arrays)
+        try:
+            outs = staged.call(*arrays)
+        except jax.errors.UnexpectedTracerError:
+            if not any(one.schedule == "1f1b" for one in staged.call.last["context"].pipelines):
+                raise
+            raise self._held(args, kwargs) from None
         # Virtual CPU devices deadlock when calls pile up: at most one is in flight.
         if self._awaits and outs and not context.is_traced(outs[0]):
             jax.block_until_ready(outs)
@@ -186,6 +191,14 @@ class Program:
             rule="what is donated to a program is used up by the call, and its results take its place",
             hint="go on with the results: model, state = step(model, state); or stage it without donate=",
         ).located(asked(name if self._eager else f"program {name}", args, kwargs))
+
+    def _held(self, args: Any, kwargs: Any) -> ProgramError:
+        """An error for a gradient that a pipeline can't give: JAX finds a value where its trace is over."""
+        return ProgramError(
+            'the function of a pipeline with the schedule "1f1b" holds from outside what is differentiated',
+            rule="this schedule gives gradients of x, of the layers' parameters and of what is shared",
+            hint='give what the function holds as shared=(…,); or schedule="gpipe"',
+        ).located(asked(f"program {getattr(self.fn, '__name__', '')}", args, kwargs))
 
     def _find(self, args: Any, kwargs: Any) -> tuple[Staged, list[Any]]:
         if self.static:

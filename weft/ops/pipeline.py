@@ -17,6 +17,7 @@ Stages with nothing to do compute all the same, on something that is thrown away
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,7 +55,7 @@ def pipeline(
     *,
     micro: int | None = None,
     shared: Sequence[Any] = (),
-    batch: str = "batch",
+    batch: str | Dim = "batch",
     schedule: str = "gpipe",
     remat: Any = None,
     unroll: int = 1,
@@ -64,15 +65,16 @@ def pipeline(
     Not split it is a `scan`, and `micro`, `batch` and `schedule` don't matter. Results never depend on them.
 
     Args:
-      f: takes x, one layer's parameters (without the dim) and what is shared; returns the new x.
+      f: takes x, one layer's parameters (without the dim) and what is shared; returns the new x. It treats
+        the rows of the batch one by one: a mean over the batch would be one over the part at hand.
       x: a tensor, or a tree of tensors. In stages all of them have the batch's dim.
       params: a tree of tensors with the dim, and of raw arrays with it in front (keys for dropout).
       dim: the dim of the layers, by name.
       micro: in how many parts the batch streams through, a divisor of its size; by default the largest up
         to four times the number of stages: with "gpipe" these are then idle for a fifth of the time at most.
-      shared: trees of tensors that all layers use. Of those with the batch's dim, `f` has the part at hand.
-        With "1f1b", those that should have gradients come here too, not by a closure.
-      batch: the name of the batch's dim.
+      shared: a tuple of what all layers use, tensors or trees of them. Of those with the batch's dim, `f`
+        has the part at hand. With "1f1b", what should have gradients comes here too, not by a closure.
+      batch: the batch's dim, by name.
       schedule: "gpipe": all micro-batches forward, then all backward; what each stage was given is kept.
         "1f1b": the backward pass runs the stages forward again, micro-batch by micro-batch just ahead of
         going back, so that a stage keeps at most 2K - 1 of what it was given; it computes a quarter more.
@@ -90,6 +92,8 @@ def pipeline(
     layers = common_dim(items, dim)
     (axes,) = program.splits((layers,))
     _check_schedule(schedule)
+    _check_shared(shared)
+    micro, batch = _as_count(micro), batch.name if isinstance(batch, Dim) else batch
     if not axes:
         body = f if remat is None else computed_again(f, remat)
         return scan(lambda x, layer: (body(x, layer, *shared), None), x, params, layers, unroll=unroll)[0]
@@ -110,17 +114,45 @@ def pipeline(
 
 
 def _check_schedule(schedule: str) -> None:
-    if schedule not in SCHEDULES:
+    if schedule not in tuple(SCHEDULES):
+        close = nearest(schedule, SCHEDULES) if isinstance(schedule, str) else ""
         raise ProgramError(
-            f"there is no schedule {schedule!r}{nearest(schedule, SCHEDULES)}",
+            f"there is no schedule {schedule!r}{close}",
             rule=f"a pipeline's schedule is one of {', '.join(SCHEDULES)}",
             hint='schedule="gpipe"',
         )
 
 
+def _check_shared(shared: Sequence[Any]) -> None:
+    if not isinstance(shared, tuple | list):
+        given = describe(shared) if isinstance(shared, Tensor) else f"a {type(shared).__name__}"
+        raise TensorTypeError(
+            f"a pipeline was given {given} as what its layers share",
+            rule="that is a tuple, of which each part is one more argument of f",
+            hint="shared=(gain, bias), and of one part shared=(gain,)",
+        )
+
+
+def _as_count(micro: Any) -> int | None:
+    try:
+        return None if micro is None else operator.index(micro)
+    except TypeError:
+        raise TensorTypeError(
+            f"the number of micro-batches is {micro!r}",
+            rule="it is a whole number, or None",
+            hint="micro=4; None is for as many as are usual",
+        ) from None
+
+
 def _rows(x: Any, batch: str) -> Dim:
     """The dim of the batch, which all of x has."""
     found = set()
+    if not isinstance(batch, str):
+        raise DimError(
+            f"the batch's dim is {batch!r}",
+            rule="a dim is named by a Dim of the tensor or by its name",
+            hint='batch="batch"',
+        )
     for leaf in flatten(x)[0]:
         if not isinstance(leaf, Tensor):
             raise TensorTypeError(
@@ -143,6 +175,12 @@ def _rows(x: Any, batch: str) -> Dim:
             rule="what streams through a pipeline has one batch",
             hint="slice the larger one",
         )
+    if not found:
+        raise TensorTypeError(
+            "x has no tensors",
+            rule="what streams through a pipeline are tensors",
+            hint="give what goes into the first layer as x; without any, wf.scan runs along the layers",
+        )
     return found.pop()
 
 
@@ -163,6 +201,14 @@ class _Line:
     def __post_init__(self) -> None:
         program = context.require()
         self.stages = program.ways(self.axes)
+        clash = program.mapped & set(self.axes)
+        if clash:
+            names = ", ".join(sorted(clash))
+            raise LayoutError(
+                f"{self.layers.name} is on axis {names}, as is that of an enclosing vmap or pipeline",
+                rule="the places of an axis are stages of one pipeline, or have other things to do",
+                hint=f"another axis for {self.layers.name}, or for what is around the pipeline",
+            )
         if self.stages > self.layers.size:
             raise LayoutError(
                 f"{self.layers} over {self.stages} devices ({'+'.join(self.axes)})",
@@ -181,7 +227,7 @@ class _Line:
             raise ShapeError(
                 f"{self.rows} in {self.micro} micro-batches",
                 rule="micro-batches are of one size, so their number divides that of the batch",
-                hint=f"micro={' or '.join(map(str, near))}",
+                hint=f"micro={' or '.join(map(str, near))}; of a Transformer it is pipeline_micro",
             )
         self.here = Dim(f"_{self.layers.name}", program.slice_size(self.layers, self.axes))
         self.part = Dim(self.rows.name, self.rows.size // self.micro)
@@ -375,7 +421,7 @@ class _Stages:
             shown = [describe(t) if isinstance(t, Tensor) else "a raw array" for t in new]
             dims = [f"[{', '.join(map(str, f.dims))}]" for f in self.forms]
             raise DimError(
-                f"a layer of the pipeline makes {', '.join(shown)} of {', '.join(dims)}",
+                f"a layer of the pipeline makes {', '.join(shown) or 'nothing'} of {', '.join(dims)}",
                 rule=f"every layer along {line.layers.name} gives what the next one takes: the same dims",
                 hint="return x with its own dims; what changes them goes before or after the pipeline",
             )
