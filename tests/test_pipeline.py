@@ -447,6 +447,23 @@ def test_gradients_added_up_in_a_loop(schedule):
 
 
 @schedules
+def test_second_derivatives(schedule):
+    x, w = real(7, "batch=4 d=3"), real(8, "layers=4 d=3")
+    f = lambda x, w: wf.sin(x * w) + x
+
+    def run(x, w):
+        value = lambda w: wf.sum(wf.square(wf.pipeline(f, x, w, micro=2, schedule=schedule)))
+        return wf.grad(lambda w: wf.sum(wf.sin(wf.grad(value)(w))))(w)
+
+    def raw(x, w):
+        value = lambda w: jnp.sum(lax.scan(lambda x, w: (jnp.sin(x * w) + x, None), x, w)[0] ** 2)
+        return jax.grad(lambda w: jnp.sum(jnp.sin(jax.grad(value)(w))))(w)
+
+    want = raw(x.array, w.array)
+    same(wf.spmd(run, "pipe=2", "layers:pipe")(x, w), want, rtol=1e-4, atol=1e-4 * float(jnp.abs(want).max()))
+
+
+@schedules
 @pytest.mark.parametrize(
     "layout", ["layers:pipe batch:data", pytest.param("layers:pipe n:data", marks=pytest.mark.slow)]
 )

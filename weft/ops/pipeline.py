@@ -455,7 +455,7 @@ def _one_by_one(stages: _Stages, streams: list[Tensor], own: list[Any], shared: 
     idle = line.stages - 1
     # Of parameters that are stored in pieces both passes use what is gathered here, and of the gradients each
     # device keeps its piece of the sum.
-    gathered = [stop_gradient(settle(t, "value") if isinstance(t, Tensor) else t) for t in mine.floats]
+    gathered = [settle(t, "value") if isinstance(t, Tensor) else t for t in mine.floats]
 
     named = context.require().op  # by which plans know what belongs to the pipeline
 
