@@ -578,6 +578,7 @@ MISTAKES = {
     "nothing_that_streams": lambda: staged({}, W, lambda x, w: x),
     "layer_that_gives_nothing": lambda: staged(X, W, lambda x, w: None),
     "gradient_of_what_a_layer_holds": lambda: held(X, W),
+    "rows_that_a_layer_holds": lambda: staged(X, W, lambda x, w: x * w * wf.ones("batch=12")),  # wrong
     "pipeline_in_a_pipeline": lambda: twice(X, W),
     "vmap_on_the_axis_of_the_stages": lambda: mapped(wf.ones("member=4 batch=12 d=4"), W),
     "dim_inside_on_the_axis_of_the_stages": lambda: staged(X, W, widened, "layers:pipe e:pipe"),

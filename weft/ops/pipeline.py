@@ -397,7 +397,15 @@ class _Stages:
         def layer(h: list[Tensor], given: Any) -> tuple[list[Tensor], None]:
             params, there = given
             params = jax.tree.unflatten(line.items_tree, params)
-            new, tree = flatten(line.f(jax.tree.unflatten(self.x_tree, h), params, *shared))
+            try:
+                new, tree = flatten(line.f(jax.tree.unflatten(self.x_tree, h), params, *shared))
+            except DimError as error:
+                if error.fact.startswith(f"dim {line.part.name} has two sizes"):
+                    error.hint = (
+                        f"a layer has a micro-batch of x, {line.part} of {line.rows.size}; "
+                        f"what else has the dim {line.rows.name} is given as shared=(…,)"
+                    )
+                raise
             self._check(new, tree)
             if is_layer is not None:
                 new = [where(slice_tensor(there, ()), n, o) for n, o in zip(new, h, strict=True)]
