@@ -593,3 +593,38 @@ def test_messages(name, mistake):
 def test_every_text_is_of_a_mistake():
     here = {path.stem for path in (Path(__file__).parent / "messages" / "pipeline").glob("*.txt")}
     assert here == set(MISTAKES)
+
+
+MIXING = {
+    "sum": lambda x: x - wf.sum(x, "batch"),
+    "all": lambda x: x * wf.sum(x),
+    "softmax": lambda x: wf.softmax(x, "batch"),
+    "einsum": lambda x: x + wf.einsum(x, x, out=["d"]),
+    "cumsum": lambda x: wf.cumsum(x, "batch"),
+    "index": lambda x: x + x["batch", 0],
+    "roll": lambda x: wf.roll(x, "batch", 1),
+    "take": lambda x: x + wf.take(x, 0, "batch"),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_layer_that_mixes_rows_is_an_error(name):
+    """A layout must not change results, and a stage has some of the rows at a time."""
+    x, w = wf.ones("batch=4 d=4"), wf.ones("layers=2")
+
+    def run(x, w):
+        return wf.pipeline(lambda x, w: MIXING[name](x) * w, x, w, micro=2)
+
+    wf.spmd(run, "data=2", "d:data")(x, w)  # without stages it is a scan
+    with pytest.raises(wf.ProgramError, match="works along batch, of which it has a micro-batch at a time"):
+        wf.spmd(run, "pipe=2", "layers:pipe")(x, w)
+
+
+def test_rows_have_their_numbers_of_the_whole_batch():
+    x, w = wf.zeros("batch=12"), wf.ones("layers=2")
+
+    def run(x, w):
+        return wf.pipeline(lambda x, w: x + wf.arange(x.dims[0], float) * w, x, w, micro=3)
+
+    for mesh, layout in (("pipe=2", "layers:pipe"), ("pipe=2 data=2", "layers:pipe batch:data")):
+        np.testing.assert_array_equal(wf.spmd(run, mesh, layout)(x, w).numpy(), 2 * np.arange(12))

@@ -218,4 +218,12 @@ def together(tensors: Sequence[Tensor], splits: Sequence[Splits] | None = None) 
     return [in_form(t, new, axes) for t, new in zip(tensors, wanted, strict=True)]
 
 
-# Padding
+def check_along(dims: Iterable[Dim]) -> None:
+    """An error if an op is about to run along a dim of which a part is at hand, in a pipeline."""
+    found = [d for d in dims if d in context.require().dealt]
+    if found:
+        raise ProgramError(
+            f"a layer of a pipeline works along {found[0].name}, of which it has a micro-batch at a time",
+            rule="what a layer makes of a row does not depend on other rows: so stages never change results",
+            hint="do it before or after the pipeline",
+        )

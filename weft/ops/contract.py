@@ -17,7 +17,7 @@ from .. import collectives, context
 from ..dims import Dim, pick, union
 from ..eager import op
 from ..errors import DimError, TensorTypeError
-from ..forms import as_slice, slice_tensor, together
+from ..forms import as_slice, check_along, slice_tensor, together
 from ..padding import fill_padding
 from ..tensor import Tensor
 
@@ -66,6 +66,7 @@ def contract(slices: list[Tensor], kept: tuple[Any, ...], precision: Any = None)
     splits = dict(zip(every, program.splits(every), strict=True))
     arrays = together(slices)
     summed = [d for d in every if d not in kept]
+    check_along(summed)
     for place, t in enumerate(slices):
         # Padding is zero, so products need no mask; but the cotangent of a dim that only one operand
         # has, and that is summed, would not be zero there.

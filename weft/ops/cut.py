@@ -21,7 +21,7 @@ from ..collectives import Axes
 from ..dims import Dim, check_distinct, pick, pick_one, show, union
 from ..eager import op
 from ..errors import DimError, ShapeError, TensorTypeError, WeftError
-from ..forms import as_slice, home, in_form, slice_tensor, together
+from ..forms import as_slice, check_along, home, in_form, slice_tensor, together
 from ..layout import Splits
 from ..padding import fill_padding, positions, start_of
 from ..tensor import Tensor, asked, describe
@@ -107,7 +107,7 @@ def _hashable(what: Any) -> Any:
 
 def _index_lowering(x: Tensor, where: tuple[tuple[Any, Any], ...]) -> Tensor:
     x = as_slice(x)
-    pick(x.dims, [dim for dim, _ in where])
+    check_along(pick(x.dims, [dim for dim, _ in where]))
     ranges = [(dim, what) for dim, what in where if isinstance(what, Range)]
     single = [(dim, what) for dim, what in where if not isinstance(what, Range)]
     # Single places first: they leave a pending sum, which is then cut before it is added up.
@@ -200,6 +200,7 @@ def slice(x: Tensor, dim: Any, start: Any, size: Any) -> Tensor:
     """
     x = resolved(as_slice(x))
     old = pick_one(x.dims, dim)
+    check_along([old])
     new = size if isinstance(size, Dim) else old.resize(whole_number(size, "size"))
     start = _start(start, old, new)
     position = x.dims.index(old)
@@ -247,6 +248,7 @@ def update(x: Tensor, dim: Any, start: Any, value: Any) -> Tensor:
     """
     x, value = as_slice(x), as_slice(value)
     old = pick_one(x.dims, dim)
+    check_along([old])
     new = next((d for d in value.dims if d.name == old.name), old.resize(1))
     _check_value(x, value, old)
     start = _start(start, old, new)

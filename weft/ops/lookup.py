@@ -18,7 +18,7 @@ from ..collectives import Axes
 from ..dims import Dim, as_dims, check_distinct, pick_one, show, union
 from ..eager import op
 from ..errors import DimError, ShapeError, TensorTypeError, WeftError
-from ..forms import as_slice, in_form, slice_tensor, together
+from ..forms import as_slice, check_along, in_form, slice_tensor, together
 from ..padding import fill_padding, is_uneven, positions, start_of
 from ..tensor import Tensor, asked, describe
 from .elementwise import add, align, astype
@@ -175,6 +175,7 @@ def _as_ids(ids: Any) -> Tensor:
 
 def _index_dim(table: Tensor, ids: Tensor, dim: Any) -> Dim:
     chosen = pick_one(table.dims, dim)
+    check_along([chosen])
     if any(d.name == chosen.name for d in ids.dims):
         raise DimError(
             f"the indices [{show(ids.dims)}] have the dim {chosen.name} that they index",

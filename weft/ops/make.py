@@ -87,7 +87,11 @@ def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
     (dim,) = as_dims(dim)
     program = context.require()
     (axes,) = program.splits((dim,))
-    array = positions(dim, axes).astype(dtype)
+    array = positions(dim, axes)
+    if dim in program.dealt:  # in a pipeline: the places of the rows at hand in the whole batch
+        parts, number = program.dealt[dim]
+        array = array * parts.size + number
+    array = array.astype(dtype)
     return slice_tensor(fill_padding(array, (dim,), (axes,)), (dim,))
 
 

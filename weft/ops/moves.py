@@ -18,7 +18,7 @@ from ..collectives import Axes
 from ..dims import Dim, pick_one, show
 from ..eager import op
 from ..errors import DimError, ShapeError, TensorTypeError
-from ..forms import as_slice, home, in_form, slice_tensor, together
+from ..forms import as_slice, check_along, home, in_form, slice_tensor, together
 from ..padding import fill_padding, positions
 from ..tensor import Tensor, describe
 from .elementwise import align
@@ -80,6 +80,7 @@ def _check_parts(slices: list[Tensor], name: str) -> list[Dim]:
             hint=f'concat([x, y], "{name}")',
         )
     parts = [pick_one(t.dims, name) for t in slices]
+    check_along(parts)
     others = [{d for d in t.dims if d.name != name} for t in slices]
     if any(rest != others[0] for rest in others):
         raise DimError(
@@ -100,6 +101,7 @@ def pad(x: Tensor, dim: Any, before: int, after: int, value: Any = 0) -> Tensor:
     """
     x = as_slice(x)
     old = pick_one(x.dims, dim)
+    check_along([old])
     before, after = whole_number(before, "before"), whole_number(after, "after")
     if before < 0 or after < 0:
         raise ShapeError(
@@ -149,6 +151,7 @@ def shift(x: Tensor, dim: Any, by: int, wrap: bool = False) -> Tensor:
     """
     x = as_slice(x)
     along = pick_one(x.dims, dim)
+    check_along([along])
     position, splits = x.dims.index(along), home(x)
     axes, by = splits[position], whole_number(by, "by")
     if wrap:
@@ -184,6 +187,7 @@ def flip(x: Tensor, dim: Any) -> Tensor:
     """
     x = as_slice(x)
     along = pick_one(x.dims, dim)
+    check_along([along])
     position = x.dims.index(along)
     return slice_tensor(flipped(in_form(x), position, along, home(x)[position]), x.dims)
 

@@ -20,7 +20,7 @@ from ..collectives import Axes
 from ..dims import Dim, as_dims, check_distinct, pick_one
 from ..eager import op
 from ..errors import DimError, ShapeError
-from ..forms import as_slice, home, in_form, slice_tensor
+from ..forms import as_slice, check_along, home, in_form, slice_tensor
 from ..padding import fill_padding, start_of
 from ..tensor import Tensor
 from .reduce import extreme, ordered
@@ -29,6 +29,7 @@ from .reduce import extreme, ordered
 def _along(x: Tensor, dim: Any) -> tuple[Dim, int, Axes]:
     """The dim that is meant, its place, and the axes that the layout splits it over."""
     chosen = pick_one(x.dims, dim)
+    check_along([chosen])
     place = x.dims.index(chosen)
     return chosen, place, home(x)[place]
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import collectives, context
-from ..dims import Dim, pick, pick_one
+from ..dims import Dim, pick
 from ..eager import op
 from ..errors import TensorTypeError
-from ..forms import as_slice, home, in_form, slice_tensor
+from ..forms import as_slice, check_along, home, in_form, slice_tensor
 from ..padding import fill_padding
 from ..tensor import Tensor, describe
 from .elementwise import elementwise
@@ -24,7 +24,9 @@ from .elementwise import elementwise
 
 def _reduced(x: Tensor, dims: Any) -> tuple[Dim, ...]:
     """The dims to reduce: all of them if none is named."""
-    return x.dims if dims is None else pick(x.dims, dims)
+    gone = x.dims if dims is None else pick(x.dims, dims)
+    check_along(gone)
+    return gone
 
 
 def _split_axes(x: Tensor, gone: tuple[Dim, ...]) -> tuple[str, ...]:
@@ -257,7 +259,7 @@ def _softmax_jvp(places: Any, axes: Any, primals: Any, tangents: Any) -> Any:
 def softmax(x: Tensor, dim: Any) -> Tensor:
     """`exp(x) / sum(exp(x))` over a dim."""
     x = _require_float(x, "softmax")
-    gone = (pick_one(x.dims, dim),)
+    gone = _reduced(x, [dim])
     array = fill_padding(in_form(x), x.dims, home(x), -jnp.inf, only=gone)
     result = _softmax(array, _places(x, gone), _split_axes(x, gone))
     return slice_tensor(fill_padding(result, x.dims, home(x)), x.dims)
@@ -267,7 +269,7 @@ def softmax(x: Tensor, dim: Any) -> Tensor:
 def log_softmax(x: Tensor, dim: Any) -> Tensor:
     """`x - logsumexp(x)` over a dim."""
     x = _require_float(x, "log_softmax")
-    gone = (pick_one(x.dims, dim),)
+    gone = _reduced(x, [dim])
     array, top, axes, places = _shifted(x, gone)
     shifted = array - _varying_as(top, array)
     total = _total(jnp.exp(shifted), places, axes)
