@@ -144,7 +144,7 @@ class Search:
             flags = [f"--{name.replace('_', '-')}" for name in asked if getattr(self, name)]
             raise UserError(
                 f"{' and '.join(flags)} with what is no train step of a preset\n\n"
-                "hint: weft search lm-4.9b --train adafactor --remat nothing --devices 512 --hardware tpu-v2"
+                f"hint: weft search lm-4.9b --train adafactor {flags[0]} … --devices 512 --hardware tpu-v2"
             )
         from .. import nn
         from ..models import Transformer

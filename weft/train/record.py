@@ -12,6 +12,7 @@ import weft as wf
 from weft import nn
 from weft.errors import WeftError
 from weft.plan.hardware import Hardware
+from weft.plan.stages import described
 from weft.plan.units import human_bytes, human_count, human_seconds
 
 from . import config_file, inputs
@@ -141,6 +142,7 @@ def _summary(run: Run, plans: dict[str, wf.Plan], hardware: Hardware, place: Pla
         f"{c.preset}: {human_count(nn.count(run.model))} parameters; {c.steps} steps of {c.data.rows} rows "
         f"of {c.data.length}; {begins} in {c.folder}",
         f'mesh "{run.mesh}", layout "{run.layout}"',
+        *(line for plan in plans.values() for line in described(plan)),
         *(f"{often}, on each device: {_cost(plan, hardware)}" for often, plan in plans.items()),
     ]
 
