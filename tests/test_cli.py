@@ -372,3 +372,36 @@ def test_help_says_how_to_write_the_function(folder):
     done = weft("plan", "--help", env=os.environ | {"NO_COLOR": "1"})
     assert done.returncode == 0 and "def example():" in done.stdout and "--layout" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+ALONE = """
+import sys
+from weft.cli.main import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+print(sorted({"jax", "numpy", "weft.language"} & {*sys.modules}), file=sys.stderr)
+"""
+
+
+def test_help_waits_for_nothing_heavy():
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "weft plan" in done.stdout
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+NAMES = """
+import weft.dims, weft.search.space
+import weft as wf
+assert callable(wf.dims) and callable(wf.search) and callable(wf.tensor)
+assert wf.dims("a=2")[0] == wf.Dim("a", 2)
+assert {"Dim", "einsum", "search", "random"} <= {*dir(wf)} and "context" not in dir(wf)
+assert not hasattr(wf, "nothing_of_this_name")
+"""
+
+
+def test_functions_are_not_hidden_by_the_files_that_they_are_in():
+    subprocess.run([sys.executable, "-c", NAMES], timeout=60, check=True)

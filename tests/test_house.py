@@ -26,6 +26,7 @@ ROOMS = [
     {"ops", "random", "autodiff", "escape", "optimizer"},
     {"plan"},
     {"search"},
+    {"language"},
     {"nn"},
     {"models"},
     {"data"},

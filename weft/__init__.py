@@ -1,57 +1,57 @@
-"""Weft: distributed tensor programs over named dimensions."""
+"""Weft: distributed tensor programs over named dimensions.
 
+The names are those of `language.py`. They are loaded when one of them is first asked for, and JAX with them:
+what needs none, like the command line's help, does not wait for it.
+"""
+
+import importlib as _importlib
+import sys as _sys
 import types as _types
 import typing as _typing
+from pathlib import Path as _Path
 
-from . import random as random
-from .autodiff import custom_vjp as custom_vjp
-from .autodiff import grad as grad
-from .autodiff import jvp as jvp
-from .autodiff import remat as remat
-from .autodiff import value_and_grad as value_and_grad
-from .autodiff import vjp as vjp
-from .dims import Dim as Dim
-from .dims import dims as dims
-from .errors import DimError as DimError
-from .errors import LayoutError as LayoutError
-from .errors import LayoutWarning as LayoutWarning
-from .errors import MeshError as MeshError
-from .errors import ProgramError as ProgramError
-from .errors import ShapeError as ShapeError
-from .errors import TensorTypeError as TensorTypeError
-from .errors import WeftError as WeftError
-from .escape import callback as callback
-from .escape import debug as debug
-from .escape import local as local
-from .layout import Layout as Layout
-from .mesh import Mesh as Mesh
-from .mesh import cpu_devices as cpu_devices
-from .ops import *  # noqa: F403
-from .optimizer import optimizer as optimizer
-from .placing import parameter as parameter
-from .placing import place as place
-from .placing import spec as spec
-from .placing import tensor as tensor
-from .plan.plan import Plan as Plan
-from .plan.verify import verify as verify
-from .random import dropout as dropout
-from .search import search as search
-from .spmd import Program as Program
-from .spmd import spmd as spmd
-from .tensor import Tensor as Tensor
-from .tensor import is_tensor as is_tensor
-
-_PUBLIC_MODULES = {"data", "decode", "models", "nn", "random", "train"}
-
-
-def __dir__() -> list[str]:
-    """What is for the user; the files behind it are not shown."""
-    public = {n: x for n, x in globals().items() if not n.startswith("_")}
-    return sorted(
-        n for n, x in public.items() if n in _PUBLIC_MODULES or not isinstance(x, _types.ModuleType)
-    )
-
-
-if _typing.TYPE_CHECKING:  # the element-wise functions are made from tables, which a type checker can't read
+if _typing.TYPE_CHECKING:
+    from .language import *  # noqa: F403
 
     def __getattr__(name: str) -> _typing.Any: ...
+
+
+_HERE = _Path(__file__).parent
+_PUBLIC_MODULES = {"data", "decode", "models", "nn", "random", "train"}
+_FUNCTIONS = {
+    "dims",
+    "optimizer",
+    "search",
+    "spmd",
+    "tensor",
+}  # that have the names of the files that they are in
+
+
+class _Weft(_types.ModuleType):
+    """The package: its files, and the names of the language."""
+
+    def __getattr__(self, name: str) -> _typing.Any:
+        is_file = (_HERE / name).is_dir() or (_HERE / f"{name}.py").exists()
+        if is_file and name not in _FUNCTIONS:
+            return _importlib.import_module(f"{__name__}.{name}")
+        language = _importlib.import_module(f"{__name__}.language")
+        if name.startswith("_") or not hasattr(language, name):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(language, name)
+        super().__setattr__(name, value)
+        return value
+
+    def __setattr__(self, name: str, value: _typing.Any) -> None:
+        if name not in _FUNCTIONS or not isinstance(
+            value, _types.ModuleType
+        ):  # an import would hide a function
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        """What is for the user; the files behind it are not shown."""
+        language = vars(_importlib.import_module(f"{__name__}.language"))
+        names = {n for n, x in language.items() if not isinstance(x, _types.ModuleType)}
+        return sorted(n for n in names | (_PUBLIC_MODULES & {*vars(self)}) if not n.startswith("_"))
+
+
+_sys.modules[__name__].__class__ = _Weft
