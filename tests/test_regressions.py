@@ -293,3 +293,20 @@ def test_a_branch_under_vmap_fetches_ranges_of_a_split_dim():
         return wf.vmap(row, "b")(x)
 
     same(run, "y=2 z=2", "b:y e:z", values("b=3 e=3"))
+
+
+def test_what_is_stored_along_the_axis_of_a_vmap_is_used_as_a_value():
+    """The result had the role of what came in, and by its rules two dims on one axis."""
+    layout = wf.Layout("n:x", params="d:x")
+    w, x = wf.parameter(values("d=4 e=3")), values("n=4 e=3")
+
+    def run(w, x):
+        return wf.vmap(lambda x, w: (w, wf.einsum(w, x, out=["d"])), "n")(x, w)
+
+    def held(w, x):
+        return wf.vmap(lambda x: (w, wf.einsum(w, x, out=["d"])), "n")(x)
+
+    for each in (run, held):
+        for got, want in zip(wf.spmd(each, "x=2", layout)(w, x), wf.spmd(each)(w, x), strict=True):
+            np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6)
+            assert got.dims == want.dims

@@ -63,6 +63,8 @@ def _vmap(f: Callable[..., Any], dim: Any, args: Any) -> Any:
         rest = t.dims[:place] + t.dims[place + 1 :]
         forms.append(Form(rest, role, splits[:place] + splits[place + 1 :], frozenset()))
         arrays.append(_sound_padding(array, found, axes))
+    others = [n for n, t in enumerate(leaves) if isinstance(t, Tensor) and n not in mapped]
+    leaves = [_free(t, axes) if n in others else t for n, t in enumerate(leaves)]
     kept: dict[str, Any] = {}
 
     def inner(arrays: list[Any]) -> list[Any]:
@@ -71,7 +73,7 @@ def _vmap(f: Callable[..., Any], dim: Any, args: Any) -> Any:
             for n, form, array in zip(mapped, forms, arrays, strict=True):
                 given[n] = form.around(array)
             out, kept["tree"] = flatten(f(*jax.tree.unflatten(tree, given)))
-            out = [settle(o) if isinstance(o, Tensor) else o for o in map(slice_or_array, out)]
+            out = [_free(o, axes) if isinstance(o, Tensor) else o for o in map(slice_or_array, out)]
             kept["forms"] = [Form.of(o) for o in out]
             return [collectives.vary(array_of(o), axes) for o in out]
 
@@ -90,6 +92,12 @@ def _vmap(f: Callable[..., Any], dim: Any, args: Any) -> Any:
         made.role = form.role
         results.append(made)
     return jax.tree.unflatten(kept["tree"], results)
+
+
+def _free(t: Tensor, axes: tuple[str, ...]) -> Tensor:
+    """A tensor as it is stored; or, if that is in pieces along the axes that are mapped over, as a value."""
+    stored = {axis for one in context.require().splits(t.dims, t.role) for axis in one}
+    return settle(t, "value" if stored & set(axes) else t.role)
 
 
 def _sound_padding(array: Any, dim: Dim, axes: tuple[str, ...]) -> Any:
