@@ -2,6 +2,8 @@
 
 A mistake is a row or a function below; its offending line ends in `# wrong`. The message must be the golden one in
 `tests/messages/` (the line's number left out), and the line that it shows must be the offending one.
+
+It is one long table: each row is a small wrong program, and there are many ways to be wrong.
 """
 
 import linecache

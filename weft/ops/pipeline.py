@@ -66,7 +66,7 @@ def pipeline(
 
     Args:
       f: takes x, one layer's parameters (without the dim) and what is shared; returns the new x. It treats
-        the rows of the batch one by one: a mean over the batch would be one over the part at hand.
+        the rows of the batch one by one: in stages it has a part of them, and what mixes rows is refused.
       x: a tensor, or a tree of tensors. In stages all of them have the batch's dim.
       params: a tree of tensors with the dim, and of raw arrays with it in front (keys for dropout).
       dim: the dim of the layers, by name.
