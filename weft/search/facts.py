@@ -124,7 +124,7 @@ def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:
     staged, _ = program._prepare(args, {})
     dims = _Dims(layout, staged.call.last["context"], reading.plan)
     parts = [dims.part(one) for one in reading.found if isinstance(one.event, Work)]
-    parts = [one for one in parts if not one.work.op.startswith(INSIDE)]  # what handing on takes is not bounded
+    parts = [one for one in parts if not one.work.op.startswith(INSIDE)]  # handing on is not bounded
     whole = 1.0
     if not all(is_plain(part.work) for part in parts):
         alone = on(fn, Mesh(), Layout()).plan(*args)
