@@ -35,7 +35,7 @@ ROOMS = [
     {"cli"},
 ]
 # Looked up when they are called, not at import: an operator's op, a program's list of collectives.
-LATE = {("tensor", "ops"), ("spmd", "plan")}
+LATE = {("tensor", "language"), ("spmd", "plan")}
 
 
 def room(name):
@@ -64,6 +64,49 @@ def test_imports_go_one_way(path):
     for other in imported(path):
         if (mine, other) not in LATE:
             assert room(other) <= room(mine), f"{mine} imports {other}"
+
+
+def modules():
+    """Every module of the package, by its full name, with its file."""
+    for path in FILES:
+        parts = ("weft", *path.relative_to(PACKAGE).with_suffix("").parts)
+        yield (parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def loaded_by(name, path, known):
+    """The modules that Python loads first when it loads this one: what its top level imports."""
+    package = name if path.name == "__init__.py" else name[:-1]
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1] + tuple(
+                (node.module or "").split(".") * bool(node.module)
+            )
+            for alias in node.names:
+                full = (*base, alias.name)
+                target = full if full in known else base
+                yield from (target[:n] for n in range(2, len(target) + 1) if target[:n] in known)
+
+
+def test_any_module_can_be_loaded_first():
+    """No cycles: `import weft` loads nothing, so each module may be the first that a user asks for."""
+    known = dict(modules())
+    edges = {
+        name: {*loaded_by(name, path, known)} - {name[:n] for n in range(len(name) + 1)}
+        for name, path in known.items()
+    }
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, " -> ".join(".".join(n) for n in [*path[path.index(name) :], name])
+        if name not in done:
+            path.append(name)
+            for other in sorted(edges[name]):
+                visit(other)
+            path.pop()
+            done.add(name)
+
+    for name in known:
+        visit(name)
 
 
 def test_only_collectives_calls_jax_lax_collectives():

@@ -49,9 +49,10 @@ class _Weft(_types.ModuleType):
 
     def __dir__(self) -> list[str]:
         """What is for the user; the files behind it are not shown."""
-        language = vars(_importlib.import_module(f"{__name__}.language"))
-        names = {n for n, x in language.items() if not isinstance(x, _types.ModuleType)}
-        return sorted(n for n in names | (_PUBLIC_MODULES & {*vars(self)}) if not n.startswith("_"))
+        language = _importlib.import_module(f"{__name__}.language")
+        names = {n for n, x in vars(language).items() if not isinstance(x, _types.ModuleType)} - {"LATER"}
+        names |= {*language.LATER} | (_PUBLIC_MODULES & {*vars(self)})
+        return sorted(n for n in names if not n.startswith("_"))
 
 
 _sys.modules[__name__].__class__ = _Weft

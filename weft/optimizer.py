@@ -8,10 +8,9 @@ on whole arrays in their true sizes, and lays the results out again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import optax
 
 from . import context
 from .errors import DimError, ProgramError
@@ -20,6 +19,9 @@ from .later import Result, later, whole_arrays
 from .ops.shape import transpose
 from .placing import place
 from .tensor import Tensor, describe, entry, is_tensor
+
+if TYPE_CHECKING:  # the functions below import it when they are called: it takes a fifth of the time of JAX
+    import optax
 
 
 class Optimizer:
@@ -45,6 +47,7 @@ class Optimizer:
     @entry
     def apply(self, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
         """The new parameters and the new state."""
+        import optax
 
         def new(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
             updates, state = self.tx.update(grads, state, params)
@@ -63,6 +66,8 @@ class Optimizer:
 
     def _state_results(self, arrays: Any, params: Any) -> Any:
         """For each leaf of the state: the dims of the parameter that it is shaped like, or none."""
+        import optax
+
         state = jax.eval_shape(self.tx.init, arrays)
         boxes = jax.tree.map(_Box, params, is_leaf=is_tensor)
 

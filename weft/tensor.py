@@ -375,9 +375,9 @@ class Tensor:
 
 
 def _ops() -> Any:
-    from . import ops
+    from . import language
 
-    return ops
+    return language
 
 
 def awaited(array: Any) -> Any:
