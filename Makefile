@@ -61,7 +61,7 @@ bench: install ## time Weft against hand-written JAX
 	@$(BIN)/python -m benchmarks.run
 
 docs: install ## build the documentation into site/
-	@$(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove what can be made again, except .venv and the record of the soak
 	@rm -rf site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
