@@ -3,14 +3,12 @@
 JAX fixes its devices at first use, so they are set here, before any test module is imported.
 
 The soak is cut into chunks, each an ordinary test with its own seed. `--soak` writes the name of every
-slow test that passed to `.soak/passed`, beside a hash of the package and the tests, and leaves those out
-of the next run: an interrupted run goes on where it stopped, after a change of code it starts over.
+slow test that passed to `.soak/passed`, beside a hash of the files that it depends on, and leaves those out of
+the next run: an interrupted run goes on where it stopped, and a change of code starts over what it may change.
 """
 
 import difflib
-import functools
 import gc
-import hashlib
 import linecache
 import os
 import re
@@ -20,6 +18,7 @@ from pathlib import Path
 import hypothesis
 import jax
 import pytest
+from depends import digest
 
 from weft.errors import WeftError
 
@@ -140,18 +139,9 @@ def soak(soak_chunk):
     return run
 
 
-@functools.cache
-def _hash_files(folder, pattern):
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob(pattern)):
-        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
 def _soak_line(nodeid):
     """The record of a passed test: its name, and a hash of all code that may decide its outcome."""
-    code = _hash_files(ROOT / "weft", "**/*.py") + _hash_files(TESTS, "**/*.py")
-    return f"{hashlib.sha256(code.encode()).hexdigest()[:16]} {nodeid}"
+    return f"{digest(ROOT / nodeid.split('::')[0])} {nodeid}"
 
 
 def pytest_configure(config):

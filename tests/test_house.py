@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from depends import depends
 
 PACKAGE = Path(__file__).parent.parent / "weft"
 
@@ -129,3 +130,19 @@ def test_only_collectives_calls_jax_lax_collectives():
             if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("lax")
         }
         assert not used & names, f"{path.name} calls {used & names}"
+
+
+def test_what_a_soaked_test_depends_on():
+    """A change of the command line starts no random program over; one of an op does."""
+    theorem, kills = (
+        {str(p.relative_to(PACKAGE.parent)) for p in depends(Path(__file__).parent / name)}
+        for name in ("test_theorem.py", "test_train_kills.py")
+    )
+    assert {
+        "weft/ops/contract.py",
+        "weft/random.py",
+        "tests/theorem/program.py",
+        "tests/conftest.py",
+    } <= theorem
+    assert not any(name.startswith(("weft/cli", "weft/nn", "weft/train")) for name in theorem)
+    assert {"weft/cli/main.py", "weft/train/checkpoint.py", "weft/ops/contract.py"} <= kills

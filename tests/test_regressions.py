@@ -310,3 +310,10 @@ def test_what_is_stored_along_the_axis_of_a_vmap_is_used_as_a_value():
         for got, want in zip(wf.spmd(each, "x=2", layout)(w, x), wf.spmd(each)(w, x), strict=True):
             np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6)
             assert got.dims == want.dims
+
+
+def test_a_plan_says_that_it_does_not_fit_the_machine():
+    """It gave the peak and the time, and left it to the reader to know how much memory there is."""
+    plan = wf.spmd(lambda x: x * 2.0, "data=2", "batch:data").plan(wf.spec("batch=4 d_model=1000000000"))
+    assert "does not fit: a device of tpu-v2 has 8 GiB of memory" in plan.explain("tpu-v2")
+    assert "does not fit" not in plan.explain("h100") and "does not fit" not in plan.explain()
