@@ -64,6 +64,12 @@ def _totals(console: Console, plan: Plan, time: Any) -> None:
             f"{human_seconds(time.total_seconds)} without; bound by {time.bound}",
             markup=False,
         )
+        has = time.hardware.memory_bytes
+        if plan.memory.peak > has:
+            console.print(
+                f"does not fit: a device of {time.hardware.name} has {human_bytes(has)} of memory",
+                markup=False,
+            )
     console.print()
 
 
