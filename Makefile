@@ -4,11 +4,12 @@ PYTHON   ?= python3
 BIN      := .venv/bin
 STAMP    := .venv/.installed
 PEERS    := .venv-peers
+MESH_TF  := .venv-mesh-tensorflow
 WORKERS  ?= 2
 EXAMPLES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-peers soak lint format bench docs clean distclean
+.PHONY: help install demo test test-peers soak lint format bench bench-peers docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +61,16 @@ format: install ## format, and mend what the linter can
 bench: install ## time Weft against hand-written JAX
 	@$(BIN)/python -m benchmarks.run
 
+bench-peers: install $(PEERS)/.installed $(MESH_TF)/.installed ## time Weft against its peers (20 minutes)
+	@$(BIN)/python -m benchmarks.peers.run
+
+$(MESH_TF)/.installed: benchmarks/peers/mesh-tensorflow.txt
+	@test -x $(MESH_TF)/bin/python || { echo "creating $(MESH_TF)"; $(PYTHON) -m venv $(MESH_TF); }
+	@echo "installing Mesh-TensorFlow into $(MESH_TF) (the first time takes a few minutes)"
+	@$(MESH_TF)/bin/python -m pip install -q --disable-pip-version-check -r $<
+	@touch $@
+	@echo "installed"
+
 docs: install ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -67,5 +78,5 @@ clean: ## remove what can be made again, except .venv and the record of the soak
 	@rm -rf site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv, .venv-peers and the record of the soak as well
-	@rm -rf .venv $(PEERS) .soak
+distclean: clean ## remove all environments and the record of the soak as well
+	@rm -rf .venv $(PEERS) $(MESH_TF) .soak

@@ -1,6 +1,6 @@
 """Weft, and JAX by hand, as workers of `make bench-peers` (see worker.py).
 
-A case is `weft`, `jit`, `shard_map` or `single`, and a number of devices: `weft-8`, `shard_map-2`, `single-1`.
+A case is `weft`, `jit`, `shard_map` or `single`, and the sizes of the axes data and model: `weft-4x2`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ import weft as wf
 from benchmarks import handwritten, lm
 from benchmarks.peers.worker import Step, serve
 
-# The mesh of each number of devices, as (data, model). Two devices split the rows, as FSDP does.
-MESHES = {8: (4, 2), 2: (2, 1), 1: (1, 1)}
-
 
 def start(work: dict[str, np.ndarray], case: str) -> tuple[Step, Callable[[], int]]:
-    name, devices = case.split("-")
-    data, model = MESHES[int(devices)]
-    jax.config.update("jax_platforms", "cpu")
-    wf.cpu_devices(int(devices))
+    name, sizes = case.split("-")
+    data, model = map(int, sizes.split("x"))
+    wf.cpu_devices(data * model)
     rows = work.pop("tokens"), work.pop("targets")
     assert float(work.pop("learning_rate")) == np.float32(handwritten.LEARNING_RATE)
     if name == "weft":
-        return weft(work, rows, f"data={data} model={model}")
+        return weft(work, rows, "" if case == "weft-1x1" else f"data={data} model={model}")
     mesh = handwritten.make_mesh(data, model)
     if name == "single":
         return by_hand(handwritten.single_step(), jax.device_put(work), *jax.device_put(rows))
@@ -37,10 +33,7 @@ def start(work: dict[str, np.ndarray], case: str) -> tuple[Step, Callable[[], in
 
 def weft(params: Any, rows: Any, mesh: str) -> tuple[Step, Callable[[], int]]:
     program = lm.step(mesh=mesh)
-    params, rows = (
-        jax.tree.map(lambda t: wf.place(t, program.mesh, program.layout), x, is_leaf=wf.is_tensor)
-        for x in (lm.named(params), lm.rows(*rows))
-    )
+    params, rows = wf.place((lm.named(params), lm.rows(*rows)), program.mesh, program.layout)
 
     def step() -> float:
         nonlocal params

@@ -3,12 +3,12 @@
     python -m benchmarks.peers.NAME WORK CASE
 
 WORK is a file that `numpy.load` reads: the parameters of `handwritten.init` by their names, `tokens` and
-`targets` of one batch, and the float `learning_rate`. When the first step is done the worker prints a line of JSON,
+`targets` of one batch, and the float `learning_rate`. After its first step the worker prints a line of JSON,
 
     {"loss": 9.21}
 
-Then it reads numbers of steps, one to a line, and answers each with the wall-clock seconds of every step and the
-last loss. To `program` it says how many operations its program has, as its own compiler counts them.
+Then it reads numbers of steps, one to a line, and answers each with the wall-clock seconds of every step and
+the last loss. To `program` it says how many operations its program has, as its own compiler counts them.
 
     {"seconds": [0.91, 0.92], "loss": 8.97}
     {"program": 2345}
