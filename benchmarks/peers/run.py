@@ -1,10 +1,10 @@
-"""`make bench-peers`: Weft beside its peers, each in an environment and process of its own; writes RESULTS.md.
+"""`make bench-peers`: Weft beside its peers, each in an environment and process of its own; to RESULTS.md.
 
 python -m benchmarks.peers.run [--rounds 10] [--only GROUP ...]
 
 All do the train step of `handwritten.py` from the same numbers. The workers of a group are started one after
-the other, then asked for one step each in turn (see worker.py), another first at every round; while one works,
-the others wait. A ratio is of two steps of the same round.
+the other, then asked for one step each in turn (see worker.py), each round beginning with another; while one
+works, the others wait. A ratio is of two steps of the same round.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def check_losses(workers: Sequence[Worker]) -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "| | step, ms | quartiles | time against Weft's | quartiles | first step after, s | operations | loss |",
+        "| | step, ms | quartiles | time against Weft's | quartiles | first step, s | operations | loss |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
@@ -204,9 +204,9 @@ def section(rows: dict[str, list[dict[str, Any]]]) -> str:
 
 The train step of `handwritten.py` (4 layers, d_model 256, d_ff 1024, 8 heads of 32, vocabulary 8192, 16 rows
 of 128 tokens, float32, SGD), from the same numbers, by each in an environment and a process of its own
-(`peers/`). Devices of JAX and TensorFlow are virtual ones of one process, those of PyTorch are processes with one
-thread each, over gloo. Operations are counted as each counts its own: instructions of XLA, nodes of a TensorFlow
-graph, calls of ATen.
+(`peers/`). Devices of JAX and TensorFlow are virtual ones of one process, those of PyTorch are processes with
+one thread each, over gloo. The first step is counted from the start of the process. Operations are counted as
+each counts its own: instructions of XLA, nodes of a TensorFlow graph, calls of ATen.
 
 {tables}"""
 
