@@ -1,6 +1,7 @@
 """Weft, and JAX by hand, as workers of `make bench-peers` (see worker.py).
 
 A case is `weft`, `jit`, `shard_map` or `single`, and the sizes of the axes data and model: `weft-4x2`.
+The case `matmul-1x1` multiplies matrices instead, as fast as XLA can here: what the others are measured by.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import weft as wf
 from benchmarks import handwritten, lm
 from benchmarks.peers.worker import Step, serve
 
+SIDE = 2048
+MATMUL_FLOPS = 4 * 2 * SIDE**3  # of a step of the case `matmul-1x1`
+
 
 def start(work: dict[str, np.ndarray], case: str) -> tuple[Step, Callable[[], int]]:
     name, sizes = case.split("-")
@@ -24,6 +28,8 @@ def start(work: dict[str, np.ndarray], case: str) -> tuple[Step, Callable[[], in
     assert float(work.pop("learning_rate")) == np.float32(handwritten.LEARNING_RATE)
     if name == "weft":
         return weft(work, rows, "" if case == "weft-1x1" else f"data={data} model={model}")
+    if name == "matmul":
+        return matmuls()
     mesh = handwritten.make_mesh(data, model)
     if name == "single":
         return by_hand(handwritten.single_step(), jax.device_put(work), *jax.device_put(rows))
@@ -42,6 +48,18 @@ def weft(params: Any, rows: Any, mesh: str) -> tuple[Step, Callable[[], int]]:
         return float(loss)
 
     return step, lambda: instructions(program.lower(*lm.specs()).compile().as_text())
+
+
+def matmuls() -> tuple[Step, Callable[[], int]]:
+    a = jax.device_put(np.ones((SIDE, SIDE), np.float32))
+    product = jax.jit(lambda a: a @ a)
+
+    def step() -> float:
+        for _ in range(MATMUL_FLOPS // (2 * SIDE**3)):
+            jax.block_until_ready(product(a))
+        return 0.0
+
+    return step, lambda: 1
 
 
 def by_hand(step: Callable[..., Any], *args: Any) -> tuple[Step, Callable[[], int]]:

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import handwritten
+from benchmarks import handwritten, lm
 from benchmarks.measure import Spread
+from benchmarks.peers.in_jax import MATMUL_FLOPS
 from benchmarks.run import RESULTS, machine, with_sections
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,9 @@ GROUPS: dict[str, tuple[str, Sequence[Peer]]] = {
 }
 
 
+PEAK = ours("matmul", "matmul-1x1")  # what this CPU can do, in the same rounds
+
+
 class Worker:
     """A peer's process, that answers when it is asked."""
 
@@ -146,7 +150,8 @@ def started(peers: Sequence[Peer], work: Path) -> Iterator[list[Worker]]:
 
 def measured(peers: Sequence[Peer], work: Path, rounds: int) -> list[dict[str, Any]]:
     """A row for each peer."""
-    with started(peers, work) as workers:
+    flops = flops_of_a_step()
+    with started([*peers, PEAK], work) as workers:
         for worker in workers:  # one more to warm up
             worker.step()
         seconds: list[list[float]] = [[] for _ in workers]
@@ -154,22 +159,30 @@ def measured(peers: Sequence[Peer], work: Path, rounds: int) -> list[dict[str, A
             order = [(turn + n) % len(workers) for n in range(len(workers))]
             for n in order:
                 seconds[n].append(workers[n].step())
+        *workers, _ = workers
         check_losses(workers)
         programs = [worker.ask("program")["program"] for worker in workers]
     rows = []
+    *seconds, multiplying = seconds
     for worker, own, program in zip(workers, seconds, programs, strict=True):
+        speeds = [flops / mine * most / MATMUL_FLOPS for mine, most in zip(own, multiplying, strict=True)]
         ratio = Spread.of([theirs / mine for theirs, mine in zip(own, seconds[0], strict=True)])
         rows.append(
             {
                 "name": worker.peer.name,
                 "step": vars(Spread.of(own)),
                 "ratio": vars(ratio),
+                "of_peak": vars(Spread.of(speeds)),
                 "start_up": worker.start_up,
                 "program": program,
                 "loss": worker.losses[-1],
             }
         )
     return rows
+
+
+def flops_of_a_step() -> int:
+    return lm.step(mesh="", layout="").plan(*lm.specs()).flops
 
 
 def check_losses(workers: Sequence[Worker]) -> None:
@@ -185,14 +198,15 @@ def check_losses(workers: Sequence[Worker]) -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "| | step, ms | quartiles | time against Weft's | quartiles | first step, s | operations | loss |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| | step, ms | quartiles | against Weft | quartiles | of peak | first step, s | operations | loss |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         step, ratio = {name: 1e3 * x for name, x in row["step"].items()}, row["ratio"]
         lines.append(
             f"| {row['name']} | {step['median']:.0f} | {step['low']:.0f}–{step['high']:.0f} "
-            f"| {ratio['median']:.2f} | {ratio['low']:.2f}–{ratio['high']:.2f} | {row['start_up']:.1f} "
+            f"| {ratio['median']:.2f} | {ratio['low']:.2f}–{ratio['high']:.2f} "
+            f"| {row['of_peak']['median']:.2f} | {row['start_up']:.1f} "
             f"| {row['program']:,} | {row['loss']:.4f} |"
         )
     return "\n".join(lines)
@@ -206,7 +220,9 @@ The train step of `handwritten.py` (4 layers, d_model 256, d_ff 1024, 8 heads of
 of 128 tokens, float32, SGD), from the same numbers, by each in an environment and a process of its own
 (`peers/`). Devices of JAX and TensorFlow are virtual ones of one process, those of PyTorch are processes with
 one thread each, over gloo. The first step is counted from the start of the process. Operations are counted as
-each counts its own: instructions of XLA, nodes of a TensorFlow graph, calls of ATen.
+each counts its own: instructions of XLA, nodes of a TensorFlow graph, calls of ATen. The peak is the speed of
+matrix products of 2048 × 2048 by JAX on one device with both cores, in the same rounds; of it are the step's
+{flops_of_a_step() / 1e9:.1f} GFLOP of products.
 
 {tables}"""
 
