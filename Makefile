@@ -9,7 +9,7 @@ WORKERS  ?= 2
 EXAMPLES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-peers soak lint format bench bench-peers docs clean distclean
+.PHONY: help install demo test test-peers soak lint format bench bench-peers pictures docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ $(MESH_TF)/.installed: benchmarks/peers/mesh-tensorflow.txt
 	@$(MESH_TF)/bin/python -m pip install -q --disable-pip-version-check -r $<
 	@touch $@
 	@echo "installed"
+
+pictures: install ## draw the documentation's pictures again
+	@$(BIN)/python -m docs.pictures.make
 
 docs: install ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
