@@ -40,15 +40,16 @@ def block_bits(key: jax.Array, shape: Shape, starts: Starts, sizes: Shape, bit_w
     assert len(shape) == len(starts) == len(sizes), (shape, starts, sizes)
     dtype = _available(f"uint{bit_width}", jnp.unsignedinteger)
     index = _block_index(tuple(_words(start) for start in starts), tuple(shape), tuple(sizes))
-    high, low = threefry2x32_p.bind(*_key_words(key), *index)
+    # In one dimension: XLA takes ten times as long to compile threefry's loop for arrays of five.
+    high, low = threefry2x32_p.bind(*_key_words(key), *(word.reshape(-1) for word in index))
     # The primitive's result type forgets the mesh axes that its operands vary over (jax 0.10.2):
     # say them again, or shard_map takes the blocks of different devices for copies of one value.
     axes = frozenset[str]().union(*(_varying(x) for x in (key, *index))) - _varying(low)
     if axes:
         high, low = (lax.pcast(word, tuple(axes), to="varying") for word in (high, low))
     if dtype.itemsize == 8:
-        return high.astype(dtype) << jnp.asarray(32, dtype) | low.astype(dtype)
-    return (high ^ low).astype(dtype)
+        return (high.astype(dtype) << jnp.asarray(32, dtype) | low.astype(dtype)).reshape(sizes)
+    return (high ^ low).astype(dtype).reshape(sizes)
 
 
 def block_uniform(
