@@ -1,7 +1,6 @@
 """A server of a small model, and what its tests share: what it is asked, and clients of all kinds."""
 
 import asyncio
-import atexit
 import contextlib
 import json
 import socket
@@ -74,15 +73,6 @@ def speaker_of(mesh="", layout="", **more):
 def speaker():
     """One whose programs are compiled once."""
     return speaker_of()
-
-
-@cache
-def engine():
-    """The same: it is warmed up once, whichever files ask for it."""
-    made = serve.Engine(speaker_of(), most_waiting=400)
-    made.__enter__()
-    atexit.register(made.stop)
-    return made
 
 
 @cache

@@ -6,8 +6,7 @@ import httpx
 import jax
 import numpy as np
 import pytest
-import served
-from served import ASKS, BAD, PATIENCE, TEXTS, Heard, alone, events, listening, speaker_of
+from served import ASKS, BAD, PATIENCE, TEXTS, Heard, alone, events, speaker_of
 
 import weft as wf
 from weft import serve
@@ -18,27 +17,13 @@ from weft.models import Batch
 from weft.serve.asked import COMPLETIONS, Refused, read
 from weft.serve.reading import Reading
 
-
-@pytest.fixture(scope="module")
-def engine():
-    return served.engine()
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    with listening(engine, body_limit=5000, name="tiny") as url:
-        yield url
+pytest_plugins = ["served_fixtures"]
 
 
 @pytest.fixture(scope="module")
 def client(url):
     with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def speaker():
-    return served.speaker()
 
 
 # -- The engine ----------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-import served
 from served import ASKS, BAD, PATIENCE, TEXTS, Slow, alone, events, listening, posted, until
 from untrained import untrained
 
@@ -24,16 +23,7 @@ from weft.decode import Ask, Beams
 from weft.train import config_file, config_flags
 from weft.train.config import recipe
 
-
-@pytest.fixture(scope="module")
-def engine():
-    return served.engine()
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    with listening(engine, body_limit=5000, name="tiny") as url:
-        yield url
+pytest_plugins = ["served_fixtures"]
 
 
 def test_a_token_is_asked_for(engine):

@@ -5,13 +5,13 @@ from collections import namedtuple
 
 import pytest
 from served import CONFIG, PATIENCE, Slow, listening
-from test_plan_page import MISSING, Browser
 from untrained import untrained
 
 from weft import serve
 from weft.data import Bytes
 from weft.decode import Ask, Beams, Speaker
 
+pytest_plugins = ["browser"]
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">"
 CHOSEN = {"translation": {"kind": "encoder_decoder"}, "language": {"kind": "decoder"}}
 WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
@@ -22,17 +22,6 @@ class Address(namedtuple("Address", "url")):
 
     def as_uri(self):
         return self.url + "/"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if MISSING:
-        pytest.skip(
-            f"not installed: {' and '.join(MISSING)} (Debian: apt-get install chromium chromium-driver)"
-        )
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 def engine_of(kind):
