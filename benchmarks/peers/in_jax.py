@@ -27,7 +27,8 @@ def start(work: dict[str, np.ndarray], case: str) -> tuple[Step, Callable[[], in
     rows = work.pop("tokens"), work.pop("targets")
     assert float(work.pop("learning_rate")) == np.float32(handwritten.LEARNING_RATE)
     if name == "weft":
-        return weft(work, rows, "" if case == "weft-1x1" else f"data={data} model={model}")
+        mesh, layout = ("", "") if data * model == 1 else (f"data={data} model={model}", lm.LAYOUT)
+        return weft(work, rows, lm.step(mesh=mesh, layout=layout))
     if name == "matmul":
         return matmuls()
     mesh = handwritten.make_mesh(data, model)
@@ -37,9 +38,9 @@ def start(work: dict[str, np.ndarray], case: str) -> tuple[Step, Callable[[], in
     return by_hand(steps[name](mesh), *handwritten.place(mesh, work, *rows))
 
 
-def weft(params: Any, rows: Any, mesh: str) -> tuple[Step, Callable[[], int]]:
-    program = lm.step(mesh=mesh)
-    params, rows = wf.place((lm.named(params), lm.rows(*rows)), program.mesh, program.layout)
+def weft(params: Any, rows: Any, program: wf.Program) -> tuple[Step, Callable[[], int]]:
+    params = {name: wf.place(t, program.mesh, program.layout) for name, t in lm.named(params).items()}
+    rows = [wf.place(t, program.mesh, program.layout) for t in lm.rows(*rows)]
 
     def step() -> float:
         nonlocal params
