@@ -19,7 +19,7 @@ from weft import nn, train
 wf.cpu_devices(8)  # this computer as 8 devices
 
 MESH, LAYOUT = "data=4 model=2", "batch:data heads:model d_ff:model vocab:model"
-STEPS, WRITTEN = int(sys.argv[2]) if sys.argv[2:] else 300, 200
+STEPS, WRITTEN = int(sys.argv[2]) if sys.argv[2:] else 300, 150
 
 batch, length, vocab, layers = wf.dims("batch=16 length=64 vocab=256 layers=2")
 d_model, heads, d_kv, d_ff = wf.dims("d_model=64 heads=4 d_kv=16 d_ff=256")

@@ -85,10 +85,10 @@ def custom_op(text):
 def gpt(text):
     trained, _, alone = text.partition("\none device:\n")
     losses = losses_of(trained)
-    assert losses[0] > 5 and losses[-1] < 3.2
+    assert losses[0] > 5 and losses[-1] < 3.6
     assert losses_of(alone) == pytest.approx(losses[:1], rel=1e-4)
     written = trained.partition('"""GPT in a hundred lines')[2]
-    assert len(written) > 200 and "a" in written[64:]
+    assert len(written) > 150 and "a" in written[64:]
 
 
 CHECKS = {
@@ -105,7 +105,7 @@ CHECKS = {
 
 ARGUMENTS = {
     "mnist.py": ["no such folder"],  # digits are drawn, whatever is installed
-    "gpt.py": [str(EXAMPLES / "gpt.py"), "60"],
+    "gpt.py": [str(EXAMPLES / "gpt.py"), "40"],
 }
 
 
