@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "weft"
 
 # Each room may use itself and the rooms before it.
 ROOMS = [
-    {"errors", "files", "dims", "mesh", "layout"},
+    {"errors", "files", "dims", "mesh", "cpu", "layout"},
     {
         "context",
         "collectives",

@@ -12,6 +12,7 @@ from .autodiff import jvp as jvp
 from .autodiff import remat as remat
 from .autodiff import value_and_grad as value_and_grad
 from .autodiff import vjp as vjp
+from .cpu import cpu_devices as cpu_devices
 from .dims import Dim as Dim
 from .dims import dims as dims
 from .errors import DimError as DimError
@@ -27,7 +28,6 @@ from .escape import debug as debug
 from .escape import local as local
 from .layout import Layout as Layout
 from .mesh import Mesh as Mesh
-from .mesh import cpu_devices as cpu_devices
 from .ops.contract import einsum as einsum
 from .ops.control import cond as cond
 from .ops.control import fori_loop as fori_loop

@@ -23,19 +23,6 @@ from .dims import NAME, parse_pairs
 from .errors import MeshError
 
 
-def cpu_devices(count: int) -> None:
-    """Make this process's CPU look like `count` devices; call it before the first use of JAX."""
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        if len(jax.devices()) != count:
-            raise MeshError(
-                f"JAX already runs with {len(jax.devices())} devices, not {count}",
-                rule="the number of virtual CPU devices is fixed at the first use of JAX",
-                hint="call wf.cpu_devices at the top of the program, before any array is made",
-            ).located(f"cpu_devices({count})") from None
-
-
 class Mesh:
     """Processors arranged along named axes.
 

@@ -154,7 +154,8 @@ def _check(golden: dict[str, Any], plan: Any, path: Path | None) -> None:
 
 def _virtual_devices(mesh: str | None) -> None:
     """As many CPU devices as the mesh has places; before the user's file can use JAX."""
-    from ..mesh import Mesh, cpu_devices
+    from ..cpu import cpu_devices
+    from ..mesh import Mesh
 
     cpu_devices(max(8, Mesh(mesh).size) if mesh and "-1" not in mesh else 8)
 

@@ -39,7 +39,8 @@ class Verify:
         """Run, compare, and print a line for each result."""
         import jax
 
-        from ..mesh import Mesh, cpu_devices
+        from ..cpu import cpu_devices
+        from ..mesh import Mesh
         from ..plan.verify import Differs, verify
 
         jax.config.update("jax_platforms", "cpu")

@@ -31,6 +31,7 @@ from typing import Any, Self
 
 import jax
 
+from weft import cpu
 from weft.errors import WeftError
 
 COORDINATOR, PROCESSES, PROCESS, DEVICES = (
@@ -166,6 +167,8 @@ def _prepare(devices: int | None, environment: Mapping[str, str]) -> None:
         jax.config.update("jax_enable_preemption_service", False)
         if not forced:
             jax.config.update("jax_num_cpu_devices", wanted)
+        if cpu.is_all_there_is():
+            cpu.keep_memory()
     except RuntimeError:
         raise _late() from None
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft import data, nn
+from weft import cpu, data, nn
 from weft.errors import LayoutError, ModelError
 from weft.layout import Layout
 from weft.mesh import Mesh
@@ -102,6 +102,8 @@ def with_devices(axes: str) -> Mesh:
         with contextlib.suppress(RuntimeError):  # never fewer: somebody may have asked for more
             if mesh.size > jax.config.jax_num_cpu_devices:  # type: ignore[attr-defined]
                 jax.config.update("jax_num_cpu_devices", mesh.size)
+        if cpu.is_all_there_is():
+            cpu.keep_memory()
     mesh = mesh or Mesh(axes)
     mesh.require_devices()
     return mesh
