@@ -1,8 +1,8 @@
 """A CPU as devices of a mesh: how many it poses as, and that it keeps the memory of large arrays.
 
-XLA's CPU client asks the C library for memory at each call of a program, and gives it back. Arrays of 32 MB and
-more then go back to the system, whose pages are faulted in and zeroed anew at the next call: a seventh of the
-time of a training step whose logits are that large. Told to, glibc keeps them.
+XLA's CPU client asks the C library for memory at each call of a program, and gives it back. Arrays of 32 MB
+and more then go back to the system, whose pages are faulted in and zeroed anew at the next call: a seventh of
+the time of a training step whose logits are that large. Told to, glibc keeps them.
 """
 
 from __future__ import annotations
