@@ -199,7 +199,7 @@ def check_losses(workers: Sequence[Worker]) -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "| | step, ms | quartiles | against Weft | quartiles | of peak | first step, s | operations | third loss |",
+        "| | step, ms | quartiles | against Weft | quartiles | of peak | first step, s | operations | loss |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
