@@ -31,10 +31,8 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 def weft_case(program: wf.Program) -> Callable[[], Any]:
     """Each call is the next train step, from the same numbers as the hand-written cases."""
-    params, (tokens, targets) = lm.named(handwritten.init(0)), lm.rows(*handwritten.batch(0))
-    if program.mesh.axes:
-        params = {n: wf.place(t, program.mesh, program.layout) for n, t in params.items()}
-        tokens, targets = (wf.place(t, program.mesh, program.layout) for t in (tokens, targets))
+    given = lm.named(handwritten.init(0)), lm.rows(*handwritten.batch(0))
+    params, (tokens, targets) = wf.place(given, program.mesh, program.layout)
 
     def run() -> Any:
         nonlocal params

@@ -182,6 +182,23 @@ def test_eager_results_stay_placed():
     same(back, np.exp(TENSORS["x"].numpy()) + TENSORS["y"].numpy().T)
 
 
+def test_a_tree_is_placed_and_taken_off():
+    given = {"x": TENSORS["x"], "rest": (TENSORS["j"], wf.zeros(""))}
+    placed = wf.place(given, "x=2 y=2", "a:x b:y")
+    leaves = jax.tree.leaves(placed, is_leaf=wf.is_tensor)
+    assert {str(t.mesh) for t in leaves} == {"x=2 y=2"}
+    assert placed["x"].storage.addressable_shards[0].data.shape == (3, 2)
+    for one, other in zip(
+        jax.tree.leaves(wf.place(placed, None, None), is_leaf=wf.is_tensor),
+        jax.tree.leaves(given, is_leaf=wf.is_tensor),
+        strict=True,
+    ):
+        assert one.mesh is None
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    with pytest.raises(TensorTypeError, match="a float is not a tensor"):
+        wf.place({"x": TENSORS["x"], "rate": 0.1}, "x=2", "a:x")
+
+
 # Traces
 
 

@@ -1,7 +1,5 @@
 """All names of the language: what `import weft as wf` gives."""
 
-from __future__ import annotations
-
 import importlib as _importlib
 import typing as _typing
 

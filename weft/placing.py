@@ -14,7 +14,7 @@ from .dims import Dim, as_dims, show
 from .errors import ProgramError, ShapeError, TensorTypeError, nearest
 from .layout import ROLES, Layout, Splits
 from .mesh import Mesh
-from .tensor import Tensor, at_rest, awaited, describe, entry
+from .tensor import Tensor, at_rest, awaited, describe, entry, is_tensor
 
 
 def partition_spec(splits: Splits) -> PartitionSpec:
@@ -29,8 +29,23 @@ def stored_shape(dims: tuple[Dim, ...], splits: Splits, mesh: Mesh | None) -> tu
 
 
 @entry
-def place(t: Tensor, mesh: Mesh | None, layout: Layout | None) -> Tensor:
-    """Put a whole tensor on a mesh, split by a layout; `place(t, None, None)` takes it off."""
+def place(t: Any, mesh: Any, layout: Any) -> Any:
+    """Put a whole tensor on a mesh, split by a layout; `place(t, None, None)` takes it off.
+
+    Args:
+      t: a tensor, or a tree of tensors, such as a model's parameters.
+      mesh: where to, as in `spmd`.
+      layout: how they are split there.
+
+    >>> import weft as wf
+    >>> placed = wf.place({"w": wf.ones("d=6"), "b": wf.zeros("")}, wf.Mesh(), wf.Layout())
+    >>> placed["w"].mesh
+    Mesh("")
+    """
+    return jax.tree.map(lambda one: _placed(one, mesh, layout), t, is_leaf=is_tensor)
+
+
+def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
     _check_tensor(t)
     if t.is_slice or context.current() is not None:
         raise ProgramError(

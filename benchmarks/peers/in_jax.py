@@ -44,8 +44,7 @@ def set_devices(count: int) -> None:
 
 
 def weft(params: Any, rows: Any, program: wf.Program) -> tuple[Step, Callable[[], int]]:
-    params = {name: wf.place(t, program.mesh, program.layout) for name, t in lm.named(params).items()}
-    rows = [wf.place(t, program.mesh, program.layout) for t in lm.rows(*rows)]
+    params, rows = wf.place((lm.named(params), lm.rows(*rows)), program.mesh, program.layout)
 
     def step() -> float:
         nonlocal params

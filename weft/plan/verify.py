@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import WeftError
 from ..layout import Layout
 from ..mesh import Mesh
+from ..placing import place
 from ..spmd import spmd
 from ..tensor import Tensor, describe, is_tensor
 
@@ -54,7 +55,7 @@ def verify(
 
     Args:
       fn: the function; to compare gradients too, pass `wf.value_and_grad(fn)`.
-      args: tensors with values.
+      args: tensors with values, wherever they are placed.
       mesh: the mesh, or one for each layout.
       layouts: the layouts to try.
       tolerance: the largest difference allowed, relative to an output's largest value; by default
@@ -69,6 +70,7 @@ def verify(
     >>> [c.agrees for c in wf.verify(lambda x: wf.sum(x), (x,), wf.Mesh(), [wf.Layout()])]
     [True]
     """
+    args = jax.tree.map(lambda x: place(x, None, None) if is_tensor(x) else x, args, is_leaf=is_tensor)
     one = spmd(fn, Mesh(), Layout())(*args)
     meshes = (
         list(mesh) if isinstance(mesh, list | tuple) and len(mesh) == len(layouts) else [mesh] * len(layouts)
