@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import weft as wf
-from benchmarks import decoding, handwritten, lm, models, pipelines, searching, serving, training
+from benchmarks import decoding, handwritten, limit, lm, models, pipelines, searching, serving, training
 from benchmarks.measure import Spread, alternate, compared
 from weft.plan.hardware import measure_cpu
 
@@ -170,6 +170,7 @@ SECTIONS: dict[str, Callable[[int], str]] = {
 
 {train_steps(rounds)}"""
     ),
+    "limit": limit.section,
     "models": models.sections,
     "tracing": lambda rounds: f"## Tracing the train step of `lm.py`\n\n{traces(7)}",
     "eager": lambda rounds: f"## An eager op on a placed tensor\n\n{eager_ops(rounds * 20)}",
@@ -205,7 +206,7 @@ stream, one is malformed (`serving.py`).
 
 ALL = 8
 # In a process of their own: beside more devices, those that are used have fewer threads.
-DEVICES = {"pipelines": 2, "training": 1, "decoding": 1, "serving": 1}
+DEVICES = {"limit": 1, "pipelines": 2, "training": 1, "decoding": 1, "serving": 1}
 
 
 def section(name: str, rounds: int, devices: int) -> str:
