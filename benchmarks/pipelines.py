@@ -16,7 +16,6 @@ from weft import nn, train
 from weft.models import Batch, Config, Transformer
 from weft.plan.hardware import measure_cpu
 from weft.plan.units import human_bytes
-from weft.train.heap import keep_freed_memory
 
 ROWS, LENGTH = 16, 128
 SIZES = dict(vocab=2048, d_model=256, d_ff=1024, heads=8, d_kv=32, layers=8, longest=LENGTH)
@@ -60,7 +59,6 @@ def case(name: str) -> Callable[[], Any]:
 
 def section(rounds: int) -> str:
     """The text of the section."""
-    keep_freed_memory()  # as `weft train` does
     hardware = measure_cpu(2)
     plans = {}
     for name in CASES:

@@ -21,7 +21,6 @@ from benchmarks.measure import Spread
 from weft import nn
 from weft.train import loop
 from weft.train.config import Data, Evaluate, Optimize, Save, TrainConfig, recipe
-from weft.train.heap import keep_freed_memory
 from weft.train.run import Run
 
 PEERS = Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"
@@ -90,7 +89,6 @@ def feeding(run: Run) -> float:
 
 def table(rounds: int) -> str:
     """The comparison, alternating."""
-    keep_freed_memory()  # as the loop does
     with tempfile.TemporaryDirectory() as folder:
         run = loop.prepare(config(Path(folder)))
         cases: dict[str, Any] = {
@@ -140,7 +138,6 @@ def against_pytorch(rounds: int, count: int = 20) -> str:
     """Steps on one batch, each awaited, beside the same model in PyTorch, alternating."""
     if not PEERS.exists():
         return "PyTorch is not there to compare with: `make test-peers` installs it."
-    keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         run = loop.prepare(config(Path(folder)))
     model, state = run.learner.init(nn.init(run.model, jax.random.key(0), run.mesh, run.layout))

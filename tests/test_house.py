@@ -1,10 +1,16 @@
 """The house: imports go one way, and every file is one idea."""
 
 import ast
+import re
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from depends import depends
+
+from weft import train
+from weft.cli.main import ABOUT, COMMANDS
+from weft.train.config import OPTIMIZERS, Optimize
 
 PACKAGE = Path(__file__).parent.parent / "weft"
 
@@ -146,3 +152,31 @@ def test_what_a_soaked_test_depends_on():
     } <= theorem
     assert not any(name.startswith(("weft/cli", "weft/nn", "weft/train")) for name in theorem)
     assert {"weft/cli/main.py", "weft/train/checkpoint.py", "weft/ops/contract.py"} <= kills
+
+
+# -- What is listed in more than one place -----------------------------------------------------------------
+
+
+def test_every_command_is_told_of():
+    page = (PACKAGE.parent / "docs" / "commands.md").read_text()
+    assert set(re.findall(r"^\| `weft (\w+)` \|", page, re.MULTILINE)) == set(COMMANDS)
+    assert set(re.findall(r"weft\s+(\w+)", ABOUT)) == set(COMMANDS)
+
+
+def test_every_optimizer_can_be_asked_for():
+    kinds = get_args(get_type_hints(Optimize)["kind"])
+    assert sorted(kinds) == sorted(OPTIMIZERS)
+    made = {type(make(0.1, Optimize())) for make in OPTIMIZERS.values()}
+    assert made == {
+        x for x in vars(train).values() if isinstance(x, type) and issubclass(x, train.Optimizer)
+    } - {train.Optimizer}
+    page = (PACKAGE.parent / "docs" / "training.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) >= set(OPTIMIZERS)
+
+
+def test_every_room_is_on_the_page_of_the_architecture():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    rooms = {p.name for p in PACKAGE.glob("*.py")} | {
+        f"{p.parent.name}/" for p in PACKAGE.glob("*/__init__.py")
+    }
+    assert {room for room in rooms - {"__init__.py"} if f"`{room}" not in page} == set()

@@ -213,9 +213,8 @@ def loss(params, x):
 def step(params, states, x):
     """One update of all optimizers, each of its own parameters, by the gradients of the first one's."""
     grads = wf.grad(loss)(params["adamw"], x)
-    grads = {"momentum": grads, "lion": grads} | dict.fromkeys(
-        ["adamw", "adafactor"], train.clip_by_global_norm(grads, 0.5)
-    )
+    clipped = dict.fromkeys(["adamw", "adafactor"], train.clip_by_global_norm(grads, 0.5))
+    grads = dict.fromkeys(OPTIMIZERS, grads) | clipped
     new = {name: opt.update(grads[name], states[name], params[name]) for name, opt in OPTIMIZERS.items()}
     return [{name: pair[n] for name, pair in new.items()} for n in (0, 1)]
 

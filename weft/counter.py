@@ -24,6 +24,8 @@ from jax import lax
 from jax.extend.random import threefry2x32_p
 from jax.typing import ArrayLike, DTypeLike
 
+from .errors import TensorTypeError
+
 Shape = tuple[int, ...]
 Starts = tuple[ArrayLike, ...]
 Words = tuple[jax.Array, jax.Array]
@@ -148,22 +150,26 @@ def _multiply(a: Words, b: Words) -> Words:
 def _key_words(key: jax.Array) -> Words:
     name, data = jax.random.key_impl(key), jax.random.key_data(key)
     if name != "threefry2x32":
-        raise ValueError(
-            f"a draw with a key of {name}\n"
-            "  only threefry keys give layout-invariant draws: an element's index gives its bits\n"
-            'hint: make the key with jax.random.key(seed, impl="threefry2x32")'
+        raise TensorTypeError(
+            f"a draw with a key of {name}",
+            rule="only threefry keys give layout-invariant draws: an element's index gives its bits",
+            hint='make the key with jax.random.key(seed, impl="threefry2x32")',
         )
     if data.shape != (2,):
-        raise ValueError(f"a draw takes one key, got keys[{data.shape[:-1]}]\nhint: use vmap")
+        raise TensorTypeError(
+            f"a draw takes one key, got keys[{data.shape[:-1]}]",
+            rule="all places of a draw come from one key",
+            hint="use vmap",
+        )
     return jnp.asarray(data[0]), jnp.asarray(data[1])
 
 
 def _available(dtype: DTypeLike, kind: type) -> np.dtype:
     if not jnp.issubdtype(dtype, kind):
-        raise ValueError(
-            f"a draw of {jnp.dtype(dtype)}: it has to be {kind.__name__}\n"
-            "  numbers are drawn in the dtype in which their distribution is defined\n"
-            "hint: convert them afterwards: x.astype(...)"
+        raise TensorTypeError(
+            f"a draw of {jnp.dtype(dtype)}: it has to be {kind.__name__}",
+            rule="numbers are drawn in the dtype in which their distribution is defined",
+            hint="convert them afterwards: x.astype(...)",
         )
     return jnp.zeros((), dtype).dtype  # without x64 64 bits become 32, and JAX warns
 

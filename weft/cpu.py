@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import sys
 
 import jax
 
@@ -41,7 +42,7 @@ def keep_memory() -> None:
 
     One arena is for all threads: those of other arenas can't hold large arrays, and would map them.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         for setting, value in ((MMAP_THRESHOLD, LARGEST), (TRIM_THRESHOLD, NEVER), (ARENA_MAX, 1)):
             mallopt(setting, value)

@@ -82,7 +82,6 @@ class Dim:
 
 
 DimLike = Dim | str
-DimsLike = DimLike | Iterable[DimLike]
 
 
 def dims(text: str) -> tuple[Dim, ...]:

@@ -32,12 +32,7 @@ def _draw(draw: Any, key: Any, dims: Any, *options: Any) -> Tensor:
     sizes = tuple(program.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True))
     starts = tuple(start_of(axes, n) for axes, n in zip(splits, sizes, strict=True))
     whole, begins, pieces = _undealt(program, dims, starts, sizes)
-    try:
-        array = draw(key, whole, begins, pieces, *options).reshape(sizes)
-    except ValueError as error:
-        said, _, hint = str(error).partition("hint:")
-        fact, _, rule = said.strip().partition("\n")
-        raise TensorTypeError(fact, rule=rule.strip(), hint=hint.strip()) from None
+    array = draw(key, whole, begins, pieces, *options).reshape(sizes)
     return slice_tensor(fill_padding(array, dims, splits), dims)
 
 

@@ -155,7 +155,7 @@ class Program:
         return staged.call.trace(*self._abstract(arrays))
 
     def _abstract(self, arrays: list[Any]) -> list[Any]:
-        """Shapes for arrays that carry their sharding, so that lowering places them alike."""
+        """The same with numbers as arrays, which have a shape and a type."""
         return [a if not isinstance(a, NUMBERS) else jnp.asarray(a) for a in arrays]
 
     def _nested(self, outer: Context, args: Any, kwargs: Any) -> Any:
@@ -389,10 +389,7 @@ class Program:
                 warnings.warn_explicit(str(text), LayoutWarning, *place)
 
 
-# Why a trace was needed
-
-
-# The public function, and the eager side
+# The public function
 
 
 def spmd(

@@ -9,7 +9,6 @@ from ..errors import nearest
 from .loading import UserError, load
 
 RATE = 0.01  # does not change a plan
-OPTIMIZERS = ("adafactor", "adamw", "lion", "momentum", "sgd")
 
 
 def is_preset(target: str) -> bool:
@@ -65,18 +64,14 @@ def verifiable(target: str) -> tuple[Any, Any]:
 
 
 def optimizer_named(name: str) -> Any:
-    """An optimizer with its usual settings."""
-    from .. import train
+    """An optimizer with its usual settings; `sgd` is momentum without momentum."""
+    from ..train import Momentum
+    from ..train.config import OPTIMIZERS, Optimize
 
-    if name not in OPTIMIZERS:
+    kinds = {**OPTIMIZERS, "sgd": lambda rate, _: Momentum(rate)}
+    if name not in kinds:
+        known = ", ".join(kinds)
         raise UserError(
-            f"there is no optimizer {name!r}{nearest(name, OPTIMIZERS)}\n  known: {', '.join(OPTIMIZERS)}"
+            f"there is no optimizer {name!r}{nearest(name, kinds)}\n  known: {known}\n\nhint: --train adamw"
         )
-    kinds: dict[str, Any] = {
-        "adafactor": train.Adafactor,
-        "adamw": train.AdamW,
-        "lion": train.Lion,
-        "momentum": lambda rate: train.Momentum(rate, momentum=0.9),
-        "sgd": train.Momentum,
-    }
-    return kinds[name](RATE)
+    return kinds[name](RATE, Optimize(weight_decay=0.0))

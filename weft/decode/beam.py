@@ -152,7 +152,7 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
             wf.where(counted, best.log / penalty(now.astype(jnp.float32)), NEVER),
             best.log,
         )
-        found = _merge(s.found, ended, beam, pick)
+        found = _merge(s.found, ended, beam)
 
         # Whether one that goes on could still be among the best.
         longest = limit if how.stop == "certain" and how.alpha > 0 else now
@@ -209,7 +209,7 @@ def _best(logits: Tensor, level: Tensor, log: Tensor, beam: wf.Dim, vocab: wf.Di
     return _Best(place // few.size, wf.take(wf.merge(token, [beam, few], every), place, every), best)
 
 
-def _merge(old: Found, new: Found, beam: wf.Dim, pick: wf.Dim) -> Found:
+def _merge(old: Found, new: Found, beam: wf.Dim) -> Found:
     """The best of both."""
 
     def both(a: Tensor, b: Tensor) -> Tensor:

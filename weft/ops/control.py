@@ -1,9 +1,4 @@
-"""Control flow: JAX's own scan, while and cond over named tensors; one traced body each.
-
-A scanned body is traced once, and what it shares between steps is brought into the form it needs before
-the loop: parameters are made varying outside (their gradients are summed once, not once a step), and sums
-that a carry accumulates stay pending until after the loop.
-"""
+"""Control flow: JAX's own while and cond over named tensors; one traced body each."""
 
 from __future__ import annotations
 
@@ -30,9 +25,6 @@ from .leaves import (
     slice_or_array,
     strong,
 )
-
-# scan
-
 
 # while, for, cond
 
@@ -164,6 +156,3 @@ def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., An
     out = lax.cond(_predicate(predicate, "cond"), branch(true_fn), branch(false_fn), arrays)
     out_tree, out_forms, _ = results[0]
     return jax.tree.unflatten(out_tree, [around(f, a) for f, a in zip(out_forms, out, strict=True)])
-
-
-# vmap

@@ -23,7 +23,7 @@ from ..forms import as_slice, relabelled, slice_tensor, together
 from ..layout import Splits
 from ..padding import fill_padding
 from ..placing import known_dtype
-from ..tensor import Tensor, describe
+from ..tensor import Tensor, describe, is_tensor
 
 NUMBERS = (int, float, complex, np.number)
 
@@ -112,14 +112,8 @@ def _linear(fn: Callable[..., Any], operands: Sequence[Tensor], *numbers: Any) -
     """A linear function of pending sums: still pending."""
     first = operands[0]
     axes = frozenset().union(*(collectives.varying(t._held) for t in operands))
-    arrays = [in_varying(t, axes) for t in operands]
-    arrays = [align(a, t.dims, first.dims) for a, t in zip(arrays, operands, strict=True)]
+    arrays = [align(collectives.vary(t._array, axes), t.dims, first.dims) for t in operands]
     return relabelled(first, fn(*arrays, *numbers), first.dims, first.splits)
-
-
-def in_varying(t: Tensor, axes: frozenset[str]) -> Any:
-    """A tensor's array as it is, pending sum and all, varying over further axes."""
-    return collectives.vary(t._array, axes)
 
 
 def with_slope(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -374,7 +368,6 @@ def round(x: Tensor, decimals: int = 0) -> Tensor:
 @op(numbers="dynamic")
 def stop_gradient(x: Any) -> Any:
     """The same values, constant for derivatives; takes a tensor or a tree of them."""
-    from ..tensor import is_tensor
 
     def stop(t: Any) -> Any:
         if not isinstance(t, Tensor):

@@ -20,17 +20,6 @@ from ..tensor import Tensor
 from .reduce import extreme, ordered
 from .slide import Slide, check_window, names_for_keys, slides_of, within_reach
 
-# How a window slides along a dim
-
-
-# Arguments
-
-
-# Convolution
-
-
-# Pooling
-
 
 @names_for_keys
 @op

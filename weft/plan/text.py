@@ -27,7 +27,7 @@ def explain(plan: Plan, hardware: Any = None) -> str:
     console = Console(file=text, width=WIDTH, color_system=None, highlight=False, soft_wrap=False)
     time = plan.time(hardware) if hardware is not None else None
     _totals(console, plan, time)
-    _axes(console, plan, time)
+    _axes(console, plan)
     _ops(console, plan)
     _memory(console, plan)
     for advice in plan.advice:
@@ -73,7 +73,7 @@ def _totals(console: Console, plan: Plan, time: Any) -> None:
     console.print()
 
 
-def _axes(console: Console, plan: Plan, time: Any) -> None:
+def _axes(console: Console, plan: Plan) -> None:
     if not plan.collectives:
         console.print("no collectives\n")
         return

@@ -17,6 +17,9 @@ from ..placing import place
 from ..spmd import spmd
 from ..tensor import Tensor, describe, is_tensor
 
+# What another order of additions may change, relative to the largest value.
+ROUNDING = 100 * float(np.finfo(np.float32).eps)
+
 
 class Differs(WeftError, AssertionError):
     """Two layouts gave different results."""
@@ -59,7 +62,7 @@ def verify(
       mesh: the mesh, or one for each layout.
       layouts: the layouts to try.
       tolerance: the largest difference allowed, relative to an output's largest value; by default
-        what rounding explains, from the dtype and the size.
+        what rounding explains: a hundred units in the last place of a float32.
 
     Returns:
       One entry for each layout and output, if all agree; else an error that names the first output
@@ -92,7 +95,8 @@ def _compare(one: Any, other: Any, shown: str, tolerance: float | None) -> Any:
     for (path, a), b in zip(left, right, strict=True):
         name = "result" + jax.tree_util.keystr(path)
         want, have = _values(a, a), _values(b, a)
-        yield Compared(shown, name, _difference(want, have), tolerance or _rounding(want)), (a, want, have)
+        allowed = ROUNDING if tolerance is None else tolerance
+        yield Compared(shown, name, _difference(want, have), allowed), (a, want, have)
 
 
 def _values(t: Any, like: Any) -> np.ndarray:
@@ -109,11 +113,6 @@ def _difference(want: np.ndarray, have: np.ndarray) -> float:
     apart = np.abs(np.where(np.isfinite(want), want - have, 0))
     scale = np.max(np.abs(want), initial=0, where=np.isfinite(want))
     return float(np.max(apart, initial=0) / scale) if scale else float(np.max(apart, initial=0))
-
-
-def _rounding(want: np.ndarray) -> float:
-    """What another order of additions may change: a hundred units in the last place."""
-    return 100 * float(np.finfo(np.float32).eps)
 
 
 def _differs(entry: Compared, like: Any, want: np.ndarray, have: np.ndarray) -> Differs:

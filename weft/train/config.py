@@ -311,17 +311,18 @@ def schedule(config: TrainConfig) -> Schedule:
     return o.rate * rise * falls[o.schedule]()
 
 
+# By the names that settings and `--train` have for them.
+OPTIMIZERS: dict[str, Callable[[float | Schedule, Optimize], Optimizer]] = {
+    "adafactor": lambda rate, o: Adafactor(rate, weight_decay=o.weight_decay),
+    "adamw": lambda rate, o: AdamW(rate, beta1=o.beta1, beta2=o.beta2, weight_decay=o.weight_decay),
+    "lion": lambda rate, o: Lion(rate, beta1=o.beta1, beta2=o.beta2, weight_decay=o.weight_decay),
+    "momentum": lambda rate, o: Momentum(rate, momentum=o.beta1, weight_decay=o.weight_decay),
+}
+
+
 def optimizer(config: TrainConfig) -> Optimizer:
     """The optimizer, with its schedule."""
-    o = config.optimizer
-    rate, decay = schedule(config), o.weight_decay
-    kinds: dict[str, Callable[[], Optimizer]] = {
-        "adamw": lambda: AdamW(rate, beta1=o.beta1, beta2=o.beta2, weight_decay=decay),
-        "adafactor": lambda: Adafactor(rate, weight_decay=decay),
-        "lion": lambda: Lion(rate, beta1=o.beta1, beta2=o.beta2, weight_decay=decay),
-        "momentum": lambda: Momentum(rate, momentum=o.beta1, weight_decay=decay),
-    }
-    return kinds[o.kind]()
+    return OPTIMIZERS[config.optimizer.kind](schedule(config), config.optimizer)
 
 
 # Recipes

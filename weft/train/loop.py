@@ -28,7 +28,6 @@ from .checkpoint import Checkpoints
 from .checkpoint_files import CheckpointWarning, step_folders, unfinished
 from .config import TrainConfig
 from .evaluate import Score, evaluate
-from .heap import keep_freed_memory
 from .progress import Pace, Progress
 from .record import Place, Record
 from .run import Run, prepare
@@ -98,8 +97,6 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
 def follow(run: Run, *, quiet: bool = False) -> Outcome:
     """Train what is prepared."""
     c, first = run.config, jax.process_index() == 0
-    if jax.default_backend() == "cpu":
-        keep_freed_memory()
     hardware = Hardware.of(c.layout.hardware)
     plans = run.plans()
     plan = plans["a step"]

@@ -102,8 +102,8 @@ def with_devices(axes: str) -> Mesh:
         with contextlib.suppress(RuntimeError):  # never fewer: somebody may have asked for more
             if mesh.size > jax.config.jax_num_cpu_devices:  # type: ignore[attr-defined]
                 jax.config.update("jax_num_cpu_devices", mesh.size)
-        if cpu.is_all_there_is():
-            cpu.keep_memory()
+    if cpu.is_all_there_is():
+        cpu.keep_memory()
     mesh = mesh or Mesh(axes)
     mesh.require_devices()
     return mesh

@@ -37,9 +37,11 @@ from .t5 import T5
 FAMILIES = {family.name: family for family in (T5, GPT2, LLAMA)}
 
 # What a checkpoint has no say in: how a model is trained and computed. `load` takes these, `save` drops them.
-TRAINING = "remat unroll feed_chunks loss_chunks dropout smoothing z_loss compute".split()
+TRAINING = (
+    "remat unroll pipeline pipeline_micro feed_chunks loss_chunks dropout smoothing z_loss compute"
+).split()
 # What says nothing unless another number asks for it.
-IDLE = "longest rotary_base window expert_top capacity".split()
+IDLE = "longest rotary_base window expert_top capacity balance router_z lsh_chunk lsh_rounds".split()
 
 
 def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> Transformer:
