@@ -152,6 +152,19 @@ def custom_vjp_without_derivative():
 
 
 @mistake
+def custom_vjp_with_too_few_cotangents():
+    scaled = wf.custom_vjp(lambda x, y: x * y)
+    scaled.defvjp(lambda x, y: (x * y, y), lambda y, g: (g * y,))
+    wf.grad(lambda x: wf.sum(scaled(x, x)))(ones("batch=4"))  # wrong
+
+
+@mistake
+def jvp_with_too_few_tangents():
+    x = ones("batch=4")
+    wf.jvp(lambda x, y: x * y, (x, x), (x,))  # wrong
+
+
+@mistake
 def truth_of_many():
     if ones("batch=4") > 0:  # wrong
         pass

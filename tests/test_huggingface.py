@@ -1,10 +1,12 @@
 """Hugging Face checkpoints without PyTorch: there and back on several layouts, and every way they can be wrong."""
 
+import dataclasses
 import json
 import math
 import re
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -149,6 +151,17 @@ def test_there_and_back(kind, place, tmp_path):
     huggingface.save(model, tmp_path / "back")
     same(saved(tmp_path / "back"), saved(folder))
     assert huggingface.config_of(tmp_path / "back") == huggingface.config_of(folder) == model.config
+
+
+def test_how_it_was_trained_does_not_hinder_saving(tmp_path):
+    folder = made(tmp_path / "there", "gpt2")
+    model = huggingface.load(folder, pipeline="1f1b", pipeline_micro=4)
+    huggingface.save(model, tmp_path / "back")
+    same(saved(tmp_path / "back"), saved(folder))
+    idle = dict(balance=0.5, router_z=0.1, lsh_chunk=8, lsh_rounds=1, pipeline="1f1b", pipeline_micro=4)
+    other = nn.init(Transformer(dataclasses.replace(model.config, **idle)), jax.random.key(0))
+    huggingface.save(other, tmp_path / "other")
+    assert huggingface.config_of(tmp_path / "other") == huggingface.config_of(folder)
 
 
 def test_where_each_number_goes(tmp_path):

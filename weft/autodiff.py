@@ -267,6 +267,12 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     >>> wf.jvp(lambda x: x * x, (x,), (wf.ones("a=3"),))[1]
     f32[a=3] [0., 2., 4.]
     """
+    if len(primals) != len(tangents):
+        raise ProgramError(
+            f"there are {len(primals)} primals and {len(tangents)} tangents",
+            rule="a direction has a tangent for each primal",
+            hint="wf.jvp(f, (x, y), (dx, dy)); zeros_like is the tangent of what stands still",
+        )
     primals = tuple(jax.tree.map(_entered, p, is_leaf=is_tensor) for p in primals)
     tangents = tuple(_alike(t, p) for t, p in zip(tangents, primals, strict=True))
     return jax.jvp(_framed(f), primals, tangents)
@@ -421,6 +427,15 @@ class custom_vjp:
     def _cotangents(self, args: tuple[Any, ...], kept: Any, cotangent: Any) -> tuple[Any, ...]:
         assert self.backward is not None
         given = jax.tree.map(_named, self.backward(kept, cotangent), is_leaf=is_tensor)
+        if not isinstance(given, tuple | list) or len(given) != len(args):
+            found = (
+                f"{len(given)} cotangents" if isinstance(given, tuple | list) else f"a {type(given).__name__}"
+            )
+            raise ProgramError(
+                f"the backward rule gave {found} for {len(args)} argument{'s' * (len(args) != 1)}",
+                rule="a backward rule returns a cotangent for each argument, or None where there is none",
+                hint="return (dx, None), or (dx,) where there is one argument",
+            )
         return tuple(None if g is None else _alike(g, a) for g, a in zip(given, args, strict=True))
 
 
