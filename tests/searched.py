@@ -267,11 +267,11 @@ QUICK = {
     "reshaped": (reshaped, 2, 1),
     "tied": (tied, 2, 1),
     "scanned": (scanned, 4, 1),
-    "piped": (piped, 4, 2),
     "convolution": (convolution, 2, 1),
     "dropped": (dropped, 4, 2),
 }
 LONG = {
+    "piped": (piped, 4, 2),
     "remat scanned": (remat_scanned, 4, 2),
     "pooled": (pooled, 4, 1),
     "language model": (language_model, 2, 1),

@@ -232,6 +232,7 @@ def test_quality_counts_several_references():
     assert found.bleu > 50 and found.signatures[0].startswith("nrefs:var")
 
 
+@pytest.mark.slow
 def test_unrolled_layers_are_the_same():
     config = BASE.replace(**TWO)
     model, batch = untrained(config), batch_of(config)

@@ -117,8 +117,6 @@ def equals_one_device(name, mesh, layout, schedule, micro):
 
 TRAINED = [
     ("language model", "pipe=4 data=2", "layers:pipe batch:data", "gpipe", None),
-]
-TRAINED_SLOW = [
     *(("language model", f"pipe={k}", "layers:pipe", s, 8) for k in (2, 4, 8) for s in ("gpipe", "1f1b")),
     ("language model", "pipe=2 model=2", "layers:pipe heads:model d_ff:model", "gpipe", 2),
     ("language model", "pipe=2 data=2 model=2", ALL, "1f1b", 2),
@@ -154,14 +152,9 @@ def equals_training(name, mesh, layout, schedule, micro):
         same(got, wanted.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TRAINED, ids=str)
 def test_twenty_steps(case):
-    equals_training(*case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", TRAINED_SLOW, ids=str)
-def test_twenty_steps_at_length(case):
     equals_training(*case)
 
 

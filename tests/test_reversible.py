@@ -201,6 +201,7 @@ def loss_of(config, key=None):
     return wf.value_and_grad(lambda model, batch: model.loss(batch, key))
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder(monkeypatch):
     config = language_model(
         kind="encoder_decoder", positions="relative", activation="gated_gelu", scaled=False, dropout=0.2

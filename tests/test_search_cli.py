@@ -105,6 +105,7 @@ def test_levers_keep_to_the_dims_and_the_cap(program, capsys):
     assert "8 devices: at least 600 B (still too much)" in err
 
 
+@pytest.mark.slow
 def test_levers_come_on_top_of_what_was_asked(capsys):
     """More devices never need more memory on each; and a batch that can't be dealt out is no mistake here."""
     flags = ("--hardware", "h100", "--dims", "batch", "--axes", "1", "--memory", "1MB", "--json")
@@ -216,6 +217,7 @@ def authors(name, mesh):
     return (fn, args), plan.time("tpu-v2").overlapped_seconds
 
 
+@pytest.mark.slow
 def test_the_papers_largest_model():
     """On 512 cores it finds something at least as fast as the authors' layout, with few plans."""
     (fn, args), theirs = authors("lm-4.9b", "batch=16 model=32")

@@ -109,7 +109,9 @@ def no_threads():
     return [t.name for t in threading.enumerate() if t.name.startswith(names)] == []
 
 
-@pytest.mark.parametrize("place", ["data", "model", "zero", "pipe"])
+@pytest.mark.parametrize(
+    "place", [*(pytest.param(place, marks=pytest.mark.slow) for place in ("data", "model")), "zero", "pipe"]
+)
 def test_the_same_curve_on_every_mesh(whole, place):
     losses = curve(whole("one"))
     assert len(losses) == STEPS and losses[-1] < losses[0]
