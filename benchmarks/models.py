@@ -91,7 +91,7 @@ def step(mesh: str = MESH, layout: str = LAYOUT) -> wf.Program:
 
 def case(program: wf.Program, model: Transformer, batch: Batch) -> Callable[[], Any]:
     """Each call is the next train step and returns its loss."""
-    model, batch = placed((model, batch), program)
+    model, batch = wf.place((model, batch), program.mesh, program.layout)
     state = train.Momentum(LEARNING_RATE).init(model)
 
     def run() -> Any:
@@ -101,13 +101,6 @@ def case(program: wf.Program, model: Transformer, batch: Batch) -> Callable[[], 
         return metrics["loss"].storage
 
     return run
-
-
-def placed(tree: Any, program: wf.Program) -> Any:
-    """The tensors of a tree where the program wants them."""
-    if not program.mesh.axes:
-        return tree
-    return nn.module.map_parameters(lambda t: wf.place(t, program.mesh, program.layout), tree)
 
 
 def language_model(size: Size = handwritten.STANDARD) -> tuple[Transformer, Batch]:
@@ -155,7 +148,8 @@ def layer_case(layer: Any, mesh: str, layout: str) -> Callable[[], Any]:
     program = wf.spmd(wf.value_and_grad(loss, argnums=(0, 1)), mesh, layout)
     x = np.random.default_rng(0).standard_normal((16, 128, 256)).astype(np.float32)
     layer = nn.init(layer, jax.random.key(0))
-    layer, x = placed((layer, wf.tensor(x, "batch=16 length=128 d_model=256")), program)
+    given = layer, wf.tensor(x, "batch=16 length=128 d_model=256")
+    layer, x = wf.place(given, program.mesh, program.layout)
 
     def run() -> Any:
         value, grads = program(layer, x)

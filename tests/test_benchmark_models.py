@@ -61,7 +61,7 @@ def test_parallel_translation_steps_equal_one_device(make, singles):
 @pytest.mark.parametrize("peer", PEERS)
 def test_models_equal_hand_written_ones(peer, mesh, layout, singles):
     program = models.step(mesh, layout)
-    model, batch = models.placed(PEERS[peer][1](TINY), program)
+    model, batch = wf.place(PEERS[peer][1](TINY), program.mesh, program.layout)
     losses, state = [], {}
     for _ in range(STEPS):
         metrics, model, state = program(model, state, batch, None)
