@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+import weft as wf
 from benchmarks import handwritten, handwritten_tr, models
 from weft import nn
 
