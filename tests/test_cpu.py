@@ -31,8 +31,9 @@ def faults(prepared):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
 def test_memory_is_kept():
-    pages = 2**26 // resource.getpagesize()
-    assert faults("") >= pages > pages / 2 > faults("wf.cpu_devices(1)")
+    before = faults("")
+    assert before >= 2**26 // resource.getpagesize()
+    assert faults("wf.cpu_devices(1)") < before / 2
 
 
 @pytest.mark.parametrize("platforms, there", [(None, True), ("cpu", True), ("cuda,cpu", False)])

@@ -70,7 +70,7 @@ def one_by_one(model, batch):
     return wf.scan(say, read(model, beginning, 9), wf.arange(steps), steps)[1]
 
 
-QUICK = {(name, "both") for name in MODELS} | {("rotary", "one device"), ("translation", "long")}
+QUICK = {(name, "both") for name in MODELS} | {("rotary", "one device")}
 EVERY = [
     pytest.param(name, layout, marks=[] if (name, layout) in QUICK else pytest.mark.slow)
     for name in MODELS

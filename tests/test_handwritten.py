@@ -87,7 +87,7 @@ def test_alternate_pairs_rounds():
         measure.alternate(cases, 1, 0, baseline="d")
 
 
-@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+@pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["warm", "cold"])
 def test_trace_time_traces_afresh(cold):
     runs = []
 

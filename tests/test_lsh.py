@@ -210,6 +210,7 @@ def run(m, x, layout="", **options):
     return program(m, x)
 
 
+@pytest.mark.slow
 def test_dropout():
     m, x = module(chunk=4, rounds=1, buckets=2), inputs(13)
 
@@ -269,6 +270,7 @@ def logits(model, tokens, layout="", segments=None):
     return wf.spmd(program, MESH, wf.Layout(layout))(model, tokens, jax.random.key(2)).numpy()
 
 
+@pytest.mark.slow
 def test_decoder():
     model = nn.init(Transformer(SMALL.replace(compute="float64")), jax.random.key(0))
     names = nn.parameters(model.decoder.blocks.attention)

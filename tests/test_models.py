@@ -41,7 +41,7 @@ LAYOUTS = {
 }
 # All of them in `make soak`; these in `make test`.
 QUICK = {
-    "lm": ["both", "zero3"],
+    "lm": ["zero3"],
     "tr": ["d_model"],
     "moe": ["experts"],
     "reversible": ["model"],

@@ -355,7 +355,7 @@ def test_split_layers_without_stages_are_gathered():
     assert plan.pipelines == ()
 
 
-@schedules
+@pytest.mark.parametrize("schedule", ["gpipe", pytest.param("1f1b", marks=pytest.mark.slow)])
 def test_the_program_does_not_grow(schedule):
     """Neither with the micro-batches, nor with the stages or the layers."""
 

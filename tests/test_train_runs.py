@@ -132,6 +132,7 @@ def test_going_on_is_never_having_stopped(settings, whole, tmp_path, place):
     assert {p.name for p in tmp_path.iterdir()} >= {"plan.txt", "versions.json", "loss.png", "tensorboard"}
 
 
+@pytest.mark.slow
 def test_going_on_with_gradients_in_parts(settings, tmp_path):
     for steps in (2, 5):
         loop.train(settings(tmp_path / "stopped", "one", steps, micro=2), quiet=True)
