@@ -90,6 +90,7 @@ def learn(mesh, layout, text, steps):
 
 
 text = np.frombuffer(Path(sys.argv[1] if sys.argv[1:] else __file__).read_bytes(), np.uint8)
+assert len(text) > 65 and STEPS > 0, "too little to learn from"
 model, losses = learn(MESH, LAYOUT, text, STEPS)
 written, speak = list(text[:64]), wf.spmd(lambda *a: logits(*a)["length", -1], MESH, LAYOUT)
 for key in jax.random.split(jax.random.key(1), WRITTEN):

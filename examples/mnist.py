@@ -103,7 +103,10 @@ def learn(mesh, layout, images, labels, steps):
 
 
 def main():
-    images, labels = data(Path(sys.argv[1] if sys.argv[1:] else "/usr/share/datasets/fashion-mnist"))
+    folder = Path(sys.argv[1] if sys.argv[1:] else "/usr/share/datasets/fashion-mnist")
+    if sys.argv[1:] and not [*folder.glob("*-images-idx*.gz")]:
+        sys.exit(f"there are no *-images-idx*.gz in {folder}")
+    images, labels = data(folder)
     known = labels.size * 6 // 7
     test = images["batch", known:], labels["batch", known:]
 

@@ -103,13 +103,13 @@ def main():
     large = [d.resize(256) for d in space]
     specs = nn.specs(NET), wf.spec([batch, *large, channels[0]]), wf.spec([batch, *large])
     plan, alone = (wf.spmd(wf.grad(loss), *where).plan(*specs) for where in ((MESH, LAYOUT), (None, "")))
-    print(f"volumes of 256³: {alone.memory.peak / 2**30:.1f} GB on one device, ", end="")
-    print(f"{plan.memory.peak / 2**30:.1f} GB on each of 8")
+    print(f"volumes of 256³: {alone.memory.peak / 2**30:.1f} GiB on one device, ", end="")
+    print(f"{plan.memory.peak / 2**30:.1f} GiB on each of 8")
     sent = Counter()
     for c in plan.collectives:
         sent[f"{c.kind} over {'+'.join(c.axes)}"] += c.bytes * c.count
     for what, count in sent.items():
-        print(f"  {what}: {count / 2**20:.2f} MB")
+        print(f"  {what}: {count / 2**20:.2f} MiB")
 
     random = np.random.default_rng(0)
     batches = [balls(random) for _ in range(STEPS)]

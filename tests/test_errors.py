@@ -165,6 +165,31 @@ def jvp_with_too_few_tangents():
 
 
 @mistake
+def spmd_of_no_function():
+    wf.spmd(3, MESH, "batch:data")  # wrong
+
+
+@mistake
+def verify_without_layouts():
+    wf.verify(wf.exp, (ones("batch=4"),), MESH, [])  # wrong
+
+
+@mistake
+def verify_of_a_tensor():
+    wf.verify(wf.exp, ones("batch=4"), MESH, "batch:data")  # wrong
+
+
+@mistake
+def verify_with_a_negative_tolerance():
+    wf.verify(wf.exp, (ones("batch=4"),), MESH, "batch:data", tolerance=-1.0)  # wrong
+
+
+@mistake
+def cpu_devices_of_no_number():
+    wf.cpu_devices(0)  # wrong
+
+
+@mistake
 def truth_of_many():
     if ones("batch=4") > 0:  # wrong
         pass

@@ -472,3 +472,13 @@ def test_inside_jit_and_without_leaks():
 
         leaves(wf.spmd(wf.value_and_grad(fn), "data=2 model=2", "batch:data h:model")(params, x))
         leaves(wf.spmd(wf.value_and_grad(loss), "data=2", "batch:data")(params, x))
+
+
+def test_names_of_the_package():
+    import weft
+
+    names = {}
+    exec("from weft import *", names)
+    assert names["einsum"] is wf.einsum and "collectives" not in names
+    with pytest.raises(AttributeError, match=r"'eisnum'.*did you mean einsum"):
+        weft.eisnum

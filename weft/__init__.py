@@ -17,7 +17,7 @@ if _typing.TYPE_CHECKING:
 
 
 _HERE = _Path(__file__).parent
-_PUBLIC_MODULES = {"data", "decode", "models", "nn", "random", "train"}
+_PUBLIC_MODULES = {"data", "decode", "models", "nn", "random", "serve", "train"}
 _FUNCTIONS = {
     "dims",
     "optimizer",
@@ -35,8 +35,13 @@ class _Weft(_types.ModuleType):
         if is_file and name not in _FUNCTIONS:
             return _importlib.import_module(f"{__name__}.{name}")
         language = _importlib.import_module(f"{__name__}.language")
+        if name == "__all__":
+            return self.__dir__()
         if name.startswith("_") or not hasattr(language, name):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            from .errors import nearest
+
+            close = "" if name.startswith("_") else nearest(name, self.__dir__())
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{close}")
         value = getattr(language, name)
         super().__setattr__(name, value)
         return value

@@ -25,6 +25,12 @@ def cpu_devices(count: int) -> None:
 
     From then on the process keeps the memory of large arrays to use it again, where the C library is glibc.
     """
+    if not isinstance(count, int) or count < 1:
+        raise MeshError(
+            f"{count!r} is no number of devices",
+            rule="a CPU poses as one device or more",
+            hint="wf.cpu_devices(8)",
+        ).located(f"cpu_devices({count!r})")
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:

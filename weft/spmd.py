@@ -420,6 +420,12 @@ def spmd(
     if fn is None:
         return functools.partial(spmd, mesh=mesh, layout=layout, static=static, donate=donate)
     try:
+        if not callable(fn):
+            raise ProgramError(
+                f"{fn!r} is no function",
+                rule="what is staged takes and returns trees of tensors",
+                hint="wf.spmd(fn, mesh, layout); leave fn out to use it as a decorator",
+            )
         return Program(fn, mesh, layout, static=static, donate=donate)
     except WeftError as error:
         more = {k: v for k, v in {"static": static, "donate": donate}.items() if v != ()}

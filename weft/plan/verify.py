@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import WeftError
+from ..errors import ProgramError, WeftError
 from ..layout import Layout
 from ..mesh import Mesh
 from ..placing import place
@@ -73,6 +73,19 @@ def verify(
     >>> [c.agrees for c in wf.verify(lambda x: wf.sum(x), (x,), wf.Mesh(), [wf.Layout()])]
     [True]
     """
+    layouts = [layouts] if isinstance(layouts, str | Layout) else layouts
+    if not layouts or isinstance(args, Tensor):
+        raise ProgramError(
+            "args is one tensor" if isinstance(args, Tensor) else "there are no layouts to compare",
+            rule="args are a tuple of what the function takes, and each layout is compared with one device",
+            hint='wf.verify(fn, (x,), "data=4", ["batch:data"])',
+        ).located("verify")
+    if tolerance is not None and not tolerance >= 0:
+        raise ProgramError(
+            f"a tolerance of {tolerance}",
+            rule="a difference is never below 0",
+            hint="leave it out for what rounding explains, or give 0 for none",
+        ).located("verify")
     args = jax.tree.map(lambda x: place(x, None, None) if is_tensor(x) else x, args, is_leaf=is_tensor)
     one = spmd(fn, Mesh(), Layout())(*args)
     meshes = (
