@@ -6,7 +6,8 @@ and the layout cuts them: look at the permutes, which are that exchange. A furth
 After one pass over the pictures, the net is tested on a seventh of them that it has not seen.
 
 Run it: `python examples/mnist.py [FOLDER]`, with the files of MNIST or Fashion-MNIST in the folder (those of
-Debian's package dataset-fashion-mnist are found without it). Where there are none, digits are drawn.
+Debian's package dataset-fashion-mnist are found without it). Where there are none, or for `drawn` in its
+place, digits are drawn.
 """
 
 import gzip
@@ -104,7 +105,7 @@ def learn(mesh, layout, images, labels, steps):
 
 def main():
     folder = Path(sys.argv[1] if sys.argv[1:] else "/usr/share/datasets/fashion-mnist")
-    if sys.argv[1:] and not [*folder.glob("*-images-idx*.gz")]:
+    if sys.argv[1:] not in ([], ["drawn"]) and not [*folder.glob("*-images-idx*.gz")]:
         sys.exit(f"there are no *-images-idx*.gz in {folder}")
     images, labels = data(folder)
     known = labels.size * 6 // 7
