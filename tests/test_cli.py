@@ -405,15 +405,3 @@ assert not hasattr(wf, "nothing_of_this_name")
 
 def test_functions_are_not_hidden_by_the_files_that_they_are_in():
     subprocess.run([sys.executable, "-c", NAMES], timeout=60, check=True)
-
-
-def test_what_a_file_prints_is_no_result(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("noisy.py").write_text(
-        'import weft as wf\nprint("hello")\ndef example():\n    print("there")\n'
-        '    return wf.exp, (wf.spec("batch=4"),)\n'
-    )
-    assert main(["plan", "noisy.py:example", "--mesh", "data=2", "--layout", "batch:data", "--json"]) == 0
-    out, err = capsys.readouterr()
-    json.loads(out)
-    assert "hello" in err and "there" in err

@@ -37,7 +37,7 @@ def load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     path = Path(file)
     if not path.is_file():
         raise UserError(f"there is no file {file}{_close_file(path)}")
-    with user_code(f"{file} failed while it was imported"), contextlib.redirect_stdout(sys.stderr):
+    with user_code(f"{file} failed while it was imported"):
         module = _imported(path)
     function = getattr(module, name, None)
     if not callable(function):
@@ -50,7 +50,7 @@ def load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
             f"  FN takes none, and returns the function to plan and its arguments\n\n"
             f"hint: write beside it\n\n{EXAMPLE}"
         )
-    with user_code(f"{target} failed"), contextlib.redirect_stdout(sys.stderr):
+    with user_code(f"{target} failed"):
         pair = function()
     if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[0]) and _is_list(pair[1])):
         shown = f"({', '.join(type(x).__name__ for x in pair)})" if isinstance(pair, tuple) else repr(pair)
