@@ -14,7 +14,7 @@ import weft as wf
 from benchmarks.measure import alternate
 from weft import nn, train
 from weft.models import Batch, Config, Transformer
-from weft.plan.hardware import measure_cpu
+from weft.plan.measure import measure_cpu
 from weft.plan.units import human_bytes
 
 ROWS, LENGTH = 16, 128

@@ -19,7 +19,8 @@ from benchmarks import handwritten, lm
 from benchmarks.handwritten import Size
 from benchmarks.measure import alternate
 from weft.errors import WeftError
-from weft.plan.hardware import Hardware, measure_cpu
+from weft.plan.hardware import Hardware
+from weft.plan.measure import measure_cpu
 from weft.search.best import Ranked, Space
 
 SIZE = Size(batch=16, length=64, d_model=128, d_ff=512, heads=4, d_kv=32, layers=2, vocab=2048)

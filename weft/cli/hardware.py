@@ -83,7 +83,8 @@ class Measure:
     """How many virtual devices share the cores while it is measured."""
 
     def run(self) -> None:
-        from ..plan.hardware import measure_cpu, to_toml, user_folder
+        from ..plan.hardware import to_toml, user_folder
+        from ..plan.measure import measure_cpu
 
         if self.devices < 2:
             raise UserError(f"--devices {self.devices}: a network has at least 2 devices")

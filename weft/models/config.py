@@ -10,7 +10,7 @@ import weft as wf
 from weft import nn
 from weft.autodiff import POLICIES
 from weft.errors import ModelError, nearest
-from weft.ops.pipeline import SCHEDULES
+from weft.ops.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)

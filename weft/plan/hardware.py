@@ -36,17 +36,14 @@ as it is.
 
 from __future__ import annotations
 
-import math
 import os
-import re
-import statistics
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import HardwareError, caret, nearest
+from ..errors import HardwareError, nearest
+from .table import Table
 
 PROFILES = Path(__file__).parent / "profiles"
 
@@ -189,11 +186,7 @@ def load(path: Path) -> Hardware:
 
 def parse(text: str, where: str = "hardware") -> Hardware:
     """The hardware that TOML text describes; `where` names it in messages."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _broken(text, where, str(error)) from None
-    top = _Table(data, text, where, "")
+    top = Table.read(text, where)
     peaks, memory = top.table("peak_flops"), top.table("memory")
     hardware = Hardware(
         name=top.text("name"),
@@ -212,7 +205,7 @@ def parse(text: str, where: str = "hardware") -> Hardware:
     return hardware
 
 
-def _level(table: _Table) -> Level:
+def _level(table: Table) -> Level:
     level = Level(
         table.text("name"),
         table.number("bandwidth"),
@@ -236,113 +229,6 @@ def _check_levels(hardware: Hardware, where: str) -> None:
         )
 
 
-class _Table:
-    """A TOML table that is asked for its fields, and complains in the file's own words."""
-
-    def __init__(self, data: dict[str, Any], text: str, where: str, name: str, number: int = 0):
-        self.data, self._text, self._where, self._name, self._number = data, text, where, name, number
-        self._asked: set[str] = set()
-
-    def text(self, key: str) -> str:
-        return self._get(key, "text in quotes", lambda v: isinstance(v, str) and v != "")
-
-    def whole(self, key: str, *default: Any) -> Any:
-        ok = lambda v: _is_number(v) and v == int(v) and v >= (0 if default == (0,) else 1)  # noqa: E731
-        value = self._get(key, "a whole number", ok, *default)
-        return int(value) if value is not None else None
-
-    def number(self, key: str, *, least: float | None = None, most: float = math.inf) -> float:
-        what = "a number" if least is not None else "a number above 0"
-        what += f", at most {most:g}" if most < math.inf else ""
-        in_range = lambda v: (v >= least if least is not None else v > 0) and v <= most  # noqa: E731
-        return float(self._get(key, what, lambda v: _is_number(v) and in_range(v)))
-
-    def table(self, key: str) -> _Table:
-        found = self._get(key, f"a table: [{key}]", lambda v: isinstance(v, dict))
-        return _Table(found, self._text, self._where, self._inner(key))
-
-    def tables(self, key: str) -> list[_Table]:
-        def ok(v: Any) -> bool:
-            return isinstance(v, list) and bool(v) and all(isinstance(x, dict) for x in v)
-
-        found = self._get(key, f"a list of tables: [[{key}]]", ok)
-        return [_Table(t, self._text, self._where, self._inner(key), n) for n, t in enumerate(found)]
-
-    def done(self) -> None:
-        """An error if there are fields that nobody asked for: a misspelt one would have no effect."""
-        for key in set(self.data) - self._asked:
-            raise HardwareError(
-                f"unknown field {self._inner(key)}{nearest(key, self._asked)}",
-                *self._shown(key, value=False),
-                rule=f"fields here: {', '.join(sorted(self._asked))}",
-                hint="mend the name, or leave the line out",
-            )
-
-    def _called(self) -> list[str]:
-        """Which one of several tables this is."""
-        name = self.data.get("name") if self._name else None
-        return [f"in the [[{self._name}]] named {name}"] if name else []
-
-    def _inner(self, key: str) -> str:
-        return f"{self._name}.{key}" if self._name else key
-
-    def _get(self, key: str, what: str, ok: Callable[[Any], bool], *default: Any) -> Any:
-        self._asked.add(key)
-        if key not in self.data:
-            if default:
-                return default[0]
-            close = nearest(key, set(self.data) - self._asked).replace("did you mean", "misspelt as")
-            raise HardwareError(
-                f"{self._inner(key)} is missing from {self._where}{close}",
-                *self._called(),
-                rule=f"{self._inner(key)} is {what}",
-                hint="weft hardware show tpu-v4 prints a whole profile",
-            )
-        value = self.data[key]
-        if not ok(value):
-            raise HardwareError(
-                f"{self._inner(key)} = {value!r} is not {what}",
-                *self._shown(key),
-                hint="weft hardware show tpu-v4 prints a whole profile",
-            )
-        return value
-
-    def _shown(self, key: str, *, value: bool = True) -> list[str]:
-        """The field's line in the file, with a caret under its value or name."""
-        table, number = "", -1
-        for n, line in enumerate(self._text.splitlines(), 1):
-            if header := re.match(r"\s*(\[\[?)\s*([\w.]+)", line):
-                number = number + 1 if header[2] == table else 0
-                table = header[2]
-                if table == self._inner(key):
-                    return _pointed(self._where, n, line, header.start(2))
-                continue
-            here = table == self._name and (number == self._number or not table)
-            if here and (field := re.match(rf"(\s*)\"?{re.escape(key)}\"?\s*=\s*", line)):
-                return _pointed(self._where, n, line, field.end() if value else field.end(1))
-        return [f"in {self._where}"]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _pointed(where: str, line: int, text: str, column: int) -> list[str]:
-    return [f"{where}, line {line}:", caret(text, column)]
-
-
-def _broken(text: str, where: str, message: str) -> HardwareError:
-    fact, _, place = message.partition(" (at ")
-    found = re.match(r"line (\d+), column (\d+)", place)
-    lines = text.splitlines() or [""]
-    line, column = (int(found[1]), int(found[2])) if found else (len(lines), len(lines[-1]) + 1)
-    return HardwareError(
-        f"{where} is not TOML: {fact[:1].lower()}{fact[1:]}",
-        *_pointed(where, line, lines[min(line, len(lines)) - 1], column - 1),
-        hint="weft hardware show tpu-v4 prints a profile that is",
-    )
-
-
 # Writing
 
 
@@ -364,102 +250,3 @@ def to_toml(hardware: Hardware) -> str:
         lines += [f"devices = {level.devices}"] if level.devices is not None else []
         lines += [f"torus = {level.torus}", f"wrap = {level.wrap}"] if level.torus else []
     return "\n".join(lines) + "\n"
-
-
-# Measuring
-
-
-def measure_cpu(devices: int = 8) -> Hardware:
-    """This CPU as that many virtual devices, measured with programs of Weft's own.
-
-    Run it on a quiet machine, and in a process that has not used JAX yet. All devices work at once, as
-    in a real program, and so the times are those of shared cores; the numbers are then those of one core.
-    """
-    import jax.numpy as jnp
-
-    import weft as wf
-
-    wf.cpu_devices(devices)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    mesh, layout = wf.Mesh(f"d={devices}"), wf.Layout("slice:d")
-    slices, times = wf.Dim("slice", devices), wf.Dim("times", 8)
-
-    def seconds(body: Callable[..., Any], *args: Any) -> float:
-        """Of one call of `body` on all devices; its results are new memory, as in a real program."""
-        return _typical(wf.spmd(body, mesh, layout), *(wf.place(a, mesh, layout) for a in args))
-
-    def looped(body: Callable[[Any], Any], carry: Any) -> float:
-        """Of one run of `body` on all devices inside a program, without what a call costs."""
-
-        def loop(carry: Any) -> Any:
-            return wf.scan(lambda c, _: (body(c), None), carry, wf.zeros([times]), times)[0]
-
-        return seconds(loop, carry) / times.size
-
-    def memory(size: int) -> float:
-        """Bytes/s of one core, reading and writing that many floats on each device."""
-        x = wf.ones([slices, wf.Dim("n", size)])
-        return 2 * 4 * size * devices / seconds(lambda x: x * 0.5 + 1.0, x) / cores
-
-    def matmul(rows: int, inner: int, columns: int, dtype: Any) -> float:
-        """FLOP/s of one core in products of these sizes on each device, without their memory traffic."""
-        row, i, o = wf.dims(f"row={rows} i={inner} o={columns}")
-        x, w = wf.ones([slices, row, i], dtype), wf.full([slices, i, o], 1 / inner, dtype)
-        taken = seconds(lambda x, w: wf.einsum(x, w, out=[slices, row, o]), x, w) * cores / devices
-        moved = (rows * inner + inner * columns + rows * columns) * jnp.dtype(dtype).itemsize
-        return 2 * rows * inner * columns / max(taken - moved / bandwidth, taken / 2)
-
-    def all_reduce(size: int) -> float:
-        """Seconds of the sum over all devices of that many floats."""
-        n = wf.Dim("n", size)
-        x = wf.ones([slices, n])
-
-        def body(x: Any) -> Any:
-            return wf.sum(x, "slice") * 0.5 + wf.zeros([slices, n])
-
-        return max(looped(body, x) - looped(lambda x: x * 0.5 + 1.0, x), 1e-9)
-
-    bandwidth = statistics.median(memory(1 << bits) for bits in (21, 20, 19, 18, 20, 21))
-    rates = sorted(matmul(*sizes, jnp.float32) for sizes in _PRODUCTS)
-    half = max(matmul(*sizes, jnp.bfloat16) for sizes in _PRODUCTS)
-    sharing = devices / cores
-    latency = all_reduce(16) / sharing  # of one collective: threads meet once
-    wire = 2 * 4 * (1 << 19) * (devices - 1) / devices
-    moving = max(all_reduce(1 << 19) - latency * sharing, 1e-9)
-    return Hardware(
-        name="cpu",
-        source=f"measured by weft hardware measure, {devices} virtual devices on {cores} cores",
-        devices_per_node=cores,
-        peak_flops={"f32": rates[-1], "bf16": half},
-        matmul_efficiency=rates[len(rates) // 2] / rates[-1],
-        memory_bytes=_ram() // devices,
-        memory_bandwidth=bandwidth,
-        network=(Level("memory copies", wire * sharing / moving, latency),),
-        shared_cores=cores,
-    )
-
-
-# Rows, inner and columns of the products that a Transformer's slices make.
-_PRODUCTS = ((2048, 256, 256), (256, 2048, 256), (256, 256, 2048), (512, 512, 512), (256, 1024, 256))
-
-
-def _typical(program: Any, *args: Any, tries: int = 9) -> float:
-    """The median of the seconds of a call, after a first one that compiles."""
-    import time
-
-    import jax
-
-    def once() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(jax.tree.leaves(program(*args)))
-        return time.perf_counter() - start
-
-    once()
-    return statistics.median(once() for _ in range(tries))
-
-
-def _ram() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on this system
-        return 8 << 30

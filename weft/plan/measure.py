@@ -1,0 +1,104 @@
+"""This CPU as a hardware profile, measured with programs of Weft's own."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import weft as wf
+
+from .hardware import Hardware, Level
+
+# Rows, inner and columns of the products that a Transformer's slices make.
+_PRODUCTS = ((2048, 256, 256), (256, 2048, 256), (256, 256, 2048), (512, 512, 512), (256, 1024, 256))
+
+
+def measure_cpu(devices: int = 8) -> Hardware:
+    """This CPU as that many virtual devices, measured with programs of Weft's own.
+
+    Run it on a quiet machine, and in a process that has not used JAX yet. All devices work at once, as
+    in a real program, and so the times are those of shared cores; the numbers are then those of one core.
+    """
+    wf.cpu_devices(devices)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    mesh, layout = wf.Mesh(f"d={devices}"), wf.Layout("slice:d")
+    slices, times = wf.Dim("slice", devices), wf.Dim("times", 8)
+
+    def seconds(body: Callable[..., Any], *args: Any) -> float:
+        """Of one call of `body` on all devices; its results are new memory, as in a real program."""
+        return _typical(wf.spmd(body, mesh, layout), *(wf.place(a, mesh, layout) for a in args))
+
+    def looped(body: Callable[[Any], Any], carry: Any) -> float:
+        """Of one run of `body` on all devices inside a program, without what a call costs."""
+
+        def loop(carry: Any) -> Any:
+            return wf.scan(lambda c, _: (body(c), None), carry, wf.zeros([times]), times)[0]
+
+        return seconds(loop, carry) / times.size
+
+    def memory(size: int) -> float:
+        """Bytes/s of one core, reading and writing that many floats on each device."""
+        x = wf.ones([slices, wf.Dim("n", size)])
+        return 2 * 4 * size * devices / seconds(lambda x: x * 0.5 + 1.0, x) / cores
+
+    def matmul(rows: int, inner: int, columns: int, dtype: Any) -> float:
+        """FLOP/s of one core in products of these sizes on each device, without their memory traffic."""
+        row, i, o = wf.dims(f"row={rows} i={inner} o={columns}")
+        x, w = wf.ones([slices, row, i], dtype), wf.full([slices, i, o], 1 / inner, dtype)
+        taken = seconds(lambda x, w: wf.einsum(x, w, out=[slices, row, o]), x, w) * cores / devices
+        moved = (rows * inner + inner * columns + rows * columns) * jnp.dtype(dtype).itemsize
+        return 2 * rows * inner * columns / max(taken - moved / bandwidth, taken / 2)
+
+    def all_reduce(size: int) -> float:
+        """Seconds of the sum over all devices of that many floats."""
+        n = wf.Dim("n", size)
+        x = wf.ones([slices, n])
+
+        def body(x: Any) -> Any:
+            return wf.sum(x, "slice") * 0.5 + wf.zeros([slices, n])
+
+        return max(looped(body, x) - looped(lambda x: x * 0.5 + 1.0, x), 1e-9)
+
+    bandwidth = statistics.median(memory(1 << bits) for bits in (21, 20, 19, 18, 20, 21))
+    rates = sorted(matmul(*sizes, jnp.float32) for sizes in _PRODUCTS)
+    half = max(matmul(*sizes, jnp.bfloat16) for sizes in _PRODUCTS)
+    sharing = devices / cores
+    latency = all_reduce(16) / sharing  # of one collective: threads meet once
+    wire = 2 * 4 * (1 << 19) * (devices - 1) / devices
+    moving = max(all_reduce(1 << 19) - latency * sharing, 1e-9)
+    return Hardware(
+        name="cpu",
+        source=f"measured by weft hardware measure, {devices} virtual devices on {cores} cores",
+        devices_per_node=cores,
+        peak_flops={"f32": rates[-1], "bf16": half},
+        matmul_efficiency=rates[len(rates) // 2] / rates[-1],
+        memory_bytes=_ram() // devices,
+        memory_bandwidth=bandwidth,
+        network=(Level("memory copies", wire * sharing / moving, latency),),
+        shared_cores=cores,
+    )
+
+
+def _typical(program: Any, *args: Any, tries: int = 9) -> float:
+    """The median of the seconds of a call, after a first one that compiles."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(jax.tree.leaves(program(*args)))
+        return time.perf_counter() - start
+
+    once()
+    return statistics.median(once() for _ in range(tries))
+
+
+def _ram() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on this system
+        return 8 << 30
