@@ -59,6 +59,10 @@ def value_and_grad(
         and anything else).
       argnums: the positions of the arguments to differentiate with respect to.
       has_aux: whether `f` returns a pair.
+
+    >>> import weft as wf
+    >>> wf.value_and_grad(lambda x: wf.sum(x * x))(wf.arange(wf.Dim("a", 3), float))
+    (f32[] 5., f32[a=3] [0., 2., 4.])
     """
     places = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
@@ -287,6 +291,11 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False, zeros: bool
       primals: where to differentiate it.
       has_aux: whether `f` returns a pair.
       zeros: whether a tensor that `f` does not use has a cotangent of zeros; else it may be None.
+
+    >>> import weft as wf
+    >>> square, pull = wf.vjp(lambda x: x * x, wf.arange(wf.Dim("a", 3), float))
+    >>> pull(wf.ones("a=3"))
+    (f32[a=3] [0., 2., 4.],)
     """
     program = context.current()
     if program is None:
@@ -488,6 +497,12 @@ def remat(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     Args:
       policy: what is kept nevertheless: "nothing" (the default), "sums" (results of all-reduces, so
         that no collective runs twice), "dots", "dots+sums", "everything", or a JAX policy.
+
+    >>> import weft as wf
+    >>> f = lambda x: wf.sum(wf.sin(wf.exp(x)))
+    >>> plans = [wf.spmd(wf.grad(g)).plan(wf.spec("a=1024")) for g in (f, wf.remat(f))]
+    >>> [plan.memory.activations for plan in plans]
+    [4096, 0]
     """
     if isinstance(policy, str) and policy not in POLICIES:
         raise ProgramError(

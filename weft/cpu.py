@@ -24,6 +24,11 @@ def cpu_devices(count: int) -> None:
     """Make this process's CPU look like `count` devices; call it before the first use of JAX.
 
     From then on the process keeps the memory of large arrays to use it again, where the C library is glibc.
+
+    >>> import weft as wf
+    >>> wf.cpu_devices(8)
+    >>> wf.Mesh("data=-1 model=2")
+    Mesh("data=4 model=2")
     """
     if not isinstance(count, int) or count < 1:
         raise MeshError(

@@ -146,7 +146,14 @@ def _whole(t: Tensor) -> Any:
 
 @op(cached=False)
 def debug(x: Tensor, label: str = "") -> Tensor:
-    """Print a tensor when the program runs (gathering it), and hand it on unchanged."""
+    """Print a tensor when the program runs (gathering it), and hand it on unchanged.
+
+    >>> import weft as wf
+    >>> double = wf.spmd(lambda x: 2 * wf.debug(x, "x"))
+    >>> double(wf.ones("a=2"))
+    x: f32[a=2] [1. 1.]
+    f32[a=2] [2., 2.]
+    """
     x = as_slice(x)
     program = context.require()
     kind = f"{short_type(x.dtype)}[{show(x.dims)}]"

@@ -40,6 +40,13 @@ class Layout:
       rules: `"batch:data d_ff:model"`, `"batch:pod+data;d_ff:model"`, a mapping, or pairs.
       params: further rules for stored parameters (gathered where they are used).
       optimizer: further rules for optimizer state; by default those of `params`.
+
+    >>> import weft as wf
+    >>> layout = wf.Layout("batch:data d_ff:model")
+    >>> wf.place(wf.ones("batch=2 d_ff=2"), "data=2 model=2", layout)
+    f32[batch=2/data·2, d_ff=2/model·2]
+    [[1., 1.],
+     [1., 1.]]
     """
 
     __slots__ = ("_hash", "_key", "_rules")

@@ -30,6 +30,11 @@ class Mesh:
       axes: `"data=4 model=2"`, `"data:4;model:2"`, a mapping, or pairs; a size of -1 takes what is
         left of the devices.
       devices: the devices to use, in row-major order; by default the first ones of `jax.devices()`.
+
+    >>> import weft as wf
+    >>> mesh = wf.Mesh("data=4 model=2")
+    >>> wf.place(wf.ones("batch=4"), mesh, "batch:data")
+    f32[batch=4/data·4] [1., 1., 1., 1.]
     """
 
     __slots__ = ("__dict__", "_devices", "_hash", "axes")

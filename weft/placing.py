@@ -184,7 +184,13 @@ def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
 
 @entry
 def parameter(t: Tensor) -> Tensor:
-    """The same tensor with the role of a parameter: stored by the layout's `params=` rules."""
+    """The same tensor with the role of a parameter: stored by the layout's `params=` rules.
+
+    >>> import weft as wf
+    >>> w = wf.parameter(wf.ones("d=4"))
+    >>> wf.place(w, "data=4", wf.Layout("batch:data", params="d:data"))
+    f32[d=4/data·4] [1., 1., 1., 1.]
+    """
     return with_role(t, "param")
 
 

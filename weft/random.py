@@ -170,6 +170,10 @@ def dropout(x: Tensor, rate: float, key: Any) -> Tensor:
     Args:
       rate: the probability that an element is dropped.
       key: which elements; the same ones under every layout.
+
+    >>> import jax, weft as wf
+    >>> wf.dropout(wf.ones("a=6"), 0.5, jax.random.key(0))
+    f32[a=6] [0., 0., 2., 2., 0., 2.]
     """
     x = as_slice(x)
     if isinstance(rate, bool) or not isinstance(rate, NUMBERS):

@@ -58,6 +58,13 @@ class Program:
     Attributes:
       mesh, layout: what it is staged for.
       traces: one entry for each time the function was traced, saying why.
+
+    >>> import weft as wf
+    >>> program = wf.spmd(lambda x: wf.sum(x, "d"), "data=4 model=2", "batch:data d:model")
+    >>> program(wf.ones("batch=4 d=6"))
+    f32[batch=4/data·4] [6., 6., 6., 6.]
+    >>> print(program.traces[0])
+    first call: f32[batch=4, d=6]
     """
 
     def __init__(

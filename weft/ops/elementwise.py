@@ -315,7 +315,12 @@ def divide(x: Any, y: Any) -> Tensor:
 
 @op
 def astype(x: Tensor, dtype: Any) -> Tensor:
-    """The same values as another dtype; between floating types a pending sum stays pending."""
+    """The same values as another dtype; between floating types a pending sum stays pending.
+
+    >>> import weft as wf
+    >>> wf.astype(wf.tensor([1.5, 2.5], "a=2"), int)
+    i32[a=2] [1, 2]
+    """
     x = as_slice(x)
     known_dtype(dtype)
     both_float = jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.floating)
@@ -331,7 +336,14 @@ def astype(x: Tensor, dtype: Any) -> Tensor:
 
 @op(numbers="dynamic")
 def where(condition: Any, x: Any, y: Any) -> Tensor:
-    """`x` where the condition holds and `y` elsewhere, broadcasting by name; in the values' order."""
+    """`x` where the condition holds and `y` elsewhere, broadcasting by name; in the values' order.
+
+    >>> import weft as wf
+    >>> wf.where(wf.tensor([True, False], "b=2"), wf.ones("a=2 b=2"), 0.0)
+    f32[a=2, b=2]
+    [[1., 0.],
+     [1., 0.]]
+    """
     if isinstance(condition, Tensor) and condition.dtype != jnp.bool_:
         raise TensorTypeError(
             f"the condition is {describe(condition)}",
@@ -344,7 +356,12 @@ def where(condition: Any, x: Any, y: Any) -> Tensor:
 
 @op(numbers="dynamic")
 def clip(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None) -> Tensor:
-    """`x` held between two bounds, either of which may be left out; `min` and `max` name them as jnp does."""
+    """`x` held between two bounds, either of which may be left out; `min` and `max` name them as jnp does.
+
+    >>> import weft as wf
+    >>> wf.clip(wf.tensor([-2, 1, 5], "a=3"), 0, 3)
+    i32[a=3] [0, 1, 3]
+    """
     if (low is not None and min is not None) or (high is not None and max is not None):
         raise TensorTypeError(
             "clip was given a bound twice",
@@ -367,7 +384,12 @@ def round(x: Tensor, decimals: int = 0) -> Tensor:
 
 @op(numbers="dynamic")
 def stop_gradient(x: Any) -> Any:
-    """The same values, constant for derivatives; takes a tensor or a tree of them."""
+    """The same values, constant for derivatives; takes a tensor or a tree of them.
+
+    >>> import weft as wf
+    >>> wf.grad(lambda x: wf.sum(x * wf.stop_gradient(x)))(wf.arange(wf.Dim("a", 3), float))
+    f32[a=3] [0., 1., 2.]
+    """
 
     def stop(t: Any) -> Any:
         if not isinstance(t, Tensor):

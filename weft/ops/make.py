@@ -42,7 +42,14 @@ def full(dims: Any, value: Any, dtype: Any = None) -> Tensor:
 
 @entry
 def zeros(dims: Any, dtype: Any = jnp.float32) -> Tensor:
-    """A tensor of zeros."""
+    """A tensor of zeros.
+
+    >>> import weft as wf
+    >>> wf.zeros("a=2 b=3")
+    f32[a=2, b=3]
+    [[0., 0., 0.],
+     [0., 0., 0.]]
+    """
     return full(dims, 0, dtype)
 
 
@@ -59,7 +66,12 @@ def ones(dims: Any, dtype: Any = jnp.float32) -> Tensor:
 
 @op
 def full_like(x: Tensor, value: Any, dtype: Any = None) -> Tensor:
-    """A tensor with the dims of another, and by default its dtype, filled with one value."""
+    """A tensor with the dims of another, and by default its dtype, filled with one value.
+
+    >>> import weft as wf
+    >>> wf.full_like(wf.ones("a=3"), 7)
+    f32[a=3] [7., 7., 7.]
+    """
     x = as_slice(x)
     return full(x.dims, value, x.dtype if dtype is None else dtype)
 
@@ -83,7 +95,12 @@ def ones_like(x: Tensor, dtype: Any = None) -> Tensor:
 
 @op
 def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
-    """0, 1, 2, … along a dim."""
+    """0, 1, 2, … along a dim.
+
+    >>> import weft as wf
+    >>> wf.arange(wf.Dim("a", 3))
+    i32[a=3] [0, 1, 2]
+    """
     (dim,) = as_dims(dim)
     program = context.require()
     (axes,) = program.splits((dim,))

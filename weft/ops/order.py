@@ -71,7 +71,12 @@ def argmax(x: Tensor, dim: Any) -> Tensor:
 
 @op
 def argmin(x: Tensor, dim: Any) -> Tensor:
-    """The index of the least element along a dim: of several the first, and NaN is least."""
+    """The index of the least element along a dim: of several the first, and NaN is least.
+
+    >>> import weft as wf
+    >>> wf.argmin(wf.tensor([7, 3, 3], "a=3"), "a")
+    i32[] 1
+    """
     return _extreme_place(x, dim, -1)
 
 
@@ -149,7 +154,12 @@ def sort(x: Tensor, dim: Any, descending: bool = False) -> Tensor:
 
 @op
 def argsort(x: Tensor, dim: Any, descending: bool = False) -> Tensor:
-    """The indices that sort a dim, equal elements in their order; a split dim is gathered."""
+    """The indices that sort a dim, equal elements in their order; a split dim is gathered.
+
+    >>> import weft as wf
+    >>> wf.argsort(wf.tensor([3, 9, 5], "a=3"), "a")
+    i32[a=3] [0, 2, 1]
+    """
     x = as_slice(x)
     _, place, _ = _along(x, dim)
     splits = _replaced(home(x), place, ())
@@ -214,5 +224,10 @@ def cumsum(x: Tensor, dim: Any, exclusive: bool = False, reverse: bool = False) 
 
 @op
 def cumprod(x: Tensor, dim: Any, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """The running product along a dim; arguments as for `cumsum`."""
+    """The running product along a dim; arguments as for `cumsum`.
+
+    >>> import weft as wf
+    >>> wf.cumprod(wf.tensor([1, 2, 4], "a=3"), "a")
+    i32[a=3] [1, 2, 8]
+    """
     return _running(x, dim, exclusive, reverse, 1, lax.cumprod, jnp.prod, jnp.multiply)

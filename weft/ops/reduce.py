@@ -69,7 +69,12 @@ def sum(x: Tensor, dims: Any = None) -> Tensor:
 
 @op
 def mean(x: Tensor, dims: Any = None) -> Tensor:
-    """The mean over dims, by default over all of them."""
+    """The mean over dims, by default over all of them.
+
+    >>> import weft as wf
+    >>> wf.mean(wf.tensor([[1, 3], [4, 8]], "a=2 b=2"), "b")
+    f32[a=2] [2., 6.]
+    """
     x = as_slice(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = elementwise(lambda a: a.astype(jax.dtypes.canonicalize_dtype(float)), [x], True, False)
@@ -79,7 +84,12 @@ def mean(x: Tensor, dims: Any = None) -> Tensor:
 
 @op
 def var(x: Tensor, dims: Any = None) -> Tensor:
-    """The (population) variance over dims, by default over all of them."""
+    """The (population) variance over dims, by default over all of them.
+
+    >>> import weft as wf
+    >>> wf.var(wf.tensor([[1, 3], [4, 8]], "a=2 b=2"), "b")
+    f32[a=2] [1., 4.]
+    """
     centred = x - mean(x, dims)
     if jnp.issubdtype(centred.dtype, jnp.complexfloating):
         return mean(elementwise(lambda a: (a * jnp.conj(a)).real, [centred], True, False), dims)
@@ -88,7 +98,12 @@ def var(x: Tensor, dims: Any = None) -> Tensor:
 
 @op
 def std(x: Tensor, dims: Any = None) -> Tensor:
-    """The (population) standard deviation over dims, by default over all of them."""
+    """The (population) standard deviation over dims, by default over all of them.
+
+    >>> import weft as wf
+    >>> wf.std(wf.tensor([[1, 3], [4, 8]], "a=2 b=2"), "b")
+    f32[a=2] [1., 2.]
+    """
     return elementwise(jnp.sqrt, [var(x, dims)], True, True)
 
 
@@ -151,7 +166,12 @@ def _extreme(x: Tensor, dims: Any, sign: int) -> Tensor:
 
 @op
 def max(x: Tensor, dims: Any = None) -> Tensor:
-    """The maximum over dims; at ties the gradient is shared, as in `jax.numpy`."""
+    """The maximum over dims; at ties the gradient is shared, as in `jax.numpy`.
+
+    >>> import weft as wf
+    >>> wf.max(wf.tensor([[1, 5], [4, 2]], "a=2 b=2"), "b")
+    i32[a=2] [5, 4]
+    """
     return _extreme(x, dims, +1)
 
 
@@ -182,7 +202,12 @@ def all(x: Tensor, dims: Any = None) -> Tensor:
 
 @op
 def prod(x: Tensor, dims: Any = None) -> Tensor:
-    """The product over dims; devices exchange their partial products."""
+    """The product over dims; devices exchange their partial products.
+
+    >>> import weft as wf
+    >>> wf.prod(wf.tensor([[1, 5], [4, 2]], "a=2 b=2"), "b")
+    i32[a=2] [5, 8]
+    """
     x = as_slice(x)
     gone = _reduced(x, dims)
     array = fill_padding(in_form(x), x.dims, home(x), 1, only=gone)
@@ -227,7 +252,12 @@ def _varying_as(small: Any, array: Any) -> Any:
 
 @op
 def logsumexp(x: Tensor, dims: Any = None) -> Tensor:
-    """`log(sum(exp(x)))` over dims, without overflow."""
+    """`log(sum(exp(x)))` over dims, without overflow.
+
+    >>> import weft as wf
+    >>> wf.logsumexp(wf.tensor([1000.0, 0.0], "a=2"), "a")
+    f32[] 1000.
+    """
     x = _require_float(x, "logsumexp")
     gone = _reduced(x, dims)
     array, top, axes, places = _shifted(x, gone)
@@ -257,7 +287,12 @@ def _softmax_jvp(places: Any, axes: Any, primals: Any, tangents: Any) -> Any:
 
 @op
 def softmax(x: Tensor, dim: Any) -> Tensor:
-    """`exp(x) / sum(exp(x))` over a dim."""
+    """`exp(x) / sum(exp(x))` over a dim.
+
+    >>> import weft as wf
+    >>> wf.softmax(wf.log(wf.tensor([1.0, 3.0], "a=2")), "a")
+    f32[a=2] [0.25, 0.75]
+    """
     x = _require_float(x, "softmax")
     gone = _reduced(x, [dim])
     array = fill_padding(in_form(x), x.dims, home(x), -jnp.inf, only=gone)
@@ -267,7 +302,12 @@ def softmax(x: Tensor, dim: Any) -> Tensor:
 
 @op
 def log_softmax(x: Tensor, dim: Any) -> Tensor:
-    """`x - logsumexp(x)` over a dim."""
+    """`x - logsumexp(x)` over a dim.
+
+    >>> import weft as wf
+    >>> wf.log_softmax(wf.zeros("a=2"), "a")
+    f32[a=2] [-0.6931, -0.6931]
+    """
     x = _require_float(x, "log_softmax")
     gone = _reduced(x, [dim])
     array, top, axes, places = _shifted(x, gone)

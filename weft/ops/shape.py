@@ -24,7 +24,12 @@ from .elementwise import align
 
 @op
 def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
-    """The same values with dims renamed; the way to change how a dim is split."""
+    """The same values with dims renamed; the way to change how a dim is split.
+
+    >>> import weft as wf
+    >>> wf.rename(wf.ones("length=2"), {"length": "memory"})
+    f32[memory=2] [1., 1.]
+    """
     x = as_slice(x)
     new = {}
     for old, name in names.items():
@@ -49,7 +54,14 @@ def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
 
 @op
 def transpose(x: Tensor, dims: Any) -> Tensor:
-    """The same tensor with its dims in another order."""
+    """The same tensor with its dims in another order.
+
+    >>> import weft as wf
+    >>> wf.transpose(wf.tensor([[1, 2]], "a=1 b=2"), ["b", "a"])
+    i32[b=2, a=1]
+    [[1],
+     [2]]
+    """
     x = as_slice(x)
     order = pick(x.dims, dims)
     if len(order) != len(x.dims):
@@ -65,7 +77,14 @@ def transpose(x: Tensor, dims: Any) -> Tensor:
 
 @op
 def broadcast_to(x: Tensor, dims: Any) -> Tensor:
-    """The tensor repeated along the dims that it has not; `dims` are all dims of the result."""
+    """The tensor repeated along the dims that it has not; `dims` are all dims of the result.
+
+    >>> import weft as wf
+    >>> wf.broadcast_to(wf.tensor([1, 2], "a=2"), "b=2 a=2")
+    i32[b=2, a=2]
+    [[1, 2],
+     [1, 2]]
+    """
     x = as_slice(x)
     wanted = as_dims(dims)
     every = union([wanted, x.dims])
@@ -91,7 +110,12 @@ def _expanded(array: Any, have: Sequence[Dim], want: Sequence[Dim]) -> Any:
 
 @op
 def reshape(x: Tensor, dims: Any) -> Tensor:
-    """The same elements, in row-major order, under other dims of the same total size."""
+    """The same elements, in row-major order, under other dims of the same total size.
+
+    >>> import weft as wf
+    >>> wf.reshape(wf.tensor([[1, 2], [3, 4]], "a=2 b=2"), "c=4")
+    i32[c=4] [1, 2, 3, 4]
+    """
     x = as_slice(x)
     new = as_dims(dims)
     if math.prod(d.size for d in new) != x.size:
@@ -105,7 +129,14 @@ def reshape(x: Tensor, dims: Any) -> Tensor:
 
 @op
 def split(x: Tensor, dim: Any, into: Any) -> Tensor:
-    """One dim as several, the last fastest: `split(x, "length", [blocks, block])`."""
+    """One dim as several, the last fastest: `split(x, "length", [blocks, block])`.
+
+    >>> import weft as wf
+    >>> wf.split(wf.arange(wf.Dim("length", 6)), "length", "blocks=2 block=3")
+    i32[blocks=2, block=3]
+    [[0, 1, 2],
+     [3, 4, 5]]
+    """
     x = as_slice(x)
     old, parts = pick_one(x.dims, dim), as_dims(into)
     _same_size([old], parts)
@@ -115,7 +146,12 @@ def split(x: Tensor, dim: Any, into: Any) -> Tensor:
 
 @op
 def merge(x: Tensor, dims: Any, into: Any) -> Tensor:
-    """Several dims as one, the last fastest, in the place of the first: `merge(x, ["a", "b"], ab)`."""
+    """Several dims as one, the last fastest, in the place of the first: `merge(x, ["a", "b"], ab)`.
+
+    >>> import weft as wf
+    >>> wf.merge(wf.tensor([[1, 2], [3, 4]], "a=2 b=2"), ["b", "a"], "ba")
+    i32[ba=4] [1, 3, 2, 4]
+    """
     x = as_slice(x)
     parts = pick(x.dims, dims)
     name = into if isinstance(into, str) else into.name
@@ -179,7 +215,14 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
 
 @op
 def stack(tensors: Sequence[Tensor], dim: Any) -> Tensor:
-    """Tensors with the same dims put together along a new dim, which comes first."""
+    """Tensors with the same dims put together along a new dim, which comes first.
+
+    >>> import weft as wf
+    >>> wf.stack([wf.zeros("a=2"), wf.ones("a=2")], "b")
+    f32[b=2, a=2]
+    [[0., 0.],
+     [1., 1.]]
+    """
     slices = [as_slice(t) for t in tensors]
     name = dim if isinstance(dim, str) else dim.name
     new = Dim(name, len(slices)) if slices else None
@@ -205,7 +248,12 @@ def stack(tensors: Sequence[Tensor], dim: Any) -> Tensor:
 
 @op
 def unstack(x: Tensor, dim: Any) -> list[Tensor]:
-    """The tensors at each place of a dim, as a list."""
+    """The tensors at each place of a dim, as a list.
+
+    >>> import weft as wf
+    >>> wf.unstack(wf.tensor([[1, 2], [3, 4]], "a=2 b=2"), "b")
+    [i32[a=2] [1, 3], i32[a=2] [2, 4]]
+    """
     x = as_slice(x)
     gone = pick_one(x.dims, dim)
     place = x.dims.index(gone)

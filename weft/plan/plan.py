@@ -40,6 +40,12 @@ class Plan:
       stored: the tensors that go in and come out.
       memory: bytes on one device.
       pipelines: stacks of layers that run in stages.
+
+    >>> import weft as wf
+    >>> program = wf.spmd(lambda x: wf.sum(x, "d"), "data=4 model=2", "batch:data d:model")
+    >>> plan = program.plan(wf.spec("batch=8 d=6"))
+    >>> [(c.kind, c.axes, c.bytes) for c in plan.collectives]
+    [('all-reduce', ('model',), 8)]
     """
 
     name: str

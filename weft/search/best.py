@@ -162,6 +162,12 @@ def search(
       top: how many of the best are to be found for certain.
       front: whether to find also what is fastest with less and less memory.
       progress: is called after each plan with the number of plans, and the best yet.
+
+    >>> import weft as wf
+    >>> args = wf.spec("batch=4096 d=256"), wf.spec("d=256")
+    >>> found = wf.search(lambda x, w: wf.einsum(x, w, out="batch"), args, devices=4, hardware="h100")
+    >>> found.best.mesh, found.best.layout
+    (Mesh("data=4"), Layout("batch:data"))
     """
     given = Mesh.of(mesh) if mesh is not None else None
     if given is not None and devices is None:
