@@ -232,7 +232,7 @@ def _at(given: Path, step: int | None = None) -> tuple[Path, int | None]:
     if given.exists() or not at or not number.isdecimal():
         return _of_run(given), step
     if step is not None and step != int(number):
-        raise UserError(f"{given} and --step {step}\n  these are two steps\n\nhint: give one of them")
+        raise UserError(f"{given} and --step {step}", rule="these are two steps", hint="give one of them")
     return _of_run(Path(folder)), int(number)
 
 
@@ -245,8 +245,9 @@ def _of_run(folder: Path) -> Path:
 def _check_name(file: Path) -> None:
     if file.suffix != ".safetensors":
         raise UserError(
-            f"{file} is not called .safetensors\n  a model is written to, and read from, one safetensors file"
-            f"\n\nhint: {file.with_suffix('.safetensors')}"
+            f"{file} is not called .safetensors",
+            rule="a model is written to, and read from, one safetensors file",
+            hint=str(file.with_suffix(".safetensors")),
         )
 
 

@@ -103,8 +103,9 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
     files = list(itertools.takewhile(lambda word: word == STDIN or not word.startswith("-"), flags[at:]))
     if len(files) < 2:
         raise UserError(
-            f"--bleu {' '.join(files) or 'without files'}\n  a file is translated, and compared with others"
-            "\n\nhint: weft eval FOLDER --bleu SOURCES REFERENCES"
+            f"--bleu {' '.join(files) or 'without files'}",
+            rule="a file is translated, and compared with others",
+            hint="weft eval FOLDER --bleu SOURCES REFERENCES",
         )
     asked = tyro.cli(
         _Translated, prog="weft eval FOLDER --bleu", args=flags[: at - 1] + flags[at + len(files) :]
@@ -112,7 +113,7 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
     how = asked.how.ask(translates=True)
     sources, *references = read_alike(files)
     if not sources.count:
-        raise UserError(f"{sources.name} has no lines\n\nhint: texts are in a file, one to a line")
+        raise UserError(f"{sources.name} has no lines", hint="texts are in a file, one to a line")
     found = ready(folder, asked.models, "encoder_decoder")
     from ..decode import quality
 
@@ -143,7 +144,8 @@ def _step(flags: list[str]) -> tuple[int | None, list[str]]:
     value = flags[at + 1] if at + 1 < len(flags) else ""
     if not (value.isascii() and value.isdigit()):
         raise UserError(
-            f"--step {value or 'without a number'}\n  it is the number of a step that was saved\n\n"
-            "hint: weft checkpoint list FOLDER/checkpoints shows them"
+            f"--step {value or 'without a number'}",
+            rule="it is the number of a step that was saved",
+            hint="weft checkpoint list FOLDER/checkpoints shows them",
         )
     return int(value), flags[:at] + flags[at + 2 :]

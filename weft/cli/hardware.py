@@ -87,7 +87,11 @@ class Measure:
         from ..plan.measure import measure_cpu
 
         if self.devices < 2:
-            raise UserError(f"--devices {self.devices}: a network has at least 2 devices")
+            raise UserError(
+                f"--devices {self.devices}",
+                rule="their network is measured too: it has at least 2 devices",
+                hint="leave --devices out: it is 8 by default",
+            )
         if self.output is None:
             user_folder().mkdir(parents=True, exist_ok=True)
         path = self.output or user_folder() / "cpu.toml"

@@ -27,6 +27,7 @@ from .launched import PIPE
 from .loading import UserError
 
 USAGE = 2  # the exit code of a mistake in what was asked: it will not go better next time
+EXAMPLE = "for example weft launch -n 4 -- train config.toml"
 
 
 @dataclass
@@ -78,26 +79,30 @@ class Launch:
         wrong += [f"--grace {self.grace:g}"] if not self.grace >= 0 else []
         if wrong:
             raise UserError(
-                f"{', '.join(wrong)}\n  there is at least 1 process with 1 device; restarts and seconds are "
-                "not below 0\n\nhint: for example weft launch -n 4 -- train config.toml"
+                ", ".join(wrong),
+                rule="there is at least 1 process with 1 device; restarts and seconds are not below 0",
+                hint=EXAMPLE,
             )
         if not self.command:
             raise UserError(
-                "no command to run\n  what is to be run in each process comes after --\n\n"
-                "hint: for example weft launch -n 4 -- train config.toml"
+                "no command to run",
+                rule="what is to be run in each process comes after --",
+                hint=EXAMPLE,
             )
         from .main import COMMANDS
 
         name = self.command[0]
         if name not in COMMANDS:
             raise UserError(
-                f"there is no command {name!r}{nearest(name, COMMANDS)}\n  commands of weft: "
-                f"{', '.join(COMMANDS)}\n\nhint: for example weft launch -n 4 -- train config.toml"
+                f"there is no command {name!r}{nearest(name, COMMANDS)}",
+                f"commands of weft: {', '.join(COMMANDS)}",
+                hint=EXAMPLE,
             )
         if name == "launch":
             raise UserError(
-                "weft launch in weft launch\n  the processes of the inner one would not find those of the "
-                "others\n\nhint: give -n the number of all processes"
+                "weft launch in weft launch",
+                rule="the processes of the inner one would not find those of the others",
+                hint="give -n the number of all processes",
             )
 
 

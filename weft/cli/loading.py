@@ -19,8 +19,8 @@ EXAMPLE = """def example():
     return step, (params, wf.spec([batch, length], "int32"))"""
 
 
-class UserError(Exception):
-    """Something in what was asked: exit 2."""
+class UserError(WeftError):
+    """Something in what was asked, such as flags that clash."""
 
 
 class Failure(Exception):
@@ -33,7 +33,7 @@ def load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function and the arguments that `FILE.py:FN` returns."""
     file, colon, name = target.rpartition(":")
     if not colon or not file or not name.isidentifier():
-        raise UserError(f"{target!r} is not FILE.py:FN\n\nhint: for example train.py:example")
+        raise UserError(f"{target!r} is not FILE.py:FN", hint="for example train.py:example")
     path = Path(file)
     if not path.is_file():
         raise UserError(f"there is no file {file}{_close_file(path)}")
@@ -43,21 +43,21 @@ def load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if not callable(function):
         names = [n for n, value in vars(module).items() if inspect.isfunction(value)]
         found = f"functions there: {', '.join(names) or 'none'}"
-        raise UserError(f"there is no function {name} in {file}{nearest(name, names)}\n  {found}")
+        raise UserError(f"there is no function {name} in {file}{nearest(name, names)}", found)
     if needed := _needed(function):
         raise UserError(
-            f"{target} takes arguments ({', '.join(needed)})\n"
-            f"  FN takes none, and returns the function to plan and its arguments\n\n"
-            f"hint: write beside it\n\n{EXAMPLE}"
+            f"{target} takes arguments ({', '.join(needed)})",
+            rule="FN takes none, and returns the function to plan and its arguments",
+            hint=f"write beside it\n\n{EXAMPLE}",
         )
     with user_code(f"{target} failed"):
         pair = function()
     if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[0]) and _is_list(pair[1])):
         shown = f"({', '.join(type(x).__name__ for x in pair)})" if isinstance(pair, tuple) else repr(pair)
         raise UserError(
-            f"{target} returned {shown}\n"
-            f"  FN returns a pair: the function to plan, and a tuple of its arguments\n\n"
-            f"hint: for example\n\n{EXAMPLE}"
+            f"{target} returned {shown}",
+            rule="FN returns a pair: the function to plan, and a tuple of its arguments",
+            hint=f"for example\n\n{EXAMPLE}",
         )
     return pair[0], tuple(pair[1])
 
@@ -76,7 +76,7 @@ def _imported(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise UserError(f"{path} is not a Python file")
+        raise UserError(f"{path} is not a Python file", rule="the name of one ends with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses and pickles look their module up
     spec.loader.exec_module(module)
@@ -98,10 +98,11 @@ def user_code(what: str) -> Iterator[None]:
     """Whatever fails inside is told with the user's lines of the traceback, not ours."""
     try:
         yield
-    except (UserError, WeftError):
+    except WeftError:
         raise
     except SystemExit as error:
-        raise UserError(f"{what}: it called sys.exit({error.code!r})") from None
+        rule = "what is imported and called here may not end the process"
+        raise UserError(f"{what}: it called sys.exit({error.code!r})", rule=rule) from None
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         if frames and frames[-1].filename.startswith(os.path.join(PACKAGE, "plan")):

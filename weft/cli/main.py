@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _chosen(given).run()
         sys.stdout.flush()
-    except (UserError, WeftError) as error:
+    except WeftError as error:
         kind = "error" if isinstance(error, UserError) else type(error).__name__
         print(f"{kind}: {_of_user(str(error))}", file=sys.stderr)
         if "weft.train.hosts" in sys.modules:  # one of several processes: the others need not wait for it

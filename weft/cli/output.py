@@ -12,9 +12,12 @@ from .loading import UserError
 def check_folder(path: Path) -> None:
     """An error if there is no folder to write the file into; asked before any work is done."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder, not a file to write")
+        raise UserError(f"{path} is a folder, not a file to write", hint="name a file in it")
     if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} to write {path.name} into")
+        raise UserError(
+            f"there is no folder {path.parent} to write {path.name} into",
+            hint="make it first, or write to another place",
+        )
 
 
 def write(path: Path, text: str) -> None:

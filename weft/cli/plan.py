@@ -77,8 +77,8 @@ class Plan:
         ]
         if sum(asked) > 1:
             raise UserError(
-                "--json, --html, --diff, --check and --compile are different outputs\n\n"
-                "hint: ask for one of them"
+                "--json, --html, --diff, --check and --compile are different outputs",
+                hint="ask for one of them",
             )
         golden = _stored(self.check) if self.check is not None else None
         if self.html is not None:
@@ -130,14 +130,15 @@ def _stored(path: Path) -> dict[str, Any]:
     """A plan that was stored as JSON."""
     import json
 
+    hint = "make it with weft plan … --json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"can't read {path}: {error.strerror}") from None
+        raise UserError(f"can't read {path}: {error.strerror}", hint=hint) from None
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}\n\nhint: make it with weft plan … --json") from None
+        raise UserError(f"{path} is not JSON: {error}", hint=hint) from None
     if not isinstance(data, dict) or "version" not in data:
-        raise UserError(f"{path} is not a plan\n\nhint: make it with weft plan … --json")
+        raise UserError(f"{path} is not a plan", hint=hint)
     return data
 
 

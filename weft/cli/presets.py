@@ -23,8 +23,9 @@ def plannable(target: str, train: str | None, batch: int | None, length: int | N
         given = [flag for flag, value in asked.items() if value is not None]
         if given:
             raise UserError(
-                f"{', '.join(given)} with {target}\n  these are for presets; a file's FN says itself what "
-                "is planned\n\nhint: leave them out, or name a preset (weft models)"
+                f"{', '.join(given)} with {target}",
+                rule="these are for presets; a file's FN says itself what is planned",
+                hint="leave them out, or name a preset (weft models)",
             )
         return load(target)
     import jax
@@ -72,6 +73,6 @@ def optimizer_named(name: str) -> Any:
     if name not in kinds:
         known = ", ".join(kinds)
         raise UserError(
-            f"there is no optimizer {name!r}{nearest(name, kinds)}\n  known: {known}\n\nhint: --train adamw"
+            f"there is no optimizer {name!r}{nearest(name, kinds)}", f"known: {known}", hint="--train adamw"
         )
     return kinds[name](RATE, Optimize(weight_decay=0.0))

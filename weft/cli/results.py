@@ -29,19 +29,19 @@ def check(out: Path | None, inputs: tuple[str, ...] = ()) -> None:
         return
     if str(out) == "-" or (out.exists() and not out.is_file() and not out.is_dir()):
         raise UserError(
-            f"-o {out} is {'stdout' if str(out) == '-' else 'no plain file'}\n"
-            "  the lines go to a file that a second call can go on with"
-            "\n\nhint: without -o they go to stdout, which can be sent anywhere: > or |"
+            f"-o {out} is {'stdout' if str(out) == '-' else 'no plain file'}",
+            rule="the lines go to a file that a second call can go on with",
+            hint="without -o they go to stdout, which can be sent anywhere: > or |",
         )
     out = _named(out)
     check_folder(out)
     if not os.access(out.parent, os.W_OK | os.X_OK):
         raise UserError(
-            f"the folder {out.parent} can't be written to\n\nhint: -o names a file in another place"
+            f"the folder {out.parent} can't be written to", hint="-o names a file in another place"
         )
     for name in inputs:
         if out.exists() and Path(name).exists() and out.samefile(name):
-            raise UserError(f"{name} is read, and {out} is the same file\n\nhint: -o names another file")
+            raise UserError(f"{name} is read, and {out} is the same file", hint="-o names another file")
 
 
 @contextlib.contextmanager
@@ -110,17 +110,17 @@ def _done(file: Any, part: Path, made_of: Mapping[str, Any]) -> int:
     if before != made_of:
         names = [*made_of, *(name for name in before if name not in made_of)]
         wrong = [
-            f"  {name}: {_shown(before, name)} before, {_shown(made_of, name)} now"
+            f"{name}: {_shown(before, name)} before, {_shown(made_of, name)} now"
             for name in names
             if before.get(name) != made_of.get(name)
         ]
-        lines = wrong if before else [f"  {about} is missing: what the lines are made of is not known"]
+        lines = wrong if before else [f"{about} is missing: what the lines are made of is not known"]
         count = content.count(b"\n")
         raise UserError(
-            f"{part} has {count:,} lines that are made of something else\n"
-            + "\n".join(lines)
-            + "\n  a file goes on with the same input, model and settings (mesh, layout and rows may differ)"
-            + f"\n\nhint: the same command as before; or remove {part} to begin anew; or another -o"
+            f"{part} has {count:,} lines that are made of something else",
+            *lines,
+            rule="a file goes on with the same input, model and settings (mesh, layout and rows may differ)",
+            hint=f"the same command as before; or remove {part} to begin anew; or another -o",
         )
     whole = content.rfind(b"\n") + 1
     file.truncate(whole)
@@ -140,8 +140,9 @@ def _lock(file: Any, part: Path) -> None:
         ours = False
     if not ours:
         raise UserError(
-            f"another process is writing {part}\n  one process writes a file\n\n"
-            "hint: wait for it, end it, or give another -o"
+            f"another process is writing {part}",
+            rule="one process writes a file",
+            hint="wait for it, end it, or give another -o",
         )
 
 

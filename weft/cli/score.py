@@ -53,9 +53,9 @@ class Score:
         files = self.files or (STDIN,)
         if len(files) > 2 or files.count(STDIN) > 1:
             raise UserError(
-                f"weft score was given {len(files)} files: {' '.join(files)}\n"
-                "  texts are in one file, or in two of as many lines; one of them may be -, stdin\n\n"
-                "hint: weft score FOLDER SOURCES TARGETS"
+                f"weft score was given {len(files)} files: {' '.join(files)}",
+                rule="texts are in one file, or in two of as many lines; one of them may be -, stdin",
+                hint="weft score FOLDER SOURCES TARGETS",
             )
         results.check(self.out, files)
         translates = stored.settings(self.folder).model.kind == "encoder_decoder"

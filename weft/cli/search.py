@@ -78,16 +78,18 @@ class Search:
     def run(self) -> None:
         """Search, and print or write what was found."""
         if self.json and self.html is not None:
-            raise UserError("--json and --html are different outputs\n\nhint: ask for one of them")
+            raise UserError("--json and --html are different outputs", hint="ask for one of them")
         if self.devices is not None and self.mesh is not None:
             raise UserError(
-                f"--devices {self.devices} and --mesh {self.mesh!r}\n  a search is over all meshes of so "
-                "many devices, or for one mesh\n\nhint: leave one of them out"
+                f"--devices {self.devices} and --mesh {self.mesh!r}",
+                rule="a search is over all meshes of so many devices, or for one mesh",
+                hint="leave one of them out",
             )
         if self.hardware is None or (self.devices is None and self.mesh is None):
             raise UserError(
-                "what to search for is not said\n  a search is for one machine, and for so many devices or "
-                "one mesh\n\nhint: weft search lm-4.9b --train adafactor --devices 512 --hardware tpu-v2"
+                "what to search for is not said",
+                rule="a search is for one machine, and for so many devices or one mesh",
+                hint="weft search lm-4.9b --train adafactor --devices 512 --hardware tpu-v2",
             )
         cap = _bytes(self.memory) if self.memory is not None else None
         if self.html is not None:
@@ -143,8 +145,8 @@ class Search:
         if self.train is None or not is_preset(self.target):
             flags = [f"--{name.replace('_', '-')}" for name in asked if getattr(self, name)]
             raise UserError(
-                f"{' and '.join(flags)} with what is no train step of a preset\n\n"
-                f"hint: weft search lm-4.9b --train adafactor {flags[0]} … --devices 512 --hardware tpu-v2"
+                f"{' and '.join(flags)} with what is no train step of a preset",
+                hint=f"weft search lm-4.9b --train adafactor {flags[0]} … --devices 512 --hardware tpu-v2",
             )
         from .. import nn
         from ..models import Transformer
@@ -257,6 +259,7 @@ def _bytes(text: str) -> int:
     if text.isdecimal():
         return int(text)
     raise UserError(
-        f"--memory {text} is no size\n  a size is a number of bytes, or a number with one of "
-        f"{', '.join(UNITS)}\n\nhint: --memory 6GiB"
+        f"--memory {text} is no size",
+        rule=f"a size is a number of bytes, or a number with one of {', '.join(UNITS)}",
+        hint="--memory 6GiB",
     )

@@ -130,7 +130,7 @@ class Serve:
             if not least <= getattr(self, name) <= most
         ]
         if wrong:
-            raise UserError("\n  ".join(wrong) + "\n\nhint: weft serve --help says what each is")
+            raise UserError(*wrong, hint="weft serve --help says what each is")
 
     def _token(self) -> str | None:
         """The token, from a file or the environment: what is on the command line can be read by others."""
@@ -143,17 +143,18 @@ class Serve:
             try:
                 text = self.token_file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                fact = getattr(error, "strerror", None) or "it is not UTF-8"
                 raise UserError(
-                    f"--token-file {where} can't be read\n  {fact}\n"
-                    "  it is a file with one word, the token\n\n"
-                    "hint: openssl rand -hex 16 > token.txt makes one"
+                    f"--token-file {where} can't be read",
+                    getattr(error, "strerror", None) or "it is not UTF-8",
+                    rule="it is a file with one word, the token",
+                    hint="openssl rand -hex 16 > token.txt makes one",
                 ) from None
         token = text.strip()
         if not token or not token.isascii() or len(token.split()) > 1:
             raise UserError(
-                f"there is no token in {where}\n  it is one word of ASCII, such as 32 hex digits\n\n"
-                "hint: openssl rand -hex 16 makes one"
+                f"there is no token in {where}",
+                rule="it is one word of ASCII, such as 32 hex digits",
+                hint="openssl rand -hex 16 makes one",
             )
         return token
 

@@ -96,18 +96,21 @@ class How:
             beams = BEAMS if translates and not by_token else 0
         if beams and by_token:
             raise UserError(
-                f"--beams {beams} with {' and '.join(by_token)}\n  a search takes the likeliest texts; "
-                "nothing is drawn or made less likely\n\nhint: leave out one of them; --beams 0 is no search"
+                f"--beams {beams} with {' and '.join(by_token)}",
+                rule="a search takes the likeliest texts; nothing is drawn or made less likely",
+                hint="leave out one of them; --beams 0 is no search",
             )
         if not beams and self.alpha is not None:
             raise UserError(
-                f"--alpha {self.alpha} without beams\n  it is the length penalty of a beam search\n\n"
-                f"hint: --beams {BEAMS}"
+                f"--alpha {self.alpha} without beams",
+                rule="it is the length penalty of a beam search",
+                hint=f"--beams {BEAMS}",
             )
         if not self.temperature and (wrong := {"--top-k", "--top-p"} & set(by_token)):
             raise UserError(
-                f"{' and '.join(sorted(wrong))} without a temperature\n  the likeliest token is taken, and "
-                "nothing is drawn\n\nhint: --temperature 1 draws from the model's own probabilities"
+                f"{' and '.join(sorted(wrong))} without a temperature",
+                rule="the likeliest token is taken, and nothing is drawn",
+                hint="--temperature 1 draws from the model's own probabilities",
             )
         given = {name.removeprefix("--").replace("-", "_"): value for name, value in by_token.items()}
         alpha = Beams.alpha if self.alpha is None else self.alpha
@@ -119,7 +122,7 @@ def _check(least: dict[str, tuple[float | None, float]]) -> None:
         f"{flag} {value}: it is at least {low}" for flag, (value, low) in least.items() if _below(value, low)
     ]
     if wrong:
-        raise UserError("\n  ".join(wrong) + "\n\nhint: --help says what each is")
+        raise UserError(*wrong, hint="--help says what each is")
 
 
 def _below(value: float | None, least: float) -> bool:
@@ -169,8 +172,9 @@ def check_alone() -> None:
 
     if int(os.environ.get(hosts.PROCESSES, "1")) > 1:
         raise UserError(
-            f"this command is one of {os.environ[hosts.PROCESSES]} processes\n  it runs in one, on all "
-            "devices of its machine\n\nhint: leave weft launch out; or give each process a file of its own"
+            f"this command is one of {os.environ[hosts.PROCESSES]} processes",
+            rule="it runs in one, on all devices of its machine",
+            hint="leave weft launch out; or give each process a file of its own",
         )
 
 
@@ -329,7 +333,7 @@ def _check_best(best: int | None, as_json: bool, asked: Ask) -> None:
     size = asked.beams.size if asked.beams else 0
     if not as_json or not 1 <= best <= size:
         raise UserError(
-            f"--best {best} {'without --json' if not as_json else f'of {size} beams'}\n"
-            "  the best results of a beam search are as many as its beams at most, and a list in JSON\n\n"
-            f"hint: --json --beams {max(best, BEAMS)} --best {max(best, 1)}"
+            f"--best {best} {'without --json' if not as_json else f'of {size} beams'}",
+            rule="the best results of a beam search are as many as its beams at most, and a list in JSON",
+            hint=f"--json --beams {max(best, BEAMS)} --best {max(best, 1)}",
         )

@@ -114,5 +114,5 @@ def _check_writable(folder: Path) -> None:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         what = "is not a folder" if not there.is_dir() else "can't be written to"
         raise UserError(
-            f"the run's folder is {folder}, and {there} {what}\n\nhint: --folder names another place"
+            f"the run's folder is {folder}, and {there} {what}", hint="--folder names another place"
         )

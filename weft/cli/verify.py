@@ -45,7 +45,7 @@ class Verify:
 
         jax.config.update("jax_platforms", "cpu")
         if not self.layouts:
-            raise UserError('no layouts to compare\n\nhint: --layouts "batch:data" "d_ff:model"')
+            raise UserError("no layouts to compare", hint='--layouts "batch:data" "d_ff:model"')
         cpu_devices(max(8, Mesh(self.mesh).size))
         fn, args = verifiable(self.target)
         fn = getattr(fn, "fn", fn)
