@@ -1,8 +1,6 @@
 """Data: files, tokenizers, packing, and a stream whose order nothing but its seed changes."""
 
-import doctest
 import gzip
-import importlib
 import json
 
 import jax
@@ -33,24 +31,6 @@ from weft.models import Batch, Config, Transformer, shifted
 
 FIELDS = ("tokens", "targets", "weights", "places", "segments")
 INPUTS = ("inputs", "input_places", "input_segments")
-FILES = (
-    "sources",
-    "tokenizers",
-    "packing",
-    "order",
-    "batches",
-    "stream",
-    "phrases",
-    "python_docs",
-    "corpus",
-    "windows",
-    "ahead",
-)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_examples_in_docstrings(name):
-    assert doctest.testmod(importlib.import_module(f"weft.data.{name}")).failed == 0
 
 
 # -- files ------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
-"""The theorem: layouts never change results. Programs drawn at random, as data, run in three ways.
+"""The theorem: layouts never change results. Programs drawn at random, as data, run in several ways.
 
 A `Case` is a program (inputs, steps, what its loss is made of), a mesh and a layout. It is run
 
 - by Weft on its mesh, with its layout,
-- by Weft on one device,
 - by plain JAX on arrays without names or devices (the *oracle*: `families` has a line for each op),
+- every fourth by Weft on one device as well, and every twelfth eagerly, op by op,
 
-and the three must agree: loss, outputs, and the gradients of the loss. A case prints as a program, and its
+and all must agree: loss, outputs, and the gradients of the loss. A case prints as a program, and its
 `repr` is Python that makes it again.
 """
 

@@ -279,6 +279,7 @@ def _drawn(random: Random, most_steps: int) -> Case:
         stored["param"],
         stored["optimizer"],
         eager=d.chance(12),
+        alone=d.chance(4),
     )
 
 

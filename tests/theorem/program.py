@@ -76,10 +76,13 @@ class Case:
     layout: str = ""
     params: str | None = None
     optimizer: str | None = None
-    eager: bool = False  # whether it is run op by op as well
+    alone: bool = True  # whether it is run on one device as well
+    eager: bool = False  # and op by op
 
     def __str__(self) -> str:
-        lines = [f'mesh "{self.mesh}"   {self.weft_layout()!r}{"   also eagerly" * self.eager}']
+        lines = [
+            f'mesh "{self.mesh}"   {self.weft_layout()!r}{"   also alone" * self.alone}{"   also eagerly" * self.eager}'
+        ]
         lines += [f"  v{n}: {given}" for n, given in enumerate(self.inputs)]
         lines += [f"  … = {step}" for step in self.steps]
         lines += [f"  returns {self.results}, plain {self.plain}"]

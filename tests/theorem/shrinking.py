@@ -90,6 +90,7 @@ def _smaller(case: Case) -> Iterator[Case]:
         for size in (1, 2, 3, 4, 5):
             yield _resized(case, name, size)
     yield replace(case, plain=case.results)
+    yield replace(case, alone=False)
     yield replace(case, eager=False)
 
 
