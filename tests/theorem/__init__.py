@@ -4,7 +4,7 @@ A `Case` is a program (inputs, steps, what its loss is made of), a mesh and a la
 
 - by Weft on its mesh, with its layout,
 - by plain JAX on arrays without names or devices (the *oracle*: `families` has a line for each op),
-- every fourth by Weft on one device as well, and every twelfth eagerly, op by op,
+- every fourth by Weft on one device as well, and every fortieth eagerly, op by op,
 
 and all must agree: loss, outputs, and the gradients of the loss. A case prints as a program, and its
 `repr` is Python that makes it again.

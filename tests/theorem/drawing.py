@@ -278,7 +278,7 @@ def _drawn(random: Random, most_steps: int) -> Case:
         _text(rules),
         stored["param"],
         stored["optimizer"],
-        eager=d.chance(12),
+        eager=d.chance(40),
         alone=d.chance(4),
     )
 
