@@ -302,9 +302,12 @@ No number in there is fitted.
   or copied if something reads the old one that the new one does not wait for.
 - **Merged sums.** All-reduces over the same axes that do not wait for each other become one: all gradients
   and all their sums are alive together.
+- **Scatters.** What is scattered into zeros and added to another array is scattered into that array, unless
+  there is only one device.
 - **Schedule.** XLA's CPU scheduler is breadth first: zeros, slices and updates run as soon as they can.
-- **Sharing.** An element-wise result takes over the memory of an operand that dies there. Results have memory
-  of their own all the time, which earlier values may use; a donated parameter's new value takes its place.
+- **Sharing.** An element-wise result takes over the memory of an operand that dies there, unless something is
+  scattered into it later. Results have memory of their own all the time, which earlier values may use; a
+  donated parameter's new value takes its place.
 
 All of this was checked on CPU only. On TPU and GPU XLA orders and fuses otherwise, and the prediction has not
 been compared.

@@ -30,6 +30,12 @@ def test_all_cases():
     check(CASES)
 
 
+def test_what_is_scattered_into_a_sum_needs_no_zeros():
+    """Of the targets' logits, of which the early peak would have had an array: 16 % more."""
+    (case,) = (case for case in CASES if case.name == "wide LM, ZeRO-3 and model")
+    assert abs(compare(case).error) <= MEDIAN
+
+
 def memory(*made):
     program, args = made
     return program.plan(*args).memory

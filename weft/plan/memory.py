@@ -90,6 +90,7 @@ def place(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[int, Buffer]
     homes: dict[int, Buffer] = {}
     copies = [Buffer(sizes[n], 0, ends[n], n, None) for n in sorted(copied(body, reads))]
     housed = {new for _, new in body.kept}
+    written = {node.operands[0] for node in nodes_of(body) if node.primitive in IN_PLACE}
     for node in nodes_of(body):
         for inside in node.bodies:
             housed.update(new for _, new in inside.kept)
@@ -103,7 +104,8 @@ def place(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[int, Buffer]
                     homes[n] = homes[node.operands[0]]
                     homes[n].end = max(homes[n].end, until)
                 continue
-            for o in _replaced(node, position, reads[id(node)]):
+            # What is written into later is, for XLA, one with what is then there: it takes no other's place.
+            for o in () if n in written else _replaced(node, position, reads[id(node)]):
                 home = homes.get(o)
                 if home is not None and home.end == ends[o] == node.end and home.size == sizes[n]:
                     homes[n], home.end = home, until

@@ -78,7 +78,7 @@ class Reader:
         body = Body()
         self.add(body, jaxpr, env, name)
         body.outputs = [self.number(env, atom) for atom in jaxpr.outvars]
-        return rewritten(body)
+        return rewritten(body, self.mesh.is_whole)
 
     def add(self, body: Body, jaxpr: Any, env: dict[Any, int], outer: str) -> None:
         for eqn in jaxpr.eqns:
@@ -155,7 +155,7 @@ class Reader:
         body.nodes += [Node("zeros", [], [n], eqn, name) for n in stacks]
         results = [self.number(env, v) for v in eqn.outvars]
         operands = [*operands[first:last], *stacks, *operands[:first], *operands[last:]]
-        body.nodes.append(Node("scan", operands, results, eqn, name, [rewritten(inside)]))
+        body.nodes.append(Node("scan", operands, results, eqn, name, [rewritten(inside, self.mesh.is_whole)]))
 
     def loop(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
         """A while loop: its body takes over the memory of what it carries."""
@@ -207,10 +207,15 @@ def wanted_orders(eqn: Any) -> list[list[int]]:
     return [[split, *(n for n in range(eqn.invars[0].aval.ndim) if n != split)]] if split else []
 
 
-def rewritten(body: Body) -> Body:
-    """A body as XLA has it before it fuses."""
+def rewritten(body: Body, alone: bool) -> Body:
+    """A body as XLA has it before it fuses.
+
+    On one device, `alone`, the sums that take in what is scattered are a library's, with their softmax.
+    """
     _merge_sums(body)
     _transposed_products(body)
+    if not alone:
+        _scatters_into_sums(body)
     return body
 
 
@@ -287,3 +292,31 @@ def _transposed_products(body: Body) -> None:
             body.nodes.remove(node)
             body.nodes.remove(product)
             body.nodes.append(product)
+
+
+def _scatters_into_sums(body: Body) -> None:
+    """`x + scatter_add(zeros, …)` becomes `scatter_add(x, …)`."""
+    maker = {n: node for node in body.nodes for n in node.results}
+    uses = Counter([n for node in body.nodes for n in node.operands])
+    uses.update([*body.outputs, *(new for _, new in body.kept)])
+    for node in [node for node in body.nodes if node.primitive in ("add", "add_any")]:
+        for one, other in (node.operands, node.operands[::-1]):
+            scatter = maker.get(one)
+            if scatter is None or scatter.primitive != "scatter-add" or uses[one] > 1:
+                continue
+            zeros = maker.get(scatter.operands[0])
+            if zeros is None or not _is_zeros(zeros):
+                continue
+            uses[scatter.operands[0]] -= 1
+            if not uses[scatter.operands[0]]:
+                body.nodes.remove(zeros)
+            scatter.operands[0], scatter.results = other, node.results
+            maker[node.results[0]] = scatter
+            body.nodes.remove(scatter)
+            body.nodes[body.nodes.index(node)] = scatter
+            break
+
+
+def _is_zeros(node: Node) -> bool:
+    made_of = node.eqn.invars[0] if node.primitive == "broadcast_in_dim" else None
+    return isinstance(made_of, jax_core.Literal) and made_of.val == 0
