@@ -123,6 +123,33 @@ def test_infinities_of_one_operand_reach_only_their_own_results():
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
 
 
+@pytest.mark.parametrize("layout", ["a:x", "a:x c:y", "c:x+y"])
+def test_infinities_do_not_spread_from_padding(layout):
+    """Padding times infinity is NaN, which a later sum over the uneven dim would meet."""
+    x, u = real(0, "a=5 b=3"), real(1, "a=5 e=2")
+    w = real(2, "b=3 c=7")
+    w = wf.tensor(np.where(np.arange(7) == 2, np.inf, w.numpy()), w.dims)
+
+    def f(x, w, u):
+        return wf.sum(wf.einsum(wf.einsum(wf.square(x), w, out=["a", "c"]), u, out=["c", "e"]), "e")
+
+    step = wf.value_and_grad(lambda u, x, w: wf.sum(f(x, w, u)["c", 3:]))
+    got, want = (wf.spmd(f, m, ly)(x, w, u).numpy() for m, ly in (("x=2 y=2", layout), ("", "")))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert np.isinf(want).any() or np.isnan(want).any()
+    grads = [wf.spmd(step, m, ly)(u, x, w)[1].numpy() for m, ly in (("x=2 y=2", layout), ("", ""))]
+    np.testing.assert_allclose(*grads, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fn", [lambda s: s / 0.0, lambda s: s * np.inf, lambda s: s * -np.inf])
+def test_a_pending_sum_and_a_number_that_is_not_finite(fn):
+    """Its parts have other signs than the sum: infinities of both signs would add up to NaN."""
+    x = wf.tensor(np.array([[5.0, -2.0], [1.0, 1.0], [2.0, -3.0]], np.float32), "a=3 b=2")
+    program = lambda x: fn(wf.sum(x, "b"))
+    got = wf.spmd(program, "x=2 y=2", "b:x a:y")(x)
+    np.testing.assert_array_equal(got.numpy(), program(x).numpy())
+
+
 def test_errors():
     x, y = TENSORS["ab"], TENSORS["bc"]
     with pytest.raises(TensorTypeError, match="no tensors"):

@@ -83,14 +83,20 @@ def put(array: Any, sharding: Sharding) -> Any:
 
     Over several processes an array that each has for itself is taken to be the same in all: each gives its
     own devices their slices. JAX's device_put refuses those that are on a device already, and compares the
-    others by a collective.
+    others by a collective. In one process it takes an array of a device apart by programs, compiled for each
+    shape: a CPU's is given to it as NumPy sees it, which is no copy.
     """
-    if context.is_traced(array) or sharding.is_fully_addressable:
+    if context.is_traced(array):
         return jax.device_put(array, sharding)
     is_here, is_weak = getattr(array, "is_fully_addressable", True), getattr(array, "weak_type", False)
     if not is_here or is_weak:  # NumPy has no weak types
         return jax.device_put(array, sharding)
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    if sharding.is_fully_addressable:
+        devices = array.devices() if isinstance(array, jax.Array) and not is_key else ()
+        is_on_cpu = [d.platform for d in devices] == ["cpu"]
+        return jax.device_put(np.asarray(array) if is_on_cpu else array, sharding)
+    if is_key:
         data = put(jax.random.key_data(array), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     whole = np.asarray(array)

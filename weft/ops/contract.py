@@ -74,6 +74,8 @@ def contract(slices: list[Tensor], kept: tuple[Any, ...], precision: Any = None)
         home = program.splits(t.dims)
         arrays[place] = fill_padding(arrays[place], t.dims, home, only=lonely)
     result = _product([t.dims for t in slices], arrays, kept, precision)
+    if jnp.issubdtype(result.dtype, jnp.inexact):  # padding times infinity is not zero
+        result = fill_padding(result, kept, program.splits(kept))
     pending = {axis for d in summed for axis in splits[d]}
     if pending and result.dtype == jnp.bool_:  # the sum of truth values is "any", as in jax.numpy
         return slice_tensor(collectives.all_reduce_max(result, tuple(sorted(pending))), kept)

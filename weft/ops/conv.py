@@ -94,7 +94,7 @@ def conv(
             block = context.require().slice_size(slide.out, splits[slide.dim])
             array = lax.dynamic_slice_in_dim(array, start, block, dims.index(slide.dim))
     array = array.transpose([[outs.get(d, d) for d in dims].index(d) for d in result_dims])
-    array = fill_padding(array, result_dims, context.require().splits(result_dims), only=outs.values())
+    array = fill_padding(array, result_dims, context.require().splits(result_dims))
     pending = {axis for d in roles.contracted for axis in splits[d]}
     return slice_tensor(array, result_dims, pending=pending)
 

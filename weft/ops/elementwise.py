@@ -298,7 +298,7 @@ def negative(x: Any) -> Tensor:
 def multiply(x: Any, y: Any) -> Tensor:
     """`x * y`, broadcasting by name; a pending sum times a number stays pending."""
     for one, other in ((x, y), (y, x)):
-        if isinstance(other, NUMBERS) and isinstance(one, Tensor) and one.pending:
+        if isinstance(other, NUMBERS) and isinstance(one, Tensor) and one.pending and np.isfinite(other):
             return _linear(jnp.multiply, [one], other)
     return _multiply(x, y)
 
@@ -307,7 +307,7 @@ def multiply(x: Any, y: Any) -> Tensor:
 def divide(x: Any, y: Any) -> Tensor:
     """`x / y`, broadcasting by name; a pending sum divided by a number stays pending."""
     if isinstance(y, NUMBERS) and isinstance(x, Tensor):
-        if x.pending:
+        if x.pending and y != 0 and np.isfinite(y):
             return _linear(jnp.divide, [x], y)
         return elementwise(lambda a: jnp.divide(a, y), [x], True, y == 0)
     return _divide(x, y)
