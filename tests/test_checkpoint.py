@@ -191,6 +191,14 @@ def test_keeps_the_newest(tmp_path, whole):
     assert {p.name for p in tmp_path.iterdir()} == {"step_3", "step_10"}
 
 
+@pytest.mark.parametrize("keep", range(1, 7))
+def test_keeps_as_many_as_are_asked(tmp_path, keep):
+    with train.Checkpoints(tmp_path, keep=keep) as checkpoints:
+        for step in range(1, 8):
+            checkpoints.save(step, {}, {})
+    assert checkpoints.steps() == list(range(1, 8))[-keep:]
+
+
 def test_a_step_can_be_saved_again(copy, whole):
     checkpoints = train.Checkpoints(copy)
     checkpoints.save(2, *whole, {"example": 5}, wait=True)

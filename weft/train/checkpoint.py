@@ -256,7 +256,8 @@ class Checkpoints:
         self._damaged.discard(new)
         folders = step_folders(self.folder)
         others = [step for step in folders if step != new and step not in self._damaged]
-        for step in {*self._damaged & set(folders), *others[: len(others) - self.keep + 1]}:
+        oldest = others[: max(0, len(others) - self.keep + 1)]  # `new` is one of those that stay
+        for step in {*self._damaged & set(folders), *oldest}:
             try:
                 remove(folders[step])
             except OSError as error:
