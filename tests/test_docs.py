@@ -39,6 +39,11 @@ def fenced_blocks(text):
     assert opening is None, f"the block opened in line {start} is never closed"
 
 
+def commands(lines):
+    """The lines of a bash block; those that end in a backslash go on in the next."""
+    return re.sub(r" *\\\n *", " ", "\n".join(lines)).splitlines()
+
+
 def run_command(line, folder):
     """A call of `weft`, in this process; `> file` takes its output."""
     command, _, comment = line.partition("  #")
@@ -63,7 +68,7 @@ def test_blocks_run(page, monkeypatch, tmp_path):
     module = types.ModuleType("page_under_test")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look themselves up
     for line, info, body in fenced_blocks(page.read_text(encoding="utf-8")):
-        for command in body if info == "bash" else ():
+        for command in commands(body) if info == "bash" else ():
             if command.startswith("weft "):
                 run_command(command, tmp_path)
         if info in NOT_RUN:
@@ -88,3 +93,7 @@ def test_blocks_are_found():
         (7, "text", ["y", "  z"]),
         (11, "text", ["```"]),
     ]
+
+
+def test_long_commands_may_be_broken():
+    assert commands(["weft plan a \\", "  --json", "weft models"]) == ["weft plan a --json", "weft models"]
