@@ -230,6 +230,16 @@ def test_cross_entropy_is_optaxs():
     np.testing.assert_allclose(got.numpy(), optax.softmax_cross_entropy(logits.array, smooth) + z, atol=1e-5)
 
 
+@pytest.mark.parametrize("residual", ["plain", "reversible"])
+@pytest.mark.parametrize("block", ["serial", "parallel"])
+def test_an_encoder_decoder_reads_its_inputs(block, residual):
+    config = BASE.replace(kind="encoder_decoder", layers=2, block=block, residual=residual)
+    model, batch = nn.init(Transformer(config), jax.random.key(0)), batch_of(config)
+    loss = wf.spmd(lambda model, batch: model.loss(batch))
+    others = dataclasses.replace(batch, inputs=wf.zeros(batch.inputs.dims, jnp.int32))
+    assert loss(model, batch).item() != loss(model, others).item()
+
+
 def test_packed_examples_do_not_see_each_other():
     config = BASE.replace(dropout=0.0, positions="rotary")
     model = nn.init(Transformer(config), jax.random.key(0))

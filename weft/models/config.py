@@ -42,7 +42,8 @@ class Config:
       window: how many places local attention sees.
       lsh_chunk: of LSH attention, the places in a chunk.
       lsh_rounds: of LSH attention, the number of hashes.
-      block: "serial", or "parallel": attention and feed-forward side by side, with one sum for both.
+      block: "serial", or "parallel": attention and feed-forward side by side, with one sum for both (and
+        attention to an encoder before them).
       residual: "plain" or "reversible": the backward pass computes activations anew, layer by layer.
       remat: what the backward pass does not compute anew, a policy of `wf.remat`; None: all is kept.
       pipeline: with `layers` split, the schedule of `wf.pipeline`: "gpipe" or "1f1b".

@@ -173,11 +173,13 @@ class Block(nn.Module):
             fed, extra = feed(h)
             return attend(h) + fed, extra
 
+        memory: dict[str, Branch] = {}
+        if self.memory_attention is not None:
+            memory = {"memory": lambda x: (look_up(x), None)}
         if self.config.block == "parallel":
-            sites: dict[str, Branch] = {"both": both}
+            sites = memory | {"both": both}
         else:
-            sites = {"attention": lambda x: (attend(self.attention_norm(x)), None)}
-            sites |= {"memory": lambda x: (look_up(x), None)} if self.memory_attention is not None else {}
+            sites = {"attention": lambda x: (attend(self.attention_norm(x)), None)} | memory
             sites |= {"feed": lambda x: feed(self.feed_norm(x))}
         return [functools.partial(_dropped, f, drop(site)) for site, f in sites.items()]
 
