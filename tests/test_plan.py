@@ -231,6 +231,43 @@ def test_verify_names_what_differs_and_where():
     assert "batch 2" in str(caught.value)
 
 
+APART = {
+    "infinities of two signs": (np.inf, -np.inf),
+    "nan and infinity": (np.nan, np.inf),
+    "infinity and a number": (1.0, np.inf),
+    "imaginary parts": (1 + 2j, 1 + 3j),
+    "truths": (True, False),
+    "whole numbers": (2, 3),
+}
+
+
+def either(whole, piece):
+    """A function that gives one value on one device, and another on each of several."""
+
+    def fn(x):
+        value = lambda a: jnp.full_like(
+            a, whole if a.shape[0] == 4 else piece, dtype=jnp.asarray(whole).dtype
+        )
+        return wf.local(value, x, out=x.dims, splittable=["batch"])
+
+    return fn
+
+
+@pytest.mark.parametrize("whole, piece", APART.values(), ids=APART)
+def test_verify_tells_apart(whole, piece):
+    """Infinities counted as equal, imaginary parts were dropped, and truths could not be subtracted."""
+    x = wf.tensor(np.ones(4, np.float32), "batch=4")
+    with pytest.raises(AssertionError, match=r"result differs by [\s\S]* batch 0: "):
+        wf.verify(either(whole, piece), (x,), "x=2", "batch:x")
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1 + 2j, complex(np.inf, 1), True, 2], ids=str)
+def test_verify_finds_the_same_what_is_the_same(value):
+    x = wf.tensor(np.ones(4, np.float32), "batch=4")
+    [compared] = wf.verify(either(value, value), (x,), "x=2", "batch:x")
+    assert compared.difference == 0
+
+
 def test_a_plan_of_no_work_says_so():
     """It said 0FLOP."""
     assert "on each device: 0 FLOP" in wf.spmd(lambda x: x).plan(wf.spec("a=3")).explain()

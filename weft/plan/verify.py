@@ -113,23 +113,34 @@ def _compare(one: Any, other: Any, shown: str, tolerance: float | None) -> Any:
 
 
 def _values(t: Any, like: Any) -> np.ndarray:
-    if isinstance(t, Tensor):
-        return np.asarray(t.numpy(*like.dims), np.float64 if jnp.issubdtype(t.dtype, jnp.inexact) else None)
-    return np.asarray(t)
+    """A result's values, those that rounding can change in double precision."""
+    values = np.asarray(t.numpy(*like.dims) if isinstance(t, Tensor) else t)
+    if jnp.issubdtype(values.dtype, jnp.complexfloating):
+        return values.astype(np.complex128)
+    return values.astype(np.float64) if jnp.issubdtype(values.dtype, jnp.inexact) else values
 
 
 def _difference(want: np.ndarray, have: np.ndarray) -> float:
+    """The largest difference relative to the largest value; where there is no number to compare: 0 or inf."""
     if not np.issubdtype(want.dtype, np.inexact):
-        return float(np.any(want != have))
-    if not np.array_equal(np.isfinite(want), np.isfinite(have)):
-        return float("inf")
-    apart = np.abs(np.where(np.isfinite(want), want - have, 0))
+        return float(not np.array_equal(want, have))
+    apart = _apart(want, have)
     scale = np.max(np.abs(want), initial=0, where=np.isfinite(want))
-    return float(np.max(apart, initial=0) / scale) if scale else float(np.max(apart, initial=0))
+    return float(np.max(apart, initial=0) / (scale or 1))
+
+
+def _apart(want: np.ndarray, have: np.ndarray) -> np.ndarray:
+    """How far apart each two values are: infinities and nan are the same or infinitely far."""
+    if not np.issubdtype(want.dtype, np.inexact):
+        return want != have
+    finite = np.isfinite(want) & np.isfinite(have)
+    same = (want == have) | (np.isnan(want) & np.isnan(have))
+    apart = np.abs(np.subtract(want, have, where=finite, out=np.zeros_like(want)))
+    return np.where(finite, apart, np.where(same, 0.0, np.inf))
 
 
 def _differs(entry: Compared, like: Any, want: np.ndarray, have: np.ndarray) -> Differs:
-    where = np.unravel_index(int(np.argmax(np.abs(want - have))), want.shape) if want.shape else ()
+    where = np.unravel_index(int(np.argmax(_apart(want, have))), want.shape) if want.shape else ()
     place = ", ".join(f"{d.name} {int(n)}" for d, n in zip(getattr(like, "dims", ()), where, strict=False))
     return Differs(
         f"{entry.name} differs by {entry.difference:.2g} (relative) under {entry.layout}",
