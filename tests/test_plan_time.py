@@ -295,9 +295,19 @@ def test_every_profile_is_sound():
         assert (machine.shared_cores > 0) == (name == "cpu")
         rates = [level.bandwidth for level in machine.network]
         assert rates == sorted(rates, reverse=True) and machine.network[-1].devices is None
-        assert parse(to_toml(dataclasses.replace(machine, source="x"))) == dataclasses.replace(
-            machine, source="x"
-        )
+
+
+@pytest.mark.parametrize("name", known())
+def test_a_profile_is_written_as_it_is_read(name):
+    """Lines of the source were written as they are, which TOML does not have between quotes."""
+    machine = Hardware.of(name)
+    again = parse(to_toml(machine))
+    assert again == machine and list(again.peak_flops) == list(machine.peak_flops)
+
+
+def test_any_text_is_written_as_it_is_read():
+    machine = dataclasses.replace(SWITCH, source='a "quote", a \\ backslash,\na line, \ta tab, \x7f and é')
+    assert parse(to_toml(machine)) == machine
 
 
 def test_newer_machines_are_faster():
@@ -339,6 +349,7 @@ BAD = {
     "unknown_field": GOOD.replace("wrap = 4", "warp = 4"),
     "without_network": GOOD[: GOOD.index("[[network]]")],
     "levels_inwards": GOOD.replace("devices = 256\n", ""),
+    "last_level_inwards": GOOD + "devices = 4\n",
 }
 
 

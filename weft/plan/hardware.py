@@ -36,6 +36,7 @@ as it is.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -192,7 +193,7 @@ def parse(text: str, where: str = "hardware") -> Hardware:
         name=top.text("name"),
         source=top.text("source"),
         devices_per_node=top.whole("devices_per_node"),
-        peak_flops={dtype: peaks.number(dtype) for dtype in ("f32", *(set(peaks.data) - {"f32"}))},
+        peak_flops={dtype: peaks.number(dtype) for dtype in dict.fromkeys(["f32", *peaks.data])},
         matmul_efficiency=top.number("matmul_efficiency", most=1),
         memory_bytes=int(memory.number("bytes")),
         memory_bandwidth=memory.number("bandwidth"),
@@ -219,7 +220,8 @@ def _level(table: Table) -> Level:
 
 
 def _check_levels(hardware: Hardware, where: str) -> None:
-    spans = [level.devices for level in hardware.network[:-1]]
+    *inner, last = (level.devices for level in hardware.network)
+    spans = inner if last is None else [*inner, last]
     if any(n is None for n in spans) or sorted(set(spans), key=lambda n: n or 0) != spans:
         shown = ", ".join(f"{v.name} ({v.devices or 'any'})" for v in hardware.network)
         raise HardwareError(
@@ -233,10 +235,10 @@ def _check_levels(hardware: Hardware, where: str) -> None:
 
 
 def to_toml(hardware: Hardware) -> str:
-    """The file that `parse` reads as this hardware."""
+    """The file that `parse` reads as this hardware; numbers have four digits."""
     lines = [
-        f'name = "{hardware.name}"',
-        f'source = "{hardware.source}"',
+        f"name = {_quoted(hardware.name)}",
+        f"source = {_quoted(hardware.source)}",
         f"devices_per_node = {hardware.devices_per_node}",
         f"matmul_efficiency = {hardware.matmul_efficiency:.4g}",
     ]
@@ -245,8 +247,13 @@ def to_toml(hardware: Hardware) -> str:
     lines += ["", "[memory]", f"bytes = {hardware.memory_bytes}"]
     lines += [f"bandwidth = {hardware.memory_bandwidth:.4g}"]
     for level in hardware.network:
-        lines += ["", "[[network]]", f'name = "{level.name}"', f"bandwidth = {level.bandwidth:.4g}"]
+        lines += ["", "[[network]]", f"name = {_quoted(level.name)}", f"bandwidth = {level.bandwidth:.4g}"]
         lines += [f"latency = {level.latency:.4g}"]
         lines += [f"devices = {level.devices}"] if level.devices is not None else []
         lines += [f"torus = {level.torus}", f"wrap = {level.wrap}"] if level.torus else []
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Text as TOML has it: as JSON, which leaves one control character more as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
