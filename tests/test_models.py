@@ -252,6 +252,29 @@ def test_packed_examples_do_not_see_each_other():
     np.testing.assert_allclose(packed.numpy()[:, 5:], alone.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_what_experts_see_does_not_depend_on_the_losss_weights(kind):
+    config = BASE.replace(kind=kind, experts=4, expert_top=2, layers=2)
+    model, batch = nn.init(Transformer(config), jax.random.key(0)), batch_of(config)
+    features = wf.spmd(lambda model, batch: model.features(batch))
+    alike = dataclasses.replace(batch, weights=None)
+    np.testing.assert_array_equal(features(model, batch).numpy(), features(model, alike).numpy())
+
+
+def test_padding_takes_no_experts_place_in_either_stack():
+    """What stands at padding is of no account, though it stands before the tokens in the experts' queues."""
+    config = BASE.replace(kind="encoder_decoder", experts=4, layers=2, capacity=0.5)
+    model, batch = nn.init(Transformer(config), jax.random.key(0)), batch_of(config)
+    held = batch.segments > 0
+    one = wf.ones(batch.tokens.dims, jnp.int32)
+    others = dataclasses.replace(
+        batch, tokens=wf.where(held, batch.tokens, one), inputs=wf.where(held, batch.inputs, one)
+    )
+    batch, others = (dataclasses.replace(b, weights=held.astype(jnp.float32)) for b in (batch, others))
+    loss = wf.spmd(lambda model, batch: model.loss(batch))
+    assert loss(model, batch).item() == pytest.approx(loss(model, others).item(), rel=1e-6)
+
+
 def test_a_prefix_is_seen_by_all_and_the_rest_is_causal():
     length, memory, batch = wf.dims("length=4 memory_length=4 batch=2")
     size = wf.tensor(np.array([0, 2], np.int32), [batch])

@@ -24,9 +24,10 @@ class Batch:
     Attributes:
       tokens: what the model reads: the decoder's, or those of a model with one stack.
       targets: what it should say at each place.
-      weights: how much each place counts in the loss; None: all alike.
+      weights: how much each place counts in the loss, and nothing else; None: all alike.
       places: the number of each place in its example; None: from 0 on.
-      segments: which example of a packed row each place is of; None: one example in a row, number 1.
+      segments: which example of a packed row each place is of, from 1 on, and 0 at padding, which no expert
+        sees; None: one example in a row, number 1.
       prefix: by row, how many places at its beginning all may see (a prefix LM).
       inputs, input_places, input_segments: the encoder's, of an encoder-decoder.
     """

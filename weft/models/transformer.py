@@ -49,6 +49,10 @@ class Sight:
     ordered: bool = dataclasses.field(metadata={"static": True})
     window: int | None = dataclasses.field(metadata={"static": True})
 
+    def held(self) -> Tensor | None:
+        """Which places hold something, by their segments: 0 is padding. None: all do."""
+        return None if self.segments is None else self.segments > 0
+
     def visible(self) -> Tensor | None:
         """Truth values over `length` and `memory_length`, and `batch` where rows differ; None: all."""
         (length,), (memory,) = self.places.dims[-1:], self.memory_places.dims[-1:]
@@ -96,7 +100,6 @@ class Around:
       sight: what places see of their own sequence.
       bias: relative positions, added to the scores.
       memory, memory_sight: the encoder's result, over `memory_length`, and what places see of it.
-      weights: 0 for places that hold nothing; None: all do.
       exact: whether every token finds room with the experts that it chose.
     """
 
@@ -104,7 +107,6 @@ class Around:
     bias: Tensor | None = None
     memory: Tensor | None = None
     memory_sight: Sight | None = None
-    weights: Tensor | None = None
     exact: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
@@ -166,7 +168,7 @@ class Block(nn.Module):
             c = self.config
             if not c.experts:
                 return _in_chunks(lambda h: self.feed(h, drop("wide")), h, c.feed_chunks), None
-            return self.feed.by_group(h, drop("wide"), around.exact, around.weights)
+            return self.feed.by_group(h, drop("wide"), around.exact, around.sight.held())
 
         def both(x: Tensor) -> tuple[Tensor, nn.GroupLosses | None]:
             h = self.attention_norm(x)
@@ -347,7 +349,8 @@ def _plain(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, T
     )
     if stream.losses is None:
         return stream.x, None
-    means = stream.losses.mean(next(d.size for d in x.dims if d.name == "length"), around.weights)
+    tokens = next(d.size for d in x.dims if d.name == "length")
+    means = stream.losses.mean(tokens, around.sight.held())
     return stream.x, c.balance * means.balance + c.router_z * means.z
 
 
@@ -434,10 +437,10 @@ class Transformer(nn.Module):
 
     def _encode(self, batch: Batch, key: Any, exact: bool = False) -> tuple[Tensor, Tensor | None]:
         assert self.encoder is not None
-        own = batch.tokens, batch.places, batch.segments, key, batch.weights
+        own = batch.tokens, batch.places, batch.segments, key
         if self.decoder is not None:
             assert batch.inputs is not None
-            own = batch.inputs, batch.input_places, batch.input_segments, key, None
+            own = batch.inputs, batch.input_places, batch.input_segments, key
         return self._run(self.encoder, *own, exact=exact)
 
     def _features(
@@ -463,7 +466,6 @@ class Transformer(nn.Module):
             batch.places,
             batch.segments,
             _fold(key, "decoder"),
-            batch.weights,
             **more,
         )
         return x, extra if encoded is None or extra is None else extra + encoded
@@ -475,7 +477,6 @@ class Transformer(nn.Module):
         places: Tensor | None,
         segments: Tensor | None,
         key: Any,
-        weights: Tensor | None = None,
         prefix: Tensor | None = None,
         layers: Layers | None = None,
         **around: Any,
@@ -490,7 +491,7 @@ class Transformer(nn.Module):
         places = _places(tokens, places)
         window = self.config.window if self.config.attention == "local" else None
         sight = Sight(places, segments, prefix, _memory(places), _memory(segments), stack.ordered, window)
-        return stack(self.embedding(tokens), Around(sight, weights=weights, **around), key, layers)
+        return stack(self.embedding(tokens), Around(sight, **around), key, layers)
 
     def project(self, features: Tensor) -> Tensor:
         """The logits of features, in float32."""
