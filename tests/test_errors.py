@@ -231,6 +231,9 @@ MISTAKES |= {
     "mesh_axis_twice": lambda: wf.Mesh("data=4 data=2"),  # wrong
     "mesh_axis_of_size_zero": lambda: wf.Mesh([("data", 0), ("model", 2)]),  # wrong
     "mesh_pair": lambda: wf.Mesh([("data", 4.0)]),  # wrong
+    "mesh_with_a_truth_as_size": lambda: wf.Mesh([("data", True)]),  # wrong
+    "mesh_with_too_few_devices": lambda: wf.Mesh("data=2 model=2", jax.devices()[:2]),  # wrong
+    "mesh_with_too_many_devices": lambda: wf.Mesh("data=2", jax.devices()[:3]),  # wrong
     "mesh_of_a_number": lambda: wf.Mesh(8),  # wrong
     "mesh_rest_not_whole": lambda: wf.Mesh("data=-1 model=3"),  # wrong
     "mesh_two_rests": lambda: wf.Mesh("data=-1 model=-1"),  # wrong

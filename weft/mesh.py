@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from .dims import NAME, parse_pairs
@@ -46,8 +48,14 @@ class Mesh:
             pairs = list(axes.items() if isinstance(axes, Mapping) else axes)
         else:
             pairs = [axes]
-        self.axes: tuple[tuple[str, int], ...] = _checked(pairs, devices)
-        self._devices = None if devices is None else tuple(devices)
+        self._devices = None if devices is None else tuple(np.array([*devices], object).flat)
+        self.axes: tuple[tuple[str, int], ...] = _checked(pairs, self._devices)
+        if self._devices is not None and len(self._devices) != self.size:
+            raise MeshError(
+                f'mesh "{self}" has {self.size} places, and devices= has {len(self._devices)} devices',
+                rule="devices are one for each place of the mesh, in row-major order",
+                hint="give as many devices as places, or leave devices out for the first ones there are",
+            ).located(repr(self))
         self._hash = hash((self.axes, self._devices))
 
     @classmethod
@@ -94,9 +102,12 @@ class Mesh:
         sizes, types = tuple(size for _, size in self.axes), (AxisType.Auto,) * len(self.axes)
         if not self.has_devices:
             return AbstractMesh(sizes, self.names, axis_types=types)
-        # make_mesh's own default is Explicit axes, which shard_map then checks in_specs against.
-        devices = self._devices or jax.devices()[: self.size]
-        return jax.make_mesh(sizes, self.names, axis_types=types, devices=devices)
+        # JAX's own default is Explicit axes, which shard_map then checks in_specs against.
+        if self._devices is None:
+            return jax.make_mesh(sizes, self.names, axis_types=types, devices=jax.devices()[: self.size])
+        # make_mesh would put them in an order that suits the network; these have been put in order already.
+        devices = np.array(self._devices, object).reshape(sizes)
+        return jax.sharding.Mesh(devices, self.names, axis_types=types)
 
     def require_devices(self) -> None:
         """An error unless this mesh can run here."""
@@ -126,15 +137,19 @@ class Mesh:
         return f'Mesh("{self}")'
 
 
-def _checked(pairs: list[Any], devices: Any) -> tuple[tuple[str, int], ...]:
-    for pair in pairs:
+def _checked(given: list[Any], devices: tuple[Any, ...] | None) -> tuple[tuple[str, int], ...]:
+    pairs: list[tuple[str, int]] = []
+    for pair in given:
         name, size = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, None)
-        if not isinstance(name, str) or not NAME.fullmatch(name) or not isinstance(size, int):
+        whole = hasattr(size, "__index__") and not isinstance(size, bool)
+        if isinstance(name, str) and NAME.fullmatch(name) and whole:
+            pairs.append((name, operator.index(size)))
+        else:
             raise MeshError(
                 f"{pair!r} is not an axis of a mesh",
                 rule="an axis is a name and a whole size",
                 hint='for example Mesh("data=4 model=2") or Mesh([("data", 4), ("model", 2)])',
-            ).located(f"Mesh({pairs!r})")
+            ).located(f"Mesh({given!r})")
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     open_axes = [name for name, size in pairs if size == -1]
@@ -164,4 +179,4 @@ def _checked(pairs: list[Any], devices: Any) -> tuple[tuple[str, int], ...]:
                 hint="choose the other sizes so that they divide the number of devices",
             ).located(f'Mesh("{shown}")')
         pairs = [(name, have // rest if size == -1 else size) for name, size in pairs]
-    return tuple((name, size) for name, size in pairs)
+    return tuple(pairs)
