@@ -120,10 +120,16 @@ def test_hashed_models_decode_with_exact_attention():
     assert np.abs(model.logits(batch).numpy() - exact.logits(batch).numpy()).max() > 1e-3
 
 
+class PaddedOtherwise(Bytes):
+    """As a tokenizer may be that was not trained here."""
+
+    pad = 2
+
+
 @cache  # programs are compiled once
-def speaker_of(layout="one device", rows=4, key=4, **more):
+def speaker_of(layout="one device", rows=4, key=4, tokenizer=Bytes, **more):
     config = BASE.replace(**{**TWO, "vocab": 259, **more})
-    return decode.Speaker(untrained(config, key), Bytes(), *LAYOUTS[layout], rows=rows)
+    return decode.Speaker(untrained(config, key), tokenizer(), *LAYOUTS[layout], rows=rows)
 
 
 WORDS = ["ab", "c", "hello", "x y z", "b", "some longer words"]
@@ -172,9 +178,10 @@ def test_a_prompt_is_read_though_nothing_is_said_of_a_limit():
     assert speaker.item(0, "hello", 15).cut  # it was asked for
 
 
+@pytest.mark.parametrize("tokenizer", [Bytes, PaddedOtherwise])
 @pytest.mark.parametrize("more", [{}, {"kind": "decoder"}])
-def test_what_is_said_is_scored_alike(more):
-    speaker = speaker_of(**more)
+def test_what_is_said_is_scored_alike(more, tokenizer):
+    speaker = speaker_of(**more, **({} if tokenizer is Bytes else {"tokenizer": tokenizer}))
     for text, said in zip(WORDS[:5], speaker.say(WORDS[:5], ASKS["drawn"]), strict=True):
         # What was said may not be what its text is read as: score the tokens themselves.
         tokens = np.zeros((1, 8), np.int32)

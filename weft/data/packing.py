@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.models.batch import START
+
 Ids = Sequence[int] | np.ndarray
 
 
@@ -109,7 +111,7 @@ def _laid(rows: Sequence[Sequence[Ids]], length: int, pad: int) -> dict[str, np.
     filled = np.arange(length) < np.array([[sum(map(len, row))] for row in rows], np.int64).reshape(-1, 1)
     ids = np.concatenate([np.zeros(0, np.int32), *(ids for row in rows for ids in row)])
     places = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    before = np.where(places > 0, np.roll(ids, 1), 0)
+    before = np.where(places > 0, np.roll(ids, 1), START)
 
     def laid(values: np.ndarray, padding: int) -> np.ndarray:
         array = np.full(filled.shape, padding, np.int32)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.errors import DataError
+from weft.models.batch import START
 
 from .batches import Batches, Rows
 from .corpus import tokenize
@@ -90,7 +91,7 @@ class Windows(Batches):
             where = begins[:, None] + np.arange(-1, self.length)  # one more: the first one's predecessor
             ids = np.asarray(self.sequence.take(where, mode="wrap"), np.int32)
             counted = starts[:, None] + np.arange(self.length) < len(self.sequence)
-            read = np.where(ids[:, :-1] == self.tokenizer.end, 0, ids[:, :-1])
+            read = np.where(ids[:, :-1] == self.tokenizer.end, START, ids[:, :-1])
             tokens[: len(own)] = np.where(counted, read, self.tokenizer.pad)
             targets[: len(own)] = np.where(counted, ids[:, 1:], self.tokenizer.pad)
             weights[: len(own)] = counted

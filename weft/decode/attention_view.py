@@ -17,6 +17,7 @@ import numpy as np
 
 import weft as wf
 from weft.models import Batch
+from weft.models.batch import START
 from weft.nn.attention import HIDDEN
 from weft.tensor import Tensor
 
@@ -91,7 +92,7 @@ class Viewer:
             return wf.tensor(np.array([[*ids, *[tokenizer.pad] * (size - len(ids))]], np.int32), dims)
 
         batch = Batch(
-            filled([tokenizer.pad, *said[:-1]]),
+            filled([START, *said[:-1]]),
             inputs=filled(inputs),
             input_segments=wf.tensor((np.arange(size) < len(inputs)).astype(np.int32)[None], dims),
         )

@@ -11,6 +11,7 @@ import numpy as np
 import weft as wf
 from weft.data import Tokenizer
 from weft.models import Batch
+from weft.models.batch import START
 from weft.tensor import Tensor
 
 from .ask import ENDS, Ask
@@ -58,7 +59,7 @@ def ready(
       tokenizer: whose padding and end they have.
     """
     end, pad, missing = tokenizer.end, tokenizer.pad, count - len(items)
-    items = [*items, *[Item(-1, (end,) if sizes.inputs else (), (pad,), 0)] * missing]
+    items = [*items, *[Item(-1, (end,) if sizes.inputs else (), (START,), 0)] * missing]
     asks = [*asks, *[Ask()] * missing]
     batch = wf.Dim("batch", count)
 

@@ -21,6 +21,7 @@ import weft as wf
 from weft.data import Encoded, Tokenizer, arrays, check_vocab
 from weft.errors import ModelError
 from weft.models import Batch
+from weft.models.batch import START
 
 from .ask import NOTHING, Ask, Said
 from .beam import search
@@ -117,16 +118,16 @@ class Speaker:
           text: what is said something to.
           limit: how many tokens at most; None: as `Ask` says.
         """
-        ids, end, pad = self.tokenizer.encode(text), self.tokenizer.end, self.tokenizer.pad
+        ids, end = self.tokenizer.encode(text), self.tokenizer.end
         if self.translates and not text.strip():
-            return Item(number, (end,), (pad,), 0)
+            return Item(number, (end,), (START,), 0)
         if self.translates:
             kept = ids[: self.longest - 1]
             most = min(MOST, (3 * len(kept)) // 2 + 10) if limit is None else limit
-            return Item(number, (*kept, end), (pad,), min(most, self.longest), len(kept) < len(ids))
+            return Item(number, (*kept, end), (START,), min(most, self.longest), len(kept) < len(ids))
         most = min(CONTINUED, self.longest // 2) if limit is None else min(limit, self.longest - 1)
         kept = ids[-(self.longest - most) :] if len(ids) >= self.longest - most else ids
-        return Item(number, (), (pad, *kept)[-self.longest :], most, len(kept) < len(ids))
+        return Item(number, (), (START, *kept)[-self.longest :], most, len(kept) < len(ids))
 
     def sizes(self, item: Item) -> Sizes:
         """To how many places a row is filled up."""

@@ -15,6 +15,8 @@ from weft.tensor import Tensor
 
 from .config import Config
 
+START = 0  # the token that a decoder reads where an example begins, whichever its tokenizer has for padding
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ def bad_batch(fact: str) -> ModelError:
 
 
 def shifted(targets: Tensor, segments: Tensor | None = None) -> Tensor:
-    """What a decoder reads to say the targets: each one's predecessor, and 0 at the start of an example."""
-    tokens = wf.shift(targets, "length", 1)
+    """What a decoder reads to say the targets: each one's predecessor, and `START` where an example begins."""
+    tokens = wf.shift(targets, "length", 1)  # zeros come in, which `START` is
     if segments is None:
         return tokens
-    return wf.where(segments == wf.shift(segments, "length", 1), tokens, 0)
+    return wf.where(segments == wf.shift(segments, "length", 1), tokens, START)
