@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import main
+from weft.data import SentencePiece
 from weft.errors import ProgramError
 from weft.models import preset
 from weft.train import config_file, config_flags
 from weft.train.config import Data, recipe, recipes
+from weft.train.inputs import TOKENIZER
 
 TINY = "--model.d-model 16 --model.d-ff 32 --model.heads 2 --model.d-kv 8 --model.layers 1"
 RUN = f"lm --folder run --steps 2 --data.kind lines --data.rows 4 --data.length 16 {TINY}"
@@ -113,7 +115,9 @@ MISTAKES = {
     "tokenizer_of_too_many_ids": [f"{LINES} --data.tokenizer unigram"],
     "tokenizer_of_too_few_ids": [f"{LINES} --data.tokenizer bpe --data.vocab 80"],
     "vocabulary_too_small": [f"{LINES} --model.vocab 100"],
-    "texts_for_a_translation_model": [f"{PAIRS} --data.kind lines --data.train text.txt"],
+    "texts_for_a_translation_model": [
+        f"{PAIRS} --data.kind lines --data.train text.txt --data.tokenizer bpe --data.vocab 300"
+    ],
     "pairs_for_a_language_model": [f"{RUN} --data.kind phrases"],
     "longer_than_the_positions": [f"{LINES} --data.length 256"],
     # layout
@@ -201,6 +205,14 @@ def test_a_run_of_another_optimizer_is_not_gone_on_with(run, capsys, golden):
     code, out, err = weft(capsys, f"{LINES} --optimizer.kind momentum --steps 3")
     assert (code, out) == (2, "")
     golden("cli_run_of_another_optimizer", shown(err), "messages/train")
+
+
+def test_a_tokenizer_that_is_there_is_not_taken_for_another(folder, capsys, golden):
+    (folder / "run").mkdir()
+    SentencePiece.train(FILES["text.txt"].splitlines(), folder / "run" / TOKENIZER, 280, kind="bpe")
+    code, out, err = weft(capsys, f"{LINES} --data.tokenizer bpe --data.vocab 282")
+    assert (code, out) == (2, "")
+    golden("cli_tokenizer_of_another_run", shown(err), "messages/train")
 
 
 def test_a_rule_of_no_dim_is_a_warning(run, capsys):
@@ -341,4 +353,5 @@ def test_every_setting_can_be_had_as_a_flag(folder, capsys):
 def test_every_text_is_of_a_test():
     here = {path.stem for path in (Path(__file__).parent / "messages" / "train").glob("cli_*.txt")}
     runs = {"run_of_another_model", "run_of_another_optimizer", "loss_not_finite", "too_many_left_out"}
+    runs |= {"tokenizer_of_another_run"}
     assert here == {f"cli_{name}" for name in {*MISTAKES, *runs}}

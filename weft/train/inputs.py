@@ -89,7 +89,9 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
         path = folder / TOKENIZER
 
         def trained() -> str:
-            if not path.exists():
+            if path.exists():
+                _check_kept(data.SentencePiece(str(path)), d.vocab)
+            else:
                 folder.mkdir(parents=True, exist_ok=True)
                 some = data.texts(texts[: d.tokenizer_examples])
                 try:
@@ -109,6 +111,16 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
             hint="--data.tokenizer bytes needs no training",
         )
     return data.SentencePiece(d.tokenizer)
+
+
+def _check_kept(kept: data.SentencePiece, vocab: int) -> None:
+    """An error if the tokenizer that is in a run's folder is not the one that is asked for."""
+    if kept.vocab != vocab:
+        raise DataError(
+            f"{kept.path} has {kept.vocab} ids, and --data.vocab is {vocab}",
+            rule="a tokenizer is trained once, and a run that goes on has the one in its folder",
+            hint=f"--data.vocab {kept.vocab}; a new run has another --folder; or remove {kept.path}",
+        )
 
 
 def keep(words: data.Tokenizer, folder: Path) -> None:

@@ -65,11 +65,11 @@ def prepare(config: TrainConfig) -> Run:
     texts = inputs.examples(config.data, held_out=False)
     held_out = inputs.examples(config.data, held_out=True)
     assert texts is not None
+    _check_kind(config, inputs.is_pairs(texts))
     words = inputs.tokenizer(config.data, texts, config.folder)
     if config.model.vocab == preset(config.preset).config.vocab:
         config = config.replace(model=config.model.replace(vocab=words.vocab))
     inputs.check_vocab(words, config.model.vocab)
-    _check_kind(config, inputs.is_pairs(texts))
     if config.layout.rules == AUTO:
         example = inputs.batches(config.data, texts, words, seed=config.seed).step(0).batch
         config = config.replace(layout=chosen(config, example))
