@@ -134,6 +134,7 @@ MISTAKES = {
     "unknown_hardware": [f"{LINES} --layout.hardware tpu-v44"],
     "micro_that_does_not_divide": [f"{LINES} --optimizer.micro 3"],
     "replicas_that_do_not_divide": [f"{LINES} --data.rows 8 --optimizer.micro 2 --diloco.replicas 3"],
+    "average_of_replicas": [f"{LINES} --optimizer.average 0.9 --diloco.replicas 2"],
     # the folder
     "folder_that_is_a_file": [f"{LINES} --folder text.txt"],
     "folder_in_a_file": [f"{LINES} --folder text.txt/run"],

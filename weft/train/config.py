@@ -219,6 +219,12 @@ class TrainConfig:
                 rule="a batch is dealt out evenly to replicas and their parts",
                 hint=f"--data.rows {-(-d.rows // parts) * parts}, or other numbers of parts",
             )
+        if self.diloco.replicas and self.optimizer.average:
+            raise ProgramError(
+                f"--optimizer.average {self.optimizer.average:g} and --diloco.replicas {self.diloco.replicas}",
+                rule="replicas are evaluated as they last met: a running mean of each would never be used",
+                hint="leave one of the two out",
+            )
         longest = max(d.length, d.input_length or 0)
         if m.positions == "learned" and longest > m.longest:
             raise ProgramError(
