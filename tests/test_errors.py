@@ -68,6 +68,7 @@ MISTAKES |= {
     "dim_with_a_blank_in_its_name": lambda: wf.Dim("my batch", 4),  # wrong
     "dims_string": lambda: wf.dims("batch=4 length 3"),  # wrong
 }  # fmt: skip
+    "dims_string_with_an_inner_dim": lambda: wf.dims("batch=4 _length=3"),  # wrong
 
 
 # -- sizes and kinds --------------------------------------------------------------------------------
@@ -244,6 +245,7 @@ MISTAKES |= {
     "layout_pair": lambda: wf.Layout([("batch", 3)]),  # wrong
     "layout_misspelt_axis": lambda: wf.spmd(lambda x: x, MESH, "batch:dat d_ff:model"),  # wrong
     "place_misspelt_axis": lambda: wf.place(ones("batch=4"), MESH, wf.Layout("batch:modell")),  # wrong
+    "layout_of_an_inner_dim": lambda: wf.Layout({"_batch": "data"}),  # wrong
     "two_dims_on_one_axis": lambda: wf.place(ones("batch=4 heads=8"), MESH, wf.Layout("batch:data heads:data")),  # wrong
     "cpu_devices_too_late": lambda: wf.cpu_devices(16),  # wrong
     "callback_of_another_shape": lambda: wf.from_callback(lambda where: np.ones((2, 2)), "batch=4", OTHER_MESH, "batch:data"),  # wrong

@@ -19,12 +19,14 @@ import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from .errors import DimError, caret, nearest
 
 EXAMPLES = {"dims": "batch=64 length=128", "Mesh": "data=4 model=2", "Layout": "batch:data d_ff:model"}
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.']*")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.']*")
+# An underscore in front marks dims that Weft makes for itself: they have no place in what users write.
+_ANY_NAME = re.compile(rf"_*{NAME.pattern}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Dim:
     """A named dimension.
 
     Args:
-      name: letters, digits and underscores, starting with a letter.
+      name: letters, digits, underscores, dots and primes, starting with a letter.
       size: the true size, at least 1.
 
     >>> Dim("batch", 64)
@@ -43,10 +45,10 @@ class Dim:
     size: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not _ANY_NAME.fullmatch(self.name):
             raise DimError(
                 f"{self.name!r} is not a name for a dim",
-                rule="a name is letters, digits and underscores, starting with a letter",
+                rule="a name is letters, digits, underscores, dots and primes, starting with a letter",
                 hint='for example Dim("batch", 64)',
             ).located(f"Dim({self.name!r}, {self.size!r})")
         try:
@@ -82,6 +84,11 @@ class Dim:
 
 
 DimLike = Dim | str
+
+
+def is_name(given: Any) -> TypeGuard[str]:
+    """Whether users may call a dim or an axis so."""
+    return isinstance(given, str) and NAME.fullmatch(given) is not None
 
 
 def dims(text: str) -> tuple[Dim, ...]:

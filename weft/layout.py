@@ -23,7 +23,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .dims import Dim, parse_pairs, show
+from .dims import Dim, is_name, parse_pairs, show
 from .errors import LayoutError, nearest
 from .mesh import Mesh
 
@@ -135,11 +135,11 @@ def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
         pairs = [rules]
     parsed: dict[str, tuple[str, ...]] = {}
     for pair in pairs:
-        good = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)
+        good = isinstance(pair, tuple | list) and len(pair) == 2 and is_name(pair[0])
         if not good or not isinstance(pair[1], str | tuple | list):
             raise LayoutError(
                 f"{pair!r} is not a rule",
-                rule="a rule is a dim's name and an axis, or several axes joined by +",
+                rule="a rule is a dim's name (a letter comes first) and an axis, or several axes joined by +",
                 hint='for example "batch:data d_ff:model" or [("batch", "data")]',
             ).located(f"Layout({rules!r})")
         name = pair[0]

@@ -15,13 +15,13 @@ import functools
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
-from .dims import NAME, parse_pairs
+from .dims import is_name, parse_pairs
 from .errors import MeshError
 
 
@@ -141,8 +141,7 @@ def _checked(given: list[Any], devices: tuple[Any, ...] | None) -> tuple[tuple[s
     pairs: list[tuple[str, int]] = []
     for pair in given:
         name, size = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, None)
-        whole = hasattr(size, "__index__") and not isinstance(size, bool)
-        if isinstance(name, str) and NAME.fullmatch(name) and whole:
+        if is_name(name) and isinstance(size, SupportsIndex) and not isinstance(size, bool):
             pairs.append((name, operator.index(size)))
         else:
             raise MeshError(
