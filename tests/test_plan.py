@@ -208,6 +208,17 @@ def test_waste_is_the_share_of_padding():
     assert plan.waste == pytest.approx(1 - 9 / 16)
 
 
+def test_axes_have_one_name():
+    """A sum over two axes was sent over pod+data by one report, and over data+pod by another."""
+    program = wf.spmd(lambda x: wf.sum(x, "b"), "pod=2 data=2", "b:pod+data")
+    plan = program.plan(wf.spec("b=8 a=4"))
+    [sent] = plan.collectives
+    assert sent.axes == ("pod", "data") and sent.over == "pod+data"
+    assert plan.comm_bytes == {"pod+data": 16} and {*plan.time("h100").network_seconds} == {"pod+data"}
+    for text in (str(sent), plan.explain(), plan.diff(wf.spmd(lambda x: x, "", "").plan(wf.spec("a=4")))):
+        assert "pod+data" in text and "data+pod" not in text
+
+
 # verify
 
 

@@ -84,15 +84,15 @@ def replicated_tensors(plan: Plan) -> Iterator[Advice]:
 def dominant_collective(plan: Plan) -> Iterator[Advice]:
     """One collective that is most of the traffic."""
     total = sum(c.wire_bytes * c.count for c in plan.collectives)
-    by_op: dict[tuple[str, str, str, tuple[str, ...]], list[Collective]] = defaultdict(list)
+    by_op: dict[tuple[str, str, str, str], list[Collective]] = defaultdict(list)
     for c in plan.collectives:
-        by_op[c.op, c.source, c.kind, c.axes].append(c)
-    for (op, source, kind, axes), some in by_op.items():
+        by_op[c.op, c.source, c.kind, c.over].append(c)
+    for (op, source, kind, over), some in by_op.items():
         share = sum(c.wire_bytes * c.count for c in some) / total if total else 0
         if share > 0.5 and len(by_op) > 1:
             yield Advice(
                 "advice",
-                f"the {kind} over {'+'.join(axes)} for {op} is {share:.0%} of all traffic",
+                f"the {kind} over {over} for {op} is {share:.0%} of all traffic",
                 source,
             )
 

@@ -37,7 +37,7 @@ def diff(one: Plan, other: Plan) -> str:
 def _sent(plan: Plan) -> Counter[tuple[str, str, str, int, str]]:
     found: Counter[tuple[str, str, str, int, str]] = Counter()
     for c in plan.collectives:
-        found[c.phase, c.kind, "+".join(c.axes), c.bytes, c.op] += c.count
+        found[c.phase, c.kind, c.over, c.bytes, c.op] += c.count
     return found
 
 

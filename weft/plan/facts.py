@@ -43,7 +43,7 @@ class Collective:
 
     Attributes:
       kind: all-reduce, all-gather, reduce-scatter, all-to-all or permute.
-      axes: the mesh axes that it runs over.
+      axes: the mesh axes that it runs over, in the order of the mesh.
       bytes: on one device: the operand's, for an all-gather the result's.
       count: how often it runs in one call.
       op, phase, source: as of `Work`.
@@ -61,9 +61,14 @@ class Collective:
     wire_bytes: int
     varies: tuple[str, ...] = ()
 
+    @property
+    def over(self) -> str:
+        """Its axes as text, `pod+data`."""
+        return "+".join(self.axes)
+
     def __str__(self) -> str:
         times = f" × {self.count}" if self.count != 1 else ""
-        return f"{self.kind} over {'+'.join(self.axes)}: {self.bytes} bytes{times} ({self.op})"
+        return f"{self.kind} over {self.over}: {self.bytes} bytes{times} ({self.op})"
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Plan:
         """Bytes of collectives on one device by axis; several axes together are `"pod+data"`."""
         total: Counter[str] = Counter()
         for c in self.collectives:
-            total["+".join(a for a in self.mesh.names if a in c.axes)] += c.bytes * c.count
+            total[c.over] += c.bytes * c.count
         return dict(total)
 
     @functools.cached_property

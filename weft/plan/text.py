@@ -80,7 +80,7 @@ def _axes(console: Console, plan: Plan) -> None:
     table = _table("over", "kind", ">calls", ">bytes", ">sent in a ring")
     groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
     for c in plan.collectives:
-        groups["+".join(c.axes), c.kind].append(c)
+        groups[c.over, c.kind].append(c)
     for (axes, kind), some in sorted(groups.items()):
         table.add_row(
             axes,
@@ -99,7 +99,7 @@ def _ops(console: Console, plan: Plan) -> None:
         if isinstance(e, Collective) or e.flops:
             row = rows.setdefault((e.op, e.phase, e.source), {"flops": 0, "sent": defaultdict(int)})
             if isinstance(e, Collective):
-                row["sent"][f"{e.kind} {'+'.join(e.axes)}"] += e.bytes * e.count
+                row["sent"][f"{e.kind} {e.over}"] += e.bytes * e.count
             else:
                 row["flops"] += e.flops * e.count
     table = _table("phase", "op", ">FLOP", "collective", ">bytes", "line")

@@ -125,7 +125,7 @@ def time_of(plan: Plan, hardware: Any) -> Time:
         seconds = sum(parts.values()) * times
         axis, hides = "", False
         if isinstance(event, Collective):
-            axis = "+".join(a for a in plan.mesh.names if a in event.axes)
+            axis = event.over
             network[axis] += seconds
             hides = not hardware.shared_cores and hideable(event, plan)
             hidden[event.phase] += seconds if hides else 0.0

@@ -136,7 +136,8 @@ def does_nothing(eqn: Any, mesh: Mesh) -> bool:
 
 
 def _collective(eqn: Any, mesh: Mesh, times: int, name: str) -> Collective:
-    kind, axes = KINDS[eqn.primitive.name], _axes(eqn.params)
+    kind, over = KINDS[eqn.primitive.name], _axes(eqn.params)
+    axes = tuple(axis for axis in mesh.names if axis in over)
     variables = eqn.outvars if kind == "all-gather" else eqn.invars
     size = sum(cost.size(v.aval) for v in variables)
     wire = wire_bytes(kind, size, mesh.ways(axes))
