@@ -1,16 +1,15 @@
-"""Tatoeba's English-French pairs: the training files, and the score of a trained model on the test set.
+"""Tatoeba's English-French pairs: train, validation and test files, and the score of a trained model.
 
 python runs/tatoeba.py prepare DATA FOLDER
-python runs/tatoeba.py score DATA FOLDER
+python runs/tatoeba.py score FOLDER
 
-A pair belongs to the test or the validation set by a hash of its English side, so that no English sentence is
-in two sets. The English sentences of the test set are translated once each, and scored against all their
-French ones.
+DATA has fra-eng.zip, from manythings.org/anki. The set of a pair is chosen by a hash of its English side, so
+that no English sentence is in two sets. The English sentences of the test set are translated once each, and
+scored against all of their French ones.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import sys
 import zipfile
@@ -21,36 +20,33 @@ SPACES = str.maketrans({"\u202f": " ", "\u00a0": " "})
 
 
 def prepare(data: Path, folder: Path) -> None:
-    """Write train.tsv and valid.tsv."""
-    with zipfile.ZipFile(data / "fra-eng.zip") as packed, packed.open("fra-eng/fra.txt") as lines:
-        pairs = [line.decode().translate(SPACES).rstrip("\r\n").split("\t")[:2] for line in lines]
-    held = [hashlib.md5(english.encode()).digest()[0] for english, _ in pairs]
-    train = [pair for pair, b in zip(pairs, held, strict=True) if b >= 8]
-    write(folder / "train.tsv", train)
-    write(folder / "valid.tsv", read(data, "valid"))
-    print(f"{len(train):,} pairs to train on", file=sys.stderr)
+    """Write train.tsv, valid.tsv and test.tsv."""
+    with zipfile.ZipFile(data / "fra-eng.zip") as packed:
+        name = next(one for one in packed.namelist() if one.endswith("fra.txt"))
+        lines = packed.read(name).decode().splitlines()
+    sets: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    for line in lines:
+        english, french = line.split("\t")[:2]  # newer files have a third column, the attribution
+        sets[which(english)].append(f"{english}\t{french}\n".translate(SPACES))
+    for name, pairs in sets.items():
+        (folder / f"{name}.tsv").write_text("".join(pairs), encoding="utf-8")
+        print(f"{name}: {len(pairs):,} pairs", file=sys.stderr)
 
 
-def read(data: Path, name: str) -> list[list[str]]:
-    """The pairs of a set."""
-    sides = []
-    for language in ("en", "fr"):
-        with gzip.open(data / "split" / f"{name}.{language}.gz", "rt", encoding="utf-8") as lines:
-            sides.append([line.rstrip("\n").translate(SPACES) for line in lines])
-    return [list(pair) for pair in zip(*sides, strict=True)]
+def which(english: str) -> str:
+    """The set that an English sentence belongs to."""
+    first = hashlib.md5(english.encode()).digest()[0]
+    return "test" if first < 4 else "valid" if first < 8 else "train"
 
 
-def write(path: Path, pairs: list[list[str]]) -> None:
-    path.write_text("".join(f"{english}\t{french}\n" for english, french in pairs), encoding="utf-8")
-
-
-def score(data: Path, folder: Path) -> None:
+def score(folder: Path) -> None:
     """Translate the test set and print the scores."""
     from weft import decode
     from weft.train import stored
 
     references = defaultdict(list)
-    for english, french in read(data, "test"):
+    for line in (folder / "test.tsv").read_text(encoding="utf-8").splitlines():
+        english, french = line.split("\t")
         references[english].append(french)
     run, step, model = stored.restored(stored.settings(folder))
     speaker = decode.Speaker(model, run.tokenizer, run.mesh, run.layout, rows=64)
@@ -64,4 +60,4 @@ def score(data: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"prepare": prepare, "score": score}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    {"prepare": prepare, "score": score}[sys.argv[1]](*map(Path, sys.argv[2:]))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # English to French on Tatoeba's sentence pairs, within an hour on two cores; BLEU and chrF by sacreBLEU.
 #
-#   runs/tatoeba.sh DATA [FOLDER]     DATA has fra-eng.zip and split/test.{en,fr}.gz, split/valid.{en,fr}.gz
+#   runs/tatoeba.sh DATA [FOLDER]     DATA has fra-eng.zip, from manythings.org/anki
 set -euo pipefail
 data="${1:?usage: runs/tatoeba.sh DATA [FOLDER]}"
 folder="${2:-runs/tatoeba}"
@@ -20,4 +20,4 @@ SECONDS=0
   --optimizer.average 0.998 --optimizer.weight_decay 0.01 \
   --evaluate.every 1000 --save.every 500 --log_every 100
 echo "trained in $SECONDS s"
-"$bin/python" "$here/tatoeba.py" score "$data" "$folder"
+"$bin/python" "$here/tatoeba.py" score "$folder"

@@ -2,7 +2,8 @@
 # Characters of Shakespeare: nanoGPT's recipe for a CPU (4 layers, 4 heads, 128 features, context 64, batch 12,
 # 2,000 steps, no dropout). Its published validation loss is 1.88.
 #
-#   runs/tinyshakespeare.sh DATA [FOLDER]     DATA has input.txt; the text is ASCII, so bytes are characters
+#   runs/tinyshakespeare.sh DATA [FOLDER]     DATA has input.txt, which is data/tinyshakespeare/input.txt of
+#                                             github.com/karpathy/char-rnn; it is ASCII, so bytes are characters
 set -euo pipefail
 data="${1:?usage: runs/tinyshakespeare.sh DATA [FOLDER]}"
 folder="${2:-runs/tinyshakespeare}"
