@@ -59,9 +59,18 @@ def folder(tmp_path, monkeypatch):
 
 
 def weft(capsys, line, *more):
-    """`weft train` in this process: exit code, stdout, stderr."""
+    """`weft train` in this process: exit code, stdout, stderr. Of a flag that comes twice the last counts."""
+    once = {}
+    for flag, values in config_flags._grouped([*line.split(), *more]):
+        once.pop(flag, None)
+        once[flag] = values
+    return weft_exactly(capsys, *(word for flag, values in once.items() for word in (flag, *values) if word))
+
+
+def weft_exactly(capsys, *words):
+    """The same, with these very words."""
     try:
-        code = main(["train", *line.split(), *more])
+        code = main(["train", *words])
     except SystemExit as exit:  # the parser's own
         code = exit.code
     out, err = capsys.readouterr()
@@ -334,6 +343,13 @@ def test_a_preset_brings_its_model_and_flags_change_that(flags, folder, capsys):
     assert said["model"] == {name: value for name, value in model.items() if value is not None}
 
 
+def test_a_flag_that_is_given_twice(folder, capsys, golden):
+    twice = "lm --data.train a.txt --data.train=b.txt c.txt --mesh data=2 --layout.mesh data=4 --print-config"
+    code, out, err = weft_exactly(capsys, *twice.split())
+    assert (code, out) == (2, "")
+    golden("cli_flags_given_twice", shown(err), "messages/train")
+
+
 @pytest.mark.parametrize("start", ["lm", "translate --preset t5-small --data.train a b --steps 3"])
 def test_printed_settings_print_the_same(start, folder, capsys):
     _, first, _ = weft(capsys, f"{start} --print-config")
@@ -354,5 +370,5 @@ def test_every_setting_can_be_had_as_a_flag(folder, capsys):
 def test_every_text_is_of_a_test():
     here = {path.stem for path in (Path(__file__).parent / "messages" / "train").glob("cli_*.txt")}
     runs = {"run_of_another_model", "run_of_another_optimizer", "loss_not_finite", "too_many_left_out"}
-    runs |= {"tokenizer_of_another_run"}
+    runs |= {"tokenizer_of_another_run", "flags_given_twice"}
     assert here == {f"cli_{name}" for name in {*MISTAKES, *runs}}

@@ -33,7 +33,12 @@ def changed(config: TrainConfig, arguments: Iterable[str]) -> TrainConfig:
     arguments = [_SHORT.get(one, one) for one in arguments]
     changes: dict[str, Any] = {}
     wrong = []
+    given: dict[str, list[str]] = {}
     for flag, values in _grouped(arguments):
+        if flag in given:
+            wrong.append(f"{flag} is given twice, as {' '.join(given[flag])} and as {' '.join(values)}")
+            continue
+        given[flag] = values
         if flag not in known:
             wrong.append(
                 f"there is no setting {flag}{nearest(flag, known)}" if flag else f"{values[0]} is no flag"
