@@ -19,6 +19,7 @@ from weft.cli.main import main
 from weft.train import config_file, journal, loop
 from weft.train.checkpoint_files import CheckpointWarning, present
 from weft.train.config import recipe
+from weft.train.progress import Pace, Progress
 
 STEPS = 10
 
@@ -102,6 +103,14 @@ def copy(whole, tmp_path):
         return tmp_path / place
 
     return copied
+
+
+@pytest.mark.parametrize("seconds, said", [(0.4, "0:00:04"), (8640.0, "1 day, 0:00:00")], ids=str)
+def test_the_time_that_is_left(seconds, said, capsys):
+    shown = Progress(20, 0, Pace(1.0, 1.0, 1.0), every=10)
+    for step in range(1, 11):
+        shown.step(step, {"loss": 1.0, "rate": 0.1, "tokens": 8.0, "seconds": seconds})
+    assert capsys.readouterr().err.endswith(f"left {said}\n")
 
 
 def no_threads():

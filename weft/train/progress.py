@@ -7,9 +7,9 @@ results.
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 RECENT = 50  # steps whose speed is shown
@@ -96,4 +96,4 @@ class Progress:
 
     def _left(self, step: int) -> str:
         seconds = sum(s for s, _ in self._recent) / len(self._recent)
-        return time.strftime("%H:%M:%S", time.gmtime((self.steps - step) * seconds))
+        return str(timedelta(seconds=round((self.steps - step) * seconds)))
