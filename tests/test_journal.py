@@ -46,6 +46,17 @@ def test_tensorboard_has_what_was_written_when_killed(tmp_path):
     assert events(tmp_path / "tensorboard") == {1: 1.0, 2: 0.5, 3: pytest.approx(1 / 3), 4: 4.0}
 
 
+def test_tensorboard_has_each_step_once_of_a_run_that_begins_anew(tmp_path):
+    board = tmp_path / "tensorboard"
+    with journal.Journal(tmp_path, 0) as one:
+        one.write(1, {"loss": 1.0})
+        one.write(2, {"loss": 0.5})
+    next(board.iterdir()).rename(board / "events.of another process")  # this one would take the same name
+    with journal.Journal(tmp_path, 0) as one:
+        one.write(1, {"loss": 2.0})
+    assert events(board) == {1: 2.0}
+
+
 def events(folder):
     """The losses that TensorBoard shows: what comes after a new start counts, older ones of its steps not."""
     from tensorboardX.proto.event_pb2 import Event, SessionLog

@@ -112,10 +112,10 @@ class Board:
         folder.mkdir(exist_ok=True)
         # A file's name has the second in which it was made; two starts may be in one.
         self._file = EventsWriter(str(folder / "events"), f".{os.getpid()}.{step}")
-        if step:  # what other files have of later steps does not count
-            begun = SessionLog(status=SessionLog.START)
-            self._file.write_event(Event(wall_time=time.time(), step=step + 1, session_log=begun))
-            self._file.flush()
+        # What other files have of later steps does not count.
+        begun = SessionLog(status=SessionLog.START)
+        self._file.write_event(Event(wall_time=time.time(), step=step + 1, session_log=begun))
+        self._file.flush()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Numbers of a step."""
