@@ -6,6 +6,7 @@ import itertools
 import pytest
 from searched import LONG, PROGRAMS, QUICK, chain
 
+import weft as wf
 from weft.errors import WeftError
 from weft.plan.hardware import Hardware
 from weft.search import best, search
@@ -124,6 +125,7 @@ def test_of_two_variants_the_better_one_is_found():
 MISTAKES = {
     "no_devices": lambda: search(*chain(), devices=0, hardware="h100"),  # wrong
     "no_such_objective": lambda: search(*chain(), devices=2, hardware="h100", objective="tme"),  # wrong
+    "args_of_one_tensor": lambda: search(wf.exp, wf.spec("a=4"), devices=2, hardware="h100"),  # wrong
     "too_many_axes": lambda: search(*chain(), devices=2, hardware="h100", axes=7),  # wrong
 }
 

@@ -16,6 +16,7 @@ from ..mesh import Mesh
 from ..placing import place
 from ..spmd import spmd
 from ..tensor import Tensor, describe, is_tensor
+from .arguments import check_arguments
 
 # What another order of additions may change, relative to the largest value.
 ROUNDING = 100 * float(np.finfo(np.float32).eps)
@@ -74,11 +75,11 @@ def verify(
     [True]
     """
     layouts = [layouts] if isinstance(layouts, str | Layout) else layouts
-    if not layouts or isinstance(args, Tensor):
+    example = 'wf.verify(fn, (x,), "data=4", ["batch:data"])'
+    check_arguments(args, "verify", example)
+    if not layouts:
         raise ProgramError(
-            "args is one tensor" if isinstance(args, Tensor) else "there are no layouts to compare",
-            rule="args are a tuple of what the function takes, and each layout is compared with one device",
-            hint='wf.verify(fn, (x,), "data=4", ["batch:data"])',
+            "there are no layouts to compare", rule="each layout is compared with one device", hint=example
         ).located("verify")
     if tolerance is not None and not tolerance >= 0:
         raise ProgramError(

@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import DimError, LayoutError, MeshError, WeftError, nearest
 from ..layout import Layout
 from ..mesh import Mesh
+from ..plan.arguments import check_arguments
 from ..plan.hardware import Hardware
 from ..plan.plan import Plan
 from ..plan.time import Time
@@ -177,6 +178,8 @@ def search(
     machine = Hardware.of(hardware)
     cap = machine.memory_bytes if memory is None else memory
     programs = {"": (fn, args), **(variants or {})}
+    for _, given_args, *_ in programs.values():
+        check_arguments(given_args, "search", 'wf.search(fn, (x,), devices=8, hardware="h100")')
     spaces = {
         name: Space(name, fn, tuple(args), devices, axes, machine, given, dims, *needed)
         for name, (fn, args, *needed) in programs.items()
