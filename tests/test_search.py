@@ -10,7 +10,7 @@ import weft as wf
 from weft.errors import WeftError
 from weft.plan.hardware import Hardware
 from weft.search import best, search
-from weft.search.facts import facts_of
+from weft.search.facts import dims_named, facts_of
 from weft.search.space import LEVELS
 
 MACHINES = ("tpu-v2", "a100", "h100", "cpu")
@@ -133,3 +133,11 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_messages(name, mistake):
     mistake(name, MISTAKES[name], "messages/search")
+
+
+@pytest.mark.parametrize("op", ["scale[]", "scale", ""])
+def test_an_op_without_named_dims_may_have_any(op):
+    """One of keyword operands only had an empty name; its work was bounded as if no dim shared it out."""
+    known = frozenset(["batch", "io"])
+    assert dims_named(op, known) == known
+    assert dims_named("scale[batch,other]", known) == {"batch"}

@@ -170,6 +170,15 @@ def is_plain(work: Work) -> bool:
     return not named or name in PLAIN
 
 
+def dims_named(op: str, known: Group) -> Group:
+    """Those of the known dims in the name of an op, `einsum[batch,io · io,hidden]`.
+
+    All if it has none: such a name does not tell, and a bound is only sure below what any dims would give.
+    """
+    found = _DIMS.search(op)
+    return frozenset(_NAME.findall(found[1])) & known if found and found[1] else known
+
+
 class _Dims:
     """The dims of an opened program, and which of them things have."""
 
@@ -196,9 +205,8 @@ class _Dims:
         return frozenset(self.names[axis] for axis in axes)
 
     def named(self, op: str) -> Group:
-        """The dims in the name of an op, `einsum[batch,io · io,hidden]`; all if it has none."""
-        found = _DIMS.search(op)
-        return frozenset(_NAME.findall(found[1])) & self.every | self.hidden if found else self.every
+        """The dims that an op may have, by its name."""
+        return dims_named(op, self.every) | self.hidden
 
     def kin(self, dims: Group) -> Group:
         """Some dims, and those renamed to them: what is element-wise may still be cut along these."""
