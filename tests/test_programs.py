@@ -302,6 +302,45 @@ def test_captured_tensors_become_inputs():
     assert len(program.traces) == 1
 
 
+def test_captured_tensors_that_hold_one_array():
+    """They are told apart by their names and roles."""
+    array = jnp.arange(1.0, 4.0)
+    q, k = wf.tensor(array, "query=3"), wf.tensor(array, "key=3")
+    both = lambda x: wf.sum(q * k) * x
+    assert wf.spmd(both)(wf.ones("")).item() == both(wf.ones("")).item() == 36.0
+    assert wf.scan(lambda c, _: (c + wf.sum(q * k), None), 0.0, wf.zeros("t=1"), "t")[0].item() == 36.0
+
+    p = wf.parameter(q)
+    stored = wf.spmd(lambda x: (x * q, p * x), "data=3", wf.Layout("", params="query:data"))
+    kept = [s.bytes for s in stored.plan(wf.ones("")).stored if s.name.startswith("captured")]
+    assert kept == [12, 4]
+
+
+def test_a_method_has_all_that_a_program_has():
+    class Model:
+        @wf.spmd
+        def double(self, x):
+            return 2.0 * x
+
+    model, x = Model(), wf.ones("a=2")
+    assert model.double(x).numpy().tolist() == [2.0, 2.0]
+    assert model.double.plan(x).flops == 0
+    assert "mul" in str(model.double.jaxpr(x)) and len(model.double.traces) == 1
+
+
+def test_specs_that_are_placed_change_roles_and_places():
+    placed = wf.place(wf.spec("a=3"), "x=2", "a:x")
+    assert wf.parameter(placed).role == "param" and wf.parameter(placed).mesh == placed.mesh
+    off = wf.place(placed, None, None)
+    assert off.mesh is None and off.array.shape == (3,)
+
+
+def test_ops_are_named_after_operands_by_keyword_too():
+    named = wf.spmd(lambda x: wf.relu(wf.sum(x=x, dims="b")), "d=2", "b:d")
+    (only,) = named.collectives(wf.spec("b=8 c=4"))
+    assert only.op == "sum[b,c]"
+
+
 def test_decorator_and_bare_forms():
     @wf.spmd(mesh="x=2", layout="a:x")
     def double(x):

@@ -92,8 +92,8 @@ class Context:
         self.frames: list[Frame] = []
         self.mapped: frozenset[str] = frozenset()  # axes of dims that an enclosing vmap hides
         self.vmaps = 0  # how many of them there are
-        self.captured: dict[int, Any] = {}  # global tensors met inside, by id of their storage
-        self.captured_inputs: dict[int, Any] = {}  # the same, as inputs of this trace
+        self.captured: dict[Any, Any] = {}  # global tensors met inside (`forms.capture_key`)
+        self.captured_inputs: dict[Any, Any] = {}  # the same, as inputs of this trace
         self.dims_met: dict[str, Dim] = {}
         self.meetings: set[tuple[str, tuple[Dim, ...]]] = set()  # dims that had to be split at once, by role
         self.hidden: set[str] = set()  # dims that a vmap hides from the names of ops

@@ -52,12 +52,14 @@ def op(fn: Any = None, *, numbers: str = "static", cached: bool = True) -> Any:
 
 def _label(name: str, args: Any, kwargs: Any) -> str:
     """`einsum[batch,io · io,hidden → batch,hidden]`: an op's name in jaxprs, profiles and plans."""
+    given = (*args, *kwargs.values())
     operands = [
-        t for a in args for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)
+        t for a in given for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)
     ]
     dims = " · ".join(",".join(d.name for d in t.dims) for t in operands)
-    if name == "einsum" and not isinstance(kwargs.get("out", ""), str):
-        dims += " → " + ",".join(getattr(d, "name", d) for d in kwargs["out"])
+    out = kwargs.get("out")
+    if name == "einsum" and isinstance(out, list | tuple):
+        dims += " → " + ",".join(getattr(d, "name", str(d)) for d in out)
     return f"{name.lstrip('_')}[{dims}]"
 
 

@@ -117,11 +117,16 @@ def _raw(x: Any) -> TensorTypeError:
     )
 
 
+def capture_key(t: Tensor) -> Any:
+    """What tells captured tensors apart: two may hold one array under other names, or in another role."""
+    return id(t._held), t.dims, t.role
+
+
 def _capture(t: Tensor) -> Tensor:
     """A whole tensor met inside a program: one of its inputs, or noted to become one."""
     program = context.require()
     check_same_place(t, program)
-    key = id(t._held)
+    key = capture_key(t)
     if key in program.captured_inputs:
         return program.captured_inputs[key]
     program.captured[key] = t

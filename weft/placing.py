@@ -53,6 +53,8 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
             rule="a program's tensors are placed by the program's own layout",
             hint="place tensors outside; inside, rename a dim to change its split",
         )
+    if isinstance(t._array, jax.ShapeDtypeStruct):
+        t = without_values(t)
     if mesh is None:
         device = jax.local_devices()[0] if t.mesh is not None else None
         array = t.array
@@ -139,7 +141,7 @@ def tensor(array: Any, dims: Any) -> Tensor:
             rule="tensor() names the dimensions of a raw array",
             hint='to rename dims use x.rename(old="new"); to reorder them wf.transpose(x, dims)',
         )
-    if not hasattr(array, "shape") or isinstance(array, np.ndarray | np.generic):
+    if not isinstance(array, jax.Array | jax.ShapeDtypeStruct):
         array = _as_array(array)
     shape = tuple(array.shape)
     if shape != tuple(dim.size for dim in dims):
@@ -213,7 +215,7 @@ def with_role(t: Tensor, role: str) -> Tensor:
             splits=t.splits,
             pending=t.pending,
         )
-    return place(Tensor(t.array, t.dims, role=role), t.mesh, t.layout)
+    return place(with_role(place(t, None, None), role), t.mesh, t.layout)
 
 
 def _check_tensor(t: Any) -> None:

@@ -32,7 +32,7 @@ from .errors import (
     nearest,
     user_frame,
 )
-from .forms import check_same_place
+from .forms import capture_key, check_same_place
 from .layout import Layout
 from .mesh import Mesh
 from .placing import partition_spec, place, put, without_values
@@ -117,8 +117,8 @@ class Program:
         return rebuild(staged, outs, self.mesh, self.layout)
 
     def __get__(self, owner: Any, _: Any = None) -> Any:
-        """Of a method: the program with its owner as the first, static argument."""
-        return self if owner is None else functools.partial(self, owner)
+        """Of a method: the program with its owner as the first argument."""
+        return self if owner is None else _Method(self, owner)
 
     def jaxpr(self, *args: Any, **kwargs: Any) -> Any:
         """The traced program. Arguments may be `wf.spec`s, and the mesh needs no devices."""
@@ -330,7 +330,7 @@ class Program:
                 inputs = [t(rest, program) for t in templates]
                 for (whole, placed), array in zip(captured, rest, strict=True):
                     inner = slice_of(placed, array, program)
-                    program.captured_inputs[id(whole._held)] = inner
+                    program.captured_inputs[capture_key(whole)] = inner
                 args, kwargs = jax.tree.unflatten(tree, inputs)
                 outs, specs = outputs(staged, self.fn(*args, **kwargs))
                 for job in program.jobs:
@@ -394,6 +394,20 @@ class Program:
             if frame is not None:
                 place = (frame.f_code.co_filename, frame.f_lineno)
                 warnings.warn_explicit(str(text), LayoutWarning, *place)
+
+
+class _Method:
+    """A program that is a method: its owner is the first argument of calls, plans and the rest."""
+
+    def __init__(self, program: Program, owner: Any):
+        self.program, self.owner = program, owner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.program(self.owner, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.program, name)
+        return functools.partial(value, self.owner) if inspect.ismethod(value) else value
 
 
 # The public function
