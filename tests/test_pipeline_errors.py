@@ -94,15 +94,50 @@ def test_every_text_is_of_a_mistake():
     assert here == set(MISTAKES)
 
 
-MIXING = {
+def summed_up(x):
+    return wf.scan(lambda total, row: (total + row, None), wf.zeros("d=4"), x, "batch")[0]
+
+
+FIRST = wf.tensor([0], "pick=1")
+MIXING = {  # of four rows by one stage, of two by two stages
     "sum": lambda x: x - wf.sum(x, "batch"),
     "all": lambda x: x * wf.sum(x),
+    "max": lambda x: x - wf.max(x, "batch"),
+    "prod": lambda x: x - wf.prod(x, "batch"),
+    "var": lambda x: x - wf.var(x, "batch"),
+    "logsumexp": lambda x: x - wf.logsumexp(x, "batch"),
+    "argmax": lambda x: x + wf.argmax(x, "batch"),
+    "top_k": lambda x: x + wf.sum(wf.top_k(x, "batch", wf.Dim("best", 1))[0], "best"),
+    "sort": lambda x: wf.sort(x, "batch"),
+    "argsort": lambda x: x + wf.argsort(x, "batch"),
     "softmax": lambda x: wf.softmax(x, "batch"),
+    "log_softmax": lambda x: wf.log_softmax(x, "batch"),
     "einsum": lambda x: x + wf.einsum(x, x, out=["d"]),
     "cumsum": lambda x: wf.cumsum(x, "batch"),
+    "cumprod": lambda x: wf.cumprod(x, "batch"),
     "index": lambda x: x + x["batch", 0],
+    "slice": lambda x: x + wf.sum(wf.slice(x, "batch", 0, 1).rename(batch="one"), "one"),
+    "update": lambda x: wf.update(x, "batch", 0, wf.zeros("batch=1 d=4")),
     "roll": lambda x: wf.roll(x, "batch", 1),
+    "shift": lambda x: wf.shift(x, "batch", 1),
+    "flip": lambda x: wf.flip(x, "batch"),
+    "pad": lambda x: x + wf.sum(wf.pad(x, "batch", 1, 1).rename(batch="rows"), "rows"),
+    "concat": lambda x: x + wf.sum(wf.concat([x, x], "batch").rename(batch="rows"), "rows"),
     "take": lambda x: x + wf.take(x, 0, "batch"),
+    "scatter_add": lambda x: wf.scatter_add(x, FIRST, wf.ones("pick=1 d=4"), "batch"),
+    "merge": lambda x: x - wf.mean(wf.merge(x, ["batch", "d"], "all"), "all"),
+    "split": lambda x: (
+        x - wf.mean(wf.split(x, "batch", [wf.Dim("pairs", x.dims[0].size // 2), wf.Dim("pair", 2)]))
+    ),
+    "reshape": lambda x: wf.reshape(wf.transpose(x, ["d", "batch"]), x.dims),
+    "unstack": lambda x: x - wf.unstack(x, "batch")[0],
+    "scan": lambda x: x - summed_up(x),
+    "max_pool": lambda x: wf.max_pool(x, {"batch": 3}, stride=1, padding="SAME"),
+    "avg_pool": lambda x: wf.avg_pool(x, {"batch": 3}, stride=1, padding="SAME"),
+    "windows": lambda x: wf.sum(wf.windows(x, "batch", wf.Dim("w", 3), padding="SAME"), "w"),
+    "conv": lambda x: wf.conv(x, wf.ones("tap=3"), window={"batch": "tap"}, padding="SAME"),
+    "local": lambda x: x - wf.local(lambda a: a.sum(0), x, out="d", splittable=["d"]),
+    "callback": lambda x: x - wf.callback(lambda a: a.sum(0), x, out=wf.spec("d=4")),
 }
 
 

@@ -13,7 +13,7 @@ from . import collectives, context
 from .dims import Dim, as_dims, pick, show, union
 from .eager import op
 from .errors import LayoutError, ProgramError, ShapeError, TensorTypeError
-from .forms import Overcast, as_slice, from_whole, in_form, slice_tensor, together
+from .forms import Overcast, as_slice, check_along, from_whole, in_form, slice_tensor, together
 from .padding import fill_padding
 from .tensor import Tensor, entry, short_type
 
@@ -37,7 +37,8 @@ def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterab
     """
     program = context.require()
     slices = [as_slice(t) for t in tensors]
-    several = bool(out) and not isinstance(out, str) and not isinstance(next(iter(out)), Dim | str)
+    out = out if isinstance(out, str | Dim) else list(out)
+    several = isinstance(out, list) and bool(out) and not isinstance(out[0], Dim | str)
     outs = [_known_dims(o, slices) for o in (out if several else [out])]
     every = union([*(t.dims for t in slices), *outs])
     allowed = {d.name for d in pick(every, list(splittable))}
@@ -52,6 +53,7 @@ def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterab
             rule="a local function sees slices; it says which dims it can work on piece by piece",
             hint="declare it (splittable=[...]) if each piece can be computed alone, else drop the rule",
         )
+    check_along(d for d in every if d.name not in allowed)
     arrays = together(slices)
     split_axes = {axis for axes in splits.values() for axis in axes}
     if any(collectives.varying(a) - split_axes - program.mapped for a in arrays):
@@ -136,7 +138,9 @@ def _callback(fn: Callable[..., Any], *tensors: Tensor, dims: tuple[Dim, ...], d
             )
         return result
 
-    arrays = [_whole(as_slice(t)) for t in tensors]
+    slices = [as_slice(t) for t in tensors]
+    check_along(d for t in slices for d in t.dims)
+    arrays = list(map(_whole, slices))
     return from_whole(jax.pure_callback(call, jax.ShapeDtypeStruct(shape, dtype), *arrays), dims)
 
 

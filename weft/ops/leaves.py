@@ -12,7 +12,7 @@ from jax import lax
 from .. import collectives, context
 from ..dims import Dim, pick_one, show
 from ..errors import DimError, ProgramError, TensorTypeError
-from ..forms import Overcast, as_slice, settle, slice_tensor
+from ..forms import Overcast, as_slice, check_along, settle, slice_tensor
 from ..layout import Splits
 from ..tensor import Tensor, describe, is_tensor
 
@@ -166,4 +166,5 @@ def common_dim(items: list[Any], dim: Any) -> Dim:
             rule="all scanned tensors have the dim in one size",
             hint="slice the longer ones",
         )
+    check_along(found)
     return found.pop()

@@ -16,7 +16,7 @@ from .. import context
 from ..dims import Dim, as_dims, check_distinct, pick, pick_one, show, union
 from ..eager import op
 from ..errors import DimError, ShapeError
-from ..forms import as_slice, home, in_form, relabelled, slice_tensor, together
+from ..forms import as_slice, check_along, home, in_form, relabelled, slice_tensor, together
 from ..padding import fill_padding
 from ..tensor import Tensor
 from .elementwise import align
@@ -197,7 +197,9 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     now = dict(zip(x.dims, x.splits, strict=True))
     before: dict[Dim, tuple[str, ...]] = {}
     after: dict[Dim, tuple[str, ...]] = {}
+    check_along(d for d in x.dims if d not in new)
     for left, right in _groups(x.dims, new):
+        check_along(left if left != right else ())
         ways = program.ways(now[left[0]])
         # A split run can be reshaped locally where only its leading dim is split, and the pieces of
         # the leading dims on both sides are whole blocks of the same elements.
@@ -256,6 +258,7 @@ def unstack(x: Tensor, dim: Any) -> list[Tensor]:
     """
     x = as_slice(x)
     gone = pick_one(x.dims, dim)
+    check_along([gone])
     place = x.dims.index(gone)
     splits = tuple(() if n == place else axes for n, axes in enumerate(home(x)))
     array = in_form(x, splits)

@@ -14,6 +14,7 @@ from .. import blocks, context
 from ..collectives import Axes
 from ..dims import Dim
 from ..errors import DimError, ShapeError, TensorTypeError, WeftError, nearest
+from ..forms import check_along
 from ..tensor import asked
 
 
@@ -68,6 +69,7 @@ def slides_of(
     transpose: bool = False,
 ) -> list[Slide]:
     """The slides along several dims; stride, padding and dilation for all of them or by dim."""
+    check_along(dims)
     return [
         _slide(*each, transpose)
         for each in zip(
