@@ -150,6 +150,23 @@ def test_a_pending_sum_and_a_number_that_is_not_finite(fn):
     np.testing.assert_array_equal(got.numpy(), program(x).numpy())
 
 
+def test_the_dims_of_a_result_however_given():
+    x, y = TENSORS["ab"], TENSORS["bc"]
+    want = wf.einsum(x, y, out=["a", "c"]).numpy()
+    for out in (lambda: (d for d in ("a", "c")), lambda: {"a": 0, "c": 1}.keys()):
+        staged = wf.spmd(lambda x, y, out=out: wf.einsum(x, y, out=out()))
+        np.testing.assert_array_equal(staged(x, y).numpy(), want)
+    one = wf.spmd(lambda x: wf.einsum(x, out=x.dims[0]))(x)
+    np.testing.assert_allclose(one.numpy(), x.numpy().sum(1), rtol=1e-6)
+    same = wf.spmd(lambda x: wf.einsum(x, out=None, reduce="b"))(x)
+    np.testing.assert_allclose(same.numpy(), x.numpy().sum(1), rtol=1e-6)
+
+
+def test_more_dims_than_letters():
+    many = [wf.full(f"d{n}=1", 1.0 + n % 2) for n in range(60)]
+    assert wf.einsum(*many, out=["d59"]).item() == 2.0**30
+
+
 def test_errors():
     x, y = TENSORS["ab"], TENSORS["bc"]
     with pytest.raises(TensorTypeError, match="no tensors"):

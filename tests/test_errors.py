@@ -57,6 +57,8 @@ MISTAKES |= {
     "rename_misspelt_dim": lambda: ones("batch=4 length=3").rename(bacth="rows"),  # wrong
     "rename_to_a_dim_it_has": lambda: ones("batch=4 length=3").rename(batch="length"),  # wrong
     "index_misspelt_dim": lambda: ones("batch=4 length=3")["lengt", 0],  # wrong
+    "arange_of_two_dims": lambda: wf.arange("a=2 b=3"),  # wrong
+    "full_of_a_vector": lambda: wf.full("a=2 b=2", wf.arange(wf.Dim("a", 2))),  # wrong
     "index_without_dim": lambda: ones("batch=4 length=3")[0],  # wrong
     "index_out_of_range": lambda: ones("batch=4 length=3")["length", 3],  # wrong
     "index_empty_slice": lambda: ones("batch=4 length=3")["length", 2:1],  # wrong
@@ -66,9 +68,9 @@ MISTAKES |= {
     "dim_without_size": lambda: wf.Dim("batch", "many"),  # wrong
     "dim_of_size_zero": lambda: wf.Dim("batch", 0),  # wrong
     "dim_with_a_blank_in_its_name": lambda: wf.Dim("my batch", 4),  # wrong
+    "dims_string_with_an_inner_dim": lambda: wf.dims("batch=4 _length=3"),  # wrong
     "dims_string": lambda: wf.dims("batch=4 length 3"),  # wrong
 }  # fmt: skip
-    "dims_string_with_an_inner_dim": lambda: wf.dims("batch=4 _length=3"),  # wrong
 
 
 # -- sizes and kinds --------------------------------------------------------------------------------
@@ -243,9 +245,9 @@ MISTAKES |= {
     "layout_rule_twice": lambda: wf.Layout("batch:data d_ff:model batch:model"),  # wrong
     "layout_axis_twice_in_a_rule": lambda: wf.Layout("batch:data+data"),  # wrong
     "layout_pair": lambda: wf.Layout([("batch", 3)]),  # wrong
+    "layout_of_an_inner_dim": lambda: wf.Layout({"_batch": "data"}),  # wrong
     "layout_misspelt_axis": lambda: wf.spmd(lambda x: x, MESH, "batch:dat d_ff:model"),  # wrong
     "place_misspelt_axis": lambda: wf.place(ones("batch=4"), MESH, wf.Layout("batch:modell")),  # wrong
-    "layout_of_an_inner_dim": lambda: wf.Layout({"_batch": "data"}),  # wrong
     "two_dims_on_one_axis": lambda: wf.place(ones("batch=4 heads=8"), MESH, wf.Layout("batch:data heads:data")),  # wrong
     "cpu_devices_too_late": lambda: wf.cpu_devices(16),  # wrong
     "callback_of_another_shape": lambda: wf.from_callback(lambda where: np.ones((2, 2)), "batch=4", OTHER_MESH, "batch:data"),  # wrong

@@ -163,6 +163,16 @@ def test_bf16_keeps_its_type():
     check(BF16, "x=2 y=2", "a:x c:y", tensors, rtol=0.03, atol=0.03)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_means_of_many_small_numbers(dtype):
+    """As by jax.numpy; over devices each one's share of the mean is rounded to the type that is sent."""
+    for size in (7, 257, 100_000):
+        x = wf.ones(f"n={size}", dtype)
+        assert wf.mean(x).dtype == dtype and wf.mean(x).item() == 1.0
+        shared = wf.spmd(wf.mean, "x=4", "n:x")(x)
+        assert shared.item() == pytest.approx(1.0, abs=2 * float(jnp.finfo(dtype).eps))
+
+
 def test_sums_stay_pending_and_are_added_up_once():
     def program(x):
         return wf.sum(x, "c") + 2.0 * wf.mean(x, "c") - wf.sum(x * x, "c").astype(jnp.float32)

@@ -145,6 +145,18 @@ def as_dims(given: Any) -> tuple[Dim, ...]:
     return found
 
 
+def as_dim(given: Any) -> Dim:
+    """The one Dim that is given, as a Dim or a string such as `"a=2"`."""
+    found = as_dims(given)
+    if len(found) != 1:
+        raise DimError(
+            f"{len(found)} dims were given where one is made",
+            rule="the new dim is one Dim, with a name and a size",
+            hint='for example wf.Dim("best", 4)',
+        )
+    return found[0]
+
+
 def check_distinct(found: Sequence[Dim]) -> None:
     """No name twice in one tensor."""
     names = [dim.name for dim in found]

@@ -189,6 +189,6 @@ def dropout(x: Tensor, rate: float, key: Any) -> Tensor:
             hint="dropout(x, 0.1, key)",
         )
     if rate == 0:
-        return x
+        return elementwise(lambda a: a, [x], True, False)
     kept = bernoulli(key, x.dims, 1.0 - rate)
     return elementwise(lambda a, k: jnp.where(k, a / (1.0 - rate), 0), [x, kept], True, False)

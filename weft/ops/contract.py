@@ -7,7 +7,6 @@ is split, each device has the sum over its own piece: the result is a pending su
 from __future__ import annotations
 
 import math
-import string
 from typing import Any
 
 import jax
@@ -93,7 +92,7 @@ def _product(
     """
     place, rows = _rows(operands, kept)
     if len(rows) < 2:
-        return jnp.einsum(_formula(operands, kept), *arrays, precision=precision)
+        return _einsum(operands, arrays, kept, precision)
     dims, shape = operands[place], arrays[place].shape
     rest, others = [d for d in dims if d not in rows], [d for d in kept if d not in rows]
     order = tuple(dims.index(d) for d in (*rows, *rest))
@@ -105,7 +104,7 @@ def _product(
     program = context.require()
     arrays[place] = program.remember(arrays[place], ("rows", order, len(rows)), in_rows, collective=False)
     operands[place] = (rows[0], *rest)  # the first stands for all
-    result = jnp.einsum(_formula(operands, (rows[0], *others)), *arrays, precision=precision)
+    result = _einsum(operands, arrays, (rows[0], *others), precision)
     result = result.reshape(*lengths, *result.shape[1:])
     return result.transpose([(*rows, *others).index(d) for d in kept])
 
@@ -119,7 +118,14 @@ def _rows(operands: list[tuple[Dim, ...]], kept: tuple[Dim, ...]) -> tuple[int, 
     return place, own if multiplied and kept and kept[0] in own else []
 
 
-def _formula(operands: list[tuple[Dim, ...]], kept: tuple[Dim, ...]) -> str:
-    letters = dict(zip(union(operands), string.ascii_letters, strict=False))
-    terms = ["".join(letters[d] for d in dims) for dims in (*operands, kept)]
-    return f"{','.join(terms[:-1])}->{terms[-1]}"
+def _einsum(
+    operands: list[tuple[Dim, ...]], arrays: list[Any], kept: tuple[Dim, ...], precision: Any
+) -> jax.Array:
+    """jnp.einsum with numbers for dims: there are more of them than letters."""
+    number = {d: n for n, d in enumerate(union(operands))}
+    terms = [
+        term
+        for dims, array in zip(operands, arrays, strict=True)
+        for term in (array, [number[d] for d in dims])
+    ]
+    return jnp.einsum(*terms, [number[d] for d in kept], precision=precision)

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import collectives, context
 from ..collectives import Axes
-from ..dims import Dim, as_dims, check_distinct, pick_one, show, union
+from ..dims import Dim, as_dim, check_distinct, pick_one, show, union
 from ..eager import op
 from ..errors import DimError, ShapeError, TensorTypeError, WeftError
 from ..forms import as_slice, check_along, in_form, slice_tensor, together
@@ -93,7 +93,7 @@ def one_hot(ids: Any, dim: Dim, dtype: Any = jnp.float32) -> Tensor:
     [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
     ids = _as_ids(ids)
-    dims = (*ids.dims, *as_dims(dim))
+    dims = (*ids.dims, as_dim(dim))
     check_distinct(dims)
     program = context.require()
     splits = program.splits(dims)

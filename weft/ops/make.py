@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import context
-from ..dims import Dim, as_dims
+from ..dims import Dim, as_dim, as_dims
 from ..eager import op
-from ..errors import ProgramError, ShapeError
-from ..forms import as_slice, slice_tensor
+from ..errors import ProgramError, ShapeError, TensorTypeError
+from ..forms import as_slice, in_form, slice_tensor
 from ..layout import Layout
 from ..mesh import Mesh
 from ..padding import fill_padding, positions
@@ -20,7 +20,7 @@ from ..placing import known_dtype, partition_spec, stored_shape
 from ..tensor import Tensor, entry
 
 
-@op
+@entry
 def full(dims: Any, value: Any, dtype: Any = None) -> Tensor:
     """A tensor filled with one value.
 
@@ -28,12 +28,22 @@ def full(dims: Any, value: Any, dtype: Any = None) -> Tensor:
     >>> wf.full("a=3", 7)
     i32[a=3] [7, 7, 7]
     """
-    dims = as_dims(dims)
+    return _full(as_dims(dims), value, dtype)
+
+
+@op(numbers="dynamic")
+def _full(dims: tuple[Dim, ...], value: Any, dtype: Any) -> Tensor:
     program = context.require()
     splits = program.splits(dims)
     shape = [program.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True)]
     if isinstance(value, Tensor):
-        value = value.array
+        value = in_form(as_slice(value))
+    if np.ndim(value):
+        raise TensorTypeError(
+            f"the value has {np.ndim(value)} dims",
+            rule="a tensor is filled with one number",
+            hint="wf.broadcast_to(x, dims) repeats a tensor along new dims",
+        )
     if dtype is not None:
         known_dtype(dtype)
     array = jnp.full(shape, value, dtype)
@@ -101,7 +111,7 @@ def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
     >>> wf.arange(wf.Dim("a", 3))
     i32[a=3] [0, 1, 2]
     """
-    (dim,) = as_dims(dim)
+    dim = as_dim(dim)
     program = context.require()
     (axes,) = program.splits((dim,))
     array = positions(dim, axes)

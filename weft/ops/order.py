@@ -17,9 +17,9 @@ from jax import lax
 
 from .. import collectives, context
 from ..collectives import Axes
-from ..dims import Dim, as_dims, check_distinct, pick_one
+from ..dims import Dim, as_dim, check_distinct, pick_one
 from ..eager import op
-from ..errors import DimError, ShapeError
+from ..errors import ShapeError
 from ..forms import as_slice, check_along, home, in_form, slice_tensor
 from ..padding import fill_padding, start_of
 from ..tensor import Tensor
@@ -95,7 +95,7 @@ def top_k(x: Tensor, dim: Any, k_dim: Dim) -> tuple[Tensor, Tensor]:
     """
     x = ordered(x, "top_k")
     chosen, place, axes = _along(x, dim)
-    new = _one_new(k_dim)
+    new = as_dim(k_dim)
     if new.size > chosen.size:
         raise ShapeError(
             f"{new.size} elements ({new}) are wanted of {chosen.size} ({chosen})",
@@ -121,17 +121,6 @@ def top_k(x: Tensor, dim: Any, k_dim: Dim) -> tuple[Tensor, Tensor]:
 def _below_all(dtype: Any) -> Any:
     """The least value in the total order of `lax.top_k`, where a negative NaN lies below -∞."""
     return -math.nan if jnp.issubdtype(dtype, jnp.inexact) else extreme(dtype, -1)
-
-
-def _one_new(dim: Any) -> Dim:
-    found = as_dims(dim)
-    if len(found) != 1:
-        raise DimError(
-            f"{len(found)} dims were given where one is made",
-            rule="the new dim is one Dim, with a name and a size",
-            hint='for example wf.Dim("best", 4)',
-        )
-    return found[0]
 
 
 # All of them

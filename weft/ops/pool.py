@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from .. import collectives, context
-from ..dims import Dim, as_dims, check_distinct, pick, pick_one
+from ..dims import Dim, as_dim, check_distinct, pick, pick_one
 from ..eager import op
 from ..errors import ShapeError
 from ..forms import as_slice, home, in_form, slice_tensor
@@ -164,7 +164,7 @@ def windows(
     """
     x = as_slice(x)
     old = pick_one(x.dims, dim)
-    (new,) = as_dims(window_dim)
+    new = as_dim(window_dim)
     (slide,) = slides_of([old], [new.size], stride, padding, dilation)
     place = x.dims.index(old)
     dims = (*x.dims[:place], slide.out, new, *x.dims[place + 1 :])

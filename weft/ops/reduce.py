@@ -50,9 +50,11 @@ def _linear_sum(x: Tensor, dims: Any, scale: float | None) -> Tensor:
     else:
         array, pending = in_form(x), set()
     array = fill_padding(array, x.dims, home(x), only=gone)
-    result = jnp.sum(array, axis=_places(x, gone))
+    # As jax.numpy's, a mean is made in at least 32 bits: a sum of many numbers overflows 16.
+    wide = jnp.promote_types(array.dtype, jnp.float32) if scale is not None else None
+    result = jnp.sum(array, axis=_places(x, gone), dtype=wide)
     if scale is not None:
-        result = result * jnp.asarray(scale, result.dtype)
+        result = (result * jnp.asarray(scale, wide)).astype(array.dtype)
     return slice_tensor(result, _kept(x, gone), pending=pending | set(_split_axes(x, gone)))
 
 
