@@ -276,6 +276,20 @@ def counted(policy):
     return sorted((c.kind, c.bytes) for c in found)
 
 
+def test_a_rule_of_ones_own_may_leave_out_parts_of_a_tree():
+    @wf.custom_vjp
+    def scaled(tree):
+        return tree["w"] * tree["b"]
+
+    scaled.defvjp(
+        lambda tree: (tree["w"] * tree["b"], tree["b"]), lambda b, g: ({"w": g * b, "b": None, "none": None},)
+    )
+    gradient = wf.grad(lambda tree: wf.sum(scaled(tree)))
+    tree = {"w": wf.ones("a=2"), "b": wf.full("a=2", 3.0), "none": None}
+    for found in (gradient(tree), wf.spmd(gradient, "x=2", "a:x")(tree)):
+        assert found["w"].numpy().tolist() == [3.0, 3.0] and found["b"].numpy().tolist() == [0.0, 0.0]
+
+
 def test_remat_and_collectives():
     """ "sums" keeps what was added up over devices: no collective runs twice."""
     assert counted("none") == counted("sums") == counted("dots+sums") == counted("everything")

@@ -425,8 +425,9 @@ class custom_vjp:
                 tensors = parts.whole("kept", kept), parts.whole("value", cotangent)
                 found: list[Any] = []
                 for g, a in zip(self._cotangents(args, *tensors), args, strict=True):
-                    count = len(jax.tree.leaves(a, is_leaf=is_tensor))
-                    found += [None] * count if g is None else parts.apart("cotangent", g)
+                    tree: Any = jax.tree.structure(a, is_leaf=is_tensor)
+                    for part in [None] * tree.num_leaves if g is None else tree.flatten_up_to(g):
+                        found += [None] if part is None else parts.apart("cotangent", part)
                 return tuple(found)
 
         call = jax.custom_vjp(value)
