@@ -28,7 +28,6 @@ from .errors import LayoutError, nearest
 from .mesh import Mesh
 
 Splits = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that split it
-Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
 ROLES = ("value", "param", "optimizer")
 

@@ -26,7 +26,7 @@ from .facts import VERSION, Advice, Collective, Event, Memory, Stages, Stored, W
 from .memory import Placed, memory_of, placed
 from .stages import stages_of
 from .units import human_bytes, human_count
-from .walk import Found, found_in, without_dead_code
+from .walk import Traced, found_in, without_dead_code
 
 
 @dataclass(frozen=True, repr=False)
@@ -174,7 +174,7 @@ class Reading:
     """A plan, with what its events and its memory were read off."""
 
     plan: Plan
-    found: list[Found]
+    found: list[Traced]
     buffers: Placed
 
 

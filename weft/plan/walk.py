@@ -47,7 +47,7 @@ def events_of(closed: Any, mesh: Mesh) -> list[Event]:
     return [e.event for e in found_in(without_dead_code(closed), mesh)]
 
 
-def found_in(jaxpr: Any, mesh: Mesh) -> list[Found]:
+def found_in(jaxpr: Any, mesh: Mesh) -> list[Traced]:
     """The same of a jaxpr without dead code, with what each event reads and writes."""
     return _with_phases(list(_walk(jaxpr, mesh, 1, "")))
 
@@ -58,7 +58,7 @@ def collectives_of(closed: Any, mesh: Mesh) -> list[Collective]:
 
 
 @dataclass
-class Found:
+class Traced:
     """An event, its whole name stack, and the types of what it reads and writes in memory."""
 
     event: Event
@@ -66,7 +66,7 @@ class Found:
     touched: list[Any]
 
 
-def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[Found]:
+def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[Traced]:
     chains = _Chains(jaxpr, mesh)
     for eqn in jaxpr.eqns:
         # Inside a scanned body equations carry only their own part of the name: it is put together
@@ -75,7 +75,7 @@ def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[Found]:
         primitive = eqn.primitive.name
         touched = chains.touched(eqn)
         if primitive in KINDS:
-            yield Found(_collective(eqn, mesh, times, name), name, touched)
+            yield Traced(_collective(eqn, mesh, times, name), name, touched)
             continue
         inner = [getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params)]
         if primitive == "cond":
@@ -88,7 +88,7 @@ def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[Found]:
         else:
             flops, traffic = cost.flops(eqn), sum(map(cost.size, touched))
             if flops or traffic:
-                yield Found(_work(eqn, mesh, times, name, flops, traffic), name, touched)
+                yield Traced(_work(eqn, mesh, times, name, flops, traffic), name, touched)
 
 
 class _Chains:
@@ -122,7 +122,7 @@ class _Chains:
         return [] if self.free(eqn) else [v.aval for v in (*begins, *eqn.outvars)]
 
 
-def _dearness(found: list[Found]) -> tuple[int, int]:
+def _dearness(found: list[Traced]) -> tuple[int, int]:
     events = [f.event for f in found]
     sent = sum(e.bytes * e.count for e in events if isinstance(e, Collective))
     return sent, sum(e.flops * e.count for e in events if isinstance(e, Work))
@@ -191,7 +191,7 @@ def op_of(name: str) -> str:
     return ops[-1] if ops else name.rsplit("/", 1)[-1].strip("()")
 
 
-def _with_phases(found: list[Found]) -> list[Found]:
+def _with_phases(found: list[Traced]) -> list[Traced]:
     seen_backward = False
     for f in found:
         phase = phase_of(f.name, seen_backward)

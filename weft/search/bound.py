@@ -35,7 +35,7 @@ from .facts import Facts, Part
 from .space import Candidate, Group, Sizes, further
 
 SLACK = 1 - 2e-3  # for sizes that are rounded, and for what is fused a little otherwise
-FUSED = 0.8  # of the memory of buffers: a split program may be fused better than the opened one
+LEAST_BUFFERS = 0.8  # of the memory of buffers: a split program may be fused better than the opened one
 MANY = 1 << 40  # bytes
 PHASES = ("forward", "backward", "update")
 
@@ -423,7 +423,7 @@ class Bound:
             return buffer.size * self._left_of(dims, sizes, split[phase])
 
         returned, most, _ = self.facts.buffers.peak(size)
-        return SLACK * (stored + FUSED * self.facts.whole * (returned + most))
+        return SLACK * (stored + LEAST_BUFFERS * self.facts.whole * (returned + most))
 
 
 def _is_further(role: str, level: str) -> bool:

@@ -19,7 +19,7 @@ from ..plan.facts import Collective, Stored, Work
 from ..plan.memory import Buffer, Placed
 from ..plan.plan import Plan, Reading, read
 from ..plan.stages import INSIDE
-from ..plan.walk import Found, op_of, phase_of
+from ..plan.walk import Traced, op_of, phase_of
 from ..spmd import Program
 from .opened import OpenLayout, OpenMesh, on
 from .space import Group
@@ -236,7 +236,7 @@ class _Dims:
                 found = [*found, *(some | {first} for some in self._products(rest, elements // size))]
         return found
 
-    def part(self, one: Found) -> Part:
+    def part(self, one: Traced) -> Part:
         """Some work of the opened program."""
         work = one.event
         assert isinstance(work, Work)
