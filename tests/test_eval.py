@@ -67,7 +67,7 @@ def test_the_score_is_that_of_plain_jax(run, capsys):
 def test_another_mesh_gives_the_same_score(run, capsys):
     alone = scored(capsys, run)
     flags = ["--layout.mesh", "data=2 model=2", "--layout.rules", "batch:data d_ff:model vocab:model"]
-    split = scored(capsys, run, *flags, "--step", "2")
+    split = scored(capsys, run, *flags, "--step=2")
     assert split == pytest.approx(alone, rel=1e-5)
 
 

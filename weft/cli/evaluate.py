@@ -138,6 +138,7 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
 
 
 def _step(flags: list[str]) -> tuple[int | None, list[str]]:
+    flags = [part for one in flags for part in (one.split("=", 1) if one.startswith("--step=") else [one])]
     if "--step" not in flags:
         return None, flags
     at = flags.index("--step")
