@@ -170,7 +170,7 @@ def check_alone() -> None:
     """An error if this process is one of several."""
     from ..train import hosts
 
-    if int(os.environ.get(hosts.PROCESSES, "1")) > 1:
+    if int(os.environ.get(hosts.PROCESSES) or "1") > 1:
         raise UserError(
             f"this command is one of {os.environ[hosts.PROCESSES]} processes",
             rule="it runs in one, on all devices of its machine",
