@@ -58,6 +58,7 @@ MISTAKES = {
     "unequal_numbers_of_lines": lambda: Parallel("train.en", "train.fr").open(),  # wrong
     "lines_without_partner": lambda: Parallel("train.en", "train.de").open(),  # wrong
     "nothing_to_read": lambda: PlainText("empty.txt").open(),  # wrong
+    "blank_documents": lambda: Documents("empty.txt").open(),  # wrong
     "not_utf8": lambda: Documents("latin.txt").open(),  # wrong
     "columns_missing": lambda: Tsv("table.tsv").open(),  # wrong
     "faults_of_json_lines": lambda: Jsonl("rows.jsonl").open(),  # wrong

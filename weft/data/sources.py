@@ -229,8 +229,8 @@ class Examples(Sequence[Any]):
             names = [part.path for column in self._columns for part in column]
             raise DataError(
                 "there are no examples",
-                f"{lines} lines in {', '.join(names[:SHOWN])}{', …' if len(names) > SHOWN else ''}",
-                rule="there is something to read: lines that are not blank",
+                f"{lines} {unit}: {', '.join(names[:SHOWN])}{', …' if len(names) > SHOWN else ''}",
+                rule=f"there is something to read: {unit} that are not blank",
                 hint="check the files; were they downloaded whole?",
             )
         if bad:
