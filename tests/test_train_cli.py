@@ -97,7 +97,9 @@ MISTAKES = {
     ],
     "flag_in_front": [f"lm tiny {TINY}"],
     "unknown_model_kind": [f"{LINES} --model.kind decodr"],
-    "negative_numbers": [f"{LINES} --steps -5 --data.rows 0 --data.length -1 --save.keep 0"],
+    "negative_numbers": [
+        f"{LINES} --steps -5 --data.rows 0 --data.length -1 --save.keep 0 --data.tokenizer-examples -5"
+    ],
     "seed_that_is_too_large": [f"{LINES} --seed 4294967296"],
     "negative_rates": [f"{LINES} --optimizer.rate -1 --optimizer.clip -1 --optimizer.beta2 1.5"],
     "heads_that_are_none": [f"{LINES} --model.heads 0"],

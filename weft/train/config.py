@@ -243,6 +243,7 @@ _RANGES = {
     "--log-every": (1, _ANY),
     "--data.malformed": (0, math.nextafter(1, 2)),
     "--data.vocab": (1, _ANY),
+    "--data.tokenizer-examples": (1, _ANY),
     "--data.rows": (1, _ANY),
     "--data.length": (1, _ANY),
     "--data.input-length": (1, _ANY),
