@@ -352,6 +352,7 @@ MISTAKES = {
     ),
     "step_without_optimizer": lambda: train.train_step(0.1),  # wrong
     "step_with_a_seed": lambda: train.train_step(ADAM)(net(), ADAM.init(net()), batch(0), 3),  # wrong
+    "mean_of_no_models": lambda: train.mean(iter([])),  # wrong
     "average_of_other_parameters": lambda: train.update_average({}, net(), 0.9),  # wrong
 }
 

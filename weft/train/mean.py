@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from weft.errors import ProgramError
+
 from .average import averaged, init_average, update_average
 
 
@@ -27,5 +29,10 @@ def mean(models: Iterable[Any]) -> Any:
             init_average(model) if average is None else update_average(average, model, (count - 1) / count)
         )
         last = model
-    assert average is not None, "a mean of no models"
+    if average is None:
+        raise ProgramError(
+            "the mean of no models is asked for",
+            rule="a mean is that of at least one",
+            hint="an iterator that was gone through before has nothing left: make it anew",
+        ).located("mean(models)")
     return averaged(last, average)
