@@ -23,6 +23,11 @@ def test_a_journal_on_a_full_disk(tmp_path, golden):
     assert curve(tmp_path) == [2.0, 1.5]
 
 
+def test_what_is_run_on_a_full_disk(tmp_path):
+    with journal.Journal(tmp_path, 0) as one, limited(10), pytest.raises(journal.JournalError):
+        one.describe("steps = 3\n" * 100, "the plan")
+
+
 def test_lines_that_are_not_whole_are_left_out_alone(tmp_path):
     good = [json.dumps({"step": n, "loss": 1.0 / n}) for n in (1, 2, 3, 4)]
     broken = [*good[:2], '{"st\xff', "7", good[2], good[3], good[3][:9]]

@@ -70,11 +70,12 @@ class Journal:
 
     def describe(self, config: str, plan: str) -> None:
         """Write down what is run."""
-        replace(self.folder / "config.toml", config)
-        replace(self.folder / "plan.txt", plan)
         versions = {"python": platform.python_version(), "weft": version("weft")}
         versions |= {name: version(name) for name in LIBRARIES}
-        replace(self.folder / "versions.json", json.dumps(versions, indent=1) + "\n")
+        with _writing(self.folder):
+            replace(self.folder / "config.toml", config)
+            replace(self.folder / "plan.txt", plan)
+            replace(self.folder / "versions.json", json.dumps(versions, indent=1) + "\n")
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Numbers of a step: one line, at once with the system, which keeps it if this process is killed."""
