@@ -32,6 +32,15 @@ Splits = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that 
 ROLES = ("value", "param", "optimizer")
 
 
+def axes_of(splits: Iterable[Iterable[str]]) -> set[str]:
+    """All axes that split some dim.
+
+    >>> sorted(axes_of((("pod", "data"), (), ("model",))))
+    ['data', 'model', 'pod']
+    """
+    return {axis for axes in splits for axis in axes}
+
+
 class Layout:
     """Rules `dim:axis`.
 

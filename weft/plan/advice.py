@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..layout import axes_of
 from .facts import Advice, Collective, Work
 from .stages import bubble
 from .units import human_bytes, human_count
@@ -60,7 +61,7 @@ def idle_stages(plan: Plan) -> Iterator[Advice]:
 def replicated_tensors(plan: Plan) -> Iterator[Advice]:
     """Large stored tensors of which devices hold copies, although an idle axis could split them."""
     for s in sorted(plan.stored, key=lambda s: -s.bytes):
-        used = {axis for _, _, axes in s.dims for axis in axes}
+        used = axes_of(axes for _, _, axes in s.dims)
         idle = [(axis, n) for axis, n in plan.mesh.axes if n > 1 and axis not in used]
         free = [(name, size) for name, size, axes in s.dims if not axes]
         if s.kind != "input" or not idle or not free or s.bytes < LEAST_SHARE * plan.memory.peak:

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from ..dims import Dim
-from ..layout import Splits
+from ..layout import Splits, axes_of
 from ..mesh import Mesh
 from ..placing import stored_shape
 from ..tensor import Tensor, is_tensor, short_type
@@ -239,7 +239,7 @@ def _stored(name: str, kind: str, dims: tuple[Dim, ...], role: str, dtype: Any, 
     elements, true = 1, 1
     for n, dim in zip(shape, dims, strict=True):
         elements, true = elements * n, true * dim.size
-    ways = program.mesh.ways(tuple(axis for axes in splits for axis in axes))
+    ways = program.mesh.ways(tuple(axes_of(splits)))
     return Stored(
         name,
         kind,

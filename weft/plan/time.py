@@ -38,6 +38,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..layout import axes_of
 from ..mesh import Mesh
 from .facts import Collective, Event, Stored, Work
 from .hardware import Hardware, Level
@@ -300,7 +301,7 @@ def is_gradient_sum(c: Collective) -> bool:
 
 
 def _carries(c: Collective, s: Stored, mesh: Mesh) -> bool:
-    split = {axis for _, _, axes in s.dims for axis in axes}
+    split = axes_of(axes for _, _, axes in s.dims)
     whole = s.bytes * mesh.ways(c.axes)
     pieces = {name for name, _, axes in s.dims if set(axes) & set(c.axes)}
     meant = c.op.startswith("scan[") or pieces & set(re.findall(r"[\w.']+", c.op))
