@@ -22,6 +22,7 @@ MODELS = {
     "learned": {},
     "sinusoid": {"positions": "sinusoid", "norm": "layer", "bias": True},
     "relative": {"positions": "relative", "scaled": False, **TWO},
+    "relative, parallel": {"positions": "relative", "kv_heads": 2, "block": "parallel", **TWO},
     "rotary": {"positions": "rotary", "kv_heads": 2, "activation": "swiglu"},
     "none, parallel": {"positions": "none", "block": "parallel"},
     "local": {"attention": "local", "window": 3},

@@ -215,6 +215,13 @@ def test_shared_key_heads_are_jaxs(kv_heads):
     np.testing.assert_allclose(got.numpy(), jnp.einsum("blhd,hdm->blm", mixed, out), atol=1e-6)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_every_query_head_has_relative_positions_of_its_own(kv_heads):
+    stack = Transformer(BASE.replace(heads=4, kv_heads=kv_heads, positions="relative")).decoder
+    buckets, *heads = stack.relative.weight.dims
+    assert buckets.size == 32 and np.prod([d.size for d in heads]) == 4
+
+
 def test_cross_entropy_is_optaxs():
     import optax
 

@@ -278,7 +278,8 @@ class Stack(nn.Module):
         self.config, self.layers, self.ordered = c, wf.Dim("layers", layers), ordered
         learned, relative = c.positions == "learned", c.positions == "relative"
         self.positions = nn.LearnedPositions(c.longest, d.d_model) if learned else None
-        self.relative = nn.RelativePositions(d.heads, both_ways=not ordered) if relative else None
+        heads = [d.heads] if d.kv_heads is None else [d.kv_heads, d.heads]
+        self.relative = nn.RelativePositions(heads, both_ways=not ordered) if relative else None
         self.blocks = nn.stack(Block(c, with_memory, ordered), self.layers)
         self.norm = nn.NORMS[c.norm](d.d_model, c.epsilon)
 

@@ -7,6 +7,7 @@ queries and keys. All take the places' numbers as a tensor: packed rows and cach
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ class RelativePositions(Module):
     further shares the last one.
 
     Args:
-      heads: the heads' dim.
+      heads: the dim of the query heads, or the dims, as `Attention.heads` has them.
       both_ways: whether places also look ahead (an encoder's do): then half of the buckets are for those.
       buckets: how many there are.
       longest: the distance at which the last one begins.
@@ -60,9 +61,12 @@ class RelativePositions(Module):
     both_ways: bool = eqx.field(static=True)
     longest: int = eqx.field(static=True)
 
-    def __init__(self, heads: wf.Dim, both_ways: bool, buckets: int = 32, longest: int = 128):
+    def __init__(
+        self, heads: wf.Dim | Sequence[wf.Dim], both_ways: bool, buckets: int = 32, longest: int = 128
+    ):
+        every = [heads] if isinstance(heads, wf.Dim) else heads
         self.buckets, self.both_ways, self.longest = wf.Dim("buckets", buckets), both_ways, longest
-        self.weight = declare([self.buckets, heads], Normal(1.0))
+        self.weight = declare([self.buckets, *every], Normal(1.0))
 
     def __call__(self, places: Tensor, memory_places: Tensor) -> Tensor:
         """The bias of scores, from the numbers of the places and of those that they look at."""
