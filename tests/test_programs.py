@@ -1,6 +1,7 @@
 """Programs: eager equals staged for every op; what is traced when, and why; what goes in and out."""
 
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -515,6 +516,8 @@ def test_inside_jit_and_without_leaks():
 
 def test_names_of_the_package():
     import weft
+
+    assert re.fullmatch(r"\d+\.\d+\.\d+", weft.__version__)
 
     names = {}
     exec("from weft import *", names)

@@ -34,6 +34,8 @@ class _Weft(_types.ModuleType):
         is_file = (_HERE / name).is_dir() or (_HERE / f"{name}.py").exists()
         if is_file and name not in _FUNCTIONS:
             return _importlib.import_module(f"{__name__}.{name}")
+        if name == "__version__":
+            return _importlib.import_module("importlib.metadata").version(__name__)
         language = _importlib.import_module(f"{__name__}.language")
         if name == "__all__":
             return self.__dir__()

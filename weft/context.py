@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +122,10 @@ class Context:
     def slice_size(self, dim: Dim, axes: tuple[str, ...]) -> int:
         """The size of one device's piece of a dim, padding included."""
         return -(-dim.size // self.ways(axes))
+
+    def slice_shape(self, dims: Sequence[Dim], splits: Splits) -> tuple[int, ...]:
+        """The shape of a device's slice of a tensor, with its padding."""
+        return tuple(self.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True))
 
     def know(self, array: Any) -> None:
         """Note that an array belongs to the trace at hand, so that its forms can be remembered."""

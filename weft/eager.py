@@ -1,4 +1,8 @@
-"""Eager execution: an op called outside a program is a program of its own, staged and cached."""
+"""Ops, and eager execution.
+
+`@op` makes a lowering an op: inside a program it runs as it is, under a name that plans show; outside it is a
+program of its own, staged and cached.
+"""
 
 from __future__ import annotations
 

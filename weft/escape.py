@@ -82,7 +82,7 @@ def _known_dims(wanted: Any, slices: list[Tensor]) -> tuple[Dim, ...]:
 def _result(array: Any, dims: tuple[Dim, ...]) -> Tensor:
     program = context.require()
     splits = program.splits(dims)
-    shape = tuple(program.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True))
+    shape = program.slice_shape(dims, splits)
     if tuple(array.shape) != shape:
         raise ShapeError(
             f"the local function returned the shape {tuple(array.shape)}",

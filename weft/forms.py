@@ -132,7 +132,7 @@ def _capture(t: Tensor) -> Tensor:
     program.captured[key] = t
     # Until the second trace, where it is an input: zeros of the right type.
     splits = program.splits(t.dims, t.role)
-    shape = tuple(program.slice_size(d, a) for d, a in zip(t.dims, splits, strict=True))
+    shape = program.slice_shape(t.dims, splits)
     blank = slice_tensor(jnp.zeros(shape, t.dtype), t.dims, splits)
     blank.role = t.role
     return blank

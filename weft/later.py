@@ -88,7 +88,7 @@ def later(fn: Callable[..., Any], args: tuple[Any, ...], results: Any) -> Any:
     leaves, tree = jax.tree.flatten(args, is_leaf=_is_leaf)
     inputs = [_input(leaf) for leaf in leaves]
     named, out_tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, Result))
-    shapes = jax.tree.leaves(jax.eval_shape(fn, *jax.tree.unflatten(tree, map(_true_shape, inputs))))
+    shapes = jax.tree.leaves(jax.eval_shape(fn, *jax.tree.unflatten(tree, map(true_shape, inputs))))
     job = Job(fn, tree, inputs, named)
     program.jobs.append(job)
     outs = []
@@ -142,7 +142,8 @@ def _input(leaf: Any) -> Any:
     return settle(as_slice(leaf)) if isinstance(leaf, Tensor) else jnp.asarray(leaf)
 
 
-def _true_shape(leaf: Any) -> Any:
+def true_shape(leaf: Any) -> Any:
+    """The true shape of a tensor, or of an array."""
     shape = tuple(d.size for d in leaf.dims) if isinstance(leaf, Tensor) else leaf.shape
     return jax.ShapeDtypeStruct(shape, leaf.dtype)
 

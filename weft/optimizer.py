@@ -15,7 +15,7 @@ import jax
 from . import context
 from .errors import DimError, ProgramError
 from .forms import as_slice, settle
-from .later import Result, later, whole_arrays
+from .later import Result, later, true_shape, whole_arrays
 from .ops.shape import transpose
 from .placing import place
 from .tensor import Tensor, describe, entry, is_tensor
@@ -104,13 +104,7 @@ def optimizer(tx: optax.GradientTransformation) -> Optimizer:
 
 
 def _shapes(params: Any) -> Any:
-    return jax.tree.map(_shape, params, is_leaf=is_tensor)
-
-
-def _shape(t: Any) -> Any:
-    """The true shape of a tensor, or of an array."""
-    shape = tuple(d.size for d in t.dims) if isinstance(t, Tensor) else t.shape
-    return jax.ShapeDtypeStruct(shape, t.dtype)
+    return jax.tree.map(true_shape, params, is_leaf=is_tensor)
 
 
 def _aligned(grads: Any, params: Any) -> Any:
@@ -151,7 +145,7 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...], results: Any, params: An
     placed = [t for t in jax.tree.leaves(params, is_leaf=is_tensor) if isinstance(t, Tensor)]
     mesh, layout = (placed[0].mesh, placed[0].layout) if placed else (None, None)
     if any(isinstance(t._held, jax.ShapeDtypeStruct) for t in placed):  # that of specs are specs
-        mesh, layout, out = None, None, jax.eval_shape(fn, *jax.tree.map(_shape, args, is_leaf=is_tensor))
+        mesh, layout, out = None, None, jax.eval_shape(fn, *jax.tree.map(true_shape, args, is_leaf=is_tensor))
     else:
         out = jax.jit(fn)(*whole_arrays(args))
 

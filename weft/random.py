@@ -17,9 +17,10 @@ from .dims import as_dims
 from .eager import op
 from .errors import ShapeError, TensorTypeError
 from .forms import as_slice, slice_tensor
-from .ops.elementwise import NUMBERS, elementwise
+from .ops.elementwise import elementwise
 from .ops.order import argmax
 from .padding import fill_padding, start_of
+from .signature import NUMBERS
 from .tensor import Tensor
 
 
@@ -29,7 +30,7 @@ def _draw(draw: Any, key: Any, dims: Any, *options: Any) -> Tensor:
     keys.check(key)
     program = context.require()
     splits = program.splits(dims)
-    sizes = tuple(program.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True))
+    sizes = program.slice_shape(dims, splits)
     starts = tuple(start_of(axes, n) for axes, n in zip(splits, sizes, strict=True))
     whole, begins, pieces = _undealt(program, dims, starts, sizes)
     array = draw(key, whole, begins, pieces, *options).reshape(sizes)

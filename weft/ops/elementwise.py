@@ -23,9 +23,8 @@ from ..forms import as_slice, relabelled, slice_tensor, together
 from ..layout import Splits
 from ..padding import fill_padding
 from ..placing import known_dtype
+from ..signature import NUMBERS
 from ..tensor import Tensor, describe, is_tensor
-
-NUMBERS = (int, float, complex, np.number)
 
 
 def elementwise(fn: Callable[..., Any], operands: Sequence[Any], zero: bool, safe: bool) -> Tensor:

@@ -35,7 +35,7 @@ def full(dims: Any, value: Any, dtype: Any = None) -> Tensor:
 def _full(dims: tuple[Dim, ...], value: Any, dtype: Any) -> Tensor:
     program = context.require()
     splits = program.splits(dims)
-    shape = [program.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True)]
+    shape = program.slice_shape(dims, splits)
     if isinstance(value, Tensor):
         value = in_form(as_slice(value))
     if np.ndim(value):

@@ -97,7 +97,7 @@ def broadcast_to(x: Tensor, dims: Any) -> Tensor:
         )
     program = context.require()
     splits = program.splits(wanted)
-    shape = [program.slice_size(d, axes) for d, axes in zip(wanted, splits, strict=True)]
+    shape = program.slice_shape(wanted, splits)
     axes = frozenset(axis for one in splits for axis in one)
     array = jnp.broadcast_to(_expanded(in_form(x, axes=axes), x.dims, wanted), shape)
     return slice_tensor(fill_padding(array, wanted, splits), wanted)
@@ -209,7 +209,7 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
             before[left[0]] = after[right[0]] = now[left[0]]
     splits = tuple(before.get(d, ()) for d in x.dims)
     new_splits = tuple(after.get(d, ()) for d in new)
-    shape = [program.slice_size(d, axes) for d, axes in zip(new, new_splits, strict=True)]
+    shape = program.slice_shape(new, new_splits)
     if x.splits == splits:
         return relabelled(x, x._array.reshape(shape), new, new_splits)
     return slice_tensor(in_form(x, splits).reshape(shape), new, new_splits)
