@@ -219,6 +219,23 @@ def test_a_run_of_another_optimizer_is_not_gone_on_with(run, capsys, golden):
     golden("cli_run_of_another_optimizer", shown(err), "messages/train")
 
 
+def test_a_run_begins_with_an_imported_model(run, capsys, golden):
+    assert main(["checkpoint", "export", "run/checkpoints", "model.safetensors"]) == 0
+    assert main(["checkpoint", "import", "model.safetensors", "new/checkpoints", "--step", "0"]) == 0
+    capsys.readouterr()
+    code, _, err = weft(capsys, f"{LINES} --folder new --steps 3 --save.every 1 --save.keep 9")
+    assert code == 0 and "begins anew in new" in err
+    code, _, err = weft(capsys, f"{LINES} --folder new --steps 4")
+    assert code == 0 and "goes on after step 3 in new" in err
+    new, drawn = (Path(folder, "metrics.jsonl").read_text().splitlines()[0] for folder in ("new", "run"))
+    assert json.loads(new)["loss"] < json.loads(drawn)["loss"]  # it has learned something already
+    assert main(["checkpoint", "import", "model.safetensors", "late/checkpoints", "--step", "5"]) == 0
+    capsys.readouterr()
+    code, _, err = weft(capsys, f"{LINES} --folder late")
+    golden("cli_model_imported_late", shown(err), "messages/train")
+    assert code == 2
+
+
 def test_a_tokenizer_that_is_there_is_not_taken_for_another(folder, capsys, golden):
     (folder / "run").mkdir()
     SentencePiece.train(FILES["text.txt"].splitlines(), folder / "run" / TOKENIZER, 280, kind="bpe")
@@ -372,5 +389,5 @@ def test_every_setting_can_be_had_as_a_flag(folder, capsys):
 def test_every_text_is_of_a_test():
     here = {path.stem for path in (Path(__file__).parent / "messages" / "train").glob("cli_*.txt")}
     runs = {"run_of_another_model", "run_of_another_optimizer", "loss_not_finite", "too_many_left_out"}
-    runs |= {"tokenizer_of_another_run", "flags_given_twice"}
+    runs |= {"tokenizer_of_another_run", "flags_given_twice", "model_imported_late"}
     assert here == {f"cli_{name}" for name in {*MISTAKES, *runs}}

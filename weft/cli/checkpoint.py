@@ -189,7 +189,9 @@ class Export:
 
 @dataclass
 class Import:
-    """Make a checkpoint of a file that weft checkpoint export wrote, to start a run from."""
+    """Make a checkpoint of a file that weft checkpoint export wrote, to start a run from.
+
+    weft train --folder RUN begins with the model in RUN/checkpoints if that was imported as step 0."""
 
     file: Annotated[Positional[Path], arg(metavar="FILE.safetensors")]
     """What to read."""

@@ -15,6 +15,7 @@ import math
 import time
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from weft.plan.hardware import Hardware
 
 from . import hosts
 from .checkpoint import Checkpoints
-from .checkpoint_files import CheckpointWarning, step_folders, unfinished
+from .checkpoint_files import CheckpointWarning, Damage, read_manifest, step_folders, unfinished
 from .config import TrainConfig
 from .evaluate import Score, evaluate
 from .progress import Pace, Progress
@@ -36,11 +37,16 @@ AHEAD = 2  # batches that are made while a step runs
 
 
 def begin(run: Run, checkpoints: Checkpoints) -> Place:
-    """The newest checkpoint, or parameters drawn anew."""
+    """The newest checkpoint, a model that was imported, or parameters drawn anew."""
     seed = run.config.seed
     # Of several processes the first looks: all begin at the same place.
-    if hosts.from_first(hosts.name("begun"), lambda: " ".join(map(str, step_folders(run.checkpoints)))):
-        like = nn.specs(run.model)
+    there = hosts.from_first(hosts.name("begun"), lambda: _newest(run.checkpoints))
+    like = nn.specs(run.model)
+    if there == "imported":
+        step, model, _, _ = checkpoints.restore(like, None, run.mesh, run.layout)
+        _check_imported(step, run.checkpoints)
+        return Place(0, 0, *run.learner.init(model))
+    if there:
         try:
             found = checkpoints.restore(*run.learner.init(like), run.mesh, run.layout)
         except ModelError as error:
@@ -59,6 +65,27 @@ def begin(run: Run, checkpoints: Checkpoints) -> Place:
         )
     model = nn.init(run.model, jax.random.key(seed), run.mesh, run.layout)
     return Place(0, 0, *run.learner.init(model))
+
+
+def _newest(checkpoints: Path) -> str:
+    """What the newest checkpoint is: "imported" has a model alone, "saved" all of a run; "": there is none."""
+    folders = list(step_folders(checkpoints).values())
+    if not folders:
+        return ""
+    try:
+        return "imported" if "imported" in read_manifest(folders[-1])["extra"] else "saved"
+    except Damage:  # restoring says more of it
+        return "saved"
+
+
+def _check_imported(step: int, checkpoints: Path) -> None:
+    """An error if the run's own checkpoints, from step 1 on, would not be newer than the imported one."""
+    if step:
+        raise ModelError(
+            f"the newest checkpoint in {checkpoints} is a model that was imported as step {step}",
+            rule="a run can begin with an imported model, as step 0; it has no optimizer state to go on with",
+            hint="weft checkpoint import FILE RUN/checkpoints --step 0; then weft train … --folder RUN",
+        )
 
 
 @dataclass(frozen=True)
