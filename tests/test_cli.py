@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -378,6 +379,7 @@ ALONE = """
 import sys
 from weft.cli.main import main
 try:
+    main(["--version"])
     main(["--help"])
 except SystemExit:
     pass
@@ -389,7 +391,7 @@ def test_help_waits_for_nothing_heavy():
     done = subprocess.run(
         [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "weft plan" in done.stdout
+    assert done.stdout.startswith(f"weft {version('weft')}\n") and "weft plan" in done.stdout
     assert done.stderr.splitlines()[-1] == "[]"
 
 

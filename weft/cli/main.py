@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Annotated, Any, Union
 
 import tyro
@@ -38,7 +39,8 @@ cost least. weft verify runs a program under several layouts and compares the re
 model, on one device or many, and weft eval scores it; weft demo does both in a few minutes. weft translate,
 weft generate and weft score use a trained model on files of texts, weft serve lets it answer over HTTP. weft
 checkpoint looks at what training stores, weft launch runs it in several processes. weft hardware shows the
-machines that a plan's time can be predicted for, weft models the known models. Each has a --help."""
+machines that a plan's time can be predicted for, weft models the known models. Each has a --help; weft --version
+says which Weft it is."""
 
 COMMANDS = {
     "plan": Plan,
@@ -65,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     warnings.showwarning = _show_warning
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given == ["--version"]:
+        print(f"weft {version('weft')}")
+        return 0
     try:
         _chosen(given).run()
         sys.stdout.flush()
