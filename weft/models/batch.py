@@ -92,7 +92,7 @@ def bad_batch(fact: str) -> ModelError:
 
 
 def shifted(targets: Tensor, segments: Tensor | None = None) -> Tensor:
-    """What a decoder reads to say the targets: each one's predecessor, and `START` where an example begins."""
+    """What a decoder reads to say the targets: each one's predecessor, `START` where an example begins."""
     tokens = wf.shift(targets, "length", 1)  # zeros come in, which `START` is
     if segments is None:
         return tokens
