@@ -39,8 +39,8 @@ cost least. weft verify runs a program under several layouts and compares the re
 model, on one device or many, and weft eval scores it; weft demo does both in a few minutes. weft translate,
 weft generate and weft score use a trained model on files of texts, weft serve lets it answer over HTTP. weft
 checkpoint looks at what training stores, weft launch runs it in several processes. weft hardware shows the
-machines that a plan's time can be predicted for, weft models the known models. Each has a --help; weft --version
-says which Weft it is."""
+machines that a plan's time can be predicted for, weft models the known models. Each has a --help; weft
+--version says which Weft it is."""
 
 COMMANDS = {
     "plan": Plan,

@@ -219,9 +219,10 @@ class TrainConfig:
                 rule="a batch is dealt out evenly to replicas and their parts",
                 hint=f"--data.rows {-(-d.rows // parts) * parts}, or other numbers of parts",
             )
-        if self.diloco.replicas and self.optimizer.average:
+        average = self.optimizer.average
+        if self.diloco.replicas and average:
             raise ProgramError(
-                f"--optimizer.average {self.optimizer.average:g} and --diloco.replicas {self.diloco.replicas}",
+                f"--optimizer.average {average:g} and --diloco.replicas {self.diloco.replicas}",
                 rule="replicas are evaluated as they last met: a running mean of each would never be used",
                 hint="leave one of the two out",
             )

@@ -68,7 +68,7 @@ def begin(run: Run, checkpoints: Checkpoints) -> Place:
 
 
 def _newest(checkpoints: Path) -> str:
-    """What the newest checkpoint is: "imported" has a model alone, "saved" all of a run; "": there is none."""
+    """What the newest checkpoint is: "imported", a model alone; "saved", all of a run; "": there is none."""
     folders = list(step_folders(checkpoints).values())
     if not folders:
         return ""
