@@ -20,7 +20,7 @@ import optax
 
 import weft as wf
 from benchmarks import lm
-from benchmarks.handwritten import EPSILON, LEARNING_RATE, MASKED, STACKED, STANDARD, Size
+from benchmarks.handwritten import LEARNING_RATE, STANDARD, Size
 from weft import models, nn, train
 from weft.models.presets import batch_specs
 
@@ -79,46 +79,12 @@ def two_layers(mesh: str, layout: str) -> Made:
     return program, (wf.spec([io, hidden]), wf.spec([hidden, io]), wf.spec([batch, io]))
 
 
-def remat_loss(size: Size, policy: str) -> Any:
-    """The loss of `lm.py`; the backward pass computes each block again."""
-    d = lm.Dims(size)
-
-    def norm(x: Any, scale: Any) -> Any:
-        return x * wf.rsqrt(wf.mean(wf.square(x), d.d_model) + EPSILON) * scale
-
-    def block(x: Any, layer: Any) -> Any:
-        h = norm(x, layer["attention_scale"])
-        q = wf.einsum(h, layer["wq"], out=[d.batch, d.heads, d.length, d.d_kv]) * size.d_kv**-0.5
-        keys = h.rename(length="memory")
-        k = wf.einsum(keys, layer["wk"], out=[d.batch, d.heads, d.memory, d.d_kv])
-        v = wf.einsum(keys, layer["wv"], out=[d.batch, d.heads, d.memory, d.d_kv])
-        scores = wf.einsum(q, k, out=[d.batch, d.heads, d.length, d.memory])
-        causal = wf.arange(d.length) >= wf.arange(d.memory)
-        weights = wf.softmax(wf.where(causal, scores, MASKED), d.memory)
-        mixed = wf.einsum(weights, v, out=[d.batch, d.heads, d.length, d.d_kv])
-        x = x + wf.einsum(mixed, layer["wo"], out=[d.batch, d.length, d.d_model])
-        hidden = wf.relu(
-            wf.einsum(norm(x, layer["feed_scale"]), layer["w1"], out=[d.batch, d.length, d.d_ff])
-        )
-        return x + wf.einsum(hidden, layer["w2"], out=[d.batch, d.length, d.d_model]), None
-
-    def loss(params: Any, tokens: Any, targets: Any) -> Any:
-        x = wf.take(params["embedding"], tokens, d.vocab) + params["positions"]
-        stacked = {name: params[name] for name in STACKED}
-        x, _ = wf.scan(wf.remat(block, policy), x, stacked, d.layers)
-        h = norm(x, params["final_scale"])
-        logits = wf.einsum(h, params["projection"], out=[d.batch, d.length, d.vocab])
-        return wf.mean(wf.logsumexp(logits, d.vocab) - wf.take(logits, targets, d.vocab))
-
-    return loss
-
-
 def language_model(
     mesh: str, layout: Any, size: Size, *, policy: str = "", micro: int = 1, donate: bool = True
 ) -> Made:
     """The train step of `lm.py`, with remat, in micro-batches, or leaving the old parameters alone."""
     part = replace(size, batch=size.batch // micro)
-    loss = remat_loss(part, policy) if policy else lm.loss_of(part)
+    loss = lm.loss_of(part, policy or None)
     d, steps = lm.Dims(part), wf.Dim("micro", micro)
 
     def whole(params: Any, tokens: Any, targets: Any) -> Any:
