@@ -89,10 +89,8 @@ def shares(run: Callable[[], Any], hlo: str, steps: int) -> Counter[str]:
 
 
 def section(rounds: int) -> str:
-    from benchmarks.run import weft_case
-
     program = lm.step(mesh="", layout="")
-    found = shares(weft_case(program), program.lower(*lm.specs()).compile().as_text(), rounds)
+    found = shares(lm.case(program), program.lower(*lm.specs()).compile().as_text(), rounds)
     rows = "\n".join(f"| {kind} | {100 * share:.0f} % |" for kind, share in found.most_common())
     return f"""## Where the time of a step goes
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
+from benchmarks import handwritten
 from benchmarks.handwritten import EPSILON, LEARNING_RATE, MASKED, STACKED, STANDARD, Size
 
 LAYOUT = "batch:data d_ff:model heads:model vocab:model"
@@ -99,6 +101,26 @@ def step(
         return value, new
 
     return wf.spmd(step, mesh, layout, donate=(0,))
+
+
+def case(program: wf.Program, size: Size = STANDARD, given: Any = None) -> Callable[[], Any]:
+    """Each call is the next train step of `step`, and returns its loss.
+
+    Args:
+      program: what `step` gave.
+      size: of the model.
+      given: its parameters, tokens and targets as arrays; by default those of the hand-written cases.
+    """
+    params, *batch = given or (handwritten.init(0, size), *handwritten.batch(0, size))
+    params, batch = wf.place((named(params, size), rows(*batch, size)), program.mesh, program.layout)
+
+    def run() -> Any:
+        nonlocal params
+        value, params = program(params, *batch)
+        jax.block_until_ready([t.storage for t in params.values()])
+        return value.storage
+
+    return run
 
 
 def named(params: dict[str, np.ndarray], size: Size = STANDARD) -> dict[str, wf.Tensor]:

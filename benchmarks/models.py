@@ -117,10 +117,18 @@ def translation_model(size: Size = handwritten_tr.STANDARD) -> tuple[Transformer
     return model, Batch(tokens, targets, inputs=sources)
 
 
-def train_steps(by_hand: dict[str, Callable[[], Any]], make: Callable[[], Any], rounds: int) -> str:
-    """A model's train step on eight devices and on one, against the hand-written ones of the same numbers."""
-    eight = {n: by_hand[n] for n in ("shard_map", "jit")} | {"weft": case(step(), *make())}
-    one = {"single": by_hand["single"], "weft, 1 device": case(step("", ""), *make())}
+def train_steps(
+    by_hand: dict[str, Callable[[], Any]], own: Callable[[str, str], Callable[[], Any]], rounds: int
+) -> str:
+    """A model's train step on eight devices and on one, against the hand-written ones of the same numbers.
+
+    Args:
+      by_hand: the hand-written ones, by name.
+      own: Weft's, for a mesh and a layout.
+      rounds: how often each is timed.
+    """
+    eight = {n: by_hand[n] for n in ("shard_map", "jit")} | {"weft": own(MESH, LAYOUT)}
+    one = {"single": by_hand["single"], "weft, 1 device": own("", "")}
     for _ in range(2):  # the second loss tells of the gradients
         losses = {name: float(run()) for name, run in (eight | one).items()}
         assert max(losses.values()) - min(losses.values()) < 1e-4, losses
@@ -186,14 +194,14 @@ def sections(rounds: int) -> str:
 `weft.models.Transformer` of the same size as above with `train.train_step` and `train.Momentum`, against the
 same hand-written steps (`handwritten.py`), from the same numbers.
 
-{train_steps(handwritten.cases(), language_model, rounds)}
+{train_steps(handwritten.cases(), lambda *place: case(step(*place), *language_model()), rounds)}
 
 ## The library's translation model
 
 An encoder-decoder of 2 and 2 layers, d_model 256, d_ff 1024, 8 heads of 32, vocabulary 8192, length 64, batch
 16, float32, SGD. Written by hand in plain JAX in `handwritten_tr.py`; Weft's is `weft.models.Transformer`.
 
-{train_steps(handwritten_tr.cases(), translation_model, rounds)}
+{train_steps(handwritten_tr.cases(), lambda *place: case(step(*place), *translation_model()), rounds)}
 
 ## A mixture of experts
 

@@ -23,39 +23,14 @@ from jax.sharding import PartitionSpec as P
 
 import weft as wf
 from benchmarks import decoding, handwritten, limit, lm, models, pipelines, searching, serving, training
-from benchmarks.measure import Spread, alternate, compared
+from benchmarks.measure import Spread, alternate
 from weft.plan.measure import measure_cpu
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
-def weft_case(program: wf.Program) -> Callable[[], Any]:
-    """Each call is the next train step, from the same numbers as the hand-written cases."""
-    given = lm.named(handwritten.init(0)), lm.rows(*handwritten.batch(0))
-    params, (tokens, targets) = wf.place(given, program.mesh, program.layout)
-
-    def run() -> Any:
-        nonlocal params
-        value, params = program(params, tokens, targets)
-        jax.block_until_ready([t.storage for t in params.values()])
-        return value.storage
-
-    return run
-
-
-def train_steps(rounds: int) -> str:
-    cases = handwritten.cases()
-    eight = {n: cases[n] for n in ("shard_map", "jit")} | {"weft": weft_case(lm.step())}
-    one = {"single": cases["single"], "weft, 1 device": weft_case(lm.step(mesh="", layout=""))}
-    losses = {name: float(case()) for name, case in (eight | one).items()}
-    assert max(losses.values()) - min(losses.values()) < 1e-4, losses
-    return f"""### 8 virtual devices, mesh data=4 model=2
-
-{compared(eight, rounds)}
-
-### 1 device
-
-{compared(one, rounds)}"""
+def lm_case(mesh: str, layout: str) -> Callable[[], Any]:
+    return lm.case(lm.step(mesh=mesh, layout=layout))
 
 
 def traces(repeats: int) -> str:
@@ -134,7 +109,7 @@ def predicted_order(rounds: int) -> str:
     hardware = measure_cpu()
     programs = [lm.step(mesh=mesh, layout=layout) for mesh, layout in LAYOUTS]
     planned = [p.plan(*lm.specs()).time(hardware).overlapped_seconds for p in programs]
-    cases = {str(n): weft_case(p) for n, p in enumerate(programs)}
+    cases = {str(n): lm.case(p) for n, p in enumerate(programs)}
     timings = alternate(cases, rounds=rounds, warmup=1)
     measured = [timings[str(n)].seconds.median for n in range(len(programs))]
     lines = ["| mesh | layout | planned ms | measured ms | measured/planned |", "|---|---|---:|---:|---:|"]
@@ -168,7 +143,7 @@ SECTIONS: dict[str, Callable[[int], str]] = {
 4 layers, d_model 256, d_ff 1024, 8 heads of 32, vocabulary 8192, length 128, batch 16, float32, SGD.
 `shard_map` and `jit` are written by hand in plain JAX (`handwritten.py`); Weft's is `lm.py`.
 
-{train_steps(rounds)}"""
+{models.train_steps(handwritten.cases(), lm_case, rounds)}"""
     ),
     "limit": limit.section,
     "models": models.sections,

@@ -9,13 +9,10 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
-import jax
-
 import weft as wf
-from benchmarks import handwritten, lm
+from benchmarks import lm
 from benchmarks.handwritten import Size
 from benchmarks.measure import alternate
 from weft.errors import WeftError
@@ -25,22 +22,6 @@ from weft.search.best import Ranked, Space
 
 SIZE = Size(batch=16, length=64, d_model=128, d_ff=512, heads=4, d_kv=32, layers=2, vocab=2048)
 TOP, OTHERS, DEVICES = 40, 20, 8
-
-
-def case(one: Ranked) -> Callable[[], Any]:
-    """Each call is the next train step."""
-    program = lm.step(SIZE, one.mesh, one.layout)
-    params = lm.named(handwritten.init(0, SIZE), SIZE)
-    params = {name: wf.place(t, one.mesh, one.layout) for name, t in params.items()}
-    rows = [wf.place(t, one.mesh, one.layout) for t in lm.rows(*handwritten.batch(0, SIZE), SIZE)]
-
-    def run() -> Any:
-        nonlocal params
-        value, params = program(params, *rows)
-        jax.block_until_ready([t.storage for t in params.values()])
-        return value.storage
-
-    return run
 
 
 def at_random(space: Space, hardware: Hardware, known: set[Any]) -> list[Ranked]:
@@ -72,7 +53,8 @@ def section(rounds: int) -> str:
     space = Space("", program, args, DEVICES, 2, hardware)
     others = at_random(space, hardware, {one.candidate for one in ranked})
     every = [*ranked, *others]
-    timings = alternate({str(n): case(one) for n, one in enumerate(every)}, rounds=rounds, warmup=1)
+    cases = {str(n): lm.case(lm.step(SIZE, one.mesh, one.layout), SIZE) for n, one in enumerate(every)}
+    timings = alternate(cases, rounds=rounds, warmup=1)
     measured = [timings[str(n)].seconds.median for n in range(len(every))]
     best = min(range(len(every)), key=measured.__getitem__)
     rank = spearmanr([one.seconds for one in every], measured).statistic

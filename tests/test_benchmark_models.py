@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from benchmarks import handwritten, handwritten_tr, models
+from benchmarks import handwritten, handwritten_tr, lm, models
 from weft import nn
 
 TINY = handwritten.Size(layers=2, d_model=16, d_ff=32, heads=4, d_kv=8, vocab=40, length=6, batch=8)
@@ -69,3 +69,9 @@ def test_models_equal_hand_written_ones(peer, mesh, layout, singles):
         losses.append(float(metrics["loss"]))
     params = {name: np.asarray(p.numpy()) for name, p in nn.parameters(model).items()}
     same((losses, params), singles[peer])
+
+
+@pytest.mark.parametrize("place", [("", ""), (models.MESH, models.LAYOUT)], ids=["one", "eight"])
+def test_calls_of_a_case_are_the_hand_written_steps(place, singles):
+    run = lm.case(lm.step(TINY, *place), TINY)
+    np.testing.assert_allclose([float(run()) for _ in range(STEPS)], singles["lm"][0], rtol=1e-5)

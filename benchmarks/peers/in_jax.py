@@ -29,7 +29,9 @@ def start(work: dict[str, np.ndarray], case: str) -> tuple[Step, Callable[[], in
     assert float(work.pop("learning_rate")) == np.float32(handwritten.LEARNING_RATE)
     if name == "weft":
         mesh, layout = ("", "") if data * model == 1 else (f"data={data} model={model}", lm.LAYOUT)
-        return weft(work, rows, lm.step(mesh=mesh, layout=layout))
+        program = lm.step(mesh=mesh, layout=layout)
+        run = lm.case(program, given=(work, *rows))
+        return lambda: float(run()), lambda: instructions(program.lower(*lm.specs()).compile().as_text())
     if name == "matmul":
         return matmuls()
     mesh = handwritten.make_mesh(data, model)
@@ -41,18 +43,6 @@ def start(work: dict[str, np.ndarray], case: str) -> tuple[Step, Callable[[], in
 
 def set_devices(count: int) -> None:
     jax.config.update("jax_num_cpu_devices", count)
-
-
-def weft(params: Any, rows: Any, program: wf.Program) -> tuple[Step, Callable[[], int]]:
-    params, rows = wf.place((lm.named(params), lm.rows(*rows)), program.mesh, program.layout)
-
-    def step() -> float:
-        nonlocal params
-        loss, params = program(params, *rows)
-        jax.block_until_ready([t.storage for t in params.values()])
-        return float(loss)
-
-    return step, lambda: instructions(program.lower(*lm.specs()).compile().as_text())
 
 
 def matmuls() -> tuple[Step, Callable[[], int]]:
