@@ -21,6 +21,7 @@ from . import collectives, context
 from .context import Context
 from .errors import DimError, ProgramError, TensorTypeError, nearest
 from .forms import as_slice, settle, slice_tensor
+from .layout import axes_of
 from .ops.elementwise import add
 from .ops.leaves import Form, around, array_of
 from .ops.shape import transpose
@@ -238,8 +239,7 @@ def _named(gradient: Any) -> Any:
 
 def _overcast(t: Tensor) -> frozenset[str]:
     """The axes over which a loop made this tensor varying beforehand: its gradient is pending over them."""
-    split = {axis for axes in t.splits or () for axis in axes}
-    return collectives.varying(t._held) - split - context.require().mapped
+    return collectives.varying(t._held) - axes_of(t.splits or ()) - context.require().mapped
 
 
 def _is_float(t: Any) -> bool:

@@ -62,7 +62,13 @@ class MeshError(WeftError, ValueError):
 
 
 class LayoutError(WeftError, ValueError):
-    """A layout that is illegal for a mesh or a tensor, or two that clash."""
+    """A layout that is illegal for a mesh or a tensor, or two that clash.
+
+    Attributes:
+      unsplittable: the names of dims that an op can't have split, where that is what is wrong.
+    """
+
+    unsplittable: frozenset[str] = frozenset()
 
 
 class ShapeError(WeftError, ValueError):

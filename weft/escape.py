@@ -14,6 +14,7 @@ from .dims import Dim, as_dims, pick, show, union
 from .eager import op
 from .errors import LayoutError, ProgramError, ShapeError, TensorTypeError
 from .forms import Overcast, as_slice, check_along, from_whole, in_form, slice_tensor, together
+from .layout import axes_of
 from .padding import fill_padding
 from .tensor import Tensor, entry, short_type
 
@@ -46,16 +47,18 @@ def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterab
     wrong = [d for d in every if splits[d] and d.name not in allowed]
     if wrong:
         rules = " ".join(f"{d.name}:{'+'.join(splits[d])}" for d in wrong)
-        raise LayoutError(
+        error = LayoutError(
             f"the layout splits {', '.join(d.name for d in wrong)}, which the local function does not "
             "declare splittable",
             f"rules: {rules}     splittable: {', '.join(sorted(allowed)) or 'none'}",
             rule="a local function sees slices; it says which dims it can work on piece by piece",
             hint="declare it (splittable=[...]) if each piece can be computed alone, else drop the rule",
         )
+        error.unsplittable = frozenset(d.name for d in wrong)
+        raise error
     check_along(d for d in every if d.name not in allowed)
     arrays = together(slices)
-    split_axes = {axis for axes in splits.values() for axis in axes}
+    split_axes = axes_of(splits.values())
     if any(collectives.varying(a) - split_axes - program.mapped for a in arrays):
         raise Overcast  # a scan made them varying beforehand, and the function's results would be too
     results = fn(*arrays)
@@ -90,7 +93,7 @@ def _result(array: Any, dims: tuple[Dim, ...]) -> Tensor:
             rule="a local function returns a slice for each result",
             hint="check out=; a split dim has its slice's size inside",
         )
-    extra = collectives.varying(array) - {a for one in splits for a in one} - program.mapped
+    extra = collectives.varying(array) - axes_of(splits) - program.mapped
     if extra:
         raise ProgramError(
             f"the local function's result differs between devices along {', '.join(sorted(extra))}, "

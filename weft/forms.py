@@ -18,7 +18,7 @@ from . import collectives, context
 from .context import Context
 from .dims import Dim, check_distinct
 from .errors import LayoutError, ProgramError, TensorTypeError
-from .layout import Splits
+from .layout import Splits, axes_of
 from .relayout import relayout
 from .tensor import Tensor, describe
 
@@ -48,7 +48,7 @@ def slice_tensor(
         check_distinct(dims)
     splits = program.splits(dims) if splits is None else splits
     pending = frozenset(pending)
-    split_axes = {axis for axes in splits for axis in axes}
+    split_axes = axes_of(splits)
     array = collectives.vary(array, split_axes | pending)
     program.know(array)
     clash = program.mapped & (split_axes | pending)
@@ -164,7 +164,7 @@ def settle(t: Tensor, role: str | None = None) -> Tensor:
     role = t.role if role is None else role
     splits = program.splits(t.dims, role)
     array = in_form(t, splits)
-    extra = collectives.varying(array) - {axis for axes in splits for axis in axes}
+    extra = collectives.varying(array) - axes_of(splits)
     if extra - program.mapped:
         raise Overcast
     if array is t._held and role == t.role:
@@ -186,7 +186,7 @@ def in_form(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
         assert t.splits is not None
         if t.pending:
             program.resolves(array)
-        gathered = {a for old in t.splits for a in old} - {a for new in splits for a in new}
+        gathered = axes_of(t.splits) - axes_of(splits)
         asked = ("form", t.splits, t.pending, splits, axes & gathered)
         array = program.remember(
             array,
@@ -217,8 +217,8 @@ def together(tensors: Sequence[Tensor], splits: Sequence[Splits] | None = None) 
     wanted = [home(t) for t in tensors] if splits is None else splits
     axes: set[str] = set()
     for t, new in zip(tensors, wanted, strict=True):
-        axes |= {a for one in new for a in one}
-        moved = {a for one in t.splits or () for a in one} | t.pending
+        axes |= axes_of(new)
+        moved = axes_of(t.splits or ()) | t.pending
         axes |= collectives.varying(t._held) - moved
     return [in_form(t, new, axes) for t, new in zip(tensors, wanted, strict=True)]
 

@@ -13,7 +13,7 @@ from .. import collectives, context
 from ..dims import Dim, pick_one, show
 from ..errors import DimError, ProgramError, TensorTypeError
 from ..forms import Overcast, as_slice, check_along, settle, slice_tensor
-from ..layout import Splits
+from ..layout import Splits, axes_of
 from ..tensor import Tensor, describe, is_tensor
 
 
@@ -70,7 +70,7 @@ def exact(leaf: Any) -> Any:
     """A leaf whose array varies over no more axes than its form says."""
     if isinstance(leaf, Tensor):
         assert leaf.splits is not None
-        said = {axis for axes in leaf.splits for axis in axes} | leaf.pending
+        said = axes_of(leaf.splits) | leaf.pending
         if collectives.varying(leaf._held) - said - context.require().mapped:
             raise Overcast
     return leaf

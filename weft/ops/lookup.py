@@ -19,6 +19,7 @@ from ..dims import Dim, as_dim, check_distinct, pick_one, show, union
 from ..eager import op
 from ..errors import DimError, ShapeError, TensorTypeError, WeftError
 from ..forms import as_slice, check_along, in_form, slice_tensor, together
+from ..layout import axes_of
 from ..padding import fill_padding, is_uneven, positions, start_of
 from ..tensor import Tensor, asked, describe
 from .elementwise import add, align, astype
@@ -97,7 +98,7 @@ def one_hot(ids: Any, dim: Dim, dtype: Any = jnp.float32) -> Tensor:
     check_distinct(dims)
     program = context.require()
     splits = program.splits(dims)
-    axes = {axis for one in splits for axis in one}
+    axes = axes_of(splits)
     index = _wide(in_form(ids, axes=axes))[..., None]
     result = (index == positions(dims[-1], splits[-1])).astype(dtype)
     return slice_tensor(fill_padding(result, dims, splits), dims)
@@ -138,7 +139,7 @@ def scatter_add(x: Tensor, ids: Any, updates: Any, dim: Any) -> Tensor:
 def _scattered(x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dict[Dim, Axes]) -> Tensor:
     """The updates at their places among zeros, pending over the axes of dims that are added up."""
     shared, summed, rest = _groups(x, ids, chosen)
-    axes = {axis for one in splits.values() for axis in one}
+    axes = axes_of(splits.values())
     mapped = collectives.varying(ids._held) | collectives.varying(updates._held)
     axes |= mapped & context.require().mapped
     index, array = in_form(ids, axes=axes), in_form(updates, axes=axes)

@@ -17,6 +17,7 @@ from ..dims import Dim, as_dims, check_distinct, pick, pick_one, show, union
 from ..eager import op
 from ..errors import DimError, ShapeError
 from ..forms import as_slice, check_along, home, in_form, relabelled, slice_tensor, together
+from ..layout import axes_of
 from ..padding import fill_padding
 from ..tensor import Tensor
 from .elementwise import align
@@ -98,8 +99,7 @@ def broadcast_to(x: Tensor, dims: Any) -> Tensor:
     program = context.require()
     splits = program.splits(wanted)
     shape = program.slice_shape(wanted, splits)
-    axes = frozenset(axis for one in splits for axis in one)
-    array = jnp.broadcast_to(_expanded(in_form(x, axes=axes), x.dims, wanted), shape)
+    array = jnp.broadcast_to(_expanded(in_form(x, axes=axes_of(splits)), x.dims, wanted), shape)
     return slice_tensor(fill_padding(array, wanted, splits), wanted)
 
 

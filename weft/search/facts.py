@@ -158,10 +158,9 @@ def _opened(fn: Any, args: tuple[Any, ...]) -> tuple[Program, OpenLayout, Readin
         try:
             return program, layout, read(program, args, {})
         except LayoutError as error:
-            told = {*re.findall(r":(axis\d+)", " ".join(error.details))}
-            if not told:
+            if not error.unsplittable:
                 raise
-            whole |= {name for name, axis in layout.axes.items() if axis in told}
+            whole |= error.unsplittable
 
 
 def is_plain(work: Work) -> bool:
