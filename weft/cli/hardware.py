@@ -11,7 +11,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from .loading import UserError
-from .output import write
+from .output import table, write
 
 
 @dataclass
@@ -32,12 +32,8 @@ class List:
 
             print(json.dumps([as_data(m) for m in machines], indent=1))
             return
-        rows = [("name", "bf16 FLOP/s", "memory", "bytes/s", "network, bytes/s in one direction")]
-        rows += [_row(machine) for machine in machines]
-        widths = [max(len(row[n]) for row in rows) for n in range(4)]
-        for row in rows:
-            cells = [row[0].ljust(widths[0]), *(row[n].rjust(widths[n]) for n in (1, 2, 3)), row[4]]
-            print("  ".join(cells).rstrip())
+        header = ("name", ">bf16 FLOP/s", ">memory", ">bytes/s", "network, bytes/s in one direction")
+        table([header, *map(_row, machines)])
 
 
 def _row(machine: Any) -> tuple[str, str, str, str, str]:
