@@ -29,16 +29,16 @@ def prompts() -> np.ndarray:
     return handwritten.batch(0, SIZE)[0][:, :PROMPT]
 
 
-def asked() -> decode.Rows:
-    """All rows say the likeliest tokens until there is no room, whatever they are."""
-    batch, said = wf.Dim("batch", SIZE.batch), wf.Dim("said", STEPS)
+def likeliest(rows: int, prompt: int, steps: int) -> decode.Rows:
+    """All rows say the likeliest tokens, so many, whatever they are."""
+    batch, said = wf.Dim("batch", rows), wf.Dim("said", steps)
 
     def each(value: Any, type: Any) -> wf.Tensor:
         return wf.full([batch], value, type)
 
     how = decode.Choice(each(0, np.float32), each(0, np.int32), each(1, np.float32), each(1, np.float32))
     ends = wf.full([batch, wf.Dim("ends", 4)], -1, np.int32)
-    return decode.Rows(each(PROMPT, np.int32), each(STEPS, np.int32), ends, how, wf.ones([batch, said]))
+    return decode.Rows(each(prompt, np.int32), each(steps, np.int32), ends, how, wf.ones([batch, said]))
 
 
 class Weft:
@@ -53,7 +53,7 @@ class Weft:
         self.state: Any = None
 
     def read(self) -> Any:
-        self.state = self.begin(self.models, self.batch, asked(), ROOM)
+        self.state = self.begin(self.models, self.batch, likeliest(SIZE.batch, PROMPT, STEPS), ROOM)
         return self.state.token.storage
 
     def say(self, steps: int) -> Any:
@@ -97,7 +97,8 @@ def by_place(rounds: int) -> str:
     first = Spread.of(samples["first"])
     return (
         f"{1e3 * first.median / TENTH:.2f} ms for each of the first {TENTH} tokens of all rows; the last "
-        f"{TENTH} take {ratio.median:.3f} times as long (quartiles {ratio.low:.3f}–{ratio.high:.3f})"
+        f"{TENTH} take {ratio.median:.3f} times as long (quartiles {ratio.low:.3f}–{ratio.high:.3f}), "
+        f"{rounds} rounds"
     )
 
 

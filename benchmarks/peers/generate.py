@@ -18,6 +18,7 @@ import torch
 import transformers
 
 import weft as wf
+from benchmarks.decoding import likeliest
 from benchmarks.measure import Spread
 from weft import decode
 from weft.models import Batch, huggingface
@@ -47,20 +48,12 @@ class Ours:
     """The same model in Weft."""
 
     def __init__(self, model: Any, prompts: np.ndarray):
-        batch, said = wf.Dim("batch", ROWS), wf.Dim("said", SAID)
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             self.models = (huggingface.load(folder),)
-        self.batch = Batch(wf.tensor(prompts.astype(np.int32), [batch, wf.Dim("length", PROMPT)]))
-
-        def each(value: Any, type: Any) -> wf.Tensor:
-            return wf.full([batch], value, type)
-
-        how = decode.Choice(each(0, np.float32), each(0, np.int32), each(1, np.float32), each(1, np.float32))
-        ends = wf.full([batch, wf.Dim("ends", 1)], -1, np.int32)
-        self.rows = decode.Rows(
-            each(PROMPT, np.int32), each(SAID, np.int32), ends, how, wf.ones([batch, said])
-        )
+        dims = wf.dims(f"batch={ROWS} length={PROMPT}")
+        self.batch = Batch(wf.tensor(prompts.astype(np.int32), dims))
+        self.rows = likeliest(ROWS, PROMPT, SAID)
         self.begin = wf.spmd(decode.begin, static=("room",))
         self.speak = wf.spmd(decode.speak, donate=("state",))
         self.search = wf.spmd(decode.search, static=("how",))
