@@ -94,7 +94,8 @@ def section(rounds: int) -> str:
     rows = "\n".join(f"| {kind} | {100 * share:.0f} % |" for kind, share in found.most_common())
     return f"""## Where the time of a step goes
 
-The train step of `lm.py` on one device, as JAX's profiler sees it (`limit.py`); of loops, what is in them.
+The train step of `lm.py` on one device, {rounds} times, as JAX's profiler sees it (`limit.py`); of loops,
+what is in them.
 
 | work | share of the time |
 |---|---:|

@@ -126,30 +126,5 @@ def compared(
     ratio = Spread.of([mine / theirs for mine, theirs in pairs])
     return (
         f"{markdown(timings)}\n\n{said} ({fastest}): "
-        f"{ratio.median:.3f} (quartiles {ratio.low:.3f}–{ratio.high:.3f})"
+        f"{ratio.median:.3f} (quartiles {ratio.low:.3f}–{ratio.high:.3f}), {rounds} rounds"
     )
-
-
-def trace_time(fn: Callable[..., Any], *args: Any, repeats: int = 7, cold: bool = False) -> Spread:
-    """Seconds of a fresh trace of `fn(*args)`: Python to jaxpr, no lowering, no compilation.
-
-    Arguments may be `jax.ShapeDtypeStruct`s. JAX caches traces by function object, so each repeat
-    wraps `fn` anew, and a jitted `fn` is unwrapped first. Functions that JAX caches *inside* `fn`
-    (bodies of `scan` and `checkpoint` defined outside it, the jitted functions of `jax.numpy`) stay
-    cached, as in a second trace of one process. `cold=True` drops those too, as in a new process;
-    it also drops every compiled program of this one.
-    """
-    python = getattr(fn, "__wrapped__", fn) if hasattr(fn, "trace") else fn
-
-    def fresh() -> Callable[..., Any]:
-        return lambda *given: python(*given)
-
-    jax.jit(fresh()).trace(*args)
-    samples = []
-    for _ in range(repeats):
-        if cold:
-            jax.clear_caches()
-        start = time.perf_counter()
-        jax.jit(fresh()).trace(*args)
-        samples.append(time.perf_counter() - start)
-    return Spread.of(samples)

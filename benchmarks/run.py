@@ -59,7 +59,7 @@ def traces(repeats: int) -> str:
             f"| {name} | {1e3 * s.median:.0f} | {1e3 * s.low:.0f}–{1e3 * s.high:.0f} "
             f"| {s.median / base:.2f} |"
         )
-    return "\n".join(lines)
+    return "\n".join(lines) + f"\n\n{repeats} traces of each, alternating."
 
 
 def eager_ops(rounds: int) -> str:
@@ -85,7 +85,7 @@ def eager_ops(rounds: int) -> str:
         mine, theirs = timings[f"weft {name}"].seconds, timings[f"raw {name}"].seconds
         ratio = mine.median / theirs.median
         lines.append(f"| {name} | {1e6 * theirs.median:.0f} | {1e6 * mine.median:.0f} | {ratio:.2f} |")
-    return "\n".join(lines)
+    return "\n".join(lines) + f"\n\n{rounds} rounds, alternating."
 
 
 # All of 8 devices, which share the cores: on one device XLA's CPU client gives arrays of 32 MB and more back
@@ -117,7 +117,10 @@ def predicted_order(rounds: int) -> str:
         times = f"{1e3 * guess:.0f} | {1e3 * real:.0f} | {real / guess:.2f}"
         lines.append(f"| {mesh or 'one device'} | {layout} | {times} |")
     rank = spearmanr(planned, measured).statistic
-    return "\n".join(lines) + f"\n\nRank correlation (Spearman) of planned and measured: {rank:.2f}"
+    return (
+        "\n".join(lines)
+        + f"\n\nRank correlation (Spearman) of planned and measured: {rank:.2f}, {rounds} rounds"
+    )
 
 
 def machine() -> str:
@@ -207,18 +210,19 @@ def main() -> None:
         text = section(name, asked.rounds, asked.devices)
         print(text + "\n", flush=True)
         if asked.devices == ALL:  # else it goes to who asked for it
-            RESULTS.write_text(
-                with_sections(RESULTS.read_text(), text, f"{machine()}, {asked.rounds} rounds")
-            )
+            RESULTS.write_text(with_sections(RESULTS.read_text(), text))
 
 
-def with_sections(page: str, text: str, made: str) -> str:
-    """The page with the sections of a text in place of those with the same headings, or at its end."""
+def with_sections(page: str, text: str) -> str:
+    """The page with the sections of a text in place of those with the same headings, or at its end.
+
+    Each gets the machine and the day; how often it measured a section says itself.
+    """
     head, *old = page.rstrip().split("\n\n## ")
     sections = {one.split("\n")[0]: one for one in old}
     for one in f"\n\n{text}".split("\n\n## ")[1:]:
         title, _, rest = one.partition("\n")
-        sections[title] = f"{title}\n\n*{made}*\n{rest}"
+        sections[title] = f"{title}\n\n*{machine()}*\n{rest}"
     return "\n\n## ".join([head, *(one.rstrip() for one in sections.values())]) + "\n"
 
 

@@ -109,7 +109,7 @@ def table(rounds: int) -> str:
         ratio = Spread.of([s / b for s, b in zip(samples, base, strict=True)])
         ms = 1e3 * Spread.of(samples).median
         lines.append(f"| {name} | {ms:.2f} | {ratio.median:.3f} ({ratio.low:.3f}–{ratio.high:.3f}) |")
-    return "\n".join(lines)
+    return "\n".join(lines) + f"\n\n{rounds} rounds, alternating."
 
 
 class PyTorch:

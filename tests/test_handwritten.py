@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import handwritten, measure
+from benchmarks import handwritten, measure, run
 
 TINY = handwritten.Size(layers=2, d_model=16, d_ff=32, heads=4, d_kv=8, vocab=40, length=6, batch=8)
 STEPS = 3
@@ -87,18 +87,7 @@ def test_alternate_pairs_rounds():
         measure.alternate(cases, 1, 0, baseline="d")
 
 
-@pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["warm", "cold"])
-def test_trace_time_traces_afresh(cold):
-    runs = []
-
-    def body(x):
-        runs.append(None)
-        return x + 1
-
-    replicated = jax.sharding.PartitionSpec()
-    split = jax.shard_map(body, mesh=handwritten.make_mesh(), in_specs=replicated, out_specs=replicated)
-    for fn in (body, jax.jit(body), jax.jit(split)):
-        runs.clear()
-        spread = measure.trace_time(fn, jax.ShapeDtypeStruct((8,), "float32"), repeats=4, cold=cold)
-        assert len(runs) == 5  # one to warm up
-        assert 0 < spread.low <= spread.median <= spread.high
+def test_a_section_says_itself_how_often_it_measured():
+    text = f"## Steps\n\n{measure.compared({'a': lambda: None, 'b': lambda: None}, rounds=5)}"
+    page = run.with_sections("# Results\n\n## Steps\n\n*a machine, 20 rounds*\n\nold\n", text)
+    assert page.count(" rounds") == 1 and page.endswith(", 5 rounds\n")

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import handwritten, lm
 from benchmarks.measure import Spread
 from benchmarks.peers.in_jax import MATMUL_FLOPS
-from benchmarks.run import RESULTS, machine, with_sections
+from benchmarks.run import RESULTS, with_sections
 
 ROOT = Path(__file__).parents[2]
 COMPARED = 3  # losses of the first steps; at this learning rate rounding soon parts them
@@ -177,6 +177,7 @@ def measured(peers: Sequence[Peer], work: Path, rounds: int) -> list[dict[str, A
                 "start_up": worker.start_up,
                 "program": program,
                 "loss": worker.losses[COMPARED - 1],
+                "rounds": rounds,
             }
         )
     return rows
@@ -210,7 +211,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"| {row['of_peak']['median']:.2f} | {row['start_up']:.1f} "
             f"| {row['program']:,} | {row['loss']:.4f} |"
         )
-    return "\n".join(lines)
+    counted = {row["rounds"] for row in rows if "rounds" in row}  # rows of earlier runs may not say
+    return "\n".join(lines) + "".join(f"\n\n{rounds} rounds, alternating." for rounds in counted)
 
 
 def section(rows: dict[str, list[dict[str, Any]]]) -> str:
@@ -241,14 +243,14 @@ def generating(rounds: int) -> str:
     return f"""## Generating, beside transformers
 
 The same GPT-2 with random weights: 16 rows are read to their 16th token and said to their 128th
-(`peers/generate.py`).
+(`peers/generate.py`), {rounds} rounds.
 
 {run.stdout.strip()}"""
 
 
-def write(text: str, rounds: int) -> None:
+def write(text: str) -> None:
     print(text + "\n", flush=True)
-    RESULTS.write_text(with_sections(RESULTS.read_text(), text, f"{machine()}, {rounds} rounds"))
+    RESULTS.write_text(with_sections(RESULTS.read_text(), text))
 
 
 def main() -> None:
@@ -267,9 +269,9 @@ def main() -> None:
             print(table(rows[name]), flush=True)
     rows = {name: rows[name] for name in GROUPS if name in rows}
     DRAWN.write_text(json.dumps(rows, indent=1) + "\n")
-    write(section(rows), asked.rounds)
+    write(section(rows))
     if "generate" in asked.only:
-        write(generating(max(asked.rounds // 2, 3)), asked.rounds)
+        write(generating(max(asked.rounds // 2, 3)))
 
 
 if __name__ == "__main__":
