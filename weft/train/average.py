@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 import weft as wf
-from weft import context
 from weft.errors import ProgramError
 from weft.forms import relabelled
 from weft.later import Promise, Result, later
-from weft.tensor import Tensor, is_tensor
+from weft.tensor import Tensor
 
 from .optimizers import blend
-from .parameters import asking, named
+from .parameters import are_specs, asking, named, with_tensors
 from .state_layout import as_stored, called, in_form, in_state_layout, naming, wide_type
 
 
@@ -23,9 +21,7 @@ def init_average(params: Any) -> dict[str, Tensor]:
     """The average to begin with: the parameters, in float32 (or wider), stored as optimizer state."""
     with asking("init_average(params)"):
         by_name = named(params)
-        if context.current() is None and any(
-            isinstance(p._held, jax.ShapeDtypeStruct) for p in by_name.values()
-        ):
+        if are_specs(by_name):
             return {n: wf.spec(p.dims, wide_type(p.dtype), role="optimizer") for n, p in by_name.items()}
         return called(_init, params)
 
@@ -90,10 +86,5 @@ def _update(average: dict[str, Tensor], params: Any, keep: float) -> dict[str, T
 
 
 def _averaged(model: Any, average: dict[str, Tensor]) -> Any:
-    leaves, tree = jax.tree.flatten(model, is_leaf=is_tensor)
-    tensors = iter(named(model).items())
-    for n, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            name, p = next(tensors)
-            leaves[n] = _copy(as_stored(average[name].astype(p.dtype), p.role))
-    return jax.tree.unflatten(tree, leaves)
+    means = {n: _copy(as_stored(average[n].astype(p.dtype), p.role)) for n, p in named(model).items()}
+    return with_tensors(model, means)

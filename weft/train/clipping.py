@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 import weft as wf
 from weft.errors import ProgramError
-from weft.tensor import Tensor, is_tensor
+from weft.tensor import Tensor
 
-from .parameters import asking, named
+from .parameters import asking, named, with_tensors
 from .settings import is_number
 from .state_layout import as_stored, called, in_form, in_state_layout, naming, wide_type, with_role
 
@@ -59,11 +58,8 @@ def _clip(grads: Any, limit: Tensor, norm: Tensor | None) -> Any:
     with in_state_layout("global norm"):
         scale = wf.minimum(limit / norm, 1.0)
         clipped = {n: (t.astype(wide_type(t.dtype)) * scale).astype(t.dtype) for n, t in forms.items()}
-    leaves, tree = jax.tree.flatten(grads, is_leaf=is_tensor)
-    rest = iter(clipped.values())
     # In the state's layout, where an update will want them; whoever wants them otherwise gathers them.
-    new = [with_role(next(rest), leaf.role) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    return jax.tree.unflatten(tree, new)
+    return with_tensors(grads, {n: with_role(clipped[n], t.role) for n, t in named(grads).items()})
 
 
 def _forms_of(grads: Any) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from weft.tensor import Tensor, is_tensor
 
 from .average import averaged, init_average
 from .optimizers import Momentum
-from .parameters import asking, named
+from .parameters import are_specs, asking, named, with_tensors
 from .rows import dealt
 from .settings import check
 from .state_layout import as_stored, called, in_form, in_state_layout, naming, with_role
@@ -84,8 +84,7 @@ class DiLoCo:
         with asking("DiLoCo.init(model)"):
             inner, outer = self.inner.init(model), init_average(model)
             state = {"inner": inner, "outer": outer, "momentum": self._momentum().init(outer)}
-            specs = [isinstance(p._held, jax.ShapeDtypeStruct) for p in named(model).values()]
-            if context.current() is None and any(specs):
+            if are_specs(named(model)):
                 add = lambda t: wf.spec((self.dim, *t.dims), t.dtype, role=t.role)  # noqa: E731
                 model, state["inner"] = jax.tree.map(add, (model, inner), is_leaf=is_tensor)
             else:
@@ -143,9 +142,7 @@ def _outer(diloco: DiLoCo, model: Any, state: Any) -> tuple[Any, Any]:
     program = context.require()
     for name in program.layout.dim_names:  # a rule for rows is for the inner steps, and no mistake here
         program.dims_met.setdefault(name, wf.Dim(name, 1))
-    leaves, tree = jax.tree.flatten(model, is_leaf=is_tensor)
-    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    start, apart = state["outer"], {}
+    start, apart, met = state["outer"], {}, {}
     for name, p in named(model).items():
         with naming(name):
             p, before = in_form(p), in_form(start[name])
@@ -153,11 +150,11 @@ def _outer(diloco: DiLoCo, model: Any, state: Any) -> tuple[Any, Any]:
             apart[name] = before - wf.mean(p.astype(before.dtype), diloco.dim)
         apart[name] = with_role(apart[name], "optimizer")
     outer, momentum = diloco._momentum().update(apart, state["momentum"], start)
-    for n, (name, p) in zip(places, named(model).items(), strict=True):
+    for name, p in named(model).items():
         with naming(name):
             new = in_form(outer[name])
         with in_state_layout(name):
             new = wf.broadcast_to(new.astype(p.dtype), p.dims)
         with naming(name):
-            leaves[n] = as_stored(new, p.role)
-    return jax.tree.unflatten(tree, leaves), state | {"outer": outer, "momentum": momentum}
+            met[name] = as_stored(new, p.role)
+    return with_tensors(model, met), state | {"outer": outer, "momentum": momentum}

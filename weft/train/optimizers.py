@@ -24,15 +24,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 import weft as wf
-from weft import context
 from weft.dims import Dim
-from weft.tensor import Tensor, is_tensor
+from weft.tensor import Tensor
 
-from .parameters import asking, check_patterns, check_state, matched, named
+from .parameters import are_specs, asking, check_patterns, check_state, matched, named, with_tensors
 from .schedules import Schedule
 from .settings import check
 from .state_layout import as_stored, called, in_form, in_state_layout, naming, wide_type
@@ -80,8 +78,7 @@ class Optimizer:
         with asking(f"{type(self).__name__}.init(params)"):
             by_name = named(params)
             check_patterns(self.decayed, by_name)
-            whole = context.current() is None
-            if whole and any(isinstance(p._held, jax.ShapeDtypeStruct) for p in by_name.values()):
+            if are_specs(by_name):
                 return _laid_by_name(self, params, lambda dims, dtype: wf.spec(dims, dtype, role="optimizer"))
             return called(_init, self, params)
 
@@ -251,13 +248,12 @@ def _laid_by_name(optimizer: Optimizer, params: Any, make: Callable[[Dims, Any],
 def _update(
     optimizer: Optimizer, grads: Any, state: dict[str, Any], params: Any
 ) -> tuple[Any, dict[str, Any]]:
-    leaves, tree = jax.tree.flatten(params, is_leaf=is_tensor)
-    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     by_name = named(params)
     given = matched(named(grads), by_name)
     expected = _laid_by_name(optimizer, params, lambda dims, dtype: wf.spec(dims, dtype))
     check_state(state, expected)
 
+    new_params: dict[str, Tensor] = {}
     new_state: dict[str, Any] = {}
     now = Now(optimizer.learning_rate, None)
     if optimizer.counts():
@@ -267,7 +263,7 @@ def _update(
             after = step + 1
             now = Now(rate, after.astype(jnp.float32))
         new_state["step"] = as_stored(after, "optimizer")
-    for n, (name, p) in zip(places, by_name.items(), strict=True):
+    for name, p in by_name.items():
         label = ",".join(d.name for d in p.dims)
         with naming(label):
             grad, param = in_form(given[name]), in_form(p)
@@ -279,7 +275,7 @@ def _update(
                 change = change + wide * (now.rate * optimizer.weight_decay)
             updated = (wide - change).astype(p.dtype)
         with naming(label):
-            leaves[n] = as_stored(updated, p.role)
+            new_params[name] = as_stored(updated, p.role)
             for key, t in new.items():
                 new_state.setdefault(key, {})[name] = as_stored(t, "optimizer")
-    return jax.tree.unflatten(tree, leaves), new_state
+    return with_tensors(params, new_params), new_state

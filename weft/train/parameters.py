@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import weft as wf
+from weft import context
 from weft.errors import DimError, ProgramError, TensorTypeError, WeftError, nearest
 from weft.nn.module import Declared, path_name
 from weft.tensor import Tensor, describe, is_tensor
@@ -61,6 +62,20 @@ def named(tree: Any) -> dict[str, Tensor]:
             hint="leave dots out of the keys of dicts",
         )
     return found
+
+
+def with_tensors(tree: Any, new: Mapping[str, Tensor]) -> Any:
+    """The tree with others in place of its tensors, by the names that `named` gives them."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: new[path_name(path)] if isinstance(leaf, Tensor) else leaf, tree, is_leaf=is_tensor
+    )
+
+
+def are_specs(params: Mapping[str, Tensor]) -> bool:
+    """Whether there are specs among tensors, so that what is made of them are specs too."""
+    # Inside a program all have values, though these are not known yet.
+    specs = (isinstance(p._held, jax.ShapeDtypeStruct) for p in params.values())
+    return context.current() is None and any(specs)
 
 
 def matched(grads: dict[str, Tensor], params: dict[str, Tensor]) -> dict[str, Tensor]:
