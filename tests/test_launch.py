@@ -207,7 +207,7 @@ def test_mistakes_in_joining(name, monkeypatch, golden):
 
 def test_a_coordinator_that_is_not_there(golden):
     with pytest.raises(hosts.HostsError) as error:
-        hosts._await_coordinator(hosts.Place(f"127.0.0.1:{free_port()}", 4, 1), timeout=0.3)
+        hosts._await_coordinator(hosts.Member(f"127.0.0.1:{free_port()}", 4, 1), timeout=0.3)
     golden("not_there", re.sub(r"127.0.0.1:\d+", "10.0.0.1:1234", str(error.value)), "messages/hosts")
 
 

@@ -20,7 +20,7 @@ from weft.nn.module import Declared, is_parameter, path_name
 from weft.placing import partition_spec, put, stored_shape
 from weft.tensor import Tensor, check_has_values
 
-Place = tuple[Mesh, Layout]
+Where = tuple[Mesh, Layout]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def check_fit(path: Path, stored: Mapping[str, Entry], wanted: Mapping[str, Entr
 
 
 def from_files(
-    folder: Path, stored: Mapping[str, Entry], like_model: Any, like_state: Any, place: Place | None
+    folder: Path, stored: Mapping[str, Entry], like_model: Any, like_state: Any, place: Where | None
 ) -> tuple[Any, Any]:
     """The trees with their tensors read: each device's slices, and no more."""
     import orbax.checkpoint as ocp  # here, since it takes a second
@@ -246,25 +246,25 @@ def _has_bytes(entry: Entry) -> bool:
     return 0 not in entry.shape
 
 
-def _place(leaf: Any, place: Place | None) -> Place | None:
+def _place(leaf: Any, place: Where | None) -> Where | None:
     if place is None and isinstance(leaf, Tensor) and leaf.mesh is not None and leaf.layout is not None:
         return leaf.mesh, leaf.layout
     return place
 
 
-def _splits(leaf: Tensor | Declared, place: Place) -> Any:
+def _splits(leaf: Tensor | Declared, place: Where) -> Any:
     role = leaf.role if isinstance(leaf, Tensor) else "param"
     return place[1].splits(leaf.dims, place[0], role)
 
 
-def _shape(leaf: Any, place: Place | None) -> tuple[int, ...]:
+def _shape(leaf: Any, place: Where | None) -> tuple[int, ...]:
     """The shape at rest, padded where a dim is split unevenly."""
     if place is None or not isinstance(leaf, Tensor | Declared):
         return _entry(leaf).shape
     return stored_shape(leaf.dims, _splits(leaf, place), place[0])
 
 
-def _sharding(leaf: Any, place: Place | None) -> Any:
+def _sharding(leaf: Any, place: Where | None) -> Any:
     if place is not None and place[0].axes:
         place[0].require_devices()
         named = isinstance(leaf, Tensor | Declared)

@@ -52,8 +52,8 @@ class HostsError(WeftError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a process belongs: the coordinator's `host:port`, how many there are, and which one it is."""
+class Member:
+    """One of several processes: the coordinator's `host:port`, how many there are, and which one it is."""
 
     coordinator: str
     processes: int
@@ -86,12 +86,12 @@ def join(
     if jax.distributed.is_initialized():
         return
     try:
-        place = _given(coordinator, processes, process, os.environ)
-        found = None if place is not None else detected()
-        if place is None and found is None:
+        member = _given(coordinator, processes, process, os.environ)
+        found = None if member is not None else detected()
+        if member is None and found is None:
             return
         _prepare(devices, os.environ)
-        _connect(place, found, timeout, heartbeat)
+        _connect(member, found, timeout, heartbeat)
     except HostsError as error:
         raise error.located("hosts.join()") from None
     _end_when_failed()
@@ -99,8 +99,8 @@ def join(
 
 def _given(
     coordinator: str | None, processes: int | None, process: int | None, environment: Mapping[str, str]
-) -> Place | None:
-    """The place that arguments and environment say; None if they say nothing."""
+) -> Member | None:
+    """The member that arguments and environment say; None if they say nothing."""
     said = {COORDINATOR: coordinator, PROCESSES: processes, PROCESS: process}
     values = {name: environment.get(name) if one is None else one for name, one in said.items()}
     missing = [name for name, one in values.items() if one in (None, "")]
@@ -132,7 +132,7 @@ def _given(
         raise HostsError(
             "; ".join(wrong), f"given: {shown}", rule=rule, hint="for example 10.0.0.1:1234, 4 and 0"
         )
-    return Place(f"{host}:{port}", count, number)
+    return Member(f"{host}:{port}", count, number)
 
 
 def _whole(given: Any) -> int | None:
@@ -181,23 +181,23 @@ def _late() -> HostsError:
     )
 
 
-def _connect(place: Place | None, found: str | None, timeout: float, heartbeat: int) -> None:
+def _connect(member: Member | None, found: str | None, timeout: float, heartbeat: int) -> None:
     begin = time.monotonic()
-    if place is not None and place.process > 0:
-        _await_coordinator(place, timeout)
+    if member is not None and member.process > 0:
+        _await_coordinator(member, timeout)
     left = max(1, int(timeout - (time.monotonic() - begin)))
     more: dict[str, Any] = {
         "initialization_timeout": left + 10,
         "heartbeat_timeout_seconds": heartbeat,
     }
-    if place is not None:
+    if member is not None:
         more |= {
-            "coordinator_address": place.coordinator,
-            "num_processes": place.processes,
-            "process_id": place.process,
+            "coordinator_address": member.coordinator,
+            "num_processes": member.processes,
+            "process_id": member.process,
             "cluster_detection_method": "deactivate",
         }
-    timer = threading.Timer(left, _give_up, [_alone(place, found, timeout)])
+    timer = threading.Timer(left, _give_up, [_alone(member, found, timeout)])
     timer.start()
     try:
         jax.distributed.initialize(**more)
@@ -205,16 +205,16 @@ def _connect(place: Place | None, found: str | None, timeout: float, heartbeat: 
         if "before any JAX calls" in str(error):
             raise _late() from None
         said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise _alone(place, found, timeout, f"JAX says: {said}") from None
+        raise _alone(member, found, timeout, f"JAX says: {said}") from None
     finally:
         timer.cancel()
 
 
-def _alone(place: Place | None, found: str | None, timeout: float, *details: str) -> HostsError:
-    who = f"process {place.process} of {place.processes}" if place else "this process"
+def _alone(member: Member | None, found: str | None, timeout: float, *details: str) -> HostsError:
+    who = f"process {member.process} of {member.processes}" if member else "this process"
     return HostsError(
         f"{who} could not join the others within {timeout:g} s",
-        f"the coordinator: {place.coordinator}" if place else f"JAX found: {found}",
+        f"the coordinator: {member.coordinator}" if member else f"JAX found: {found}",
         *details,
         rule="all processes start within that time, and reach the coordinator, which is process 0's",
         hint="look at the logs of the others, whether one failed first; at firewalls and proxies; "
@@ -228,9 +228,9 @@ def _give_up(error: HostsError) -> None:
     os._exit(1)
 
 
-def _await_coordinator(place: Place, timeout: float) -> None:
+def _await_coordinator(member: Member, timeout: float) -> None:
     """Wait until someone listens there. JAX itself would end the process, with pages of C++."""
-    host, _, port = place.coordinator.rpartition(":")
+    host, _, port = member.coordinator.rpartition(":")
     end, reason = time.monotonic() + timeout, ""
     while time.monotonic() < end:
         try:
@@ -240,7 +240,7 @@ def _await_coordinator(place: Place, timeout: float) -> None:
             reason = error.strerror or str(error)
             time.sleep(min(0.1, max(0.0, end - time.monotonic())))
     raise HostsError(
-        f"process {place.process} of {place.processes} did not reach the coordinator {place.coordinator} "
+        f"process {member.process} of {member.processes} did not reach the coordinator {member.coordinator} "
         f"within {timeout:g} s",
         f"the system says: {reason}",
         rule="process 0 listens there; it has to be started too, and to be reachable from here",

@@ -30,13 +30,13 @@ from .checkpoint_files import CheckpointWarning, Damage, read_manifest, step_fol
 from .config import TrainConfig
 from .evaluate import Score, evaluate
 from .progress import Pace, Progress
-from .record import Place, Record
+from .record import Record, Standing
 from .run import Run, prepare
 
 AHEAD = 2  # batches that are made while a step runs
 
 
-def begin(run: Run, checkpoints: Checkpoints) -> Place:
+def begin(run: Run, checkpoints: Checkpoints) -> Standing:
     """The newest checkpoint, a model that was imported, or parameters drawn anew."""
     seed = run.config.seed
     # Of several processes the first looks: all begin at the same place.
@@ -45,7 +45,7 @@ def begin(run: Run, checkpoints: Checkpoints) -> Place:
     if there == "imported":
         step, model, _, _ = checkpoints.restore(like, None, run.mesh, run.layout)
         _check_imported(step, run.checkpoints)
-        return Place(0, 0, *run.learner.init(model))
+        return Standing(0, 0, *run.learner.init(model))
     if there:
         try:
             found = checkpoints.restore(*run.learner.init(like), run.mesh, run.layout)
@@ -56,7 +56,7 @@ def begin(run: Run, checkpoints: Checkpoints) -> Place:
         step, model, state, extra = found
         if extra["seed"] != seed:
             warnings.warn(f"the run began with seed {extra['seed']}, and goes on with {seed}", stacklevel=2)
-        return Place(step, extra["position"], model, state, extra["skipped"])
+        return Standing(step, extra["position"], model, state, extra["skipped"])
     for path in unfinished(run.checkpoints).values():
         warnings.warn(
             f"checkpoint {path} was never finished, and there is none before it: the run begins anew",
@@ -64,7 +64,7 @@ def begin(run: Run, checkpoints: Checkpoints) -> Place:
             stacklevel=2,
         )
     model = nn.init(run.model, jax.random.key(seed), run.mesh, run.layout)
-    return Place(0, 0, *run.learner.init(model))
+    return Standing(0, 0, *run.learner.init(model))
 
 
 def _newest(checkpoints: Path) -> str:
@@ -131,40 +131,40 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
     c.folder.mkdir(parents=True, exist_ok=True)  # not before: a mistake leaves nothing behind
     # Signals are caught until the last checkpoint is on the disk.
     with hosts.Stop() as stop, Checkpoints(run.checkpoints, c.save.keep) as checkpoints:
-        place = begin(run, checkpoints)
-        began, from_step, score = time.monotonic(), place.step, None
+        standing = begin(run, checkpoints)
+        began, from_step, score = time.monotonic(), standing.step, None
         pace = Pace(predicted.overlapped_seconds, plan.unique_flops, _peak(hardware, run))
         with (
-            Progress(c.steps, place.step, pace, c.log_every, quiet=quiet or not first) as shown,
-            Record(run, place, shown, first, checkpoints) as record,
-            contextlib.closing(run.train.batches(place.position, ahead=AHEAD)) as batches,
+            Progress(c.steps, standing.step, pace, c.log_every, quiet=quiet or not first) as shown,
+            Record(run, standing, shown, first, checkpoints) as record,
+            contextlib.closing(run.train.batches(standing.position, ahead=AHEAD)) as batches,
         ):
             record.open(plans, hardware)
-            while place.step < c.steps:
-                batch, place.position = next(batches)
-                key, place.step = run.key(place.step), place.step + 1
-                metrics, place.model, place.state = run.learner.learn(
-                    place.step, place.model, place.state, batch, key
+            while standing.step < c.steps:
+                batch, standing.position = next(batches)
+                key, standing.step = run.key(standing.step), standing.step + 1
+                metrics, standing.model, standing.state = run.learner.learn(
+                    standing.step, standing.model, standing.state, batch, key
                 )
                 record.step(metrics)
                 checkpoints.check()
-                last = place.step == c.steps or stop.asked
-                due = place.step == c.steps or _due(place.step, c.evaluate.every)
+                last = standing.step == c.steps or stop.asked
+                due = standing.step == c.steps or _due(standing.step, c.evaluate.every)
                 if run.valid is not None and due:  # not at a signal: there may be little time
                     record.flush()
-                    score = record.evaluated(_score(run, place))
-                if last or _due(place.step, c.save.every):
+                    score = record.evaluated(_score(run, standing))
+                if last or _due(standing.step, c.save.every):
                     record.flush()  # nothing is saved of which it is not known that it is finite
-                    extra = {"position": place.position, "seed": c.seed, "skipped": place.skipped}
-                    checkpoints.save(place.step, place.model, place.state, extra)
+                    extra = {"position": standing.position, "seed": c.seed, "skipped": standing.skipped}
+                    checkpoints.save(standing.step, standing.model, standing.state, extra)
                 if last:
                     break
             record.flush()
         seconds = time.monotonic() - began
-    loss = record.loss if place.step > from_step else math.nan
-    stopped = stop.reason if place.step < c.steps else ""
-    model = run.learner.whole(place.model, place.state)
-    return Outcome(run, model, place.step, loss, score, stopped, seconds)
+    loss = record.loss if standing.step > from_step else math.nan
+    stopped = stop.reason if standing.step < c.steps else ""
+    model = run.learner.whole(standing.model, standing.state)
+    return Outcome(run, model, standing.step, loss, score, stopped, seconds)
 
 
 def _due(step: int, every: int) -> bool:
@@ -177,8 +177,8 @@ def _peak(hardware: Hardware, run: Run) -> float:
     return hardware.peak(dtype) * (hardware.shared_cores or run.mesh.size)
 
 
-def _score(run: Run, place: Place) -> Score:
+def _score(run: Run, standing: Standing) -> Score:
     assert run.valid is not None
     limit = run.config.evaluate.batches
     rows = (batch for batch, _ in itertools.islice(run.valid.batches(), limit))
-    return evaluate(run.scoring, run.learner.whole(place.model, place.state), rows)
+    return evaluate(run.scoring, run.learner.whole(standing.model, standing.state), rows)

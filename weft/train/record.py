@@ -29,7 +29,7 @@ class TrainingError(WeftError, RuntimeError):
 
 
 @dataclass
-class Place:
+class Standing:
     """How far a run is: the steps done, the examples used, and what it has learned."""
 
     step: int
@@ -42,10 +42,10 @@ class Place:
 class Record:
     """The numbers of steps: read one step late, so that devices need not wait; written, shown, and judged."""
 
-    def __init__(self, run: Run, place: Place, shown: Progress, first: bool, checkpoints: Checkpoints):
-        self.run, self.place, self.shown, self.checkpoints = run, place, shown, checkpoints
+    def __init__(self, run: Run, standing: Standing, shown: Progress, first: bool, checkpoints: Checkpoints):
+        self.run, self.standing, self.shown, self.checkpoints = run, standing, shown, checkpoints
         self.loss = math.nan
-        self._journal = Journal(run.config.folder, place.step) if first else None
+        self._journal = Journal(run.config.folder, standing.step) if first else None
         self._waiting: tuple[int, Any] | None = None
         self._time = time.monotonic()
 
@@ -62,12 +62,12 @@ class Record:
         if self._journal is not None:
             self._journal.describe(config_file.write(self.run.config), text)
             inputs.keep(self.run.tokenizer, self.run.config.folder)
-        for line in _summary(self.run, plans, hardware, self.place):
+        for line in _summary(self.run, plans, hardware, self.standing):
             self.shown.say(line)
 
     def step(self, metrics: Any) -> None:
         """A step was begun: read the numbers of the one before."""
-        waiting, self._waiting = self._waiting, (self.place.step, metrics)
+        waiting, self._waiting = self._waiting, (self.standing.step, metrics)
         self._read(waiting)
 
     def flush(self) -> None:
@@ -95,11 +95,11 @@ class Record:
 
     def _not_finite(self, step: int, numbers: dict[str, float]) -> None:
         c = self.run.config
-        self.place.skipped += 1
+        self.standing.skipped += 1
         wrong = ", ".join(f"{name} {x}" for name, x in numbers.items() if not math.isfinite(x))
-        if c.on_nan == "skip" and self.place.skipped <= c.nan_limit:
+        if c.on_nan == "skip" and self.standing.skipped <= c.nan_limit:
             self.shown.say(
-                f"step {step} is left out: {wrong} ({self.place.skipped} of at most {c.nan_limit})"
+                f"step {step} is left out: {wrong} ({self.standing.skipped} of at most {c.nan_limit})"
             )
             return
         with contextlib.suppress(CheckpointError):  # that one failed too is not why the run stops
@@ -107,7 +107,7 @@ class Record:
         saved = list(present(self.run.checkpoints))
         good = f"that of step {saved[-1]} in {self.run.checkpoints}" if saved else "there is none yet"
         many = (
-            [f"{self.place.skipped} steps were left out; the limit is {c.nan_limit}"]
+            [f"{self.standing.skipped} steps were left out; the limit is {c.nan_limit}"]
             if c.on_nan == "skip"
             else []
         )
@@ -122,7 +122,7 @@ class Record:
 
     def evaluated(self, score: Score) -> Score:
         """Write down and show an evaluation."""
-        step = self.place.step
+        step = self.standing.step
         self.shown.say(
             f"step {step:>6}  held out: loss {score.loss:.4f}, perplexity {score.perplexity:.2f}, "
             f"accuracy {score.accuracy:.1%}"
@@ -134,10 +134,10 @@ class Record:
         return score
 
 
-def _summary(run: Run, plans: dict[str, wf.Plan], hardware: Hardware, place: Place) -> list[str]:
+def _summary(run: Run, plans: dict[str, wf.Plan], hardware: Hardware, standing: Standing) -> list[str]:
     """What will happen, in a few lines."""
     c = run.config
-    begins = f"goes on after step {place.step}" if place.step else "begins anew"
+    begins = f"goes on after step {standing.step}" if standing.step else "begins anew"
     return [
         f"{c.preset}: {human_count(nn.count(run.model))} parameters; {c.steps} steps of {c.data.rows} rows "
         f"of {c.data.length}; {begins} in {c.folder}",
