@@ -22,7 +22,7 @@ from .checkpoint import Checkpoints
 from .checkpoint_files import CheckpointError, read_manifest, step_folders
 from .config import TrainConfig
 from .evaluate import Score, evaluate
-from .inputs import TOKENIZER, examples, words_of
+from .inputs import TOKENIZER, words_of
 from .learner import learner
 from .mean import mean
 from .run import Run, prepare, with_devices
@@ -50,14 +50,13 @@ def restored(config: TrainConfig, step: int | None = None) -> tuple[Run, int, An
 
 def score(run: Run, model: Any) -> Score:
     """How well a model does on all data of a run that it did not learn from."""
-    texts = examples(run.config.data, held_out=True)
-    if run.valid is None or texts is None:
+    if run.valid is None:
         raise ModelError(
             "the run has no data to evaluate on",
             rule="files that a model did not learn from are named by --data.valid",
             hint="weft eval FOLDER --data.valid FILE (and --data.valid_targets FILE for parallel text)",
         )
-    words = words_of(run.config.data, texts, run.tokenizer)
+    words = words_of(run.config.data, run.valid.examples, run.tokenizer)
     return evaluate(run.scoring, model, (batch for batch, _ in run.valid.batches(ahead=2)), words)
 
 
