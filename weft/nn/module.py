@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -117,6 +117,25 @@ def declare(dims: Any, draw: Draw, dtype: Any = jnp.float32) -> Tensor:
       dtype: the type of its elements.
     """
     return Declared(as_dims(dims), draw, dtype)  # type: ignore[return-value]
+
+
+def check_drawn(parameters: Mapping[str, Any], rule: str, otherwise: str = "") -> None:
+    """An error if some parameters are declared, and have no values.
+
+    Args:
+      parameters: by name.
+      rule: why there must be values.
+      otherwise: another way out than to draw them.
+    """
+    declared = [name for name, one in parameters.items() if isinstance(one, Declared)]
+    if declared:
+        first, more = ", ".join(declared[:3]), len(declared) - 3
+        raise ProgramError(
+            f"{first}{f' and {more} more' if more > 0 else ''} {'is' if len(declared) == 1 else 'are'} "
+            "declared, and not there yet",
+            rule=rule,
+            hint=f"draw them: module = nn.init(module, jax.random.key(0)){otherwise}",
+        )
 
 
 def is_parameter(leaf: Any) -> bool:

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from weft.errors import ModelError, ProgramError
 from weft.layout import Layout
 from weft.mesh import Mesh
-from weft.nn.module import Declared, is_parameter, path_name
+from weft.nn.module import Declared, check_drawn, is_parameter, path_name
 from weft.placing import partition_spec, put, stored_shape
 from weft.tensor import Tensor, check_has_values
 
@@ -104,13 +104,7 @@ def _key_kind(entry: Entry) -> str:
 
 def on_host(found: Mapping[str, Any]) -> dict[str, Any]:
     """Copies of the tensors' values in true size, under names that are safe in files."""
-    declared = [name for name, leaf in found.items() if isinstance(leaf, Declared)]
-    if declared:
-        raise ProgramError(
-            f"{', '.join(declared)} {'is' if len(declared) == 1 else 'are'} declared, and not there yet",
-            rule="a checkpoint stores values",
-            hint="draw them: module = nn.init(module, jax.random.key(0))",
-        )
+    check_drawn(found, rule="a checkpoint stores values")
     check_has_values(*found.values())
     arrays = {name: _array(leaf) for name, leaf in found.items()}
     for array in arrays.values():  # all copies at once, then wait for each

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import weft as wf
 from weft import context
 from weft.errors import DimError, ProgramError, TensorTypeError, WeftError, nearest
-from weft.nn.module import Declared, path_name
+from weft.nn.module import check_drawn, path_name
 from weft.tensor import Tensor, describe, is_tensor
 
 
@@ -32,14 +32,13 @@ def named(tree: Any) -> dict[str, Tensor]:
     """The tensors of a tree by name, `decoder.attention.query`, in the tree's order."""
     found: dict[str, Tensor] = {}
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor)
+    check_drawn(
+        {path_name(path): leaf for path, leaf in leaves},
+        rule="an optimizer works on tensors, or on specs for a plan",
+        otherwise=", or plan with nn.specs(module)",
+    )
     for path, leaf in leaves:
         name = path_name(path)
-        if isinstance(leaf, Declared):
-            raise ProgramError(
-                f"parameter {name} is declared, and not there yet",
-                rule="an optimizer works on tensors, or on specs for a plan",
-                hint="draw them: module = nn.init(module, jax.random.key(0)), or plan with nn.specs(module)",
-            )
         if hasattr(leaf, "shape") and not isinstance(leaf, Tensor):
             raise TensorTypeError(
                 f"{name or 'the parameter'} is an array of shape {tuple(leaf.shape)}",

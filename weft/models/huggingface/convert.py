@@ -22,7 +22,7 @@ import numpy as np
 import weft as wf
 from weft import nn
 from weft.errors import ModelError, WeftError, nearest
-from weft.nn.module import Declared, is_parameter, path_name
+from weft.nn.module import check_drawn, is_parameter, path_name
 from weft.tensor import Tensor, check_has_values
 
 from ..config import Config
@@ -261,11 +261,5 @@ def _check_dtype(dtype: str) -> None:
 
 
 def _check_values(parameters: dict[str, Tensor]) -> None:
-    declared = [name for name, one in parameters.items() if isinstance(one, Declared)]
-    if declared:
-        raise ModelError(
-            f"{len(declared)} parameters are declared and have no values, {declared[0]} the first",
-            rule="a model is a description until its parameters are drawn or loaded",
-            hint="draw them first: nn.init(model, jax.random.key(0))",
-        )
+    check_drawn(parameters, rule="files hold values")
     check_has_values(*parameters.values())
