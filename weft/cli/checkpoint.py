@@ -202,11 +202,12 @@ class Import:
 
     def run(self) -> None:
         from ..train.checkpoint_export import imported
+        from ..train.checkpoint_files import step_folder
 
         _check_name(self.file)
         count = imported(self.file, self.folder, self.step)
         print(f"{count} tensors", file=sys.stderr)
-        print(self.folder / f"step_{self.step}")
+        print(step_folder(self.folder, self.step))
 
 
 @dataclass
@@ -240,8 +241,10 @@ def _at(given: Path, step: int | None = None) -> tuple[Path, int | None]:
 
 def _of_run(folder: Path) -> Path:
     """A folder of checkpoints, also where the folder of a run is given that has them in one of its own."""
-    inner = folder / "checkpoints"
-    return inner if inner.is_dir() and not any(folder.glob("step_*")) else folder
+    from ..train.checkpoint_files import CHECKPOINTS, present
+
+    inner = folder / CHECKPOINTS
+    return inner if inner.is_dir() and not present(folder) else folder
 
 
 def _check_name(file: Path) -> None:

@@ -46,6 +46,7 @@ from .checkpoint_files import (
     seal,
     step_folders,
     unfinished,
+    writing_folder,
 )
 from .checkpoint_tensors import check_fit, entries, from_files, leaves, on_host, stored_entries
 from .parameters import asking
@@ -182,7 +183,7 @@ class Checkpoints:
                 part = begin(self.folder, step)
                 _check_room(part, sum(array.nbytes for array in arrays.values()))
             else:
-                part = self.folder / f".writing-step_{step}"
+                part = writing_folder(self.folder, step)
             writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
             try:
                 if arrays:
@@ -231,7 +232,7 @@ class Checkpoints:
             yield
         except Exception as error:
             if jax.process_index() == 0:
-                shutil.rmtree(self.folder / f".writing-step_{step}", ignore_errors=True)
+                shutil.rmtree(writing_folder(self.folder, step), ignore_errors=True)
             whole = list(step_folders(self.folder))
             before = f"step {whole[-1]} is the newest that is there" if whole else "there is none before it"
             free = shutil.disk_usage(next(p for p in (self.folder, *self.folder.parents) if p.exists())).free

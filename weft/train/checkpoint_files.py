@@ -22,6 +22,7 @@ from typing import Any
 
 from weft.errors import WeftError
 
+CHECKPOINTS = "checkpoints"  # in the folder of a run
 MANIFEST, ARRAYS = "manifest.json", "arrays"
 STEP, WRITING, OLD, GOING = "step_", ".writing-", ".old-", ".going-"
 FORMAT = 1
@@ -39,15 +40,28 @@ class Damage(Exception):
     """What is wrong with a checkpoint, and in which file."""
 
 
+# Where they are
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """The folder of a step's checkpoint."""
+    return folder / f"{STEP}{step}"
+
+
+def writing_folder(folder: Path, step: int) -> Path:
+    """The folder of one that is being written."""
+    return folder / f"{WRITING}{STEP}{step}"
+
+
 # Which there are
 
 
 def step_folders(folder: Path) -> dict[int, Path]:
     """The folders that are named as checkpoints, by step, oldest first."""
     for step, path in list(_by_step(folder, OLD + STEP)):
-        if not (folder / f"{STEP}{step}").exists():  # a crash came between the two renames of `seal`
+        if not step_folder(folder, step).exists():  # a crash came between the two renames of `seal`
             with suppress(FileNotFoundError):  # another process was faster
-                path.rename(folder / f"{STEP}{step}")
+                path.rename(step_folder(folder, step))
     return present(folder)
 
 
@@ -77,7 +91,7 @@ def begin(folder: Path, step: int) -> Path:
     for path in folder.iterdir():
         if path.name.startswith(tuple(word + STEP for word in (WRITING, OLD, GOING))):
             shutil.rmtree(path)
-    part = folder / f"{WRITING}{STEP}{step}"
+    part = writing_folder(folder, step)
     part.mkdir()
     return part
 

@@ -27,7 +27,7 @@ from typing import Any
 from weft.errors import WeftError
 from weft.files import whole
 
-METRICS, PICTURE = "metrics.jsonl", "loss.png"
+CONFIG, PLAN, METRICS, PICTURE = "config.toml", "plan.txt", "metrics.jsonl", "loss.png"
 LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "grain", "sentencepiece")
 
 
@@ -73,8 +73,8 @@ class Journal:
         versions = {"python": platform.python_version(), "weft": version("weft")}
         versions |= {name: version(name) for name in LIBRARIES}
         with _writing(self.folder):
-            replace(self.folder / "config.toml", config)
-            replace(self.folder / "plan.txt", plan)
+            replace(self.folder / CONFIG, config)
+            replace(self.folder / PLAN, plan)
             replace(self.folder / "versions.json", json.dumps(versions, indent=1) + "\n")
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:

@@ -29,6 +29,7 @@ from .checkpoint import Checkpoints
 from .checkpoint_files import CheckpointWarning, Damage, read_manifest, step_folders, unfinished
 from .config import TrainConfig
 from .evaluate import Score, evaluate
+from .journal import CONFIG
 from .progress import Pace, Progress
 from .record import Record, Standing
 from .run import Run, prepare
@@ -50,7 +51,7 @@ def begin(run: Run, checkpoints: Checkpoints) -> Standing:
         try:
             found = checkpoints.restore(*run.learner.init(like), run.mesh, run.layout)
         except ModelError as error:
-            was = run.config.folder / "config.toml"
+            was = run.config.folder / CONFIG
             error.hint = f"the settings of the run that is there are in {was}; a new run has another --folder"
             raise
         step, model, state, extra = found

@@ -19,7 +19,7 @@ from . import config_file, inputs
 from .checkpoint import Checkpoints
 from .checkpoint_files import CheckpointError, present
 from .evaluate import Score
-from .journal import Journal
+from .journal import PLAN, Journal
 from .progress import Progress
 from .run import Run
 
@@ -115,7 +115,7 @@ class Record:
             f"step {step} gave {wrong}",
             *many,
             f"the last good checkpoint: {good}",
-            f"what a step does is in {c.folder / 'plan.txt'}",
+            f"what a step does is in {c.folder / PLAN}",
             rule="a loss and gradients are finite numbers; nothing was saved after they were not",
             hint="a lower --optimizer.rate, a longer --optimizer.warmup, --optimizer.clip; or --on-nan skip",
         )

@@ -20,6 +20,7 @@ from weft.placing import without_values
 
 from . import hosts, inputs
 from .auto import AUTO, chosen
+from .checkpoint_files import CHECKPOINTS
 from .config import TrainConfig, schedule
 from .evaluate import sums
 from .learner import Learner, learner
@@ -42,7 +43,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        return self.config.folder / "checkpoints"
+        return self.config.folder / CHECKPOINTS
 
     def key(self, step: int) -> Any:
         """The key of a step's dropout."""

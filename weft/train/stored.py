@@ -19,10 +19,11 @@ from weft.models import Transformer
 
 from . import config_file
 from .checkpoint import Checkpoints
-from .checkpoint_files import CheckpointError, read_manifest, step_folders
+from .checkpoint_files import CHECKPOINTS, CheckpointError, read_manifest, step_folder, step_folders
 from .config import TrainConfig
 from .evaluate import Score, evaluate
 from .inputs import TOKENIZER, words_of
+from .journal import CONFIG
 from .learner import learner
 from .mean import mean
 from .run import Run, prepare, with_devices
@@ -30,11 +31,11 @@ from .run import Run, prepare, with_devices
 
 def settings(folder: str | Path) -> TrainConfig:
     """The settings that a run was started with."""
-    path = Path(folder) / "config.toml"
+    path = Path(folder) / CONFIG
     if not path.is_file():
         raise ModelError(
             f"there is no run in {folder}",
-            rule="the folder of a run has its settings, config.toml, and its checkpoints",
+            rule=f"the folder of a run has its settings, {CONFIG}, and its checkpoints",
             hint="weft train writes them; --folder said where",
         )
     return config_file.read(path).replace(folder=Path(folder))
@@ -102,7 +103,7 @@ def loaded(
     how = learner(config, mesh, layout)
     made_of_state = config.optimizer.average or config.diloco.replicas
     model, state = how.init(nn.specs(Transformer(config.model)))
-    checkpoints = Checkpoints(config.folder / "checkpoints")
+    checkpoints = Checkpoints(config.folder / CHECKPOINTS)
     restore = functools.partial(
         checkpoints.restore, model, state if made_of_state else None, mesh, how.layout
     )
@@ -118,7 +119,7 @@ def loaded(
             yield how.whole(model, state)
 
     whole = mean(models()) if len(steps) > 1 else next(models())
-    sums = tuple(read_manifest(checkpoints.folder / f"step_{number}")["sha256"] for number in found)
+    sums = tuple(read_manifest(step_folder(checkpoints.folder, number))["sha256"] for number in found)
     return Loaded(config, whole, words, mesh, how.whole_layout, tuple(found), sums)
 
 
