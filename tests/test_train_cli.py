@@ -353,6 +353,13 @@ def test_flags_change_what_a_file_says(folder, capsys):
     assert (said["model"]["d_ff"], said["optimizer"]["weight_decay"]) == (48, 0.5)
 
 
+@pytest.mark.parametrize("flags", ["--mesh data=2 --layout batch:data", "--mesh=data=2 --layout=batch:data"])
+def test_short_flags_of_the_layout(flags, folder, capsys):
+    code, out, _ = weft_exactly(capsys, "lm", *flags.split(), "--print-config")
+    said = tomllib.loads(out)["layout"]
+    assert code == 0 and (said["mesh"], said["rules"]) == ("data=2", "batch:data")
+
+
 @pytest.mark.parametrize("flags", ["--preset tiny-llama", "--preset=tiny-llama"])
 def test_a_preset_brings_its_model_and_flags_change_that(flags, folder, capsys):
     code, out, _ = weft(capsys, f"lm {flags} --model.d-ff 48 --print-config")

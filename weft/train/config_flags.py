@@ -30,11 +30,11 @@ def flags(kind: Any = TrainConfig, before: str = "--") -> dict[str, Any]:
 def changed(config: TrainConfig, arguments: Iterable[str]) -> TrainConfig:
     """Settings with those changed that flags give."""
     known = flags()
-    arguments = [_SHORT.get(one, one) for one in arguments]
     changes: dict[str, Any] = {}
     wrong = []
     given: dict[str, list[str]] = {}
     for flag, values in _grouped(arguments):
+        flag = _SHORT.get(flag, flag)
         if flag in given:
             wrong.append(f"{flag} is given twice, as {' '.join(given[flag])} and as {' '.join(values)}")
             continue
