@@ -97,28 +97,48 @@ def frame(
     return parts
 
 
-def bars(rows: Sequence[tuple[str, float, float, float]], unit: str, mark: float | None = None) -> str:
+Bar = tuple[str, float, float, float]
+
+
+def bars(groups: dict[str, list[Bar]], unit: str, mark: float | None = None) -> str:
     """Horizontal bars from (name, median, low, high): the whiskers go from the lower to the upper quartile.
 
-    `unit` says what is measured; `mark` is a value to compare with.
+    `groups` are bars under headings, of which "" is none. `unit` says what is measured; `mark` is a value to compare
+    with.
     """
+    rows = [row for group in groups.values() for row in group]
     left = 30 + 6.4 * max(len(name) for name, *_ in rows)
     x = Scale(0, 1.05 * max([mark or 0, *(high for *_, high in rows)]), left, left + 420)
-    step, top = 30, 14
-    bottom = top + step * len(rows)
+    step, top, heads = 30, 14, []
+    bars, y = [], top
+    for heading, group in groups.items():
+        if heading:
+            heads.append(text(8, y + 22, heading, "strong"))
+            y += step
+        bars += [(y + step * n, row) for n, row in enumerate(group)]
+        y += step * len(group)
+    bottom = y
     parts = [line(x(tick), top, x(tick), bottom, "faint") for tick in x.ticks()]
     parts += [text(x(tick), bottom + 16, f"{tick:g}", "small", "middle") for tick in x.ticks()]
-    for n, (name, median, low, high) in enumerate(rows):
-        y = top + step * n
+    parts += heads
+    for y, (name, median, low, high) in bars:
         parts.append(text(left - 8, y + 19, name, "", "end"))
         parts.append(box(left, y + 6, x(median) - left, 18, 'class="one" fill-opacity=".45" stroke="none"'))
         parts.append(f'<path d="M{x(low)},{y + 15} H{x(high)}" class="one" stroke-width="2"/>')
-        parts += [f'<path d="M{x(q)},{y + 10} v10" class="one" stroke-width="2"/>' for q in (low, high)]
+        parts += [
+            f'<path d="M{x(q)},{y + 10} v10" class="one" stroke-width="2"/>'
+            for q in (low, high)
+            if low < high
+        ]
         parts.append(text(x.end + 10, y + 19, f"{median:.2f}"))
     if mark is not None:
         parts.append(line(x(mark), top - 6, x(mark), bottom, "two", 'stroke-dasharray="4 3"'))
     parts.append(text((x.start + x.end) / 2, bottom + 34, unit, "", "middle"))
-    said = "; ".join(f"{name}: {median:.2f} ({low:.2f} to {high:.2f})" for name, median, low, high in rows)
+    said = "; ".join(
+        (f"{heading}: " if heading else "") + f"{name}: {median:.2f} ({low:.2f} to {high:.2f})"
+        for heading, group in groups.items()
+        for name, median, low, high in group
+    )
     return svg(x.end + 50, bottom + 44, f"{unit}. {said}", *parts)
 
 
@@ -174,6 +194,8 @@ def layouts() -> str:
                 cut = at[0] + wide * first, at[1] + high * top, wide * (last - first), high * (bottom - top)
                 parts.append(box(*cut, f'fill="{COLOURS[kinds.index(piece)]}"'))
                 parts.append(box(*at, wide, high, 'class="line"'))
+                if n == k == 0:  # which processor is where
+                    parts.append(text(at[0] + wide + 2, at[1] + high, str(p), "small"))
     said = "Which slices of x, w, v and y each of 8 processors holds, in five layouts"
     return svg(left + 4 * apart - 8, 30 + row * len(LAYOUTS), said, *parts)
 
@@ -288,7 +310,7 @@ def losses() -> str:
 
 GROUPS = {
     "eight": "8 devices",
-    "rows": "2 devices, rows split",
+    "rows": "2 devices, batch split",
     "model": "2 devices, model split",
     "one": "1 device",
 }
@@ -307,18 +329,19 @@ def ratios() -> str:
             place = ", " + ("8 devices" if one.startswith("### 8") else "1 device")
         elif match := RATIO.match(one):
             rows.append((title + place, *map(float, match.groups())))
-    return bars(rows, "time, where the faster of the hand-written ones is 1 (median and quartiles)", mark=1)
+    return bars(
+        {"": rows}, "time, where the faster of the hand-written ones is 1 (median and quartiles)", mark=1
+    )
 
 
 def peers() -> str:
     """The steps of peers against Weft's, as `make bench-peers` measured them."""
-    groups = json.loads((ROOT / "benchmarks" / "peers" / "measured.json").read_text())
-    rows = [
-        (f"{row['name']}, {GROUPS[name]}", *(row["ratio"][q] for q in ("median", "low", "high")))
-        for name, found in groups.items()
-        for row in found[1:]
-    ]
-    return bars(rows, "time of a step, where Weft's is 1 (median and quartiles)", mark=1)
+    measured = json.loads((ROOT / "benchmarks" / "peers" / "measured.json").read_text())
+    groups = {
+        GROUPS[name]: [(row["name"], *(row["ratio"][q] for q in ("median", "low", "high"))) for row in found]
+        for name, found in measured.items()
+    }
+    return bars(groups, "time of a step on two CPU cores, where Weft's is 1 (median and quartiles)", mark=1)
 
 
 def plan_page(target: Path) -> None:
