@@ -1,7 +1,7 @@
-"""Multi-head causal attention from nothing: einsum, rename, softmax and a mask.
+"""Multi-head causal attention from scratch: einsum, rename, softmax and a mask.
 
-Queries and keys are over the same places, and their products need both: so the keys' places get a name of
-their own, `memory`. Heads are split over `model`: each device works on its own heads from beginning to end,
+Queries and keys are over the same positions, and their products need both. So the keys' dim gets a name of
+its own, `memory`. Heads are split over `model`: each device works on its own heads from beginning to end,
 and only the last einsum, which sums over heads, needs an all-reduce. Look at the collectives that the plan
 lists, at the gradients', and at how far the result is from JAX's own attention.
 

@@ -2,10 +2,10 @@
 
     h[t] = decay[t] · h[t-1] + x[t]
 
-Weft has no word for `jax.lax.associative_scan`. `wf.local` hands it the slices, and says which dims may be
-split: all but `length`, along which the scan needs every place. Look at what a layout that splits `length` is
-told, at others that just work, and at the gradient, a `wf.custom_vjp`: the same scan from the other end. It
-needs h and nothing of the levels of the scan, and so less memory than JAX's.
+Weft has no function for `jax.lax.associative_scan`. `wf.local` passes it the slices, and declares which dims
+may be split: all but `length`, along which the scan needs every position. Look at the error for a layout that
+splits `length`, at the layouts that just work, and at the gradient, a `wf.custom_vjp`: the same scan from the
+other end. It keeps only h, not the levels of the scan, and so needs less memory than JAX's derivative.
 
 Run it: `python examples/custom_op.py`
 """

@@ -1,7 +1,7 @@
 """GPT in a hundred lines: a language model of bytes, on as many devices as one line says.
 
 A decoder-only Transformer in full: weights are declared by their dims, a layer is a few einsums, the stack is
-a scan over `layers`. It reads a text, learns to go on from any place in it, and writes some more. Look for
+a scan over `layers`. It reads a text, learns to continue it from any position, and generates more. Look for
 what is about devices: `MESH` and `LAYOUT`, which split data and model, and nothing else.
 
 Run it: `python examples/gpt.py [FILE [STEPS]]`; without a file it reads its own source.

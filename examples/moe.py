@@ -1,7 +1,7 @@
 """A mixture of experts whose experts come to specialise, an expert on each device.
 
-There are eight kinds of tokens, in eight clouds, and each kind is to be turned another way. A router sends
-every token to one of eight small experts; nothing tells it of the kinds. Experts and batch are on one axis:
+There are eight kinds of tokens, in eight clouds, and each kind has to be rotated differently. A router sends
+every token to one of eight small experts; it does not know the kinds. Experts and batch are on one axis:
 tokens travel to their expert's device and back. Look at the all-to-alls in the plan, at the table of who
 serves whom, and at the balance, which is 1 when all experts have the same amount to do.
 

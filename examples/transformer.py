@@ -1,6 +1,6 @@
 """A language model trained on 8 devices: the model knows nothing of them, one line says what is split.
 
-Every row of tokens goes on by one rule, t → 5·t + 3 modulo the vocabulary, from a random start. Change `MESH`
+Every row of tokens follows one rule, t → 5·t + 3 modulo the vocabulary, from a random start. Change `MESH`
 and `LAYOUT` as you like: the losses stay the same, up to rounding.
 
 Run it: `python examples/transformer.py`
