@@ -224,7 +224,7 @@ def test_a_run_begins_with_an_imported_model(run, capsys, golden):
     assert main(["checkpoint", "import", "model.safetensors", "new/checkpoints", "--step", "0"]) == 0
     capsys.readouterr()
     code, _, err = weft(capsys, f"{LINES} --folder new --steps 3 --save.every 1 --save.keep 9")
-    assert code == 0 and "begins anew in new" in err
+    assert code == 0 and "a new run in new" in err
     code, _, err = weft(capsys, f"{LINES} --folder new --steps 4")
     assert code == 0 and "goes on after step 3 in new" in err
     new, drawn = (Path(folder, "metrics.jsonl").read_text().splitlines()[0] for folder in ("new", "run"))

@@ -25,7 +25,7 @@ The settings are those that the run was started with; flags change them as those
 mesh and layout give the same numbers.
 
   weft eval runs/lm
-  weft eval runs/lm --step 400 --layout.mesh data=4 --layout.rules batch:data
+  weft eval runs/lm --step 400 --mesh data=4 --layout batch:data
   weft eval runs/books --data.valid other.txt --json
 
 With --bleu the lines of a file are translated, by a search with 4 beams, and compared with the references of

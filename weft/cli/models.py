@@ -69,7 +69,7 @@ class Show:
                 )
             )
             return
-        print(f"{chosen.name}: {chosen.about}; {chosen.batch} rows of {chosen.length} places a step\n")
+        print(f"{chosen.name}: {chosen.about}; {chosen.batch} rows of {chosen.length} positions a step\n")
         rows: list[Any] = [("parameter", ">count", "dims")]
         rows += [(name, f"{p.size:,}", show(p.dims)) for name, p in found.items()]
         table(rows)

@@ -53,8 +53,8 @@ class Plan:
     """Plan a preset's train step: adafactor, adamw, lion, momentum or sgd."""
     batch: Annotated[int | None, arg(metavar="ROWS", help_behavior_hint="")] = None
     """Rows in a preset's batch; by default those it is trained with."""
-    length: Annotated[int | None, arg(metavar="PLACES", help_behavior_hint="")] = None
-    """Places in a row of a preset's batch."""
+    length: Annotated[int | None, arg(metavar="LENGTH", help_behavior_hint="")] = None
+    """Positions in a row of a preset's batch."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of text."""
     html: Annotated[Path | None, arg(metavar="OUT", help_behavior_hint="")] = None

@@ -77,7 +77,7 @@ def results(out: Path | None, made_of: Mapping[str, Any]) -> Iterator[tuple[int,
             yield done, append
         except BaseException:
             if done:
-                print(f"{done:,} lines are in {part}; the same command goes on with it", file=sys.stderr)
+                print(f"{done:,} lines are in {part}; run the same command again to resume", file=sys.stderr)
             else:
                 part.unlink()
                 _about(part).unlink()

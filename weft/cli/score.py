@@ -41,7 +41,7 @@ class Score:
     """SOURCES and TARGETS, or a file with both columns; of a language model TEXTS, or PROMPTS and TEXTS. -
     is stdin, which is read as well if there is no file."""
     out: Annotated[Path | None, arg(metavar="OUT", aliases=["-o"], help_behavior_hint="")] = None
-    """Write to this file instead of stdout; a call that was stopped goes on."""
+    """Write to this file instead of stdout; run the same command again to resume."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """An object to a line: score, tokens, and the logarithm of each token's probability, as `logs`."""
     models: Annotated[Models, arg(name="")] = field(default_factory=Models)

@@ -45,7 +45,7 @@ class Search:
     dims: Annotated[tuple[str, ...], arg(metavar="DIM", help_behavior_hint="")] = ()
     """The only dims to try to split, batch d_ff heads; by default all that something of weight has."""
     stored: Annotated[bool, arg(help_behavior_hint="")] = True
-    """Whether to try storing parameters and optimizer state in further pieces (ZeRO)."""
+    """Do not try storing parameters and optimizer state in further pieces (ZeRO)."""  # of --no-stored
     memory: Annotated[str | None, arg(metavar="SIZE", help_behavior_hint="")] = None
     """What a device may use, "6GiB"; by default all that it has."""
     objective: Annotated[str, arg(help_behavior_hint="")] = "time"
@@ -54,8 +54,8 @@ class Search:
     """A preset's train step: adafactor, adamw, lion, momentum or sgd."""
     batch: Annotated[int | None, arg(metavar="ROWS", help_behavior_hint="")] = None
     """Rows in a preset's batch; by default those it is trained with."""
-    length: Annotated[int | None, arg(metavar="PLACES", help_behavior_hint="")] = None
-    """Places in a row of a preset's batch."""
+    length: Annotated[int | None, arg(metavar="LENGTH", help_behavior_hint="")] = None
+    """Positions in a row of a preset's batch."""
     remat: Annotated[tuple[str, ...], arg(metavar="POLICY", help_behavior_hint="")] = ()
     """With --train: policies of re-materialisation to try beside keeping everything: nothing, dots, sums."""
     micro: Annotated[tuple[int, ...], arg(metavar="N", help_behavior_hint="")] = ()
@@ -131,9 +131,7 @@ class Search:
         else:
             print(found.explain(other), end="")
             if found.best is not None and self.train is not None:
-                from ..search.report import train_flags
-
-                print(f"\nto train with it: {train_flags(found.best) or 'no flags are needed'}")
+                print(f"\nto train with it: {_train_flags(found.best) or 'no flags are needed'}")
         if found.best is None:
             raise Failure(self._levers(fn, args, machine, cap))
 
@@ -241,6 +239,13 @@ class Search:
         if len(lines) == 1:
             return "nothing fits, and nothing that was tried would help\n\nhint: a smaller model or batch"
         return "\n".join(lines)
+
+
+def _train_flags(best: Any) -> str:
+    """The flags of `weft train` that say the same, the mesh and the rules in their short forms."""
+    from ..search.report import train_flags
+
+    return train_flags(best).replace("--layout.mesh ", "--mesh ").replace("--layout.rules ", "--layout ")
 
 
 def _progress(planned: int, best: Any) -> None:

@@ -296,7 +296,7 @@ class Saying:
     file: Annotated[Positional[str], arg(metavar="[FILE]", help_behavior_hint="")] = STDIN
     """Texts, one to a line, in UTF-8; - or nothing is stdin. One that ends in .gz is unpacked."""
     out: Annotated[Path | None, arg(metavar="OUT", aliases=["-o"], help_behavior_hint="")] = None
-    """Write to this file instead of stdout; a call that was stopped goes on."""
+    """Write to this file instead of stdout; run the same command again to resume."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """An object to a line: text, score, tokens, ended (by itself, not by --limit), cut (it was too long)."""
     best: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None

@@ -12,13 +12,14 @@ import tyro
 
 from .loading import Failure, UserError
 
-USAGE = "weft train RECIPE|FILE.toml [--print-config] [--preset NAME] [--section.name VALUE ...]"
+USAGE = """weft train RECIPE|FILE.toml [--print-config] [--preset NAME] [--mesh AXES] [--layout RULES]
+                  [--section.name VALUE ...]"""
 
 ABOUT = """Train a model: from text files to checkpoints and curves.
 
 The settings are those of a recipe (lm: a language model; translate: a translation model) or of a TOML file;
-each flag changes one. --print-config prints them all as TOML, and does not train. What is stopped goes on
-when the same command is given again.
+each flag changes one. --mesh and --layout are short for --layout.mesh and --layout.rules. --print-config
+prints all settings as TOML, and does not train. Run the same command again to resume.
 
   weft train lm                                     on Python's own documentation, which needs no files
   weft train lm --data.kind text --data.train "books/*.txt" --data.valid last.txt --folder runs/books
@@ -100,7 +101,7 @@ def finish(config: Any) -> Any:
     if outcome.stopped:
         raise Failure(
             f"stopped by {outcome.stopped} after step {outcome.step} of {config.steps}, which is saved in "
-            f"{config.folder}; the same command goes on from there"
+            f"{config.folder}; run the same command again to resume"
         )
     print(f"{outcome.step} steps in {outcome.seconds:.0f} s; see {config.folder}", file=sys.stderr)
     return outcome

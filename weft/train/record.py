@@ -137,7 +137,7 @@ class Record:
 def _summary(run: Run, plans: dict[str, wf.Plan], hardware: Hardware, standing: Standing) -> list[str]:
     """What will happen, in a few lines."""
     c = run.config
-    begins = f"goes on after step {standing.step}" if standing.step else "begins anew"
+    begins = f"goes on after step {standing.step}" if standing.step else "a new run"
     return [
         f"{c.preset}: {human_count(nn.count(run.model))} parameters; {c.steps} steps of {c.data.rows} rows "
         f"of {c.data.length}; {begins} in {c.folder}",
