@@ -1,4 +1,4 @@
-"""How a text is to be said, and what was said."""
+"""How a text is to be generated, and what was generated."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SEEDS = 2**63  # as many as NumPy's Philox takes without loss
 
 @dataclass(frozen=True)
 class Ask:
-    """How a text is to be said.
+    """How a text is to be generated.
 
     Attributes:
       limit: how many tokens at most; None: 128 after a prompt, and no more than half of what is read; for a
         translation 10 more than one and a half times those of the text, and no more than 256.
       temperature, top_k, top_p, penalty: see `Choice`.
-      beams: a beam search, in place of all these.
+      beams: a beam search, instead of all these.
       seed: what is drawn depends on it, and on the number of the text.
       ends: tokens that end it, beside the tokenizer's own.
     """
@@ -70,12 +70,12 @@ class Ask:
 
 @dataclass(frozen=True)
 class Said:
-    """What was said.
+    """What was generated.
 
     Attributes:
       text: as the tokenizer reads the tokens, without the end.
-      tokens: with the end, if it was said.
-      score: the logarithm of their probability; of a beam search, divided by its penalty.
+      tokens: with the end, if it was generated.
+      score: the logarithm of their probability; for a beam search, divided by its penalty.
       logs: the logarithm of each token's probability; a search gives their sum alone.
       ended: whether it ended by itself, and not because it was long enough.
       cut: whether the text was longer than the model can read: its end (of a prompt, its beginning) was lost.

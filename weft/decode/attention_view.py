@@ -28,7 +28,7 @@ END = "■"  # how the end is shown
 
 @dataclass(frozen=True)
 class Seen:
-    """Pieces of what was said and of the text, and a row of weights for each of the former."""
+    """Pieces of the translation and of the text, and a row of weights for each of the former."""
 
     said: tuple[str, ...]
     text: tuple[str, ...]
@@ -36,7 +36,7 @@ class Seen:
 
 
 class _Looking(Listening):
-    """Attends as a whole, and notes how much every place of the encoder's result weighs."""
+    """Attends as a whole, and notes how much every position of the encoder's result weighs."""
 
     def __call__(self, site: str, attention: Any, x: Tensor, memory: Tensor, **how: Any) -> Tensor:
         result = super().__call__(site, attention, x, memory, **how)
@@ -55,7 +55,7 @@ class _Looking(Listening):
 
 
 def look(model: Any, batch: Batch) -> Tensor:
-    """How much each place attends to those of the inputs, over `batch`, `length` and `memory_length`.
+    """How much each position attends to those of the inputs, over `batch`, `length` and `memory_length`.
 
     Args:
       model: an encoder-decoder.
@@ -81,7 +81,7 @@ class Viewer:
 
         Args:
           text: what was translated.
-          tokens: what was said.
+          tokens: its translation.
         """
         tokenizer, size = self.speaker.tokenizer, self.speaker.longest
         inputs = [*tokenizer.encode(text)[: size - 1], tokenizer.end]

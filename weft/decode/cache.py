@@ -1,11 +1,11 @@
-"""Incremental decoding: one place at a time, with the keys and values of those before it kept.
+"""Incremental decoding: one position at a time, with the keys and values of those before it kept.
 
     kept = read(model, batch, room)                   # the beginning of each row, all at once
-    logits, kept = step(model, kept, token, place)    # what may follow a token, which has a place in each row
+    logits, kept = step(model, kept, token, place)    # what may follow a token, whose position each row has
 
 A layer's keys and values are tensors over `batch`, heads, `memory_length` and `d_kv`, laid out by the same
 rules as everything else (`heads:model`, `batch:data`, `memory_length:model`). Rows may be of different
-lengths: what stands behind the place of a row is never seen, and overwritten when it comes there.
+lengths: what stands behind the position of a row is never seen, and overwritten when it comes there.
 
 Every layer has tensors of its own, and a step runs one layer after the other without a loop, which would copy
 a layer's keys out of those of all layers: that takes longer than to attend to them.
@@ -38,10 +38,10 @@ from weft.tensor import Tensor
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class OfLayer:
-    """What one layer keeps of the places before.
+    """What one layer keeps of the positions before.
 
     Attributes:
-      keys, values: of the places of each row, as many as there is room for.
+      keys, values: of the positions of each row, as many as there is room for.
       memory_keys, memory_values: of the encoder's result.
     """
 
@@ -54,12 +54,12 @@ class OfLayer:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Kept:
-    """What layers keep of the places before.
+    """What layers keep of the positions before.
 
     Attributes:
       layers: of each one.
-      memory_seen: which places of the encoder's result hold something; None: all do.
-      lineage: the `memory_beam` of each place of each `beam`; None: a row is one.
+      memory_seen: which positions of the encoder's result hold something; None: all do.
+      lineage: the `memory_beam` of each position of each `beam`; None: a row is one.
     """
 
     layers: tuple[OfLayer, ...]
@@ -68,7 +68,7 @@ class Kept:
 
     @property
     def places(self) -> wf.Dim:
-        """The places that there is room for."""
+        """The positions that there is room for."""
         return next(d for d in self.layers[0].keys.dims if d.name == "memory_length")
 
     def spread(self, beam: wf.Dim) -> Kept:
@@ -103,7 +103,7 @@ def read(model: Any, batch: Batch, room: int) -> Kept:
       model: a decoder or an encoder-decoder.
       batch: the beginnings, at least one token each; behind a row's last token may stand anything. For an
         encoder-decoder, its inputs too.
-      room: how many places a row may have, with those of `batch`.
+      room: how many positions a row may have, with those of `batch`.
     """
     if model.decoder is None:
         raise ModelError(
@@ -129,7 +129,7 @@ def read(model: Any, batch: Batch, room: int) -> Kept:
 
 
 def whole(model: Any, batch: Batch) -> Tensor:
-    """The logits of all places at once, as decoding has them: with exact attention, and room for all tokens.
+    """The logits of all positions at once, as decoding has them: exact attention, and room for all tokens.
 
     Args:
       model: a decoder or an encoder-decoder.
@@ -162,7 +162,7 @@ def step(model: Any, kept: Kept, token: Tensor, place: Tensor) -> tuple[Tensor, 
       model: a decoder or an encoder-decoder.
       kept: the cache.
       token: the last token of each row, over `batch`, and `beam` if it has several.
-      place: its number in each row, from 0 on, over `batch`.
+      place: its position in each row, from 0 on, over `batch`.
     """
     one = wf.Dim("length", 1)
     here = wf.broadcast_to(place, [*place.dims, one])
@@ -197,7 +197,7 @@ def step(model: Any, kept: Kept, token: Tensor, place: Tensor) -> tuple[Tensor, 
 
 
 def _put(old: Tensor, place: Tensor, new: Tensor) -> Tensor:
-    """What is kept, with something new at the place of each row."""
+    """What is kept, with something new at the position of each row."""
     return wf.vmap(lambda old, place, new: wf.update(old, "memory_length", place, new), "batch")(
         old, place, new
     )
@@ -209,7 +209,7 @@ def _written(new: Tensor) -> Tensor:
 
 
 def listening(attend: Callable[[], Any]) -> Layers:
-    """How layers are run over all places at once: with a way to attend that notes what is to be kept."""
+    """How layers are run over all positions at once: with a way to attend that notes what is to be kept."""
 
     def run(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, Any]:
         c = stack.config
@@ -284,7 +284,7 @@ class _Recalling:
         *,
         bias: Tensor | None = None,
         rotate: Any = None,
-        **_: Any,  # what is visible is known by the place, and nothing is dropped
+        **_: Any,  # what is visible is known by the position, and nothing is dropped
     ) -> Tensor:
         kept = self.kept
         if site == "memory":
@@ -304,7 +304,7 @@ def _mix(attention: Any, q: Tensor, k: Any, v: Any, seen: Tensor | None, bias: T
     """The values weighted by how well their keys fit, mapped back.
 
     Keys are many and queries few: the former are neither transposed, as results have their dims in front, nor
-    moved. Where their places are split, what travels is the greatest score, the sum and the result.
+    moved. Where their positions are split, what travels is the greatest score, the sum and the result.
     """
     if getattr(attention, "scaled", False):
         q = q * attention.d_kv.size**-0.5

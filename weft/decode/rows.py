@@ -39,7 +39,7 @@ class Item:
 
 
 class Sizes(NamedTuple):
-    """To how many places the parts of a row are filled up."""
+    """To how many positions the parts of a row are filled up."""
 
     inputs: int
     prompt: int
@@ -53,9 +53,9 @@ def ready(
 
     Args:
       items: the texts.
-      asks: for each, how it is said.
-      count: how many rows there are; those without a text say nothing.
-      sizes: to how many places they are filled up.
+      asks: for each, how its answer is generated.
+      count: how many rows there are; for those without a text nothing is generated.
+      sizes: to how many positions they are filled up.
       tokenizer: whose padding and end they have.
     """
     end, pad, missing = tokenizer.end, tokenizer.pad, count - len(items)

@@ -1,9 +1,9 @@
-"""Saying one token after the other, in rows that begin, go on and end each in its own time.
+"""Generating one token after the other, in rows that begin, go on and end each in its own time.
 
     state = begin(models, batch, rows, room)     # one program: the prompts, all at once
     state = speak(models, state, steps)          # another: so many tokens, or until all rows are done
 
-Several models speak together, by the mean of their probabilities.
+Several models generate together, by the mean of their probabilities.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Rows:
 
     Attributes:
       length: how many tokens of the prompt are its own.
-      limit: how many tokens are said at most.
-      ends: tokens that end it, over `ends` too; -1 is none. The one that ends a row is said.
+      limit: how many tokens are generated at most.
+      ends: tokens that end it, over `ends` too; -1 is none. The one that ends a row is generated too.
       how: how tokens are chosen.
-      numbers: above 0 and up to 1, one for each token that may be said, over `said` too.
+      numbers: above 0 and up to 1, one for each token that may be generated, over `said` too.
     """
 
     length: Tensor
@@ -47,16 +47,16 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
-    """Rows that are being said.
+    """Rows that are being generated.
 
     Attributes:
       rows: what was asked.
       kept: each model's cache.
-      token, place: the last token, and its place in the row.
-      said, scores: the tokens, and the logarithm of each one's probability, over `batch` and `said`.
+      token, place: the last token, and its position in the row.
+      said, scores: the generated tokens, and the logarithms of their probabilities, over `batch` and `said`.
       count: how many there are.
       done: whether the row has ended.
-      row: the tokens of the prompt and those that were said, over `batch` and `places`; -1 is none.
+      row: the tokens of the prompt and the generated ones, over `batch` and `places`; -1 is none.
     """
 
     rows: Rows
@@ -77,7 +77,7 @@ def begin(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
       models: decoders, or encoder-decoders, with one vocabulary.
       batch: the prompts, at least one token each, and an encoder's inputs.
       rows: what is asked.
-      room: how many places a row may have: those of a prompt, and those that are said but the last one.
+      room: how many positions a row may have: those of the prompt and of all generated tokens but the last.
     """
     batch_dim, length = batch.tokens.dims
     last = rows.length - 1
@@ -97,12 +97,12 @@ def begin(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
 
 
 def speak(models: Sequence[Any], state: State, steps: Any) -> State:
-    """Say some more tokens.
+    """Generate some more tokens.
 
     Args:
       models: those of `begin`.
-      state: as far as it was said.
-      steps: how many tokens are said at most, in each row.
+      state: what was generated so far.
+      steps: how many tokens are generated at most, in each row.
     """
     models = [apart(model) for model in models]
     rows, vocab = state.rows, models[0].embedding.vocab
@@ -162,7 +162,7 @@ def together(
 
 
 def admit(state: State, new: State, row: Any) -> State:
-    """The state with new rows in the place of old ones.
+    """The state with new rows instead of old ones.
 
     Args:
       state: rows, all or some of them done.

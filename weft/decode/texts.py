@@ -1,12 +1,12 @@
-"""From texts to texts: a model that is ready to speak.
+"""From texts to texts: a model that is ready to generate.
 
     speaker = Speaker(model, tokenizer, "data=4 model=2", "batch:data heads:model")
     for said in speaker.say(["A cat.", "Two cats."], Ask(beams=Beams(4))):
         print(said.text)
 
 Texts are taken some at a time, those of about one length together, and come back in their order. Rows are
-filled up to one of a few lengths, so a handful of compiled programs serves all texts; what is said to a text
-does not depend on those beside it.
+filled up to one of a few lengths, so a handful of compiled programs serves all texts; what is
+generated for a text does not depend on those beside it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from .speak import begin, speak
 
 SIZES = (16, 64, 256, 1024, 4096, 16384)  # the lengths that rows are filled up to
 MOST = 256  # tokens of a translation, however long the text
-CONTINUED = 128  # tokens that are said after a prompt
+CONTINUED = 128  # tokens that are generated after a prompt
 AHEAD = 16  # batches of texts that are sorted by length together
 
 
 class Speaker:
-    """Models that are ready to speak, on a mesh, with a tokenizer.
+    """Models that are ready to generate and score texts, on a mesh, with a tokenizer.
 
     Args:
-      models: one, or several that speak together by the mean of their probabilities.
+      models: one, or several that generate together by the mean of their probabilities.
       tokenizer: theirs.
       mesh, layout: where they run.
-      rows: how many texts are said at once.
-      longest: how many tokens a text may have; by default 1024, or as many as the model has places for.
+      rows: how many texts are generated or scored at once.
+      longest: how many tokens a text may have; by default 1024, or as many as the model has positions for.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Speaker:
         """Translate texts, or go on with them. The translation of a blank text is an empty one.
 
         Args:
-          texts: what is said something to.
+          texts: what is translated, or gone on with.
           ask: how.
           first: the number of the first text, on which what is drawn for it depends.
         """
@@ -115,7 +115,7 @@ class Speaker:
 
         Args:
           number: of the text.
-          text: what is said something to.
+          text: what is translated, or gone on with.
           limit: how many tokens at most; None: as `Ask` says.
         """
         ids, end = self.tokenizer.encode(text), self.tokenizer.end
@@ -130,14 +130,14 @@ class Speaker:
         return Item(number, (), (START, *kept)[-self.longest :], most, len(kept) < len(ids))
 
     def sizes(self, item: Item) -> Sizes:
-        """To how many places a row is filled up."""
+        """To how many positions a row is filled up."""
         if self.translates:
             inputs = self.size(len(item.inputs))
             return Sizes(inputs, 1, max(self.size(item.limit), min(MOST, self.size(3 * inputs // 2 + 10))))
         return Sizes(0, self.size(len(item.prompt)), self.size(item.limit))
 
     def answers(self, items: Sequence[Item], sizes: Sizes, ask: Ask) -> list[Said]:
-        """What is said to some texts, no more than there are rows, filled up to these sizes."""
+        """What is generated for some texts, no more than there are rows, filled up to these sizes."""
         room = sizes.said if self.translates else min(sizes.prompt + sizes.said, self.longest)
         batch, rows = ready(items, [ask] * len(items), self.rows, sizes, self.tokenizer)
         state = self.begin(self.models, batch, rows, room)
@@ -223,7 +223,7 @@ class Speaker:
 
 
 def _check_sizes(models: int, rows: int, longest: int | None) -> None:
-    """An error if there is nobody to speak, or no room for a text."""
+    """An error if there is no model, or no room for a text."""
     if not models or rows < 1 or (longest is not None and longest < 2):
         raise ModelError(
             f"{models} models are to say {rows} texts at once"
@@ -234,7 +234,7 @@ def _check_sizes(models: int, rows: int, longest: int | None) -> None:
 
 
 def _check_alike(configs: Sequence[Any]) -> None:
-    """An error if models can't speak, or not together."""
+    """An error if models can't generate, or not together."""
     kinds, vocabs = ({getattr(config, name) for config in configs} for name in ("kind", "vocab"))
     if len(kinds) > 1 or len(vocabs) > 1 or "encoder" in kinds:
         shown = (f"{config.kind.replace('_', '-')} with {config.vocab} ids" for config in configs)
