@@ -19,6 +19,7 @@ class Generate(Saying):
         echo "To be" | weft generate runs/lm --temperature 0.8 --top-p 0.95 --seed 3
         weft generate runs/lm prompts.txt -o said.jsonl --json --beams 4 --best 4
 
-    With -o the lines go to OUT.part until all are there. Run the same command again to resume, on any mesh."""
+    With -o the lines go to OUT.part until all are there. Run the same command again to resume, on any
+    mesh."""
 
     kind = "decoder"

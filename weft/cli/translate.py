@@ -20,6 +20,7 @@ class Translate(Saying):
         weft translate runs/fr news.en --mesh "data=4 model=2" --layout "batch:data heads:model" -o news.fr
         echo "A cat." | weft translate runs/fr --beams 0
 
-    With -o the lines go to OUT.part until all are there. Run the same command again to resume, on any mesh."""
+    With -o the lines go to OUT.part until all are there. Run the same command again to resume, on any
+    mesh."""
 
     kind = "encoder_decoder"
