@@ -1,7 +1,7 @@
 """Decoding beside a loop written by hand, and the first tokens beside the last ones: sections of RESULTS.md.
 
-The model is that of `handwritten.py`: 4 layers of 256 features, vocabulary 8192, on one device. 16 rows are
-read to their 16th token and said to their 128th, the likeliest each time.
+The model is that of `handwritten.py`: 4 layers of 256 features, vocabulary 8192, on one device. In each of
+16 rows 16 tokens are read, and more generated up to 128, the likeliest each time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def prompts() -> np.ndarray:
 
 
 def likeliest(rows: int, prompt: int, steps: int) -> decode.Rows:
-    """All rows say the likeliest tokens, so many, whatever they are."""
+    """In all rows the likeliest tokens are generated, so many, whatever they are."""
     batch, said = wf.Dim("batch", rows), wf.Dim("said", steps)
 
     def each(value: Any, type: Any) -> wf.Tensor:
@@ -105,8 +105,9 @@ def by_place(rounds: int) -> str:
 def sections(rounds: int) -> str:
     return f"""## Decoding
 
-The LM of the first section on one device: 16 rows are read to their 16th token and said to their {ROOM}th,
-the likeliest each time; Weft's two programs beside a loop in plain JAX (`handwritten_decode.py`).
+The LM of the first section on one device: in each of 16 rows {PROMPT} tokens are read, and more generated
+up to {ROOM}, the likeliest each time; Weft's two programs beside a loop in plain JAX
+(`handwritten_decode.py`).
 
 {against_hand(rounds)}
 

@@ -20,8 +20,8 @@ from benchmarks import lm
 # By the operations of XLA that a piece of work is made of, the first that fits.
 KINDS = {
     "products of matrices": {"dot"},
-    "putting away and fetching what the backward pass needs": {"dynamic-update-slice", "dynamic-slice"},
-    "looking up, and adding up gradients by place": {"gather", "scatter"},
+    "storing and fetching what the backward pass needs": {"dynamic-update-slice", "dynamic-slice"},
+    "looking up, and scatter-adding gradients": {"gather", "scatter"},
     "copies": {"copy"},
     "zeros, for loops to write to": {"broadcast"},
     "element by element, and sums": set(),

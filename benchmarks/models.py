@@ -207,6 +207,6 @@ An encoder-decoder of 2 and 2 layers, d_model 256, d_ff 1024, 8 heads of 32, voc
 
 `nn.MixtureOfExperts`, 8 experts of d_ff 512, of which a token sees one, capacity 1.25, against
 `nn.FeedForward` of d_ff 512, forward and backward; d_model 256, length 128, batch 16, float32. Ideal is
-1.25, the places that the experts have for each token.
+1.25, the slots that the experts have for each token.
 
 {mixtures(rounds)}"""

@@ -85,7 +85,7 @@ def section(rounds: int) -> str:
     close = [f"{a} and {b}" for a, b in pairs if (a, b) not in apart]
     return f"""## Two stages
 
-A train step of 8 layers (d_model 256, d_ff 1024, vocabulary 2048, {ROWS} rows of {LENGTH}) on this CPU's two
+A train step of 8 layers (d_model 256, d_ff 1024, vocabulary 2048, {ROWS} rows of {LENGTH}) on the CPU's two
 cores: as one device, as two that share the batch, and as two stages; {rounds} rounds, alternating. The
 profile was measured in the same run.
 

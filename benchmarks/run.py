@@ -103,7 +103,7 @@ LAYOUTS = [
 
 
 def predicted_order(rounds: int) -> str:
-    """Eight layouts of the train step: the planned time on this CPU, as measured now, and the real one."""
+    """Eight layouts of the train step: the planned time on the CPU, as measured now, and the real one."""
     from scipy.stats import spearmanr
 
     hardware = measure_cpu()
@@ -155,7 +155,7 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "plans": lambda rounds: (
         f"""## Planned against measured
 
-The train step of `lm.py` in eight layouts; the profile of this CPU was measured in the same run.
+The train step of `lm.py` in eight layouts; the profile of the CPU was measured in the same run.
 
 {predicted_order(max(rounds // 4, 3))}"""
     ),
@@ -174,8 +174,8 @@ nanoGPT's model for a CPU (4 layers of 128 features, 12 rows of 64), {training.S
     "serving": lambda rounds: (
         f"""## A server under load
 
-64 clients over loopback; of every ten requests eight are read to their end, one is left in the middle of its
-stream, one is malformed (`serving.py`).
+64 clients over loopback; of every ten requests eight are read to their end, one disconnects in the middle of
+its stream, one is malformed (`serving.py`).
 
 {serving.measured(2000, 64)}"""
     ),

@@ -1,4 +1,4 @@
-"""The search against the clock: what it finds best for this CPU, beside what it ranks next and some others.
+"""The search against the clock: what it finds best for the CPU, beside what it ranks next and some others.
 
 A small train step on 8 virtual devices, with the CPU's profile measured in the same run. The 40 best layouts
 by plan, and 20 drawn at random from all legal ones, are compiled and timed, alternating.

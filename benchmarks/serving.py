@@ -80,7 +80,7 @@ async def request(client: httpx.AsyncClient, n: int, found: Found) -> None:
         async with client.stream("POST", "/v1/completions", json={**ask, "stream": True}) as answer:
             async for _ in answer.aiter_lines():
                 break
-        found.kinds["left"] += 1
+        found.kinds["disconnected"] += 1
         return
     if not ask["stream"]:
         answer = await client.post("/v1/completions", json=ask)
@@ -164,10 +164,10 @@ def measured(requests: int, clients: int) -> str:
         "tokens/s": f"{found.tokens / seconds:,.0f}",
         "whole answer, p50 and p95": " and ".join(whole),
         "first tokens of a stream, p50 and p95": " and ".join(first),
-        "memory at first, and at last": f"{before:,.0f} MiB, {after:,.0f} MiB ({change:+.1%})",
+        "memory at the start and at the end": f"{before:,.0f} MiB, {after:,.0f} MiB ({change:+.1%})",
         "exit code after SIGTERM": str(code),
     }
-    lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+    lines = ["| measured | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
     assert abs(change) < 0.05, "\n".join([*lines, "memory is not flat"])
     return "\n".join(lines)
 

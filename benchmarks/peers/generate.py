@@ -79,7 +79,7 @@ def main() -> None:
     model = peer()
     prompts = np.random.default_rng(0).integers(2, VOCAB, (ROWS, PROMPT))
     ours = Ours(model, prompts)
-    print("| | transformers tokens/s | Weft tokens/s | Weft against transformers (quartiles) |")
+    print("| tokens chosen | transformers tokens/s | Weft tokens/s | Weft against transformers (quartiles) |")
     print("|---|---:|---:|---:|")
     for name, beams in (("greedy", 1), ("4 beams", 4)):
         same = (theirs(model, prompts, beams) == ours.say(beams)).mean()

@@ -89,7 +89,7 @@ GROUPS: dict[str, tuple[str, Sequence[Peer]]] = {
 }
 
 
-PEAK = ours("matmul", "matmul-1x1")  # what this CPU can do, in the same rounds
+PEAK = ours("matmul", "matmul-1x1")  # what the CPU can do, in the same rounds
 
 
 class Worker:
@@ -200,7 +200,8 @@ def check_losses(workers: Sequence[Worker]) -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "| | step, ms | quartiles | against Weft | quartiles | of peak | first step, s | operations | loss |",
+        "| system | step, ms | quartiles | against Weft | quartiles | of peak "
+        "| first step, s | operations | loss |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
@@ -242,7 +243,7 @@ def generating(rounds: int) -> str:
     )
     return f"""## Generating, beside transformers
 
-The same GPT-2 with random weights: 16 rows are read to their 16th token and said to their 128th
+The same GPT-2 with random weights: in each of 16 rows 16 tokens are read, and more generated up to 128
 (`peers/generate.py`), {rounds} rounds.
 
 {run.stdout.strip()}"""
