@@ -1,6 +1,7 @@
 """`weft search`, as a user meets it, and what it finds for models and examples that others published."""
 
 import json
+import shlex
 
 import jax
 import pytest
@@ -158,6 +159,16 @@ def test_flags_of_variants():
     found = search(fn, args, devices=1, hardware="h100", variants=variant, top=2)
     flags = {row["variant"]: row["train_flags"] for row in found.to_data()["ranked"]}
     assert flags == {"": "", "remat dots, micro 2": "--model.remat dots --optimizer.micro 2"}
+
+
+def test_flags_to_train_with_are_those_of_train(capsys):
+    """They are the short ones, and give the layout that was found."""
+    flags = ("--train", "adamw", "--devices", "2", "--hardware", "h100", "--dims", "batch", "--axes", "1")
+    out, _ = asked(capsys, "tiny-lm", *flags)
+    said = out.splitlines()[-1].removeprefix("to train with it: ")
+    assert said == '--mesh "data=2" --layout "batch:data"'
+    layout = config_flags.changed(recipe("lm"), shlex.split(said)).layout
+    assert (layout.mesh, layout.rules) == ("data=2", "batch:data")
 
 
 TELLING = {
