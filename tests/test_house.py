@@ -172,6 +172,12 @@ def test_every_optimizer_can_be_asked_for():
     } - {train.Optimizer}
     page = (PACKAGE.parent / "docs" / "training.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) >= set(OPTIMIZERS)
+    for command in ("plan", "search"):  # whose help lists them without loading them
+        (text,) = re.findall(r'train step: (.*)\."""', (PACKAGE / "cli" / f"{command}.py").read_text())
+        assert {*re.findall(r"\w+", text)} >= set(OPTIMIZERS)
+    tests = (PACKAGE.parent / "tests" / "test_optimizers.py").read_text()
+    pairs = tests[tests.index("PAIRS = {") :].partition("\n}")[0]
+    assert {kind.__name__ for kind in made if f"train.{kind.__name__}(" not in pairs} == set()
 
 
 def test_every_room_is_on_the_page_of_the_architecture():

@@ -1,5 +1,6 @@
 """pipeline: what can't be asked of it, and what it says then."""
 
+import inspect
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -101,12 +102,18 @@ def summed_up(x):
 FIRST = wf.tensor([0], "pick=1")
 MIXING = {  # of four rows by one stage, of two by two stages
     "sum": lambda x: x - wf.sum(x, "batch"),
-    "all": lambda x: x * wf.sum(x),
+    "sum of all": lambda x: x * wf.sum(x),
+    "mean": lambda x: x - wf.mean(x, "batch"),
+    "any": lambda x: wf.where(wf.any(x > 0, "batch"), x, 0.0),
+    "all": lambda x: wf.where(wf.all(x > 0, "batch"), x, 0.0),
     "max": lambda x: x - wf.max(x, "batch"),
+    "min": lambda x: x - wf.min(x, "batch"),
     "prod": lambda x: x - wf.prod(x, "batch"),
     "var": lambda x: x - wf.var(x, "batch"),
+    "std": lambda x: x - wf.std(x, "batch"),
     "logsumexp": lambda x: x - wf.logsumexp(x, "batch"),
     "argmax": lambda x: x + wf.argmax(x, "batch"),
+    "argmin": lambda x: x + wf.argmin(x, "batch"),
     "top_k": lambda x: x + wf.sum(wf.top_k(x, "batch", wf.Dim("best", 1))[0], "best"),
     "sort": lambda x: wf.sort(x, "batch"),
     "argsort": lambda x: x + wf.argsort(x, "batch"),
@@ -139,6 +146,22 @@ MIXING = {  # of four rows by one stage, of two by two stages
     "local": lambda x: x - wf.local(lambda a: a.sum(0), x, out="d", splittable=["d"]),
     "callback": lambda x: x - wf.callback(lambda a: a.sum(0), x, out=wf.spec("d=4")),
 }
+
+
+# Their dims are new ones, all that there are, or mapped over one by one.
+NOT_ALONG = set(
+    "arange broadcast_to from_callback full ones one_hot pipeline stack tensor transpose vmap zeros".split()
+)
+
+
+def test_all_that_works_along_a_dim_is_here():
+    """An op that takes dims has a row in `MIXING`: it has to refuse the batch (`forms.check_along`)."""
+    public = {name: getattr(wf, name) for name in dir(wf)}
+    ops = {n: f for n, f in public.items() if inspect.isfunction(f) and f.__module__.startswith("weft.ops")}
+    along = {
+        n for n, f in ops.items() if {"dim", "dims", "into", "window"} & {*inspect.signature(f).parameters}
+    }
+    assert along - NOT_ALONG <= set(MIXING), sorted(along - NOT_ALONG - set(MIXING))
 
 
 @pytest.mark.parametrize("name", MIXING)

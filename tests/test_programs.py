@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compare import real, same, truth, whole
+from theorem.families import OPS
 
 import weft as wf
 from weft.errors import LayoutError, MeshError, ProgramError, TensorTypeError, WeftError
@@ -146,6 +147,21 @@ def test_every_op_has_a_row():
     drawn = {n for n, f in vars(wf.random).items() if getattr(f, "__module__", "") == "weft.random"}
     public = {n for n in drawn if not n.startswith("_") and n not in CALLS}
     assert public == set(DRAWS)
+
+
+# Not in random programs: what makes tensors, other names, whole numbers' bits, tests for what they have none of,
+# functions that are defined nowhere near 0, and what has random tests of its own.
+NOT_DRAWN = set(
+    "arange full full_like ones ones_like tensor zeros zeros_like astype mod pow swish bitwise_and bitwise_not "
+    "bitwise_or bitwise_xor left_shift right_shift isinf isnan arccos arccosh callback debug pipeline value_and_grad "
+    "bits gumbel".split()
+)
+
+
+def test_every_op_is_drawn_into_random_programs():
+    """A new op without a row in `tests/theorem/families` fails here."""
+    missing = (set(CALLS) | set(DRAWS)) - set(OPS) - NOT_DRAWN
+    assert not missing, f"{sorted(missing)} are in no family of tests/theorem/families"
 
 
 @pytest.fixture(scope="module")
