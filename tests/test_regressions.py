@@ -317,3 +317,14 @@ def test_a_plan_says_that_it_does_not_fit_the_machine():
     plan = wf.spmd(lambda x: x * 2.0, "data=2", "batch:data").plan(wf.spec("batch=4 d_model=1000000000"))
     assert "does not fit: a device of tpu-v2 has 8 GiB of memory" in plan.explain("tpu-v2")
     assert "does not fit" not in plan.explain("h100") and "does not fit" not in plan.explain()
+
+
+def test_the_running_sum_of_one_element_among_zeros():
+    """XLA gave that element everywhere: the gradient of one place of a running sum was wrong."""
+    x = values("g=7")
+    for reverse in (False, True):
+        gradient = wf.grad(lambda x, reverse=reverse: wf.cumsum(x, "g", reverse=reverse)["g", 3])
+        want = np.arange(7) >= 3 if reverse else np.arange(7) <= 3
+        np.testing.assert_array_equal(wf.spmd(gradient)(x).numpy(), want)
+    padded = wf.spmd(lambda x: wf.cumsum(wf.pad(x, "g", 2, 2), "g"))(values("g=1"))
+    np.testing.assert_array_equal(padded.numpy() != 0, [False, False, True, True, True])
