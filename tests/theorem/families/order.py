@@ -20,10 +20,10 @@ def _place(fn: str) -> Callable[..., Named]:
 
 
 def _running(a: Any, axis: int, exclusive: bool, reverse: bool) -> Any:
-    back = A.flip(a, axis) if reverse else a
-    total = A.cumsum(back, axis=axis)
-    total = total - back if exclusive else total
-    return A.flip(total, axis) if reverse else total
+    """Products with a triangle of ones: to take each element off its sum would lose digits where that is large."""
+    size = a.shape[axis]
+    ones = np.tri(size, k=-1 if exclusive else 0, dtype=a.dtype)  # [i, j]: whether j counts in the sum at i
+    return A.moveaxis(A.tensordot(a, ones if reverse else ones.T, axes=(axis, 0)), -1, axis)
 
 
 def _ranked(a: Any, axis: int, descending: bool = True) -> Any:
