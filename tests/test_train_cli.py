@@ -182,6 +182,9 @@ def run(trained, folder):
     return folder / "run"
 
 
+RECORD = ("config.toml", "plan.txt", "versions.json", "metrics.jsonl", "loss.png")
+
+
 def test_what_a_run_writes(run):
     found = {path.name for path in run.iterdir()}
     wanted = {"checkpoints", "config.toml", "plan.txt", "versions.json", "metrics.jsonl", "tensorboard"}
@@ -201,8 +204,21 @@ def test_its_own_settings_go_on_where_it_stopped(run, capsys):
 def test_a_finished_run_has_nothing_left_to_do(run, capsys):
     before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
     code, out, err = weft(capsys, LINES)
-    assert (code, out) == (0, "") and "2 steps" in err
+    assert (code, out) == (
+        0,
+        "",
+    ) and "the run is at step 2 already, and --steps is 2: nothing is trained" in err
     assert before == {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+
+
+def test_settings_that_train_nothing_are_not_written_down(run, capsys):
+    """The record is of what was trained: other settings do not take its place."""
+    kept = [*(run / "checkpoints").rglob("*"), *(run / name for name in RECORD)]
+    before = {path: path.read_bytes() for path in kept if path.is_file()}
+    code, out, err = weft(capsys, f"{LINES} --steps 1 --data.rows 8 --optimizer.rate 0.5")
+    assert (code, out) == (0, "")
+    assert err == "the run is at step 2 already, and --steps is 1: nothing is trained\n"
+    assert before == {path: path.read_bytes() for path in before}
 
 
 def test_a_run_of_another_model_is_not_gone_on_with(run, capsys, golden):

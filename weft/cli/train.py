@@ -103,7 +103,8 @@ def finish(config: Any) -> Any:
             f"stopped by {outcome.stopped} after step {outcome.step} of {config.steps}, which is saved in "
             f"{config.folder}; run the same command again to resume"
         )
-    print(f"{outcome.step} steps in {outcome.seconds:.0f} s; see {config.folder}", file=sys.stderr)
+    if outcome.trained:
+        print(f"{outcome.step} steps in {outcome.seconds:.0f} s; see {config.folder}", file=sys.stderr)
     return outcome
 
 

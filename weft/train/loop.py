@@ -101,6 +101,7 @@ class Outcome:
       score: of the last evaluation, if there was one.
       stopped: the signal that ended it before its last step, or nothing.
       seconds: of this run's steps.
+      trained: how many steps this run did; none, if those before it had done them all.
     """
 
     run: Run
@@ -110,6 +111,7 @@ class Outcome:
     score: Score | None
     stopped: str
     seconds: float
+    trained: int
 
 
 def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
@@ -140,7 +142,11 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
             Record(run, standing, shown, first, checkpoints) as record,
             contextlib.closing(run.train.batches(standing.position, ahead=AHEAD)) as batches,
         ):
-            record.open(plans, hardware)
+            if standing.step < c.steps:
+                record.open(plans, hardware)
+            else:  # what is written down stays that of the run that was
+                done = f"the run is at step {standing.step} already"
+                shown.say(f"{done}, and --steps is {c.steps}: nothing is trained")
             while standing.step < c.steps:
                 batch, standing.position = next(batches)
                 key, standing.step = run.key(standing.step), standing.step + 1
@@ -162,10 +168,11 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
                     break
             record.flush()
         seconds = time.monotonic() - began
-    loss = record.loss if standing.step > from_step else math.nan
+    trained = standing.step - from_step
+    loss = record.loss if trained else math.nan
     stopped = stop.reason if standing.step < c.steps else ""
     model = run.learner.whole(standing.model, standing.state)
-    return Outcome(run, model, standing.step, loss, score, stopped, seconds)
+    return Outcome(run, model, standing.step, loss, score, stopped, seconds, trained)
 
 
 def _due(step: int, every: int) -> bool:
