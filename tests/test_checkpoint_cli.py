@@ -201,6 +201,7 @@ MISTAKES = {
     "damaged_step": (lambda folder: damage(folder / "runs" / "step_2"), ["export", "runs", "a.safetensors"]),
     "not_safetensors": (None, ["export", "runs", "model.bin"]),
     "no_folder_to_write": (None, ["export", "runs", "nowhere/model.safetensors"]),
+    "file_to_write_into": (None, ["export", "runs", "runs/step_1/manifest.json/model.safetensors"]),
     "no_file": (without_dims, ["import", "plane.safetensors", "new", "--step", "0"]),
     "no_dims": (without_dims, ["import", "plain.safetensors", "new", "--step", "0"]),
     "wrong_dims": (with_wrong_dims, ["import", "odd.safetensors", "new", "--step", "0"]),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import weft as wf
-from weft.cli.loading import UserError, load
+from weft.cli.loading import Failure, UserError, load
 from weft.cli.main import main
 from weft.cli.output import write
 from weft.plan.hardware import load as load_hardware
@@ -248,6 +248,15 @@ MISTAKES = {
     "two outputs": (["train.py:example", "--json", "--html", "x.html"], ["are different outputs"]),
     "no folder": (["train.py:example", "--html", "no/x.html"], ["no folder no"]),
     "a folder": (["train.py:example", "--html", "."], ["is a folder"]),
+    "in a file": (["train.py:example", "--html", "train.py/x.html"], ["train.py is a file", "hint: "]),
+    "in a folder that takes no files": (
+        ["train.py:example", "--html", "/proc/x.html"],
+        [
+            "/proc/x.html can't be written\n  the system says: ",
+            "beside its place",
+            "hint: look at the rights of",
+        ],
+    ),
 }
 
 
@@ -359,7 +368,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(folder, monkeypatch
         raise OSError("the disk is full")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(Failure, match=r"page\.html can't be written\n  the system says: the disk is full"):
         write(path, "new")
     assert path.read_text() == "old" and {p.name for p in folder.iterdir()} == {"page.html", "train.py"}
     monkeypatch.undo()

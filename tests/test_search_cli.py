@@ -178,6 +178,8 @@ TELLING = {
     "axes is a whole number, 1 to 3": ("program.py:product", "--devices", "8", "--axes", "5"),
     "top is a whole number": ("program.py:product", "--devices", "8", "--top", "0"),
     "leave one of them out": ("program.py:product", "--devices", "8", "--mesh", "x=8"),
+    "program.py is a file": ("program.py:many", "--devices", "8", "--html", "program.py/x.html"),
+    "/proc/x.html can't be written": ("program.py:many", "--devices", "8", "--html", "/proc/x.html"),
     "too many layouts": ("program.py:many", "--devices", "8"),
     "more than 64 dims": ("program.py:too_many", "--devices", "8"),
 }

@@ -149,6 +149,7 @@ MISTAKES = {
     # the folder
     "folder_that_is_a_file": [f"{LINES} --folder text.txt"],
     "folder_in_a_file": [f"{LINES} --folder text.txt/run"],
+    "folder_that_can_not_be_made": [f"{LINES} --folder /proc/run"],
 }
 
 

@@ -14,7 +14,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from .loading import Failure, UserError
-from .output import check_folder, table
+from .output import check_folder, table, writing
 
 Folder = Annotated[Positional[Path], arg(metavar="FOLDER")]
 
@@ -182,7 +182,9 @@ class Export:
 
         _check_name(self.file)
         check_folder(self.file)
-        count = export(stored(*_at(self.folder, self.step)), self.file)
+        found = stored(*_at(self.folder, self.step))
+        with writing(self.file):
+            count = export(found, self.file)
         print(f"{count} tensors", file=sys.stderr)
         print(self.file)
 

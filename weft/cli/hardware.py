@@ -11,7 +11,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from .loading import UserError
-from .output import table, write
+from .output import check_folder, table, write, writing
 
 
 @dataclass
@@ -88,9 +88,11 @@ class Measure:
                 rule="their network is measured too: it has at least 2 devices",
                 hint="leave --devices out: it is 8 by default",
             )
-        if self.output is None:
-            user_folder().mkdir(parents=True, exist_ok=True)
         path = self.output or user_folder() / "cpu.toml"
+        if self.output is None:
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+        check_folder(path)
         print("measuring", file=sys.stderr)
         write(path, to_toml(measure_cpu(self.devices)))
         print(path)

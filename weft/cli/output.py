@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..errors import WeftError
 from ..files import whole
-from .loading import UserError
+from .loading import Failure, UserError
 
 
 def check_folder(path: Path) -> None:
     """An error if there is no folder to write the file into; asked before any work is done."""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UserError(f"{path} is a folder, not a file to write", hint="name a file in it")
-    if not path.parent.is_dir():
+    if os.path.exists(path.parent) and not os.path.isdir(path.parent):
+        raise UserError(
+            f"{path} is to be written, and {path.parent} is a file",
+            rule="a file is written into a folder",
+            hint="write to another place",
+        )
+    if not os.path.isdir(path.parent):
         raise UserError(
             f"there is no folder {path.parent} to write {path.name} into",
             hint="make it first, or write to another place",
         )
+    try:
+        probe(path.parent)
+    except OSError as error:
+        raise _unwritten(path, error) from None
+
+
+def probe(folder: Path) -> None:
+    """OSError if no file can be made in a folder. It is tried: rights alone do not say it, to root least."""
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system says against writing a file is told of that file, not of the draft beside it."""
+    try:
+        yield
+    except WeftError:
+        raise
+    except OSError as error:
+        raise Failure(f"error: {_unwritten(path, error)}") from error
+
+
+def _unwritten(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path} can't be written",
+        f"the system says: {error.strerror or error}",
+        rule="a file is written beside its place, and moved there when it is whole",
+        hint=f"look at the rights of {path.parent} and the space that is left, or write to another place",
+    )
 
 
 def write(path: Path, text: str) -> None:
     """Write a file beside its place and move it there when it is whole."""
     check_folder(path)
-    with whole(path) as draft:
+    with writing(path), whole(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 

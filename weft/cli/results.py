@@ -35,10 +35,6 @@ def check(out: Path | None, inputs: tuple[str, ...] = ()) -> None:
         )
     out = _named(out)
     check_folder(out)
-    if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise UserError(
-            f"the folder {out.parent} can't be written to", hint="-o names a file in another place"
-        )
     for name in inputs:
         if out.exists() and Path(name).exists() and out.samefile(name):
             raise UserError(f"{name} is read, and {out} is the same file", hint="-o names another file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import tyro
 
 from .loading import Failure, UserError
+from .output import probe
 
 USAGE = """weft train RECIPE|FILE.toml [--print-config] [--preset NAME] [--mesh AXES] [--layout RULES]
                   [--section.name VALUE ...]"""
@@ -110,11 +112,18 @@ def finish(config: Any) -> Any:
 
 def _check_writable(folder: Path) -> None:
     """An error now, and not after an hour, if nothing can be written there."""
-    import os
-
-    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        what = "is not a folder" if not there.is_dir() else "can't be written to"
-        raise UserError(
-            f"the run's folder is {folder}, and {there} {what}", hint="--folder names another place"
-        )
+    there = next(p for p in (folder, *folder.absolute().parents) if os.path.exists(p))
+    try:
+        probe(there)
+    except NotADirectoryError:
+        fact, said = f"{there} is not a folder", []
+    except OSError as error:
+        fact, said = f"{there} can't be written to", [f"the system says: {error.strerror or error}"]
+    else:
+        return
+    raise UserError(
+        f"the run's folder is {folder}, and {fact}",
+        *said,
+        rule="checkpoints and curves are written to the run's folder, which is made if need be",
+        hint="--folder names another place",
+    )
