@@ -306,6 +306,33 @@ def test_usage_errors_exit_with_2_and_leave_stdout_empty(arguments, folder, caps
     assert (code, out) == (2, "") and err
 
 
+@pytest.mark.parametrize("more", [[], ["--help"], ["tiny-lm", "--steps", "3"]])
+@pytest.mark.parametrize(
+    "asked, meant, called",
+    [("trian", "train", "weft"), ("hardware lst", "list", "weft hardware")],
+    ids=["command", "inner"],
+)
+def test_an_unknown_command_is_a_mistake_also_with_help(asked, meant, called, more, folder, capsys):
+    code, out, err = run(capsys, *asked.split(), *more)
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        f"error: there is no command {called} {asked.split()[-1]} (did you mean {meant}?)\n"
+    )
+    assert f"hint: {called} --help says what each does" in err
+
+
+def test_a_wrong_value_points_to_the_commands_own_help(folder, capsys):
+    code, out, err = run(capsys, "plan", "tiny-lm", "--batch", "x")
+    assert (code, out) == (2, "") and "weft plan --help" in err
+
+
+def test_help_of_an_inner_command_says_each_thing_once(folder, capsys, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    code, out, _ = run(capsys, "hardware", "measure", "--help")
+    assert code == 0 and out.startswith("usage: weft hardware measure ")
+    assert "do options" not in out and out.count("Measure this CPU") == 1
+
+
 def test_a_broken_profile_shows_line_and_caret(folder, capsys):
     (folder / "my.toml").write_text('name = "x"\n[peak_flops\n')
     code, out, err = run(capsys, "plan", "train.py:example", "--hardware", "my.toml")

@@ -9,13 +9,13 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Union, get_args, get_type_hints
 
 import tyro
 
-from ..errors import WeftError
+from ..errors import WeftError, nearest
 from .checkpoint import Checkpoint
 from .demo import Demo
 from .evaluate import Evaluate
@@ -94,24 +94,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _chosen(given: list[str]) -> Any:
     """The command, with what it was given. The flags of some depend on their first argument."""
-    if given and given[0] in READ_BY_THEMSELVES:
-        return COMMANDS[given[0]](tuple(given[1:]))
-    return tyro.cli(
-        _choice(given[:1]),
-        prog="weft",
-        description=ABOUT,
-        args=given,
-        config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
+    if not given or given[0].startswith("-"):
+        return _parsed(_any_of(COMMANDS), "weft", given, ABOUT)
+    name, *rest = given
+    kind = _known(COMMANDS, name, "weft")
+    if name in READ_BY_THEMSELVES:
+        return kind(tuple(rest))
+    inner = _inner(kind)
+    if not inner or not rest or rest[0].startswith("-"):
+        return _parsed(kind, f"weft {name}", rest)
+    chosen = _known(inner, rest[0], f"weft {name}")
+    return kind(_parsed(chosen, f"weft {name} {rest[0]}", rest[1:]))
 
 
-def _choice(chosen: list[str]) -> Any:
-    """One of the commands; the chosen one is described in full, the others by their first sentence."""
+def _parsed(kind: Any, called: str, given: list[str], about: str | None = None) -> Any:
+    options = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
+    return tyro.cli(kind, prog=called, description=about, args=given, config=options)
+
+
+def _known(commands: Mapping[str, Any], name: str, called: str) -> Any:
+    if name not in commands:
+        raise UserError(
+            f"there is no command {called} {name}{nearest(name, commands)}",
+            rule=f"the commands are {', '.join(commands)}",
+            hint=f"{called} --help says what each does",
+        )
+    return commands[name]
+
+
+def _any_of(commands: Mapping[str, type]) -> Any:
+    """One of the commands, each described by its first sentence."""
     kinds = [
-        Annotated[kind, tyro.conf.subcommand(name, description=None if name in chosen else _first(kind))]
-        for name, kind in COMMANDS.items()
+        Annotated[kind, tyro.conf.subcommand(name, description=_first(kind))]
+        for name, kind in commands.items()
     ]
     return Union[tuple(kinds)]  # noqa: UP007 (made of a list)
+
+
+def _inner(kind: type) -> dict[str, type]:
+    """The commands that a command has, by name."""
+    choice = get_type_hints(kind, include_extras=True).get("do")
+    return {one.__metadata__[0].name: one.__origin__ for one in get_args(choice)}
 
 
 def _first(kind: type) -> str:
