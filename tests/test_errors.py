@@ -57,6 +57,9 @@ MISTAKES |= {
     "rename_misspelt_dim": lambda: ones("batch=4 length=3").rename(bacth="rows"),  # wrong
     "rename_to_a_dim_it_has": lambda: ones("batch=4 length=3").rename(batch="length"),  # wrong
     "index_misspelt_dim": lambda: ones("batch=4 length=3")["lengt", 0],  # wrong
+    "einsum_with_a_formula": lambda: wf.einsum("bd,df->bf", ones("b=4 d=3"), ones("d=3 f=5")),  # wrong
+    "local_that_returns_a_number": lambda: wf.local(lambda a: 1.0, ones("a=2"), out="a", splittable=["a"]),  # wrong
+    "local_that_returns_a_pair": lambda: wf.local(lambda a: (a, a), ones("a=2"), out="a", splittable=["a"]),  # wrong
     "arange_of_two_dims": lambda: wf.arange("a=2 b=3"),  # wrong
     "full_of_a_vector": lambda: wf.full("a=2 b=2", wf.arange(wf.Dim("a", 2))),  # wrong
     "index_without_dim": lambda: ones("batch=4 length=3")[0],  # wrong

@@ -358,6 +358,11 @@ def test_ops_are_named_after_operands_by_keyword_too():
     assert only.op == "sum[b,c]"
 
 
+def test_a_scalar_is_formatted_as_a_number():
+    loss = wf.mean(wf.tensor([1.0, 2.0], "a=2"))
+    assert f"{loss:.2f}" == "1.50" and f"{loss}" == str(loss)
+
+
 def test_decorator_and_bare_forms():
     @wf.spmd(mesh="x=2", layout="a:x")
     def double(x):

@@ -141,3 +141,10 @@ def test_an_op_without_named_dims_may_have_any(op):
     known = frozenset(["batch", "io"])
     assert dims_named(op, known) == known
     assert dims_named("scale[batch,other]", known) == {"batch"}
+
+
+def test_what_was_found_is_printed_as_a_table():
+    x = wf.spec("batch=64 d=64")
+    found = wf.search(lambda x: wf.sum(wf.exp(x)), (x,), devices=8, hardware="h100")
+    assert str(found) == found.explain()
+    assert repr(found).startswith(f"<search of {found.legal} candidates on 8 × h100: ")

@@ -18,6 +18,7 @@ from .errors import MeshError
 # Of glibc's mallopt, by their numbers in malloc.h.
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
 NEVER, LARGEST = -1, 2**31 - 1
+MOST = 2048  # more are refused by XLA, as if they were several processes
 
 
 def cpu_devices(count: int) -> None:
@@ -30,10 +31,10 @@ def cpu_devices(count: int) -> None:
     >>> wf.Mesh("data=-1 model=2")
     Mesh("data=4 model=2")
     """
-    if not isinstance(count, int) or count < 1:
+    if not isinstance(count, int) or not 1 <= count <= MOST:
         raise MeshError(
             f"{count!r} is no number of devices",
-            rule="a CPU poses as one device or more",
+            rule=f"a CPU poses as 1 to {MOST} devices; plans need none",
             hint="wf.cpu_devices(8)",
         ).located(f"cpu_devices({count!r})")
     try:

@@ -62,7 +62,14 @@ def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterab
     if any(collectives.varying(a) - split_axes - program.mapped for a in arrays):
         raise Overcast  # a scan made them varying beforehand, and the function's results would be too
     results = fn(*arrays)
-    results = list(results) if several else [results]
+    results = list(results) if several and isinstance(results, list | tuple) else [results]
+    strange = [r for r in results if not hasattr(r, "shape")]
+    if strange:
+        raise TensorTypeError(
+            f"the local function returned a {type(strange[0]).__name__}",
+            rule="a local function returns an array, or a tuple of them if out= lists the dims of several",
+            hint="out=[[batch, d], [batch]] for a tuple of two arrays",
+        )
     if len(results) != len(outs):
         raise ShapeError(
             f"the local function returned {len(results)} arrays, and out= names {len(outs)}",

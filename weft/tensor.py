@@ -256,6 +256,9 @@ class Tensor:
     def __float__(self) -> float:
         return float(self._scalar("float"))
 
+    def __format__(self, form: str) -> str:
+        return format(self._scalar("number") if form else str(self), form)
+
     def _scalar(self, kind: str) -> Any:
         if self.is_slice or context.is_traced(self._held):
             raise ProgramError(

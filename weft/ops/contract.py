@@ -36,6 +36,12 @@ def einsum(*tensors: Tensor, out: Any = None, reduce: Any = None, precision: Any
     >>> wf.einsum(x, w, out=["batch", "hidden"]).numpy().tolist()
     [[3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
     """
+    if any(isinstance(t, str) for t in tensors):
+        raise TensorTypeError(
+            "einsum was given a formula",
+            rule="dims have names: those that tensors share are matched, and out= says which stay",
+            hint="einsum(x, w, out=[batch, hidden])",
+        )
     if not tensors:
         raise TensorTypeError(
             "einsum was given no tensors",

@@ -176,7 +176,7 @@ def _running(
     if array.dtype == jnp.bool_:
         array = array.astype(jnp.int32)
     block = array.shape[place]
-    # XLA takes the running sum of one element with zeros around it to be that element everywhere; the barriers
+    # XLA takes the running sum of one element with zeros around it to be that element everywhere. Barriers
     # hide such a padding, in the backward pass too.
     result = lax.optimization_barrier(scan(lax.optimization_barrier(array), axis=place, reverse=reverse))
     last = 0 if reverse else block - 1

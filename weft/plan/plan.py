@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from ..dims import Dim
+from ..errors import TensorTypeError
 from ..layout import Splits, axes_of
 from ..mesh import Mesh
 from ..placing import stored_shape
@@ -131,6 +132,12 @@ class Plan:
         """What another plan does differently, as text."""
         from .diff import diff
 
+        if not isinstance(other, Plan):
+            raise TensorTypeError(
+                f"{other!r} is not a plan",
+                rule="a plan is compared with another one",
+                hint="plan.diff(wf.spmd(fn, mesh, other_layout).plan(*args))",
+            ).located("diff(other)")
         return diff(self, other)
 
     def to_data(self) -> dict[str, Any]:

@@ -109,6 +109,13 @@ class Found:
     def best(self) -> Ranked | None:
         return self.ranked[0] if self.ranked else None
 
+    def __repr__(self) -> str:
+        best = f'"{self.best.mesh}" with {self.best.layout!r}' if self.best else "nothing fits"
+        return f"<search of {self.legal} candidates on {self.devices} × {self.hardware.name}: {best}>"
+
+    def __str__(self) -> str:
+        return self.explain()
+
     def explain(self, compare: Ranked | None = None, rows: int = 10) -> str:
         """What was found as text: the best, a table, and why it is better than another."""
         from .report import explain

@@ -101,7 +101,7 @@ def with_devices(axes: str) -> Mesh:
     mesh = Mesh(axes) if "-1" not in axes else None
     if mesh is not None and not jax.distributed.is_initialized():
         with contextlib.suppress(RuntimeError):  # never fewer: somebody may have asked for more
-            if mesh.size > jax.config.jax_num_cpu_devices:  # type: ignore[attr-defined]
+            if jax.config.jax_num_cpu_devices < mesh.size <= cpu.MOST:  # type: ignore[attr-defined]
                 jax.config.update("jax_num_cpu_devices", mesh.size)
     if cpu.is_all_there_is():
         cpu.keep_memory()
