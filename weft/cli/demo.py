@@ -41,7 +41,7 @@ class Demo:
             show(self.folder, self.steps, self.phrases)
             return
         with tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
-            show(Path(folder), self.steps, self.phrases)
+            show(Path(folder), self.steps, self.phrases, kept=False)
 
 
 def settings(folder: Path, steps: int) -> Any:
@@ -64,14 +64,14 @@ def settings(folder: Path, steps: int) -> Any:
     )
 
 
-def show(folder: Path, steps: int, phrases: int) -> None:
+def show(folder: Path, steps: int, phrases: int, *, kept: bool = True) -> None:
     """The demo itself."""
     from .. import decode
     from ..data import Phrases
     from .train import finish
 
     began = time.monotonic()
-    outcome = finish(settings(folder, steps))
+    outcome = finish(settings(folder, steps), kept=kept)
     run = outcome.run
     speaker = decode.Speaker(outcome.model, run.tokenizer, run.mesh, run.layout, rows=128)
 

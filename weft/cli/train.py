@@ -88,8 +88,8 @@ def settings(arguments: list[str]) -> Any:
     return config
 
 
-def finish(config: Any) -> Any:
-    """Train, and say how it went."""
+def finish(config: Any, *, kept: bool = True) -> Any:
+    """Train, and say how it went, and where that is written down if the folder is kept."""
     from ..train import hosts
     from ..train.loop import train as run
     from ..train.record import TrainingError
@@ -101,12 +101,11 @@ def finish(config: Any) -> Any:
         hosts.fail()
         raise Failure(f"{type(error).__name__}: {error}") from None
     if outcome.stopped:
-        raise Failure(
-            f"stopped by {outcome.stopped} after step {outcome.step} of {config.steps}, which is saved in "
-            f"{config.folder}; run the same command again to resume"
-        )
+        where = f", which is saved in {config.folder}; run the same command again to resume" if kept else ""
+        raise Failure(f"stopped by {outcome.stopped} after step {outcome.step} of {config.steps}{where}")
     if outcome.trained:
-        print(f"{outcome.step} steps in {outcome.seconds:.0f} s; see {config.folder}", file=sys.stderr)
+        where = f"; see {config.folder}" if kept else ""
+        print(f"{outcome.step} steps in {outcome.seconds:.0f} s{where}", file=sys.stderr)
     return outcome
 
 
