@@ -191,6 +191,19 @@ def test_mistakes_are_told(words, program, capsys):
     assert not out and words in err and "hint: " in err
 
 
+MISSING = {
+    "without --hardware\n": ("--devices", "8"),
+    "without --devices or --mesh\n": ("--hardware", "cpu"),
+    "without --hardware, and without --devices or --mesh\n": (),
+}
+
+
+@pytest.mark.parametrize("words", MISSING)
+def test_what_is_missing_is_named(words, program, capsys):
+    out, err = asked(capsys, "program.py:product", *MISSING[words], code=2)
+    assert not out and f"weft search program.py:product {words}" in err and "hint: " in err
+
+
 MISTAKES = {
     "no devices": ("program.py:product", "--hardware", "cpu"),
     "zero devices": ("program.py:product", "--devices", "0", "--hardware", "cpu"),

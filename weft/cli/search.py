@@ -85,9 +85,11 @@ class Search:
                 rule="a search is over all meshes of so many devices, or for one mesh",
                 hint="leave one of them out",
             )
-        if self.hardware is None or (self.devices is None and self.mesh is None):
+        missing = ["--hardware"] if self.hardware is None else []
+        missing += ["--devices or --mesh"] if self.devices is None and self.mesh is None else []
+        if self.hardware is None or missing:
             raise UserError(
-                "what to search for is not said",
+                f"weft search {self.target} without {', and without '.join(missing)}",
                 rule="a search is for one machine, and for so many devices or one mesh",
                 hint="weft search lm-4.9b --train adafactor --devices 512 --hardware tpu-v2",
             )
