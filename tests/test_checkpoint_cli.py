@@ -196,6 +196,7 @@ def cut_short(folder):
 
 MISTAKES = {
     "no_folder": (None, ["list", "run"]),
+    "file_for_a_folder": (None, ["inspect", "runs/step_1/manifest.json"]),
     "no_step": (None, ["inspect", "runs", "--step", "12"]),
     "two_steps": (None, ["inspect", "runs@1", "--step", "2"]),
     "damaged_step": (lambda folder: damage(folder / "runs" / "step_2"), ["export", "runs", "a.safetensors"]),

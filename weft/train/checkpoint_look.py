@@ -128,10 +128,11 @@ def _folder(given: Any) -> Path:
         return folder
     parent = folder.absolute().parent
     others = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+    fact = f"there is no folder {folder}{nearest(folder.name, others)}"
     raise CheckpointError(
-        f"there is no folder {folder}{nearest(folder.name, others)}",
+        f"{folder} is a file" if folder.exists() else fact,
         rule="the checkpoints of a run are in one folder",
-        hint="give the folder that Checkpoints(folder) or the run's settings name",
+        hint="give the folder of a run, or the folder in it that has those called step_NUMBER",
     )
 
 
