@@ -223,7 +223,8 @@ def section(rows: dict[str, list[dict[str, Any]]]) -> str:
 The train step of `handwritten.py` (4 layers, d_model 256, d_ff 1024, 8 heads of 32, vocabulary 8192, 16 rows
 of 128 tokens, float32, SGD), from the same numbers, by each in an environment and a process of its own
 (`peers/`). Devices of JAX and TensorFlow are virtual ones of one process, those of PyTorch are processes with
-one thread each, over gloo. Weft tells the C library to keep freed memory, which the others don't (docs/measured.md says what
+one thread each, over gloo. Weft tells the C library to keep freed memory, which the others don't
+(docs/measured.md says what
 that is worth). The first step is counted from the start of the process. Operations are counted as
 each counts its own: instructions of XLA, nodes of a TensorFlow graph, calls of ATen. The peak is the speed of
 matrix products of 2048 × 2048 by JAX on one device with both cores, in the same rounds; of it are the step's
