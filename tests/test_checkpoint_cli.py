@@ -207,6 +207,7 @@ MISTAKES = {
     "no_dims": (without_dims, ["import", "plain.safetensors", "new", "--step", "0"]),
     "wrong_dims": (with_wrong_dims, ["import", "odd.safetensors", "new", "--step", "0"]),
     "cut_short": (cut_short, ["import", "short.safetensors", "new", "--step", "0"]),
+    "step_below_zero": (without_dims, ["import", "plain.safetensors", "new", "--step", "-1"]),
     "step_is_there": (without_dims, ["import", "plain.safetensors", "runs", "--step", "2"]),
 }
 

@@ -173,10 +173,13 @@ def test_flags_to_train_with_are_those_of_train(capsys):
 
 TELLING = {
     "the program has no dim zz": ("program.py:product", "--devices", "8", "--dims", "a", "zz"),
-    "memory=0": ("program.py:product", "--devices", "8", "--memory", "0"),
+    "--memory is a whole number, at least 1": ("program.py:product", "--devices", "8", "--memory", "0"),
     "--memory ² is no size": ("program.py:product", "--devices", "8", "--memory", "²"),
-    "axes is a whole number, 1 to 3": ("program.py:product", "--devices", "8", "--axes", "5"),
-    "top is a whole number": ("program.py:product", "--devices", "8", "--top", "0"),
+    "--axes is a whole number, 1 to 3": ("program.py:product", "--devices", "8", "--axes", "5"),
+    "--top is a whole number": ("program.py:product", "--devices", "8", "--top", "0"),
+    "--devices is a whole number, at least 1": ("program.py:product", "--devices", "0"),
+    "--devices 0 and --top 0": ("program.py:product", "--devices", "0", "--top", "0"),
+    "did you mean memory?": ("program.py:product", "--devices", "8", "--objective", "memry"),
     "leave one of them out": ("program.py:product", "--devices", "8", "--mesh", "x=8"),
     "program.py is a file": ("program.py:many", "--devices", "8", "--html", "program.py/x.html"),
     "/proc/x.html can't be written": ("program.py:many", "--devices", "8", "--html", "/proc/x.html"),

@@ -437,6 +437,7 @@ MISTAKES = {
     "seed_too_large": "generate lm in.txt --temperature 1 --seed 9223372036854775808",
     "penalty_too_large": "generate lm in.txt --penalty 1e300",
     "temperature_that_is_no_number": "generate lm in.txt --temperature nan",
+    "negative_temperature_and_limit": "generate lm in.txt --temperature -3 --limit 0",
     "limit_too_large": "generate lm in.txt --limit 128",
     "step_that_is_no_number": "eval fr --step ²",
     "no_such_step": "translate fr in.txt --step 7",

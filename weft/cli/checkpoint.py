@@ -207,6 +207,12 @@ class Import:
         from ..train.checkpoint_files import step_folder
 
         _check_name(self.file)
+        if self.step < 0:
+            raise UserError(
+                f"--step {self.step} is not a number of steps",
+                rule="a checkpoint is called by its step, a whole number from 0 on",
+                hint="--step 0, to start a run from it",
+            )
         count = imported(self.file, self.folder, self.step)
         print(f"{count} tensors", file=sys.stderr)
         print(step_folder(self.folder, self.step))

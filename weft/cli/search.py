@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from ..errors import nearest
 from .loading import Failure, UserError, user_code
 from .output import check_folder, write
 from .presets import is_preset, plannable
@@ -94,12 +95,20 @@ class Search:
                 hint="weft search lm-4.9b --train adafactor --devices 512 --hardware tpu-v2",
             )
         cap = _bytes(self.memory) if self.memory is not None else None
+        self._check_numbers(cap)
         if self.html is not None:
             check_folder(self.html)
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # planning needs no devices
         from ..plan.hardware import Hardware
         from ..search import search
+        from ..search.best import OBJECTIVES
 
+        if self.objective not in OBJECTIVES:
+            raise UserError(
+                f"--objective {self.objective}{nearest(self.objective, OBJECTIVES)}",
+                rule=f"what is to be least is one of {', '.join(OBJECTIVES)}",
+                hint="leave it out: it is time by default",
+            )
         machine = Hardware.of(self.hardware)
         fn, args = plannable(self.target, self.train, self.batch, self.length)
         with user_code(f"{self.target} failed while it was traced"):
@@ -136,6 +145,23 @@ class Search:
                 print(f"\nto train with it: {_train_flags(found.best) or 'no flags are needed'}")
         if found.best is None:
             raise Failure(self._levers(fn, args, machine, cap))
+
+    def _check_numbers(self, cap: int | None) -> None:
+        """An error in the words of the command line, where `wf.search` would tell it in Python's."""
+        rules = {
+            f"--devices {self.devices}": (self.devices, None, "--devices 8"),
+            f"--axes {self.axes}": (self.axes, 3, "--axes 2"),
+            f"--top {self.top}": (self.top, None, "--top 1"),
+            f"--memory {self.memory}": (cap, None, "--memory 6GiB"),
+        }
+        wrong = {
+            said: (f"{said.split()[0]} is a whole number, {f'1 to {most}' if most else 'at least 1'}", hint)
+            for said, (value, most, hint) in rules.items()
+            if value is not None and (value < 1 or (most is not None and value > most))
+        }
+        if wrong:
+            told, hints = zip(*wrong.values(), strict=True)
+            raise UserError(" and ".join(wrong), rule="; ".join(told), hint=" ".join(hints))
 
     def _variants(self, fn: Any, args: Any) -> dict[str, tuple[Any, ...]]:
         """The same step with other remat policies, micro-batches and pipelines."""

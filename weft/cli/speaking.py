@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -85,9 +86,10 @@ class How:
     def ask(self, translates: bool) -> Ask:
         """The same in one word, with what is not said filled in; an error if a flag has no effect."""
         from ..decode import Ask, Beams
+        from ..errors import ModelError
 
         by_token = {
-            f"--{name.replace('_', '-')}": value
+            _flag(name): value
             for name in ("temperature", "top_k", "top_p", "penalty")
             if (value := getattr(self, name)) is not None
         }
@@ -114,7 +116,19 @@ class How:
             )
         given = {name.removeprefix("--").replace("-", "_"): value for name, value in by_token.items()}
         alpha = Beams.alpha if self.alpha is None else self.alpha
-        return Ask(limit=self.limit, seed=self.seed, beams=Beams(beams, alpha) if beams else None, **given)
+        search = Beams(beams, alpha) if beams else None
+        try:
+            return Ask(limit=self.limit, seed=self.seed, beams=search, **given)
+        except ModelError as error:  # in Python's words: limit=0
+            raise UserError(
+                re.sub(r"(\w+)=", lambda found: f"{_flag(found[1])} ", error.fact),
+                rule=re.sub(r"\btop_[kp]\b", lambda found: _flag(found[0]), error.rule),
+                hint="what is left out is as usual; --help says what that is",
+            ) from None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _check(least: dict[str, tuple[float | None, float]]) -> None:

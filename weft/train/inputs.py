@@ -52,7 +52,11 @@ def examples(d: Data, held_out: bool) -> Sequence[Any] | None:
             rule="parallel text has two sides, each in files of its own; other kinds have all in one file",
             hint=f"--data.kind parallel --data.{word} train.en --data.{word}-targets train.fr",
         )
-    return SOURCES[d.kind](d, files, targets).open()
+    try:
+        return SOURCES[d.kind](d, files, targets).open()
+    except DataError as error:  # the setting's name, where the source has an argument's
+        error.hint = error.hint.replace("malformed=", "--data.malformed")
+        raise
 
 
 def _jsonl(d: Data, files: tuple[str, ...], _: tuple[str, ...]) -> data.Jsonl:
