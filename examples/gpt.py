@@ -16,10 +16,15 @@ import numpy as np
 import weft as wf
 from weft import nn, train
 
+given = sys.argv[1:] + [__file__, "300"][len(sys.argv) - 1 :]
+if len(given) != 2 or not Path(given[0]).is_file() or not given[1].isdecimal():
+    print(__doc__)
+    sys.exit(0 if "--help" in given else 2)
+
 wf.cpu_devices(8)  # this computer as 8 devices
 
 MESH, LAYOUT = "data=4 model=2", "batch:data heads:model d_ff:model vocab:model"
-STEPS, WRITTEN = int(sys.argv[2]) if sys.argv[2:] else 300, 150
+STEPS, WRITTEN = int(given[1]), 150
 
 batch, length, vocab, layers = wf.dims("batch=16 length=64 vocab=256 layers=2")
 d_model, heads, d_kv, d_ff = wf.dims("d_model=64 heads=4 d_kv=16 d_ff=256")
@@ -89,7 +94,7 @@ def learn(mesh, layout, text, steps):
     return model, losses
 
 
-text = np.frombuffer(Path(sys.argv[1] if sys.argv[1:] else __file__).read_bytes(), np.uint8)
+text = np.frombuffer(Path(given[0]).read_bytes(), np.uint8)
 assert len(text) > 65 and STEPS > 0, "too little to learn from"
 model, losses = learn(MESH, LAYOUT, text, STEPS)
 written, speak = list(text[:64]), wf.spmd(lambda *a: logits(*a)["length", -1], MESH, LAYOUT)

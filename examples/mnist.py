@@ -104,6 +104,9 @@ def learn(mesh, layout, images, labels, steps):
 
 
 def main():
+    if "--help" in sys.argv or sys.argv[2:]:
+        print(__doc__)
+        sys.exit(0 if "--help" in sys.argv else 2)
     folder = Path(sys.argv[1] if sys.argv[1:] else "/usr/share/datasets/fashion-mnist")
     if sys.argv[1:] not in ([], ["drawn"]) and not [*folder.glob("*-images-idx*.gz")]:
         sys.exit(f"there are no *-images-idx*.gz in {folder}")

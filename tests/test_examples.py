@@ -118,3 +118,22 @@ def test_examples_run(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, [])])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     CHECKS[name](capsys.readouterr().out)
+
+
+WRONG = {
+    "gpt.py": (["/nope.txt"], ["99", "nonsense"], [str(EXAMPLES / "gpt.py"), "-3"], [__file__, "3", "more"]),
+    "mnist.py": (["drawn", "more"],),
+}
+
+
+@pytest.mark.parametrize(
+    "name, arguments, code",
+    [(name, ["--help"], 0) for name in WRONG]
+    + [(name, wrong, 2) for name, all_of_it in WRONG.items() for wrong in all_of_it],
+)
+def test_examples_say_how_they_are_run(name, arguments, code, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit) as exit:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert exit.value.code == code
+    assert f"Run it: `python examples/{name} [" in capsys.readouterr().out
