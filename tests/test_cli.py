@@ -245,6 +245,11 @@ MISTAKES = {
     ),
     "unknown hardware": (["train.py:example", "--hardware", "tpu-v44"], ["tpu-v44", "did you mean tpu-v4?"]),
     "no hardware file": (["train.py:example", "--hardware", "my.toml"], ["there is no file my.toml"]),
+    "half a diff": (
+        ["train.py:example", "--diff", "data=2"],
+        ["--diff has 1 values, not 2: 'data=2'", "each in quotes", "hint: --diff "],
+    ),
+    "no diff": (["train.py:example", "--diff"], ["--diff has 0 values, not 2: none"]),
     "two outputs": (["train.py:example", "--json", "--html", "x.html"], ["are different outputs"]),
     "no folder": (["train.py:example", "--html", "no/x.html"], ["no folder no"]),
     "a folder": (["train.py:example", "--html", "."], ["is a folder"]),
@@ -324,6 +329,7 @@ def test_an_unknown_command_is_a_mistake_also_with_help(asked, meant, called, mo
 def test_a_wrong_value_points_to_the_commands_own_help(folder, capsys):
     code, out, err = run(capsys, "plan", "tiny-lm", "--batch", "x")
     assert (code, out) == (2, "") and "weft plan --help" in err
+    assert "--batch: x is not a whole number" in err and "None" not in err
 
 
 def test_help_of_an_inner_command_says_each_thing_once(folder, capsys, monkeypatch):

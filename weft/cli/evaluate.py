@@ -13,6 +13,7 @@ from tyro.conf import arg
 
 from .lines import STDIN, read_alike
 from .loading import UserError
+from .numbers import REGISTRY
 from .progress import Progress
 from .speaking import How, Models, ready
 
@@ -108,7 +109,10 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
             hint="weft eval FOLDER --bleu SOURCES REFERENCES",
         )
     asked = tyro.cli(
-        _Translated, prog="weft eval FOLDER --bleu", args=flags[: at - 1] + flags[at + len(files) :]
+        _Translated,
+        prog="weft eval FOLDER --bleu",
+        args=flags[: at - 1] + flags[at + len(files) :],
+        registry=REGISTRY,
     )
     how = asked.how.ask(translates=True)
     sources, *references = read_alike(files)

@@ -24,6 +24,7 @@ from .hardware import Hardware
 from .launch import Launch
 from .loading import Failure, UserError
 from .models import Models
+from .numbers import REGISTRY
 from .plan import Plan
 from .score import Score
 from .search import Search
@@ -109,7 +110,7 @@ def _chosen(given: list[str]) -> Any:
 
 def _parsed(kind: Any, called: str, given: list[str], about: str | None = None) -> Any:
     options = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
-    return tyro.cli(kind, prog=called, description=about, args=given, config=options)
+    return tyro.cli(kind, prog=called, description=about, args=given, config=options, registry=REGISTRY)
 
 
 def _known(commands: Mapping[str, Any], name: str, called: str) -> Any:

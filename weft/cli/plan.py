@@ -59,7 +59,7 @@ class Plan:
     """Print JSON instead of text."""
     html: Annotated[Path | None, arg(metavar="OUT", help_behavior_hint="")] = None
     """Write one self-contained page to this file."""
-    diff: Annotated[tuple[str, str] | None, arg(metavar="MESH LAYOUT", help_behavior_hint="")] = None
+    diff: Annotated[tuple[str, ...] | None, arg(metavar="MESH LAYOUT", help_behavior_hint="")] = None
     """Print what this second mesh and layout does differently."""
     check: Annotated[Path | None, arg(metavar="GOLDEN", help_behavior_hint="")] = None
     """Compare with a plan that --json printed before: exit 1, and the difference, if it has changed."""
@@ -79,6 +79,12 @@ class Plan:
             raise UserError(
                 "--json, --html, --diff, --check and --compile are different outputs",
                 hint="ask for one of them",
+            )
+        if self.diff is not None and len(self.diff) != 2:
+            raise UserError(
+                f"--diff has {len(self.diff)} values, not 2: {', '.join(map(repr, self.diff)) or 'none'}",
+                rule="a second plan has a mesh and a layout of its own, each in quotes",
+                hint='--diff "data=4 model=2" "batch:data d_ff:model"; the layout "" splits nothing',
             )
         golden = _stored(self.check) if self.check is not None else None
         if self.html is not None:

@@ -1,0 +1,38 @@
+"""Numbers on the command line: a wrong one is told in a few words, not in those of Python's types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+KINDS: dict[type, str] = {int: "a whole number", float: "a number"}
+REGISTRY = ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """How an int or a float is read, and one that may be None, which is what it is if it is left out."""
+    inside = get_args(info.type)
+    optional = len(inside) == 2 and inside[1] is type(None)
+    kind = inside[0] if optional else info.type
+    if kind not in KINDS:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=kind.__name__.upper(),
+        instance_from_str=_reader(kind),
+        is_instance=lambda x: isinstance(x, kind) or (kind is float and isinstance(x, int)),
+        str_from_instance=lambda x: [str(x)],
+    )
+
+
+def _reader(kind: Any) -> Callable[[list[str]], Any]:
+    def read(words: list[str]) -> Any:
+        try:
+            return kind(words[0])
+        except ValueError:
+            raise ValueError(f"{words[0]} is not {KINDS[kind]}") from None
+
+    return read
