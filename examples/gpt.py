@@ -1,4 +1,4 @@
-"""GPT in a hundred lines: a language model of bytes, on as many devices as one line says.
+"""GPT in about a hundred lines: a language model of bytes, on as many devices as one line says.
 
 A decoder-only Transformer in full: weights are declared by their dims, a layer is a few einsums, the stack is
 a scan over `layers`. It reads a text, learns to continue it from any position, and generates more. Look for
