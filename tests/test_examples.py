@@ -87,7 +87,7 @@ def gpt(text):
     losses = losses_of(trained)
     assert losses[0] > 5 and losses[-1] < 3.6
     assert losses_of(alone) == pytest.approx(losses[:1], rel=1e-4)
-    written = trained.partition('"""GPT in a hundred lines')[2]
+    written = trained.partition('"""GPT in about a hundred lines')[2]
     assert len(written) > 150 and "a" in written[64:]
 
 

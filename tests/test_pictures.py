@@ -27,7 +27,8 @@ def test_shots_are_small():
 
 
 def test_bars_have_whiskers_at_the_quartiles():
-    root = ET.fromstring(bars([("one", 1.0, 0.5, 2.0), ("two & more", 1.5, 1.25, 1.75)], "seconds", mark=1))
+    groups = {"a few": [("one", 1.0, 0.5, 2.0)], "": [("two & more", 1.5, 1.25, 1.75)]}
+    root = ET.fromstring(bars(groups, "seconds", mark=1))
     rects = [e for e in root.iter() if e.tag.endswith("rect")]
     across = [e.get("d") for e in root.iter() if " H" in (e.get("d") or "")]
     assert len(rects) == len(across) == 2
