@@ -33,7 +33,8 @@ def faults(prepared):
 def test_memory_is_kept():
     before = faults("")
     assert before >= 2**26 // resource.getpagesize()
-    assert faults("wf.cpu_devices(1)") < before / 2
+    # The best of three: a busy machine may take pages away in between.
+    assert min(faults("wf.cpu_devices(1)") for _ in range(3)) < before / 2
 
 
 @pytest.mark.parametrize("platforms, there", [(None, True), ("cpu", True), ("cuda,cpu", False)])
