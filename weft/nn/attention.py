@@ -16,14 +16,14 @@ import equinox as eqx
 import jax.numpy as jnp
 
 import weft as wf
-from weft.tensor import Tensor
+from weft.errors import DimError
+from weft.tensor import Tensor, describe
 
-from .linear import Linear
+from .linear import Linear, check_features
 from .module import Module, Normal, fan_in
 
-HIDDEN = (
-    -1e9
-)  # what a score becomes that must not be seen; finite, so that a row that sees nothing has no NaN
+# What a score becomes that must not be seen; finite, so that a row that sees nothing has no NaN.
+HIDDEN = -1e9
 
 
 class Attention(Module):
@@ -112,7 +112,13 @@ class Attention(Module):
         drop: Callable[[Tensor], Tensor] = lambda weights: weights,
     ) -> Tensor:
         """The values weighted by how well their keys fit the queries, mapped back. Softmax is in float32."""
-        memory = next(d for d in k.dims if d not in q.dims)
+        memory = next((d for d in k.dims if d not in q.dims), None)
+        if memory is None:
+            raise DimError(
+                f"all dims of the keys {describe(k)} are dims of the queries {describe(q)}",
+                rule="what is looked at has a dim of its own, so that each place can look at all others",
+                hint='attention(x, x.rename(length="memory_length"))',
+            ).located("Attention")
         if self.scaled:
             q = q * self.d_kv.size**-0.5
         scores = wf.einsum(q, k, out=[*(d for d in q.dims if d != self.d_kv), memory]).astype(jnp.float32)
@@ -126,5 +132,6 @@ class Attention(Module):
 
     def order(self, x: Tensor, heads: tuple[wf.Dim, ...]) -> list[wf.Dim]:
         """Heads in front of the places: then the products over `d_kv` and over places need no transposes."""
+        check_features(x, self.query.inputs, "Attention")
         batch = [d for d in x.dims if d not in self.query.inputs]
         return [*batch[:-1], *heads, *batch[-1:], self.d_kv]

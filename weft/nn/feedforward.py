@@ -7,6 +7,7 @@ from collections.abc import Callable
 import equinox as eqx
 
 import weft as wf
+from weft.errors import ModelError, nearest
 from weft.tensor import Tensor
 
 from .linear import Linear
@@ -38,6 +39,12 @@ class FeedForward(Module):
     activation: str = eqx.field(static=True)
 
     def __init__(self, d_model: wf.Dim, d_ff: wf.Dim, activation: str = "relu", *, bias: bool = False):
+        if activation not in ACTIVATIONS:
+            raise ModelError(
+                f"there is no activation {activation!r}{nearest(str(activation), ACTIVATIONS)}",
+                rule=f"an activation is one of {', '.join(ACTIVATIONS)}",
+                hint="for another function, write the block of two nn.Linear",
+            ).located("FeedForward")
         gated = ACTIVATIONS[activation][1]
         self.activation = activation
         self.gate = Linear([d_model], [d_ff], bias=bias) if gated else None

@@ -7,10 +7,30 @@ from typing import Any
 import equinox as eqx
 
 import weft as wf
-from weft.dims import as_dims
-from weft.tensor import Tensor
+from weft.dims import as_dims, show
+from weft.errors import DimError, TensorTypeError, nearest
+from weft.tensor import Tensor, describe
 
 from .module import Draw, Module, Normal, declare, fan_in, zeros
+
+
+def check_features(x: Any, features: tuple[wf.Dim, ...], layer: str) -> None:
+    """An error if x is no tensor, or lacks dims that a layer maps: a product would broadcast it instead."""
+    if not isinstance(x, Tensor):
+        raise TensorTypeError(
+            f"{type(x).__name__} is not a tensor",
+            rule="layers match their input with their parameters by the names of dims",
+            hint=f'name its dimensions: wf.tensor(array, "batch=64 {show(features[:1])}")',
+        ).located(layer)
+    names = [d.name for d in x.dims]
+    missing = [d for d in features if d.name not in names]
+    if missing:
+        name = missing[0].name
+        raise DimError(
+            f"there is no {show(missing)} in {describe(x)}{nearest(name, names)}",
+            rule="a layer maps the dims that it was made for",
+            hint=f'rename the dim that is meant: x.rename(…="{name}"); or make the layer for another',
+        ).located(layer)
 
 
 class Linear(Module):
@@ -40,6 +60,7 @@ class Linear(Module):
 
     def __call__(self, x: Tensor, out: Any = None) -> Tensor:
         """The map of x; `out` gives the order of the result's dims, by default x's, then the outputs."""
+        check_features(x, self.inputs, f"Linear from [{show(self.inputs)}] to [{show(self.outputs)}]")
         if out is None:
             out = [*(d for d in x.dims if d not in self.inputs), *self.outputs]
         y = wf.einsum(x, self.weight, out=out)
@@ -69,4 +90,5 @@ class Embedding(Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """The products of x with all rows: the same table as the last layer of a model (tied)."""
+        check_features(x, (self.features,), f"Embedding of [{show([self.vocab, self.features])}]")
         return wf.einsum(x, self.weight, out=[*(d for d in x.dims if d != self.features), self.vocab])

@@ -30,7 +30,7 @@ from weft.errors import ShapeError
 from weft.tensor import Tensor
 
 from .attention import HIDDEN
-from .linear import Linear
+from .linear import Linear, check_features
 from .module import Module, fan_in
 
 ITSELF = 1e5  # what a place's own score is lowered by: seen only if all others are hidden, see HIDDEN
@@ -109,6 +109,7 @@ class LSHAttention(Module):
           key: which directions are drawn; None: always the same ones.
           drop: applied to the weights of each round, as dropout.
         """
+        check_features(x, self.query.inputs, "LSHAttention")
         length, rounds = places.dims[-1], self.rounds
         size = min(self.chunk, length.size)
         chunks = wf.Dim("chunks", -(-length.size // size))

@@ -33,10 +33,10 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft.errors import DimError, LayoutError, ShapeError, nearest
-from weft.tensor import Tensor, describe
+from weft.tensor import Tensor
 
 from .feedforward import FeedForward
-from .linear import Linear
+from .linear import Linear, check_features
 from .module import Module, stack
 
 GROUPS = "groups"  # what the group's dim is called beside experts that are on the same axis
@@ -277,13 +277,8 @@ class MixtureOfExperts(Module):
 
     def _tokens(self, x: Tensor) -> tuple[wf.Dim, list[wf.Dim]]:
         """The group's dim and the others that make up its tokens."""
+        check_features(x, (self.d_model,), "MixtureOfExperts")
         names = [d.name for d in x.dims]
-        if self.d_model not in x.dims:
-            raise DimError(
-                f"there is no {self.d_model} in {describe(x)}{nearest(self.d_model.name, names)}",
-                rule="a mixture of experts maps the features of its tokens",
-                hint=f"rename the features' dim {self.d_model.name}, or make the mixture for another one",
-            ).located("MixtureOfExperts")
         if self.group not in names or self.group == self.d_model.name:
             others = [name for name in names if name != self.d_model.name]
             raise DimError(
