@@ -332,6 +332,15 @@ def test_a_wrong_value_points_to_the_commands_own_help(folder, capsys):
     assert "--batch: x is not a whole number" in err and "None" not in err
 
 
+@pytest.mark.parametrize(
+    ("words", "wrong"), [(["2", "x"], "x"), (["2.5"], "2.5"), (["2,4"], "2,4")], ids=["word", "part", "comma"]
+)
+def test_a_wrong_number_in_a_list_is_named(folder, capsys, words, wrong):
+    code, out, err = run(capsys, "search", "tiny-lm", "--micro", *words)
+    assert (code, out) == (2, "") and "weft search --help" in err
+    assert f"--micro: {wrong} is not a whole number" in err and "valid parse" not in err
+
+
 def test_help_of_an_inner_command_says_each_thing_once(folder, capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     code, out, _ = run(capsys, "hardware", "measure", "--help")

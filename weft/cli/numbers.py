@@ -13,12 +13,21 @@ REGISTRY = ConstructorRegistry()
 
 @REGISTRY.primitive_rule
 def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """How an int or a float is read, and one that may be None, which is what it is if it is left out."""
+    """How an int or a float is read, a list of them, and one that may be None, as it is if it is left out."""
     inside = get_args(info.type)
     optional = len(inside) == 2 and inside[1] is type(None)
-    kind = inside[0] if optional else info.type
+    several = len(inside) == 2 and inside[1] is ...
+    kind = inside[0] if optional or several else info.type
     if kind not in KINDS:
         return None
+    if several:
+        return PrimitiveConstructorSpec(
+            nargs="*",
+            metavar=f"[{kind.__name__.upper()} ...]",
+            instance_from_str=lambda words: tuple(_reader(kind)([word]) for word in words),
+            is_instance=lambda x: isinstance(x, tuple) and all(isinstance(one, kind) for one in x),
+            str_from_instance=lambda x: [str(one) for one in x],
+        )
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=kind.__name__.upper(),
