@@ -259,6 +259,26 @@ def test_a_tokenizer_that_is_there_is_not_taken_for_another(folder, capsys, gold
     code, out, err = weft(capsys, f"{LINES} --data.tokenizer bpe --data.vocab 282")
     assert (code, out) == (2, "")
     golden("cli_tokenizer_of_another_run", shown(err), "messages/train")
+    code, out, err = weft(capsys, f"{LINES} --data.tokenizer unigram --data.vocab 280")
+    assert (code, out) == (2, "")
+    golden("cli_tokenizer_of_another_kind", shown(err), "messages/train")
+
+
+def test_a_tokenizer_by_path_stays_the_one_that_is_kept(folder, capsys, golden):
+    texts = FILES["text.txt"].splitlines()
+    for name, kind in (("own.model", "bpe"), ("other.model", "unigram")):
+        SentencePiece.train(texts, folder / name, 280, kind=kind)
+    code, _, err = weft(capsys, f"{LINES} --data.tokenizer own.model")
+    assert code == 0, err
+    kept = (folder / "run" / TOKENIZER).read_bytes()
+    code, out, err = weft(capsys, f"{LINES} --steps 9 --data.tokenizer other.model")
+    assert (code, out) == (2, "") and (folder / "run" / TOKENIZER).read_bytes() == kept
+    golden("cli_tokenizer_by_another_path", shown(err), "messages/train")
+    (folder / "own.model").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, out, err = weft(capsys, f"{LINES} --data.tokenizer own.model")
+    assert code == 0 and "warning: there is no own.model: run/tokenizer.model is used" in err
 
 
 def test_a_rule_of_no_dim_is_a_warning(run, capsys):
@@ -413,5 +433,6 @@ def test_every_setting_can_be_had_as_a_flag(folder, capsys):
 def test_every_text_is_of_a_test():
     here = {path.stem for path in (Path(__file__).parent / "messages" / "train").glob("cli_*.txt")}
     runs = {"run_of_another_model", "run_of_another_optimizer", "loss_not_finite", "too_many_left_out"}
-    runs |= {"tokenizer_of_another_run", "flags_given_twice", "model_imported_late"}
+    runs |= {"tokenizer_of_another_run", "tokenizer_of_another_kind", "tokenizer_by_another_path"}
+    runs |= {"flags_given_twice", "model_imported_late"}
     assert here == {f"cli_{name}" for name in {*MISTAKES, *runs}}

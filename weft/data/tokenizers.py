@@ -171,6 +171,15 @@ class SentencePiece:
         return {"path": self.path}
 
     @property
+    def kind(self) -> str:
+        """One of `KINDS`, as the model itself says."""
+        from sentencepiece import sentencepiece_model_pb2
+
+        proto: Any = sentencepiece_model_pb2  # its classes are made when it is imported
+        stored = proto.ModelProto.FromString(self._model.serialized_model_proto()).trainer_spec
+        return proto.TrainerSpec.ModelType.Name(stored.model_type).lower()
+
+    @property
     def vocab(self) -> int:
         return self._model.get_piece_size()
 

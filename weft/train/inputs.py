@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,14 +88,14 @@ def is_pairs(texts: Sequence[Any]) -> bool:
 
 def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
     """The tokenizer that the settings name; one that is to be trained is, once, and kept with the run."""
+    path = folder / TOKENIZER
     if d.tokenizer == "bytes":
         return data.Bytes()
     if d.tokenizer in ("unigram", "bpe"):
-        path = folder / TOKENIZER
 
         def trained() -> str:
             if path.exists():
-                _check_kept(data.SentencePiece(str(path)), d.vocab)
+                _check_kept(data.SentencePiece(str(path)), d)
             else:
                 folder.mkdir(parents=True, exist_ok=True)
                 some = data.texts(texts[: d.tokenizer_examples])
@@ -109,22 +110,38 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
 
         return data.SentencePiece(hosts.from_first(hosts.name("tokenizer"), trained))
     if not Path(d.tokenizer).is_file():
+        if path.is_file():  # the run's own copy is all that it needs
+            warnings.warn(f"there is no {d.tokenizer}: {path} is used, as before", stacklevel=2)
+            return data.SentencePiece(str(path))
         raise DataError(
             f"there is no tokenizer {d.tokenizer!r}{nearest(d.tokenizer, ('bytes', 'unigram', 'bpe'))}",
             rule="it is bytes; unigram or bpe, which are trained; or the path of a SentencePiece model",
             hint="--data.tokenizer bytes needs no training",
         )
+    if path.is_file() and path.read_bytes() != Path(d.tokenizer).read_bytes():
+        raise _another(path, f"is the run's tokenizer, and {d.tokenizer} is another")
     return data.SentencePiece(d.tokenizer)
 
 
-def _check_kept(kept: data.SentencePiece, vocab: int) -> None:
+def _check_kept(kept: data.SentencePiece, d: Data) -> None:
     """An error if the tokenizer that is in a run's folder is not the one that is asked for."""
-    if kept.vocab != vocab:
-        raise DataError(
-            f"{kept.path} has {kept.vocab} ids, and --data.vocab is {vocab}",
-            rule="a tokenizer is trained once, and a run that goes on has the one in its folder",
-            hint=f"--data.vocab {kept.vocab}; a new run has another --folder; or remove {kept.path}",
+    if kept.vocab != d.vocab:
+        raise _another(
+            kept.path, f"has {kept.vocab} ids, and --data.vocab is {d.vocab}", f"--data.vocab {kept.vocab}"
         )
+    if kept.kind != d.tokenizer:
+        wants = f"is of the kind {kept.kind}, and --data.tokenizer is {d.tokenizer}"
+        known = kept.kind if kept.kind in ("unigram", "bpe") else kept.path
+        raise _another(kept.path, wants, f"--data.tokenizer {known}")
+
+
+def _another(kept: str | Path, how: str, same: str = "the --data.tokenizer of before") -> DataError:
+    """The error for a run's tokenizer that is not the one that is asked for."""
+    return DataError(
+        f"{kept} {how}",
+        rule="a tokenizer is trained once, and a run that goes on has the one in its folder",
+        hint=f"{same}; a new run has another --folder; or remove {kept}",
+    )
 
 
 def keep(words: data.Tokenizer, folder: Path) -> None:
