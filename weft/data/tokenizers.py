@@ -129,6 +129,7 @@ class SentencePiece:
             "bos_id": -1,
             "num_threads": 1,  # with more, sums are in another order: another model
             "minloglevel": 2,
+            "max_sentence_length": 1 << 30,  # its own, 4192 bytes, silently leaves longer texts out
         }
         try:
             sentencepiece.SentencePieceTrainer.train(

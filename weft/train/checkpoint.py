@@ -39,6 +39,7 @@ from .checkpoint_files import (
     CheckpointError,
     CheckpointWarning,
     Damage,
+    Unreadable,
     begin,
     check_files,
     read_manifest,
@@ -310,7 +311,8 @@ class Checkpoints:
             except Damage as damage:
                 reasons += [f"{path.name}: {line}" for line in str(damage).splitlines()]
                 if step is None:
-                    self._damaged.add(number)
+                    if not isinstance(damage, Unreadable):
+                        self._damaged.add(number)
                     _warn(path, f"{damage}; the one before it is tried")
         asked = "" if step is None else f" of step {step}"
         there = ", ".join(map(str, folders)) or "none"

@@ -40,6 +40,10 @@ class Damage(Exception):
     """What is wrong with a checkpoint, and in which file."""
 
 
+class Unreadable(Damage):
+    """Why it can't be read here and now: it may be whole all the same, and is never removed for it."""
+
+
 # Where they are
 
 
@@ -158,7 +162,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise Damage(f"{MANIFEST} is missing: the checkpoint is half-written") from None
     except OSError as error:
-        raise Damage(f"{MANIFEST} can't be read: {error.strerror}") from None
+        raise Unreadable(f"{MANIFEST} can't be read: {error.strerror}") from None
     try:
         content = json.loads(text)
         whole = _sealed({key: value for key, value in content.items() if key != "sha256"}) == text
@@ -167,13 +171,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not whole:
         raise Damage(f"{MANIFEST} ({len(text):,} bytes) does not have the SHA-256 that it holds")
     if content["format"] != FORMAT:
-        raise Damage(f"{MANIFEST} is of format {content['format']}; this version reads format {FORMAT}")
+        raise Unreadable(f"{MANIFEST} is of format {content['format']}; this version reads format {FORMAT}")
     return content
 
 
 def check_files(folder: Path, manifest: dict[str, Any]) -> None:
     """An error that names each file that is not as it was written."""
-    wrong = []
+    wrong, kind = [], Damage
     for name, said in manifest["files"].items():
         try:
             with (folder / name).open("rb") as file:
@@ -186,5 +190,6 @@ def check_files(folder: Path, manifest: dict[str, Any]) -> None:
             wrong.append(f"{name} is missing")
         except OSError as error:
             wrong.append(f"{name} can't be read: {error.strerror}")
+            kind = Unreadable
     if wrong:
-        raise Damage("\n".join(wrong))
+        raise kind("\n".join(wrong))

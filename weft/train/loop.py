@@ -10,10 +10,13 @@ curve, bit for bit, as one that was never stopped.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import math
+import os
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from typing import Any
 import jax
 
 from weft import nn
-from weft.errors import ModelError
+from weft.errors import ModelError, ProgramError
 from weft.plan.hardware import Hardware
 
 from . import hosts
@@ -133,7 +136,11 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
     predicted = plan.time(hardware)
     c.folder.mkdir(parents=True, exist_ok=True)  # not before: a mistake leaves nothing behind
     # Signals are caught until the last checkpoint is on the disk.
-    with hosts.Stop() as stop, Checkpoints(run.checkpoints, c.save.keep) as checkpoints:
+    with (
+        _alone(c.folder),
+        hosts.Stop() as stop,
+        Checkpoints(run.checkpoints, c.save.keep) as checkpoints,
+    ):
         standing = begin(run, checkpoints)
         began, from_step, score = time.monotonic(), standing.step, None
         pace = Pace(predicted.overlapped_seconds, plan.unique_flops, _peak(hardware, run))
@@ -173,6 +180,31 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
     stopped = stop.reason if standing.step < c.steps else ""
     model = run.learner.whole(standing.model, standing.state)
     return Outcome(run, model, standing.step, loss, score, stopped, seconds, trained)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """An error if another run writes into the folder: each would remove what the other has half-written."""
+    handle = os.open(folder, os.O_RDONLY)  # the folder itself is locked: nothing to clean up after a kill
+    try:
+        hosts.from_first(hosts.name("alone"), lambda: _lock(handle, folder))
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, folder: Path) -> str:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ProgramError(
+            f"another process is training in {folder}",
+            rule="one run writes into a folder at a time",
+            hint="wait for it, end it, or give another --folder",
+        ) from None
+    except OSError:  # a file system without locks, as some networks have
+        return "not locked"
+    return "locked"
 
 
 def _due(step: int, every: int) -> bool:
