@@ -154,6 +154,8 @@ class Search:
             f"--top {self.top}": (self.top, None, "--top 1"),
             f"--memory {self.memory}": (cap, None, "--memory 6GiB"),
         }
+        for flag, given in (("--micro", self.micro), ("--pipeline-micro", self.pipeline_micro)):
+            rules |= {f"{flag} {one}": (one, None, f"{flag} 4") for one in given}
         wrong = {
             said: (f"{said.split()[0]} is a whole number, {f'1 to {most}' if most else 'at least 1'}", hint)
             for said, (value, most, hint) in rules.items()

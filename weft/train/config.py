@@ -238,7 +238,7 @@ class TrainConfig:
 # The values that numbers may have: from the first on, below the second.
 _ANY, _SHARE = float("inf"), 1.0
 _RANGES = {
-    "--steps": (1, _ANY),
+    "--steps": (1, 2**31),  # the optimizer counts them in 32 bits
     "--seed": (0, 2**32),
     "--nan-limit": (0, _ANY),
     "--log-every": (1, _ANY),

@@ -148,7 +148,10 @@ def _as(kind: Any, value: Any) -> Any:
         except ValueError as error:
             raise ValueError(f"a list of which each is {error}") from None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("a number that a float can hold") from None
     if kind is Path and isinstance(value, str):
         return Path(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

@@ -87,7 +87,7 @@ class Record:
         finite = bool(numbers.pop("finite", True)) and all(map(math.isfinite, numbers.values()))
         if not finite:
             self._not_finite(step, numbers)
-        numbers["rate"] = float(self.run.rates[step - 1])
+        numbers["rate"] = self.run.rate(step - 1)
         self.loss = numbers["loss"]
         self.shown.step(step, numbers)
         if self._journal is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from .config import TrainConfig, schedule
 from .evaluate import sums
 from .learner import Learner, learner
 
+RATES = 1 << 12  # steps whose learning rates are worked out together
+
 
 @dataclass(frozen=True)
 class Run:
@@ -39,7 +43,7 @@ class Run:
     model: Transformer  # declared
     learner: Learner
     scoring: wf.Program
-    rates: np.ndarray = field(repr=False)
+    rate: Callable[[int], float] = field(repr=False)  # by step, from 0 on
 
     @property
     def checkpoints(self) -> Path:
@@ -82,11 +86,21 @@ def prepare(config: TrainConfig) -> Run:
     if held_out is not None:
         valid = inputs.batches(config.data, held_out, words, shuffle=False, epochs=1, **where)
 
-    rates = schedule(config)(wf.arange(wf.Dim("steps", config.steps))).numpy()
-    rates = np.broadcast_to(rates, config.steps)  # a constant one has no dim
     model, how = Transformer(config.model), learner(config, mesh, layout)
     scoring = wf.spmd(sums, mesh, how.whole_layout)
-    return Run(config, mesh, layout, words, train, valid, model, how, scoring, rates)
+    return Run(config, mesh, layout, words, train, valid, model, how, scoring, _rate(config))
+
+
+def _rate(config: TrainConfig) -> Callable[[int], float]:
+    """The learning rate by step, worked out for some steps at a time: there may be very many."""
+    rate, some = schedule(config), wf.Dim("steps", RATES)
+
+    @functools.lru_cache(maxsize=2)
+    def part(number: int) -> np.ndarray:
+        found = rate(wf.arange(some) + number * RATES).numpy()
+        return np.broadcast_to(found, RATES)  # a constant one has no dim
+
+    return lambda step: float(part(step // RATES)[step % RATES])
 
 
 def _layout(config: TrainConfig, mesh: Mesh) -> Layout:
