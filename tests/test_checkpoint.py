@@ -329,6 +329,17 @@ def test_a_damaged_one_is_named_then_replaced(copy, whole, golden):
     assert checkpoints.steps() == [1, 3]
 
 
+def test_one_of_a_later_format_is_left_out_but_never_removed(copy, whole):
+    path = copy / "step_2" / "manifest.json"
+    content = json.loads(path.read_bytes()) | {"format": checkpoint_files.FORMAT + 1}
+    path.write_bytes(checkpoint_files._sealed({k: v for k, v in content.items() if k != "sha256"}))
+    checkpoints = train.Checkpoints(copy, keep=2)
+    with pytest.warns(train.CheckpointWarning, match="this version reads format"):
+        assert checkpoints.restore(*LIKE)[0] == 1
+    checkpoints.save(3, *whole, wait=True)
+    assert path.exists()
+
+
 def test_a_folder_without_manifest(copy):
     (copy / "step_2" / "manifest.json").unlink()
     checkpoints = train.Checkpoints(copy)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import weft as wf
 from weft import nn
 from weft.data import (
     Bytes,
+    Documents,
     Encoded,
     Jsonl,
     Pair,
@@ -73,6 +75,14 @@ def test_tsv_plain_text_and_jsonl(tmp_path):
     lines = written(tmp_path / "a.jsonl.gz", "\n".join(map(json.dumps, rows)))
     assert list(Jsonl(lines).open()) == ["né\n", "b"]
     assert list(Jsonl(lines, source="en", target="fr").open()) == [("born", "né"), ("x", "y")]
+
+
+def test_whole_files_are_not_kept_open(tmp_path):
+    names = [written(tmp_path / f"{n}.txt", f"\ufefftext {n}\n") for n in range(40)]
+    before = len(os.listdir("/proc/self/fd"))
+    opened = Documents(names).open()
+    assert list(opened) == [f"text {n}\n" for n in range(40)]
+    assert len(os.listdir("/proc/self/fd")) < before + 10
 
 
 def test_malformed_lines_are_left_out_and_reported(tmp_path):
@@ -175,6 +185,14 @@ def test_sentencepiece(kind, tmp_path, phrase_texts):
     SentencePiece.train(phrase_texts, path, vocab=420, kind=kind)
     assert path.read_bytes() == first
     assert SentencePiece(str(path)).encode(phrase_texts[1]) == made.encode(phrase_texts[1])
+
+
+def test_sentencepiece_learns_from_long_texts(tmp_path):
+    """Its own trainer leaves out what is longer than 4,192 bytes, and says nothing."""
+    text = " ".join(texts(Phrases(400)))
+    assert len(text.encode()) > 3 * 4192
+    made = SentencePiece.train([text], tmp_path / "a.model", vocab=420)
+    assert len(made.encode(text)) < len(text) / 2
 
 
 def test_sentencepiece_without_bytes(tmp_path, phrase_texts):

@@ -178,6 +178,7 @@ TELLING = {
     "--axes is a whole number, 1 to 3": ("program.py:product", "--devices", "8", "--axes", "5"),
     "--top is a whole number": ("program.py:product", "--devices", "8", "--top", "0"),
     "--devices is a whole number, at least 1": ("program.py:product", "--devices", "0"),
+    "--micro is a whole number": ("tiny-lm", "--train", "adamw", "--devices", "8", "--micro", "2", "0"),
     "--devices 0 and --top 0": ("program.py:product", "--devices", "0", "--top", "0"),
     "did you mean memory?": ("program.py:product", "--devices", "8", "--objective", "memry"),
     "leave one of them out": ("program.py:product", "--devices", "8", "--mesh", "x=8"),

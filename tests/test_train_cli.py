@@ -5,8 +5,10 @@ And its settings: what TOML, flags and --print-config say is the same.
 
 import contextlib
 import dataclasses
+import fcntl
 import io
 import json
+import os
 import re
 import shutil
 import tomllib
@@ -41,6 +43,7 @@ FILES = {
         'stesp = 100\nseed = 0.5\nsave = 3\n[data]\nrow = 3\nlength = "ten"\nkind = "line"\ntrain = "text.txt"\n'
         "buckets = [3, 4.5]\npacked = 1\n[model]\nd_modle = 3\nlayers = true\n[optimiser]\nrate = 1\n"
     ),
+    "huge.toml": f'recipe = "lm"\n[optimizer]\nrate = 1{"0" * 400}\n',
     "recipe.toml": 'recipe = "ml"\n',
     "preset.toml": 'preset = "tiny-ml"\n',
 }
@@ -89,6 +92,8 @@ MISTAKES = {
     "unknown_recipe": ["ml"],
     "unknown_preset": [f"{LINES} --preset tiny-ml"],
     "no_preset": [f"{LINES} --preset"],
+    "too_many_steps": [f"{LINES} --steps 3000000000"],
+    "rate_beyond_floats": [f"huge.toml {LINES.partition(' ')[2]}"],
     "unknown_flag": [f"{LINES} --optimizer.rat 0.1"],
     "unknown_section": [f"{LINES} --optimiser.rate 0.1"],
     "wrong_values": [
@@ -251,6 +256,31 @@ def test_a_run_begins_with_an_imported_model(run, capsys, golden):
     code, _, err = weft(capsys, f"{LINES} --folder late")
     golden("cli_model_imported_late", shown(err), "messages/train")
     assert code == 2
+
+
+def test_a_folder_that_another_run_writes_into(run, capsys, golden):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    handle = os.open(run, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    code, out, err = weft(capsys, f"{LINES} --steps 4")
+    os.close(handle)
+    assert (code, out) == (2, "")
+    golden("cli_folder_in_use", shown(err[err.index("ProgramError") :]), "messages/train")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert weft(capsys, f"{LINES} --steps 4")[0] == 0
+
+
+def test_rates_are_the_schedules(folder, capsys, monkeypatch):
+    """However many are worked out at a time."""
+    flags = f"{LINES} --steps 7 --optimizer.warmup 3"
+    weft(capsys, f"{flags} --folder whole")
+    monkeypatch.setattr("weft.train.run.RATES", 2)
+    weft(capsys, f"{flags} --folder parts")
+    whole, parts = (
+        [json.loads(line)["rate"] for line in Path(name, "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "parts")
+    )
+    assert whole == parts and len(set(whole)) == 7
 
 
 def test_a_tokenizer_that_is_there_is_not_taken_for_another(folder, capsys, golden):
@@ -434,5 +464,5 @@ def test_every_text_is_of_a_test():
     here = {path.stem for path in (Path(__file__).parent / "messages" / "train").glob("cli_*.txt")}
     runs = {"run_of_another_model", "run_of_another_optimizer", "loss_not_finite", "too_many_left_out"}
     runs |= {"tokenizer_of_another_run", "tokenizer_of_another_kind", "tokenizer_by_another_path"}
-    runs |= {"flags_given_twice", "model_imported_late"}
+    runs |= {"flags_given_twice", "model_imported_late", "folder_in_use"}
     assert here == {f"cli_{name}" for name in {*MISTAKES, *runs}}

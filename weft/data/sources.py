@@ -94,6 +94,8 @@ class Whole(Lines):
 
     def __init__(self, path: str):
         self.path, self._ends = path, np.zeros(1, np.int64)
+        with _readable(path):  # an error now, not when it is asked for
+            pass
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
