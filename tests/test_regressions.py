@@ -1,6 +1,7 @@
-"""What the theorem's test (`test_theorem.py`) found, each as small as it became, under a name."""
+"""What the theorem's test (`test_theorem.py`) and reviews found, each as small as it became, under a name."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -328,3 +329,132 @@ def test_the_running_sum_of_one_element_among_zeros():
         np.testing.assert_array_equal(wf.spmd(gradient)(x).numpy(), want)
     padded = wf.spmd(lambda x: wf.cumsum(wf.pad(x, "g", 2, 2), "g"))(values("g=1"))
     np.testing.assert_array_equal(padded.numpy() != 0, [False, False, True, True, True])
+
+
+# -- a parameter that is stored along the axis of an enclosing vmap ------------------------------------
+
+
+def product(row, w):
+    return wf.einsum(row, w, reduce=["d"])
+
+
+own_rule = wf.custom_vjp(product)
+own_rule.defvjp(
+    lambda row, w: (product(row, w), (row, w)),
+    lambda kept, g: (wf.einsum(g, kept[1], reduce=["h"]), wf.einsum(g, kept[0], out=["d", "h"])),
+)
+
+
+def chosen(row, w):
+    return wf.cond(wf.sum(row) > 0, product, lambda row, w: 2 * product(row, w), row, w)
+
+
+def chosen_and_held(row, w):
+    return wf.cond(wf.sum(row) > 0, lambda: product(row, w), lambda: 2 * product(row, w))
+
+
+def by_sign(row, w):
+    return jnp.where(jnp.sum(row) > 0, 1, 2) * (row @ w)
+
+
+# For each: what uses the parameter, and the same in plain JAX.
+USES = {
+    "einsum": (product, lambda row, w: row @ w),
+    "custom_vjp": (own_rule, lambda row, w: row @ w),
+    "cond": (chosen, by_sign),
+    "cond that holds it": (chosen_and_held, by_sign),
+    "jvp": (lambda row, w: wf.jvp(lambda w: product(row, w), (w,), (w,))[1], lambda row, w: row @ w),
+    "grad": (
+        lambda row, w: product(row, wf.grad(lambda w: wf.sum(wf.sin(product(row, w))))(w)),
+        lambda row, w: row @ jax.grad(lambda w: jnp.sum(jnp.sin(row @ w)))(w),
+    ),
+    "scaled": (lambda row, w: product(row, w * 2), lambda row, w: row @ (2 * w)),
+    "stop_gradient": (
+        lambda row, w: product(row, wf.stop_gradient(w) + w),
+        lambda row, w: row @ (jax.lax.stop_gradient(w) + w),
+    ),
+    "remat": (lambda row, w: wf.remat(product)(row, w), lambda row, w: row @ w),
+}
+STORED = {
+    "on its axis": ("data=4", wf.Layout("batch:data", params="d:data")),
+    "on another": ("data=4 model=2", wf.Layout("batch:data", params="d:model")),
+    "on both": ("data=2 model=2", wf.Layout("batch:data", params="d:data+model")),
+    "split too": ("data=2 model=2", wf.Layout("batch:data h:model", params="d:data")),
+    "uneven": ("data=3", wf.Layout("batch:data", params="d:data")),
+    "whole": ("data=4", wf.Layout("batch:data")),
+}
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("use", USES)
+def test_stored_parameters_in_a_vmap(use, stored):
+    """Gradients were wrong in custom_vjp and cond, or refused; a reader's scripts found it."""
+    fn, plain = USES[use]
+    x, w = values("batch=5 d=4"), wf.parameter(values("d=4 h=2"))
+
+    def gradient(w, x):
+        return wf.grad(lambda w: wf.sum(wf.square(wf.vmap(lambda row: fn(row, w), "batch")(x))))(w)
+
+    want = jax.grad(lambda w: jnp.sum(jax.vmap(lambda row: plain(row, w))(x.numpy()) ** 2))(w.numpy())
+    program = wf.spmd(gradient, *STORED[stored])
+    np.testing.assert_allclose(program(w, x).numpy(), want, rtol=1e-5, atol=1e-5)
+    if stored == "on its axis":
+        assert {c.kind for c in program.collectives(w, x)} == {"all-gather", "reduce-scatter"}
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_parameters_shared_by_stages_and_stored_along_them(schedule):
+    def run(w, layers, x):
+        def layer(h, b, w):
+            return h + wf.tanh(wf.einsum(h, w, reduce=["d"]).rename(h="d") + b)
+
+        out = wf.pipeline(layer, x, layers, "layers", micro=2, shared=(w,), schedule=schedule)
+        return wf.sum(wf.square(out))
+
+    given = wf.parameter(values("d=4 h=4")), values("layers=4 d=4"), values("batch=8 d=4")
+    same(wf.grad(run), "pipe=2 data=2", wf.Layout("layers:pipe batch:data", params="d:pipe"), *given)
+
+
+# -- pending sums ----------------------------------------------------------------------------------------
+
+ONES = wf.ones("d=4", jnp.int8)
+SMALL = wf.tensor(np.array([100, 100, -50, -50], np.int8), "d=4")
+SUMS = {
+    "unsigned, divided": (
+        lambda a: (wf.sum(a) - wf.sum(wf.flip(a, "d")) + 4) / 4,
+        wf.tensor(np.array([0, 1, 60, 40], np.uint32), "d=4"),
+    ),
+    "too long for a float": (
+        lambda a: wf.sum(a) / 2,
+        wf.tensor(np.array([100000007, 3, -100000000, 0], np.int32), "d=4"),
+    ),
+    "times a float": (lambda a: wf.einsum(a, ONES, out=[]) * 0.5, SMALL),
+    "and a wider one": (lambda a: wf.einsum(a, ONES, out=[]) + wf.sum(a), SMALL),
+    "summed further": (
+        lambda a: wf.sum(wf.einsum(wf.stack([a, a], wf.Dim("n", 2)), ONES, reduce=["d"])),
+        SMALL,
+    ),
+    "into a carry of floats": (
+        lambda a: wf.fori_loop(0, 2, lambda _, carry: carry + wf.einsum(a, ONES, out=[]), 0.0),
+        SMALL,
+    ),
+    "to a narrower float": (
+        lambda a: wf.sum(a).astype(jnp.float16),
+        wf.tensor(np.array([71000, 0, -69000, 0], np.float32), "d=4"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_a_pending_sum_is_not_widened_before_it_is_added_up(kind):
+    """Its parts had wrapped around, or were rounded, where the sum does neither."""
+    fn, given = SUMS[kind]
+    assert wf.spmd(fn, "model=2", "d:model")(given).item() == fn(given).item()
+
+
+def test_remat_takes_what_is_no_array_eagerly_too():
+    """JAX refused words, and made a truth value a tracer."""
+    x = wf.ones("a=3")
+    scaled = wf.remat(lambda x, mode, twice=False: x * 2 if mode == "on" and twice else x)
+    for run in (scaled, wf.spmd(scaled, static=(1, "twice"))):
+        assert run(x, "on", twice=True).numpy().tolist() == [2, 2, 2]

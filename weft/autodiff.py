@@ -278,7 +278,10 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
             hint="wf.jvp(f, (x, y), (dx, dy)); zeros_like is the tangent of what stands still",
         )
     primals = tuple(jax.tree.map(_entered, p, is_leaf=is_tensor) for p in primals)
-    tangents = tuple(_alike(t, p) for t, p in zip(tangents, primals, strict=True))
+    tangents = tuple(
+        jax.tree.map(_entered, _alike(t, p), is_leaf=is_tensor)
+        for t, p in zip(tangents, primals, strict=True)
+    )
     return jax.jvp(_framed(f), primals, tangents)
 
 
@@ -516,21 +519,27 @@ def remat(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     @functools.wraps(f)
     def run(*args: Any, **kwargs: Any) -> Any:
         program = context.current()
-        if program is None:
-            return jax.checkpoint(f, policy=chosen)(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
-        leaves = [as_slice(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         dynamic = [n for n, x in enumerate(leaves) if isinstance(x, Tensor | jax.Array)]
+
+        def call(given: Sequence[Any]) -> Any:
+            all_leaves = list(leaves)
+            for n, leaf in zip(dynamic, given, strict=True):
+                all_leaves[n] = leaf
+            args, kwargs = jax.tree.unflatten(tree, all_leaves)
+            return f(*args, **kwargs)
+
+        if program is None:
+            return jax.checkpoint(call, policy=chosen)([leaves[n] for n in dynamic])
+        leaves = [as_slice(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         forms = [Form.of(leaves[n]) for n in dynamic]
         kept: dict[str, Any] = {}
 
         def inner(arrays: list[Any]) -> list[Any]:
             with program.frame(lifts_collectives=False):
-                given = list(leaves)
-                for n, form, array in zip(dynamic, forms, arrays, strict=True):
-                    given[n] = around(form, array)
-                args, kwargs = jax.tree.unflatten(tree, given)
-                out, kept["tree"] = jax.tree.flatten(f(*args, **kwargs), is_leaf=is_tensor)
+                out, kept["tree"] = jax.tree.flatten(
+                    call(list(map(around, forms, arrays))), is_leaf=is_tensor
+                )
                 out = [as_slice(o) if isinstance(o, Tensor) else o for o in out]
                 kept["forms"] = [Form.of(o) for o in out]
                 return [array_of(o) for o in out]

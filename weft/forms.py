@@ -89,10 +89,22 @@ def as_slice(x: Any) -> Tensor:
     """An operand as a slice: whole tensors become inputs of the program, numbers become constants."""
     if isinstance(x, Tensor):
         _check_there(x)
-        return x if x.is_slice else _capture(x)
+        return _unmapped(x if x.is_slice else _capture(x))
     if getattr(x, "shape", ()) == () and (hasattr(x, "dtype") or isinstance(x, int | float | complex)):
         return slice_tensor(jnp.asarray(x), ())
     raise _raw(x)
+
+
+def _unmapped(t: Tensor) -> Tensor:
+    """A tensor that is stored along an axis of an enclosing vmap, as the value that all places there share.
+
+    It varies over that axis, as what it meets does: the transpose of its gather is a reduce-scatter.
+    """
+    program = context.require()
+    if not program.mapped or t.splits == home(t) or not axes_of(t.splits or ()) & program.mapped:
+        return t
+    array = in_form(t, home(t), program.mapped)
+    return Tensor(array, t.dims, mesh=program.mesh, layout=program.layout, splits=home(t))
 
 
 def _check_there(t: Tensor) -> None:

@@ -126,7 +126,9 @@ def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., An
 
     def branch(fn: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
         def run(arrays: list[Any]) -> list[Any]:
-            with program.frame(lifts_collectives=False):
+            # Inside a vmap, and from stage to stage of a pipeline, places take different branches: what is
+            # sent is sent outside of them, or its transpose would go by what the receiver took.
+            with program.frame(lifts_collectives=bool(program.vmaps or program.mapped)):
                 given = [around(f, a) for f, a in zip(forms, arrays, strict=True)]
                 out, out_tree = flatten(fn(*jax.tree.unflatten(tree, given)))
                 out = [settle(o) if isinstance(o, Tensor) else o for o in map(slice_or_array, out)]

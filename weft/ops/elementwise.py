@@ -104,7 +104,27 @@ def align(array: Any, have: Sequence[Dim], want: Sequence[Dim]) -> Any:
 def _all_pending(operands: Sequence[Tensor]) -> bool:
     """Whether all operands are pending sums over the same axes, in the same form."""
     forms = [(t.pending, set(zip(t.dims, t.splits or (), strict=False))) for t in operands]
-    return bool(operands[0].pending) and all(form == forms[0] for form in forms)
+    if not operands[0].pending or any(form != forms[0] for form in forms):
+        return False
+    return all(stays_pending(t, _joint(*operands)) for t in operands)
+
+
+def _joint(*operands: Any) -> Any:
+    """The type of a sum or product of tensors and numbers."""
+    return jnp.result_type(*(x._held if isinstance(x, Tensor) else x for x in operands))
+
+
+def stays_pending(x: Tensor, dtype: Any) -> bool:
+    """Whether a pending sum may become another type before it is added up.
+
+    Parts of a sum of whole numbers may wrap around where the sum does not. Parts of a sum of floats may be
+    too large for a narrow type; from float32's range on, that is not worth a larger collective.
+    """
+    if dtype == x.dtype:
+        return True
+    if not jnp.issubdtype(x.dtype, jnp.inexact) or not jnp.issubdtype(dtype, jnp.inexact):
+        return False
+    return jnp.finfo(dtype).maxexp >= min(jnp.finfo(x.dtype).maxexp, jnp.finfo(jnp.float32).maxexp)
 
 
 def _linear(fn: Callable[..., Any], operands: Sequence[Tensor], *numbers: Any) -> Tensor:
@@ -279,7 +299,7 @@ def _add(fn: Any, x: Any, y: Any) -> Tensor:
         if _all_pending([x, y]):
             return _linear(fn, [x, y])
         for one, other in ((x, y), (y, x)):
-            if one.pending and not other.pending:
+            if one.pending and not other.pending and stays_pending(one, _joint(one, other)):
                 context.require().wants_pending(other._held, one.pending)
         if x.pending and y.pending:
             context.require().alike.add(frozenset([x.pending, y.pending]))
@@ -297,7 +317,8 @@ def negative(x: Any) -> Tensor:
 def multiply(x: Any, y: Any) -> Tensor:
     """`x * y`, broadcasting by name; a pending sum times a number stays pending."""
     for one, other in ((x, y), (y, x)):
-        if isinstance(other, NUMBERS) and isinstance(one, Tensor) and one.pending and np.isfinite(other):
+        finite = isinstance(other, NUMBERS) and np.isfinite(other)
+        if finite and isinstance(one, Tensor) and one.pending and stays_pending(one, _joint(one, other)):
             return _linear(jnp.multiply, [one], other)
     return _multiply(x, y)
 
@@ -306,7 +327,8 @@ def multiply(x: Any, y: Any) -> Tensor:
 def divide(x: Any, y: Any) -> Tensor:
     """`x / y`, broadcasting by name; a pending sum divided by a number stays pending."""
     if isinstance(y, NUMBERS) and isinstance(x, Tensor):
-        if x.pending and y != 0 and np.isfinite(y):
+        linear = x.pending and y != 0 and np.isfinite(y) and jnp.issubdtype(x.dtype, jnp.inexact)
+        if linear and stays_pending(x, _joint(x, y)):
             return _linear(jnp.divide, [x], y)
         return elementwise(lambda a: jnp.divide(a, y), [x], True, y == 0)
     return _divide(x, y)
@@ -323,7 +345,7 @@ def astype(x: Tensor, dtype: Any) -> Tensor:
     x = as_slice(x)
     known_dtype(dtype)
     both_float = jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.floating)
-    if x.pending and both_float:
+    if x.pending and both_float and stays_pending(x, dtype):
         return _linear(lambda a: a.astype(dtype), [x])
     if x.role == "param" and both_float and jnp.dtype(dtype).itemsize < x.dtype.itemsize:
         # What is made varying is x itself (`forms.in_form`), and x is used only if the result is.

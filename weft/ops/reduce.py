@@ -19,7 +19,7 @@ from ..errors import TensorTypeError
 from ..forms import as_slice, check_along, home, in_form, slice_tensor
 from ..padding import fill_padding
 from ..tensor import Tensor, describe
-from .elementwise import elementwise
+from .elementwise import elementwise, stays_pending
 
 
 def _reduced(x: Tensor, dims: Any) -> tuple[Dim, ...]:
@@ -45,7 +45,7 @@ def _kept(x: Tensor, gone: tuple[Dim, ...]) -> tuple[Dim, ...]:
 def _linear_sum(x: Tensor, dims: Any, scale: float | None) -> Tensor:
     x = as_slice(x)
     gone = _reduced(x, dims)
-    if x.pending and x.splits == home(x):
+    if x.pending and x.splits == home(x) and stays_pending(x, jax.eval_shape(jnp.sum, x._held).dtype):
         array, pending = x._array, set(x.pending)  # a further sum keeps it pending
     else:
         array, pending = in_form(x), set()
