@@ -768,3 +768,10 @@ def test_long_arguments_are_shown_by_their_type():
         wf.spmd(train_step(optimizer, micro=2)).plan(model, optimizer.init(model), rows, None)
     asked = "program step(Transformer(…), {step: i32[], mean: {…}, variance: {…}}, Batch(…), None)"
     assert error.value.asked == asked
+
+
+@pytest.mark.parametrize("name, meant", [("einsun", "did you mean einsum?"), *wf._ELSEWHERE.items()])
+def test_names_that_are_not_there(name, meant):
+    with pytest.raises(AttributeError, match=re.escape(meant)):
+        getattr(wf, name)
+    assert meant not in wf._ELSEWHERE.values() or hasattr(wf, meant)

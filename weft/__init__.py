@@ -18,13 +18,17 @@ if _typing.TYPE_CHECKING:
 
 _HERE = _Path(__file__).parent
 _PUBLIC_MODULES = {"data", "decode", "models", "nn", "random", "serve", "train"}
-_FUNCTIONS = {
-    "dims",
-    "optimizer",
-    "search",
-    "spmd",
-    "tensor",
-}  # that have the names of the files that they are in
+_FUNCTIONS = {"dims", "optimizer", "search", "spmd", "tensor"}  # named like the files that they are in
+_ELSEWHERE = {  # what other libraries call it, and what it is here
+    **dict.fromkeys(["dot", "matmul", "tensordot", "inner", "outer"], "einsum"),
+    **dict.fromkeys(["permute", "swapaxes", "moveaxis"], "transpose"),
+    **dict.fromkeys(["concatenate", "cat"], "concat"),
+    **dict.fromkeys(["gather", "embedding"], "take"),
+    **dict.fromkeys(["expand_dims", "unsqueeze"], "broadcast_to"),
+    "jit": "spmd",
+    "checkpoint": "remat",
+    "array": "tensor",
+}
 
 
 class _Weft(_types.ModuleType):
@@ -43,6 +47,7 @@ class _Weft(_types.ModuleType):
             from .errors import nearest
 
             close = "" if name.startswith("_") else nearest(name, self.__dir__())
+            close = f" (here it is {_ELSEWHERE[name]})" if name in _ELSEWHERE else close
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{close}")
         value = getattr(language, name)
         super().__setattr__(name, value)
