@@ -250,6 +250,7 @@ MISTAKES |= {
     "layout_pair": lambda: wf.Layout([("batch", 3)]),  # wrong
     "layout_of_an_inner_dim": lambda: wf.Layout({"_batch": "data"}),  # wrong
     "layout_misspelt_axis": lambda: wf.spmd(lambda x: x, MESH, "batch:dat d_ff:model"),  # wrong
+    "layout_without_a_mesh": lambda: wf.spmd(lambda x: x, layout="batch:data d_ff:model"),  # wrong
     "place_misspelt_axis": lambda: wf.place(ones("batch=4"), MESH, wf.Layout("batch:modell")),  # wrong
     "two_dims_on_one_axis": lambda: wf.place(ones("batch=4 heads=8"), MESH, wf.Layout("batch:data heads:data")),  # wrong
     "cpu_devices_too_late": lambda: wf.cpu_devices(16),  # wrong

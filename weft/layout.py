@@ -94,11 +94,16 @@ class Layout:
         }
         if unknown:
             shown = ", ".join(f"{axis}{nearest(axis, mesh.names)}" for _, axis in sorted(unknown))
+            wanted = " ".join(f"{axis}=4" for axis in dict.fromkeys(axis for _, axis in sorted(unknown)))
             raise LayoutError(
-                f'mesh "{mesh}" has no axis {shown}',
+                f'mesh "{mesh}" has no axis {shown}'
+                if mesh.names
+                else f"there is no mesh with an axis {shown}",
                 "rules: " + " ".join(f"{name}:{axis}" for name, axis in sorted(unknown)),
                 rule="a rule is dim:axis, and the axis is one of the mesh's",
-                hint=f"the axes are {', '.join(mesh.names) or 'none: the mesh is one device'}",
+                hint=f"the axes are {', '.join(mesh.names)}"
+                if mesh.names
+                else f'give a mesh too, such as "{wanted}"',
             )
 
     def splits(self, dims: Sequence[Dim], mesh: Mesh, role: str = "value") -> Splits:
