@@ -12,7 +12,7 @@ from untrained import untrained
 
 import weft as wf
 from weft import decode, nn
-from weft.data import Bytes
+from weft.data import Bytes, SentencePiece
 from weft.decode.cache import read, step, whole
 from weft.models import Batch, Config, Transformer
 
@@ -199,6 +199,17 @@ def test_what_is_said_is_scored_alike(more, tokenizer):
         logs = decode.score(speaker.models, batch).numpy()[0, len(ids) if more else 0 :]
         np.testing.assert_allclose(said.logs, logs[: len(said.tokens)], atol=1e-4)
         assert said.score == pytest.approx(sum(said.logs), abs=1e-4)
+
+
+def test_what_is_said_begins_with_the_space_after_its_prompt(tmp_path):
+    words = "the class of the words"
+    tokenizer = SentencePiece.train([words], tmp_path / "a.model", 16, byte_fallback=False, kind="bpe")
+    speaker = decode.Speaker(untrained(BASE.replace(vocab=16)), tokenizer, rows=4)
+    prompts = words.split()
+    found = list(speaker.say(prompts, decode.Ask(limit=6, temperature=2.0, seed=1)))
+    whole = [tokenizer.decode([*tokenizer.encode(p), *s.tokens]) for p, s in zip(prompts, found, strict=True)]
+    assert [p + s.text for p, s in zip(prompts, found, strict=True)] == whole
+    assert any(one.text.startswith(" ") for one in found)
 
 
 def test_given_texts_are_scored():

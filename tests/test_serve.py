@@ -10,7 +10,7 @@ from served import ASKS, BAD, PATIENCE, TEXTS, Heard, alone, events, speaker_of
 
 import weft as wf
 from weft import serve
-from weft.data import Bytes
+from weft.data import Bytes, SentencePiece
 from weft.decode import Ask, Beams
 from weft.decode.attention_view import Viewer
 from weft.models import Batch
@@ -138,6 +138,18 @@ def test_text_ends_before_a_stop(size):
     shown = [reading.more(ids[n : n + size]) for n in range(0, len(ids), size)]
     assert "".join(shown) == reading.text == "one " and reading.stopped
     assert len(reading.tokens) == len("one two t")  # not those that came after it
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_text_begins_with_the_space_after_a_prompt(tmp_path, size):
+    tokenizer = SentencePiece.train(
+        ["the class of the words"], tmp_path / "a.model", 16, byte_fallback=False, kind="bpe"
+    )
+    prompt, ids = tokenizer.encode("the"), tokenizer.encode("the class of")
+    said = ids[len(prompt) :]
+    reading = Reading(tokenizer, after=prompt[-1:])
+    shown = [reading.more(said[n : n + size]) for n in range(0, len(said), size)]
+    assert ids[: len(prompt)] == prompt and "".join(shown) == reading.text == " class of"
 
 
 # -- HTTP ----------------------------------------------------------------------------------------------

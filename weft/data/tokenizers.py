@@ -239,6 +239,15 @@ def encode_all(texts: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
     return np.fromiter(itertools.chain.from_iterable(lists), np.int64)
 
 
+def text_after(before: Sequence[int], ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """The text of ids as it follows that of others: SentencePiece drops the space that a text begins with.
+
+    >>> text_after(Bytes().encode("the"), Bytes().encode(" class"), Bytes())
+    ' class'
+    """
+    return tokenizer.decode([*before, *ids])[len(tokenizer.decode(before)) :]
+
+
 def check_ids(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     """The same ids, or an error if one is none of the tokenizer's."""
     if ids.size and (ids.min() < 0 or ids.max() >= tokenizer.vocab):

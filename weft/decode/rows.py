@@ -37,6 +37,11 @@ class Item:
     limit: int
     cut: bool = False
 
+    @property
+    def last(self) -> tuple[int, ...]:
+        """The token of the text that what is said follows, if there is one."""
+        return self.prompt[1:][-1:]  # the first is START
+
 
 class Sizes(NamedTuple):
     """To how many positions the parts of a row are filled up."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import weft as wf
 from weft.data import Encoded, Tokenizer, arrays, check_vocab
+from weft.data.tokenizers import text_after
 from weft.errors import ModelError
 from weft.models import Batch
 from weft.models.batch import START
@@ -166,7 +167,7 @@ class Speaker:
     def _read(self, item: Item, ask: Ask, tokens: Any, score: Any, logs: Any) -> Said:
         ended = len(tokens) > 0 and int(tokens[-1]) in (self.tokenizer.end, *ask.ends)
         kept = tuple(map(int, tokens))
-        text = self.tokenizer.decode(kept[:-1] if ended else kept)
+        text = text_after(item.last, kept[:-1] if ended else kept, self.tokenizer)
         return Said(text, kept, float(score), tuple(map(float, logs)), ended, item.cut)
 
     def score(self, texts: Iterable[tuple[str, str]], first: int = 0) -> Iterator[tuple[float, ...]]:

@@ -156,7 +156,7 @@ class Paths:
         def choice(one: Told, whole: bool, k: int = 0) -> dict[str, Any]:
             logs = None
             if given["logprobs"] is not None and given["beams"] in (None, 1):
-                logs = one.logprobs(self.engine.speaker.tokenizer, sent[one.index])
+                logs = one.logprobs(sent[one.index])
             more = {"score": one.score} if one.score is not None else {}
             text = one.reading.text if whole else one.text
             return {
@@ -330,11 +330,11 @@ class Told:
         """It, and the next best ones of a search."""
         return [self, *self.others][:count]
 
-    def logprobs(self, tokenizer: Any, since: int) -> dict[str, Any]:
+    def logprobs(self, since: int) -> dict[str, Any]:
         """As OpenAI has them: of all tokens but the first ones."""
         tokens = self.reading.tokens
-        pieces = [tokenizer.decode([token]) for token in tokens[since:]]
-        offsets = [len(tokenizer.decode(tokens[:n])) for n in range(since, len(tokens))]
+        pieces = [self.reading.read([token]) for token in tokens[since:]]
+        offsets = [len(self.reading.read(tokens[:n])) for n in range(since, len(tokens))]
         return {
             "tokens": pieces,
             "token_logprobs": self.reading.logs[since:],
@@ -354,11 +354,11 @@ class Talk:
             self.jobs: list[Job] = [
                 engine.say(text, ask, self.asking.tell(n), n) for n, text in enumerate(texts)
             ]
-        self.readings = [self._reading() for _ in texts]
+        self.readings = [self._reading(job) for job in self.jobs]
         self._begun, self._since = False, time.monotonic()
 
-    def _reading(self) -> Reading:
-        return Reading(self.paths.engine.speaker.tokenizer, self.ask.ends, self.stops)
+    def _reading(self, job: Job) -> Reading:
+        return Reading(self.paths.engine.speaker.tokenizer, self.ask.ends, self.stops, job.item.last)
 
     def begin(self) -> None:
         """Ask the engine, once."""
@@ -389,7 +389,7 @@ class Talk:
     def _searched(self, index: int, said: Said) -> Told:
         every = []
         for n, one in enumerate((said, *said.others)):
-            reading = self.readings[index] if n == 0 else self._reading()
+            reading = self.readings[index] if n == 0 else self._reading(self.jobs[index])
             text = reading.more(one.tokens, (), True)
             every.append(Told(index, reading, text, _finish(reading), one.score))
         return dataclasses.replace(every[0], others=tuple(every[1:]))

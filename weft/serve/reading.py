@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from weft.data.tokenizers import text_after
+
 UNFINISHED = "\ufffd"  # what the first bytes of a character are read as
 
 
@@ -15,6 +17,7 @@ class Reading:
       tokenizer: reads the tokens.
       ends: tokens that end an answer, and are not part of its text.
       stops: texts before which it ends.
+      after: the last tokens of the text that it follows.
 
     >>> from weft.data import Bytes
     >>> reading = Reading(Bytes(), stops=["END"])
@@ -24,8 +27,15 @@ class Reading:
     ('one Etwo ', True)
     """
 
-    def __init__(self, tokenizer: Any, ends: Sequence[int] = (), stops: Sequence[str] = ()):
+    def __init__(
+        self,
+        tokenizer: Any,
+        ends: Sequence[int] = (),
+        stops: Sequence[str] = (),
+        after: Sequence[int] = (),
+    ):
         self.tokenizer, self.ends, self.stops = tokenizer, {tokenizer.end, *ends}, tuple(stops)
+        self.after = after
         self.tokens: list[int] = []
         self.logs: list[float] = []
         self.text = ""
@@ -35,6 +45,10 @@ class Reading:
     def ended(self) -> bool:
         """Whether the last token is one that ends an answer."""
         return bool(self.tokens) and self.tokens[-1] in self.ends
+
+    def read(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens as part of an answer."""
+        return text_after(self.after, tokens, self.tokenizer)
 
     def more(self, tokens: Sequence[int], logs: Sequence[float] = (), over: bool = False) -> str:
         """What can be shown now that was not shown before.
@@ -57,7 +71,7 @@ class Reading:
         return self.text[len(before) :]
 
     def _read(self, over: bool) -> None:
-        text = self.tokenizer.decode(self.tokens[:-1] if self.ended else self.tokens)
+        text = self.read(self.tokens[:-1] if self.ended else self.tokens)
         found = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
         if found:
             self.text, self.stopped = text[: min(found)], True
