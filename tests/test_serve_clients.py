@@ -40,6 +40,26 @@ def test_a_token_is_asked_for(engine):
         assert client.post("/score", json=ask, headers=right, timeout=PATIENCE).status_code == 200
 
 
+def test_another_name_for_this_machine_is_refused(engine, url):
+    """A site can let its name lead to 127.0.0.1: its pages are then of the same origin as the server's."""
+    paths = ("/", "/healthz", "/metrics", "/v1/models")
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        for host in ("evil.example:8765", "evil.example", "localhost.evil.example", "[::1", "192.0.2.1:8000"):
+            headers = {"Host": host, "Origin": f"http://{host}"}
+            for answer in (
+                *(client.get(path, headers=headers) for path in paths),
+                client.post("/score", json={"text": "a", "target": "b"}, headers=headers),
+            ):
+                error = answer.json()["error"]
+                assert answer.status_code == 403 and error["type"] == "permission_error"
+                assert host in error["message"]
+        for host in ("localhost", "LocalHost:1", "127.0.0.1:8765", "127.0.0.2", "[::1]:8765"):
+            assert all(client.get(path, headers={"Host": host}).status_code == 200 for path in paths)
+    with listening(engine, token="s3cret") as url, httpx.Client(base_url=url, trust_env=False) as client:
+        headers = {"Host": "weft.example", "Authorization": "Bearer s3cret"}  # as a proxy passes them on
+        assert client.get("/v1/models", headers=headers).status_code == 200
+
+
 def test_what_takes_too_long_is_ended(engine, monkeypatch):
     monkeypatch.setattr(engine.speaker, "speak", Slow(engine, 0.3))
     with (

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hmac
+import ipaddress
 import json
 import secrets
 import time
@@ -104,6 +105,7 @@ class Paths:
 
     async def page(self, request: Request) -> Response:
         """A page to try it."""
+        self._check_host(request)
         kind = {"translates": self.engine.speaker.translates, "beams": self.engine.beams.size}
         kind |= {"token": self.token is not None, "name": self.name}
         data = json.dumps(kind).replace("<", "\\u003c")
@@ -113,6 +115,7 @@ class Paths:
 
     async def health(self, request: Request) -> Response:
         """Whether requests are answered."""
+        self._check_host(request)
         status = self.engine.status
         return JSONResponse({"status": status}, 200 if status == "ready" else 503, PLAIN)
 
@@ -253,6 +256,7 @@ class Paths:
 
     def _check(self, request: Request) -> None:
         """Whether the client may ask: it has the token, and is no page of another site."""
+        self._check_host(request)
         if self.token is not None:
             given = request.headers.get("authorization", "")
             kind, _, token = given.partition(" ")
@@ -267,6 +271,14 @@ class Paths:
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
             raise Refused(403, f"a page of {origin[:100]} may not ask this server", "permission_error")
+
+    def _check_host(self, request: Request) -> None:
+        """An error if another site's name leads here: its pages could then ask, and read the answers."""
+        host = request.headers.get("host", "localhost")
+        local = request.scope.get("state", {}).get("local", False)
+        if local and self.token is None and not _is_local(host):
+            rule = "without a token this server answers to localhost, 127.0.0.1 and [::1]"
+            raise Refused(403, f"the Host is {host[:100]}; {rule}", "permission_error")
 
     async def _given(self, request: Request, fields: Mapping[str, Field]) -> dict[str, Any]:
         self._check(request)
@@ -431,6 +443,15 @@ class Live(Response):
 
         with self.talk.asking:
             await unless_gone(write(), receive)
+
+
+def _is_local(host: str) -> bool:
+    """Whether a Host, with or without a port, is this machine whatever name servers say."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _check_search(given: Mapping[str, Any]) -> None:

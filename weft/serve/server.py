@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import socket
 import threading
@@ -47,6 +48,12 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=max(1, round(timeout)),
         )
         super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; requests are told whether only this machine can send them."""
+        addresses = [ipaddress.ip_address(one.getsockname()[0]) for one in sockets or ()]
+        self.lifespan.state["local"] = all(address.is_loopback for address in addresses)
+        await super().startup(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
