@@ -1,7 +1,8 @@
 """Every Python block of README.md and docs/*.md runs, top to bottom, one namespace per page.
 
 A block with a title, ```python title="train.py", is also written to that file. The lines of bash blocks that
-call `weft` run there; a comment says which exit code is expected if it is not 0.
+call `weft` run there; a comment says which exit code is expected if it is not 0. A text block right after
+plans or searches is what they print, or some lines of it.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from weft.cli.main import main
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<info>.*?) *$")
+PRINTED = ("weft plan ", "weft search ")  # the same on every machine
 NOT_RUN = {"text", "bash", "toml", "json"}  # the only other kinds of block, so that none slips by
 
 
@@ -45,7 +47,7 @@ def commands(lines):
 
 
 def run_command(line, folder):
-    """A call of `weft`, in this process; `> file` takes its output."""
+    """A call of `weft`, in this process; `> file` takes its output. What it prints, if that is to be checked."""
     command, _, comment = line.partition("  #")
     command, _, target = command.partition(" > ")
     expected = int(comment.split("exit ")[1][0]) if "exit " in comment else 0
@@ -57,6 +59,7 @@ def run_command(line, folder):
     assert bool(out.getvalue()) == (code == 0) or silent, line
     if target:
         (folder / target.strip()).write_text(out.getvalue())
+    return out.getvalue() if command.startswith(PRINTED) else ""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -67,10 +70,14 @@ def test_blocks_run(page, monkeypatch, tmp_path):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # which the command line replaces
     module = types.ModuleType("page_under_test")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look themselves up
+    printed = ""
     for line, info, body in fenced_blocks(page.read_text(encoding="utf-8")):
-        for command in commands(body) if info == "bash" else ():
-            if command.startswith("weft "):
-                run_command(command, tmp_path)
+        if info == "text" and printed and not body[0].startswith("weft "):
+            known = {shown.strip() for shown in printed.splitlines()}
+            missing = [shown for shown in body if shown.strip() not in known | {""}]
+            assert not missing, f"{page.name}:{line}: nothing prints these lines any more: {missing}"
+        called = [command for command in commands(body) if info == "bash" and command.startswith("weft ")]
+        printed = "".join([run_command(command, tmp_path) for command in called])
         if info in NOT_RUN:
             continue
         title = re.fullmatch(r'python(?: title="([\w.]+)")?', info)
