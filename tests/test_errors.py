@@ -402,6 +402,12 @@ def leaked_tensor_given_to_a_program():
 
 
 @mistake
+def another_tensor_captured_each_time():
+    turns = iter([ones("d=2") for _ in range(3)])
+    wf.spmd(lambda x: x + next(turns), MESH, "batch:data")(ones("batch=4"))  # wrong
+
+
+@mistake
 def leaked_tensor_captured_by_a_program():
     leaked = []
     staged(lambda x: leaked.append(x + 1), ones("batch=4"))

@@ -1,6 +1,7 @@
 """Programs: eager equals staged for every op; what is traced when, and why; what goes in and out."""
 
 import inspect
+import itertools
 import re
 
 import jax
@@ -317,6 +318,41 @@ def test_captured_tensors_become_inputs():
     same(program(x), want)
     assert len(program.jaxpr(x).in_avals) == 3
     assert len(program.traces) == 1
+
+
+USES = {
+    "call": lambda program, x: program(x),
+    "call with another setting": lambda program, x: _precisely(program, x),
+    "jaxpr": lambda program, x: program.jaxpr(x),
+    "plan": lambda program, x: program.plan(x),
+    "export": lambda program, x: program.export(x),
+}
+
+
+def _precisely(program, x):
+    with jax.default_matmul_precision("highest"):
+        program(x)
+
+
+@pytest.mark.parametrize("mesh, layout", [("x=2", "a:x"), (None, None)], ids=["two", "one"])
+@pytest.mark.parametrize("use", USES)
+def test_captured_tensors_that_were_not_met_before(mesh, layout, use):
+    """Where jit traces anew, what it meets now was zeros."""
+    now, x = [wf.full("b=3", 1.0)], TENSORS["x"]
+    program = wf.spmd(lambda x: x + now[0], mesh, layout)
+    same(program(x), x.array + 1.0)
+    now[0] = wf.full("b=3", 5.0)
+    same(program(x), x.array + 1.0)  # as with jit
+    jax.clear_caches()
+    USES[use](program, x)
+    same(program(x), x.array + 5.0)
+    assert [trace.reason for trace in program.traces] == ["first call", "it captures other tensors"]
+
+
+def test_tensors_captured_in_turn_settle():
+    turns = itertools.cycle([wf.full("b=3", 2.0), wf.full("b=3", 4.0)])
+    program = wf.spmd(lambda x: wf.zeros_like(x) + next(turns), "x=2", "a:x")
+    same(program(TENSORS["x"]), np.full((6, 3), 2.0, np.float32))
 
 
 def test_captured_tensors_that_hold_one_array():

@@ -142,7 +142,7 @@ def _capture(t: Tensor) -> Tensor:
     if key in program.captured_inputs:
         return program.captured_inputs[key]
     program.captured[key] = t
-    # Until the second trace, where it is an input: zeros of the right type.
+    # Zeros of the right type: what this trace makes is not used, in the next one the tensor is an input.
     splits = program.splits(t.dims, t.role)
     shape = program.slice_shape(t.dims, splits)
     blank = slice_tensor(jnp.zeros(shape, t.dtype), t.dims, splits)

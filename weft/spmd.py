@@ -37,8 +37,10 @@ from .layout import Layout
 from .mesh import Mesh
 from .placing import partition_spec, place, put, without_values
 from .signature import NUMBERS, Static, is_dynamic, is_leaf, reason, shown, unhashable, weak_type
-from .staging import Call, Staged, add_output, outputs, rebuild, slice_of, template
+from .staging import Call, CapturedAnew, Staged, add_output, outputs, rebuild, slice_of, template
 from .tensor import Tensor, asked, at_rest, check_has_values, describe
+
+ATTEMPTS = 3  # to find what a function captures: one is enough, unless it captures what it did not before
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,9 @@ class Program:
         outer = context.current()
         if outer is not None:
             return self._nested(outer, args, kwargs)
+        return self._settled(self._run, args, kwargs)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
         staged, arrays = self._prepare(args, kwargs, runs=True)
         # Not left to JAX: on several devices it would end the process.
         gone = sum(isinstance(a, jax.Array) and not context.is_traced(a) and a.is_deleted() for a in arrays)
@@ -135,10 +140,7 @@ class Program:
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """The program through `jax.export`; `.serialize()` gives bytes."""
-        from jax import export
-
-        staged, arrays = self._prepare(args, kwargs)
-        return export.export(staged.call.jitted)(*self._abstract(arrays))
+        return self._settled(self._exported, args, kwargs)
 
     def plan(self, *args: Any, **kwargs: Any) -> Any:
         """What one call will do and cost, before it runs: a `Plan`.
@@ -147,7 +149,7 @@ class Program:
         """
         from .plan.plan import plan_of
 
-        return plan_of(self, args, kwargs)
+        return self._settled(functools.partial(plan_of, self), args, kwargs)
 
     def collectives(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Every collective of one call: kind, axes, bytes on one device, how often it runs."""
@@ -157,9 +159,27 @@ class Program:
 
     # Inside
 
+    def _settled(self, use: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
+        """Use the staged function; stage it anew where jit traces again and it captures other tensors."""
+        for _ in range(ATTEMPTS):
+            try:
+                return use(args, kwargs)
+            except CapturedAnew as anew:
+                found = anew.found
+        raise _unsettled(found).located(self._asked(args, kwargs))
+
     def _traced(self, args: Any, kwargs: Any) -> Any:
+        return self._settled(self._traced_once, args, kwargs)
+
+    def _traced_once(self, args: Any, kwargs: Any) -> Any:
         staged, arrays = self._prepare(args, kwargs)
         return staged.call.trace(*self._abstract(arrays))
+
+    def _exported(self, args: Any, kwargs: Any) -> Any:
+        from jax import export
+
+        staged, arrays = self._prepare(args, kwargs)
+        return export.export(staged.call.jitted)(*self._abstract(arrays))
 
     def _abstract(self, arrays: list[Any]) -> list[Any]:
         """The same with numbers as arrays, which have a shape and a type."""
@@ -173,7 +193,7 @@ class Program:
                 f'on mesh "{outer.mesh}" with layout "{outer.layout}"',
                 rule="a nested program has the mesh and layout of the one around it",
                 hint="stage both alike, or call the plain function inside",
-            ).located(asked(f"program {getattr(self.fn, '__name__', '')}", args, kwargs))
+            ).located(self._asked(args, kwargs))
         return self.fn(*args, **kwargs)
 
     def _prepare(self, args: Any, kwargs: Any, *, runs: bool = False) -> tuple[Staged, list[Any]]:
@@ -187,17 +207,19 @@ class Program:
             return staged, arrays
         except WeftError as error:
             # An op that runs eagerly says itself what was asked.
-            name = getattr(self.fn, "__name__", "")
-            raise error.located("" if self._eager else asked(f"program {name}", args, kwargs)) from None
+            raise error.located("" if self._eager else self._asked(args, kwargs)) from None
+
+    def _asked(self, args: Any, kwargs: Any) -> str:
+        name = getattr(self.fn, "__name__", "")
+        return asked(name if self._eager else f"program {name}", args, kwargs)
 
     def _used_up(self, gone: int, args: Any, kwargs: Any) -> ProgramError:
         """An error for arguments whose memory an earlier call has used."""
-        name = getattr(self.fn, "__name__", "")
         return ProgramError(
             f"{gone} of the arrays given are no longer there",
             rule="what is donated to a program is used up by the call, and its results take its place",
             hint="go on with the results: model, state = step(model, state); or stage it without donate=",
-        ).located(asked(name if self._eager else f"program {name}", args, kwargs))
+        ).located(self._asked(args, kwargs))
 
     def _held(self, args: Any, kwargs: Any) -> ProgramError:
         """An error for a gradient that a pipeline can't give: JAX finds a value where its trace is over."""
@@ -205,7 +227,7 @@ class Program:
             'the function of a pipeline with the schedule "1f1b" holds from outside what is differentiated',
             rule="this schedule gives gradients of x, of the layers' parameters and of what is shared",
             hint='give what the function holds as shared=(…,); or schedule="gpipe"',
-        ).located(asked(f"program {getattr(self.fn, '__name__', '')}", args, kwargs))
+        ).located(self._asked(args, kwargs))
 
     def _find(self, args: Any, kwargs: Any) -> tuple[Staged, list[Any]]:
         if self.static:
@@ -231,7 +253,7 @@ class Program:
             staged = self._staged.get(tuple(key))
         except TypeError:
             raise unhashable(key) from None
-        if staged is None:
+        if staged is None or staged.is_stale:
             staged = self._stage(leaves, tree, tuple(key), arrays)
         arrays += [t._array for t in staged.captured]
         return staged, arrays
@@ -294,15 +316,22 @@ class Program:
 
     def _stage(self, leaves: list[Any], tree: Any, key: Any, arrays: list[Any]) -> Staged:
         if not self._eager:
-            self.traces.append(Trace(reason(key, list(self._staged)), shown(key)))
+            is_known = key in self._staged
+            why = "it captures other tensors" if is_known else reason(key, list(self._staged))
+            self.traces.append(Trace(why, shown(key)))
         donated = self._donated(leaves, tree)
-        staged = self._trace(leaves, tree, [], donated)
-        captured, met = staged.call.begin(arrays)
-        if captured:  # they become inputs: trace again with them
-            pairs = [(t, self._put(t)) for t in captured]
-            staged = self._trace(leaves, tree, pairs, donated)
-            _, met = staged.call.begin(arrays + [t._array for _, t in pairs])
-        if not any(context.is_traced(t._held) for t in captured):  # else good for this call only
+        captured: list[tuple[Tensor, Tensor]] = []
+        for _ in range(ATTEMPTS):
+            staged = self._trace(leaves, tree, captured, donated)
+            found, met = staged.call.begin(arrays + [t._array for _, t in captured])
+            if not found:
+                break
+            # They become inputs: trace again with them.
+            captured = captured + [(t, self._put(t)) for t in found]
+        else:
+            raise _unsettled(found)
+        staged.is_settled = True
+        if not any(context.is_traced(t._held) for t, _ in captured):  # else good for this call only
             self._staged[key] = staged
         if not self._eager:
             self._warn_unused(met)
@@ -336,6 +365,9 @@ class Program:
                 for job in program.jobs:
                     for leaf in job.inputs:
                         add_output(leaf, outs, specs)
+            if program.captured and staged.is_settled:
+                staged.is_stale = True
+                raise CapturedAnew(list(program.captured.values()))
             out_specs[:] = specs
             return outs
 
@@ -394,6 +426,15 @@ class Program:
             if frame is not None:
                 place = (frame.f_code.co_filename, frame.f_lineno)
                 warnings.warn_explicit(str(text), LayoutWarning, *place)
+
+
+def _unsettled(found: list[Tensor]) -> ProgramError:
+    """An error for a function whose captured tensors can't be made inputs: each trace meets other ones."""
+    return ProgramError(
+        f"the function captures other tensors each time that it is traced: {', '.join(map(describe, found))}",
+        rule="tensors that a program captures become inputs: one trace finds them, the next one uses them",
+        hint="give what changes from call to call as an argument",
+    )
 
 
 class _Method:

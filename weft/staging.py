@@ -27,15 +27,30 @@ from .tensor import Tensor
 
 @dataclass(eq=False)
 class Staged:
-    """A signature's compiled function and what its flat outputs are."""
+    """A signature's compiled function and what its flat outputs are.
+
+    Attributes:
+      is_settled: whether all that the function captures is among its inputs.
+      is_stale: whether jit traced it anew since, and it then captured other tensors.
+    """
 
     call: Any
     captured: list[Tensor] = field(default_factory=list)
     donated: tuple[int, ...] = ()
+    is_settled: bool = False
+    is_stale: bool = False
     out_tree: Any = None
     # For each leaf: where it comes from ("now", "later", "static"), the promise or static value, and
     # the dims and role of a tensor.
     out_leaves: list[tuple[str, Any, Any]] = field(default_factory=list)
+
+
+class CapturedAnew(Exception):
+    """Where jit traced a staged function anew, it captured other tensors than before; it is staged anew."""
+
+    def __init__(self, found: list[Tensor]):
+        super().__init__()
+        self.found = found
 
 
 class Call:
@@ -48,7 +63,7 @@ class Call:
         return self.jitted(*arrays)
 
     def begin(self, arrays: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Trace; what was captured, and the dims that were met."""
+        """Trace; what was captured and is no input yet, and the dims that were met."""
         self.jitted.trace(*arrays)
         program = self.last["context"]
         return list(program.captured.values()), program.dims_met
