@@ -700,6 +700,28 @@ def argument_that_was_donated_on_one_device():
     step(x, ones("batch=4"))  # wrong
 
 
+@mistake
+def argument_that_is_donated_and_given_again():
+    step, x = wf.spmd(lambda x, y: (x + y, y), donate=(0,)), ones("batch=4")
+    step(x, x)  # wrong
+
+
+@mistake
+def arrays_of_a_donated_state_that_are_one():
+    def step(state, rate):
+        return {name: rate * t for name, t in state.items()}
+
+    params = {"w": ones("d=2 h=2"), "b": ones("h=2")}
+    state = {f"{name}{more}": t for name, t in params.items() for more in ("", "_ema")}
+    wf.spmd(step, donate="state")(state, 0.5)  # wrong
+
+
+@mistake
+def argument_that_is_donated_and_captured():
+    x = ones("batch=4")
+    wf.spmd(lambda y: x + y, donate=(0,))(x)  # wrong
+
+
 # -- the tests -----------------------------------------------------------------------------------
 
 WHERE = re.compile(r"  at (\S+):(\d+)$", re.MULTILINE)

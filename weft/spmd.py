@@ -110,6 +110,8 @@ class Program:
         gone = sum(isinstance(a, jax.Array) and not context.is_traced(a) and a.is_deleted() for a in arrays)
         if gone:
             raise self._used_up(gone, args, kwargs)
+        if staged.donated:
+            self._check_given_once(staged, arrays, args, kwargs)
         try:
             outs = staged.call(*arrays)
         except jax.errors.UnexpectedTracerError:
@@ -220,6 +222,32 @@ class Program:
             rule="what is donated to a program is used up by the call, and its results take its place",
             hint="go on with the results: model, state = step(model, state); or stage it without donate=",
         ).located(self._asked(args, kwargs))
+
+    def _check_given_once(self, staged: Staged, arrays: list[Any], args: Any, kwargs: Any) -> None:
+        """An error if an array that is donated is also another input: the call would read what it used up."""
+        places: dict[int, list[int]] = {}
+        for n, array in enumerate(arrays):
+            if isinstance(array, jax.Array) and not context.is_traced(array):
+                places.setdefault(id(array), []).append(n)
+        shared = [held for held in places.values() if len(held) > 1 and {*held} & {*staged.donated}]
+        if not shared:
+            return
+        names = self._input_names(staged, args, kwargs)
+        raise ProgramError(
+            f"{len(shared)} of the donated arrays are given more than once",
+            *(f"one array: {', '.join(names[n] for n in held)}" for held in shared),
+            rule="what is donated to a program is used up by the call, so it can be no other input of it",
+            hint="donate a copy, jax.tree.map(jnp.copy, t); or stage it without donate=",
+        ).located(self._asked(args, kwargs))
+
+    def _input_names(self, staged: Staged, args: Any, kwargs: Any) -> list[str]:
+        """What the inputs of a call are, in their order."""
+        if self.static:
+            args, kwargs = self._mark_static(args, kwargs)
+        leaves = jax.tree.leaves_with_path((args, kwargs), is_leaf=is_leaf)
+        given = [path for path, leaf in leaves if is_dynamic(leaf, self._static_numbers)]
+        names = [f"argument {jax.tree_util.keystr(path[1:])}" for path in given]
+        return names + [f"the captured {describe(t)}" for t in staged.captured]
 
     def _held(self, args: Any, kwargs: Any) -> ProgramError:
         """An error for a gradient that a pipeline can't give: JAX finds a value where its trace is over."""
