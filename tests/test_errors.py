@@ -272,6 +272,11 @@ def compile_for_too_large_a_mesh():
 
 
 @mistake
+def export_for_too_large_a_mesh():
+    wf.spmd(lambda x: x + 1, "data=512", "batch:data").export(wf.spec("batch=1024"))  # wrong
+
+
+@mistake
 def two_dims_of_a_result_on_one_axis():
     def program(x, y):
         return x + y  # wrong

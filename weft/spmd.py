@@ -142,6 +142,7 @@ class Program:
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         """The program through `jax.export`; `.serialize()` gives bytes."""
+        self.mesh.require_devices()
         return self._settled(self._exported, args, kwargs)
 
     def plan(self, *args: Any, **kwargs: Any) -> Any:
