@@ -7,7 +7,7 @@ from compare import check, real, same
 from jax import lax
 
 import weft as wf
-from weft.errors import DimError, ProgramError, TensorTypeError
+from weft.errors import DimError, LayoutError, ProgramError, TensorTypeError
 
 # t is scanned, n mapped; d=4 is even over 2, b=3, t=5 and n=5 are not.
 PLACES = [
@@ -338,3 +338,40 @@ def test_eager():
 def test_errors(error, match, call):
     with pytest.raises(error, match=match):
         call(TENSORS["x"])
+
+
+# -- eager, with nothing placed among the operands ----------------------------------------------------
+
+ADOPTING = {
+    "fori_loop": lambda x: wf.fori_loop(0, 3, lambda n, c: c + wf.sum(x), 0.0),
+    "while_loop": lambda x: wf.while_loop(
+        lambda c: c < 2.0 * wf.sum(x * x), lambda c: c + wf.sum(x * x), 0.0
+    ),
+    "cond": lambda x: wf.cond(True, lambda: x * 2.0, lambda: x),
+    "scan": lambda x: wf.scan(
+        lambda c, _: (c + wf.sum(x, "batch"), None), wf.zeros("d=6"), None, wf.Dim("t", 3)
+    )[0],
+    "vmap": lambda x: wf.vmap(lambda row: row + wf.sum(x), "rows")(wf.ones("rows=2")),
+    "one in another": lambda x: wf.cond(
+        True, lambda: wf.fori_loop(0, 3, lambda n, c: c + wf.sum(x), 0.0), lambda: 0.0
+    ),
+    "grad": lambda x: wf.grad(lambda s: wf.fori_loop(0, 3, lambda n, c: c * s + wf.sum(x), s))(wf.ones("")),
+}
+
+
+@pytest.mark.parametrize("name", ADOPTING)
+def test_eager_control_flow_goes_where_what_it_captures_is(name):
+    x = real(0, "batch=9 d=6")
+    placed = wf.place(x, "data=4", "batch:data")
+    got = ADOPTING[name](placed)
+    same(got, ADOPTING[name](x).array)
+    assert name == "grad" or got.mesh == placed.mesh
+
+
+def test_what_eager_control_flow_captures_is_in_one_place():
+    x = wf.place(real(0, "batch=9 d=6"), "data=4", "batch:data")
+    for other in (wf.place(x, "data=2", "batch:data"), wf.place(x, "data=4", "d:data")):
+        with pytest.raises(LayoutError, match="the tensors of one operation, or program,"):
+            wf.cond(True, lambda other=other: x + other, lambda: x)
+    with pytest.raises(LayoutError, match='this runs on mesh ""'):
+        wf.spmd(lambda: wf.cond(True, lambda: x * 2.0, lambda: x))()

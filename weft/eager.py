@@ -16,7 +16,7 @@ from .context import Context
 from .errors import (
     WeftError,
 )
-from .forms import check_same_place
+from .forms import Elsewhere, check_same_place
 from .layout import Layout
 from .mesh import Mesh
 from .spmd import Program
@@ -68,15 +68,23 @@ def _label(name: str, args: Any, kwargs: Any) -> str:
 
 
 def run_eagerly(fn: Any, args: Any, kwargs: Any, numbers: str, cached: bool) -> Any:
-    """Call a function outside programs as one of its own, where its operands are."""
+    """Call a function outside programs as one of its own, where its operands are, or what it captures."""
     where = _where(args, kwargs)
+    try:
+        return _program(fn, where, numbers, cached)(*args, **kwargs)
+    except Elsewhere as found:
+        where = found.mesh, found.layout
+    return _program(fn, where, numbers, cached)(*args, **kwargs)
+
+
+def _program(fn: Any, where: tuple[Mesh, Layout], numbers: str, cached: bool) -> Program:
     key = (fn, *where)
     program = _EAGER.get(key)
     if program is None:
         program = Program(fn, *where, eager=True, static_numbers=numbers == "static")
         if cached:
             _EAGER[key] = program
-    return program(*args, **kwargs)
+    return program
 
 
 def _where(args: Any, kwargs: Any) -> tuple[Mesh, Layout]:

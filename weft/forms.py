@@ -18,7 +18,8 @@ from . import collectives, context
 from .context import Context
 from .dims import Dim, check_distinct
 from .errors import LayoutError, ProgramError, TensorTypeError
-from .layout import Splits, axes_of
+from .layout import Layout, Splits, axes_of
+from .mesh import Mesh
 from .relayout import relayout
 from .tensor import Tensor, describe
 
@@ -33,6 +34,18 @@ class Absent:
 
 class Overcast(Exception):
     """A tensor that a scan made varying beforehand is needed unvarying; the scan starts over."""
+
+
+class Elsewhere(Exception):
+    """What an eager op is to capture lives on a mesh, and no operand does; the op starts over there."""
+
+    def __init__(self, mesh: Mesh, layout: Layout):
+        super().__init__()
+        self.mesh, self.layout = mesh, layout
+
+
+class Adopting(Context):
+    """The context of an eager op without placed operands: it adopts the place of what it captures."""
 
 
 # Into the program
@@ -137,6 +150,8 @@ def capture_key(t: Tensor) -> Any:
 def _capture(t: Tensor) -> Tensor:
     """A whole tensor met inside a program: one of its inputs, or noted to become one."""
     program = context.require()
+    if isinstance(program, Adopting) and t.mesh is not None and t.layout is not None:
+        raise Elsewhere(t.mesh, t.layout)
     check_same_place(t, program)
     key = capture_key(t)
     if key in program.captured_inputs:
