@@ -413,6 +413,19 @@ def another_tensor_captured_each_time():
 
 
 @mistake
+def rule_of_an_eager_op_that_captures_what_is_traced():
+    def gradient(x, g):
+        rule = wf.custom_vjp(wf.square)
+        rule.defvjp(
+            lambda x: (wf.square(x), None),
+            lambda kept, c: (c * g,),  # wrong
+        )
+        return wf.grad(lambda x: wf.sum(wf.cond(wf.sum(x) > 0.0, rule, wf.square, x)))(x)
+
+    jax.jit(gradient)(ones("d=2"), ones("d=2"))
+
+
+@mistake
 def leaked_tensor_captured_by_a_program():
     leaked = []
     staged(lambda x: leaked.append(x + 1), ones("batch=4"))

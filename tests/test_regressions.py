@@ -52,6 +52,29 @@ def test_custom_vjp_inside_an_eager_op():
         np.testing.assert_allclose(grad.numpy(), x.numpy(), rtol=1e-6)
 
 
+RULES = {
+    "backward": (lambda x, g: wf.tanh(x), lambda x, g: x, lambda x, c, g: c * x * g),
+    "forward": (lambda x, g: wf.tanh(x), lambda x, g: x * g, lambda kept, c, g: c * kept),
+    "all": (lambda x, g: wf.tanh(x) * g, lambda x, g: x, lambda x, c, g: c * x * g * (g / g)),
+}
+
+
+@pytest.mark.parametrize("place", [wf.place, lambda t, *_: t], ids=["placed", "not placed"])
+@pytest.mark.parametrize("name", RULES)
+def test_custom_vjp_whose_rules_capture_inside_an_eager_op(name, place):
+    """JAX called them after the op had ended; what they captured was zeros, or of that op's trace."""
+    value, kept, back = RULES[name]
+    x, g = values("a=5"), values("a=5") + 2.0
+    for captured in (g, wf.place(g, "x=2", "a:x")):
+        rule = wf.custom_vjp(lambda x, g=captured: value(x, g))
+        rule.defvjp(
+            lambda x, g=captured: (value(x, g), kept(x, g)), lambda k, c, g=captured: (back(k, c, g),)
+        )
+        fn = lambda x, rule=rule: wf.sum(wf.cond(wf.sum(x) > -99.0, rule, wf.square, x))
+        grad = wf.grad(fn)(place(x, "x=2", "a:x"))
+        np.testing.assert_allclose(grad.numpy(), (x * g).numpy(), rtol=1e-5)
+
+
 def test_held_back_gather_inside_vjp_inside_cond():
     """A collective was made in the trace of the branch, on an array of vjp's own trace."""
 

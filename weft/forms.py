@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from . import collectives, context
 from .context import Context
@@ -44,8 +45,17 @@ class Elsewhere(Exception):
         self.mesh, self.layout = mesh, layout
 
 
-class Adopting(Context):
-    """The context of an eager op without placed operands: it adopts the place of what it captures."""
+class Staging(Context):
+    """The context of a function that is staged.
+
+    Attributes:
+      adopts: whether it goes where what it captures lives: an eager op without placed operands.
+      is_over: whether its trace is; JAX calls the rules of a custom_vjp later than that.
+    """
+
+    def __init__(self, mesh: Mesh, layout: Layout, adopts: bool):
+        super().__init__(mesh, layout)
+        self.adopts, self.is_over = adopts, False
 
 
 # Into the program
@@ -150,9 +160,13 @@ def capture_key(t: Tensor) -> Any:
 def _capture(t: Tensor) -> Tensor:
     """A whole tensor met inside a program: one of its inputs, or noted to become one."""
     program = context.require()
-    if isinstance(program, Adopting) and t.mesh is not None and t.layout is not None:
+    assert isinstance(program, Staging)
+    if not program.adopts:
+        check_same_place(t, program)
+    elif t.mesh is not None and t.layout is not None and not program.is_over:
         raise Elsewhere(t.mesh, t.layout)
-    check_same_place(t, program)
+    if program.is_over:
+        return _constant(t)
     key = capture_key(t)
     if key in program.captured_inputs:
         return program.captured_inputs[key]
@@ -163,6 +177,18 @@ def _capture(t: Tensor) -> Tensor:
     blank = slice_tensor(jnp.zeros(shape, t.dtype), t.dims, splits)
     blank.role = t.role
     return blank
+
+
+def _constant(t: Tensor) -> Tensor:
+    """A whole tensor that is met when it can be no input any more, by its values."""
+    if context.is_traced(t._held) or not t._held.is_fully_addressable:
+        raise ProgramError(
+            f"a rule of a custom_vjp captures {describe(t)}, whose values are not at hand",
+            rule="JAX calls the rules of a custom_vjp after the eager op that it is used in",
+            hint="give the tensor as an argument of the custom_vjp",
+        )
+    whole = np.asarray(t._held)[tuple(slice(d.size) for d in t.dims)]
+    return settle(from_whole(whole, t.dims), t.role)
 
 
 def check_same_place(t: Tensor, program: Context) -> None:

@@ -32,7 +32,7 @@ from .errors import (
     nearest,
     user_frame,
 )
-from .forms import Adopting, capture_key, check_same_place
+from .forms import Staging, capture_key, check_same_place
 from .layout import Layout
 from .mesh import Mesh
 from .placing import partition_spec, place, put, without_values
@@ -381,7 +381,7 @@ class Program:
         out_specs: list[Any] = []
 
         def body(*arrays: Any) -> list[Any]:
-            program = (Adopting if self._eager and not self.mesh.axes else Context)(self.mesh, self.layout)
+            program = Staging(self.mesh, self.layout, adopts=self._eager and not self.mesh.axes)
             last["context"] = program
             with context.entered(program), program.frame():
                 rest = list(arrays)
@@ -394,6 +394,7 @@ class Program:
                 for job in program.jobs:
                     for leaf in job.inputs:
                         add_output(leaf, outs, specs)
+            program.is_over = True
             if program.captured and staged.is_settled:
                 staged.is_stale = True
                 raise CapturedAnew(list(program.captured.values()))
