@@ -84,10 +84,16 @@ _SERIALS = itertools.count(1)
 
 
 class Context:
-    """What an op has to know about the program that is being traced."""
+    """What an op has to know about the program that is being traced.
 
-    def __init__(self, mesh: Mesh, layout: Layout):
+    Attributes:
+      adopts: whether it goes where what it captures lives: an eager op without placed operands.
+      is_over: whether its trace is; JAX calls the rules of a custom_vjp later than that.
+    """
+
+    def __init__(self, mesh: Mesh, layout: Layout, adopts: bool = False):
         self.mesh, self.layout = mesh, layout
+        self.adopts, self.is_over = adopts, False
         self.serial = next(_SERIALS)  # slices know their program by it
         self.frames: list[Frame] = []
         self.mapped: frozenset[str] = frozenset()  # axes of dims that an enclosing vmap hides

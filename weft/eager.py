@@ -13,9 +13,7 @@ import jax
 
 from . import context
 from .context import Context
-from .errors import (
-    WeftError,
-)
+from .errors import WeftError
 from .forms import Elsewhere, check_same_place
 from .layout import Layout
 from .mesh import Mesh

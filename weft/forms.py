@@ -45,19 +45,6 @@ class Elsewhere(Exception):
         self.mesh, self.layout = mesh, layout
 
 
-class Staging(Context):
-    """The context of a function that is staged.
-
-    Attributes:
-      adopts: whether it goes where what it captures lives: an eager op without placed operands.
-      is_over: whether its trace is; JAX calls the rules of a custom_vjp later than that.
-    """
-
-    def __init__(self, mesh: Mesh, layout: Layout, adopts: bool):
-        super().__init__(mesh, layout)
-        self.adopts, self.is_over = adopts, False
-
-
 # Into the program
 
 
@@ -160,7 +147,6 @@ def capture_key(t: Tensor) -> Any:
 def _capture(t: Tensor) -> Tensor:
     """A whole tensor met inside a program: one of its inputs, or noted to become one."""
     program = context.require()
-    assert isinstance(program, Staging)
     if not program.adopts:
         check_same_place(t, program)
     elif t.mesh is not None and t.layout is not None and not program.is_over:

@@ -32,7 +32,7 @@ from .errors import (
     nearest,
     user_frame,
 )
-from .forms import Staging, capture_key, check_same_place
+from .forms import capture_key, check_same_place
 from .layout import Layout
 from .mesh import Mesh
 from .placing import partition_spec, place, put, without_values
@@ -381,7 +381,7 @@ class Program:
         out_specs: list[Any] = []
 
         def body(*arrays: Any) -> list[Any]:
-            program = Staging(self.mesh, self.layout, adopts=self._eager and not self.mesh.axes)
+            program = Context(self.mesh, self.layout, adopts=self._eager and not self.mesh.axes)
             last["context"] = program
             with context.entered(program), program.frame():
                 rest = list(arrays)
