@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -277,6 +278,25 @@ def test_verify_finds_the_same_what_is_the_same(value):
     x = wf.tensor(np.ones(4, np.float32), "batch=4")
     [compared] = wf.verify(either(value, value), (x,), "x=2", "batch:x")
     assert compared.difference == 0
+
+
+def test_verify_allows_a_narrow_result_its_own_rounding():
+    """One unit in the last place of a bfloat16 was told as a difference; a wrong result still is one."""
+    x = wf.random.normal(jax.random.key(0), "batch=16 d=512")
+    w = wf.random.normal(jax.random.key(1), "d=512 h=16")
+    narrow = lambda x, w: wf.einsum(x, w, reduce=["d"]).astype(jnp.bfloat16)
+    [compared] = wf.verify(narrow, (x, w), "data=4 model=2", ["d:model"])
+    assert 0 < compared.difference <= compared.tolerance == 4 * float(jnp.finfo(jnp.bfloat16).eps)
+    ones = wf.tensor(np.ones(4, np.float32), "batch=4")
+    with pytest.raises(AssertionError, match="result differs"):
+        wf.verify(either(jnp.bfloat16(1), jnp.bfloat16(1.0625)), (ones,), "x=2", "batch:x")
+
+
+def test_verify_compares_keys():
+    """They could not be made arrays of."""
+    keys = lambda key, x: (jax.random.fold_in(key, 1), wf.sum(x))
+    found = wf.verify(keys, (jax.random.key(0), wf.ones("batch=4")), "x=2", "batch:x")
+    assert [c.difference for c in found] == [0, 0]
 
 
 def test_a_plan_of_no_work_says_so():

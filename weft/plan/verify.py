@@ -18,8 +18,10 @@ from ..spmd import spmd
 from ..tensor import Tensor, describe, is_tensor
 from .arguments import check_arguments
 
-# What another order of additions may change, relative to the largest value.
+# What another order of additions may change, relative to the largest value: of sums in float32, and of a
+# result in its own type, in units in its last place.
 ROUNDING = 100 * float(np.finfo(np.float32).eps)
+LAST_PLACES = 4
 
 
 class Differs(WeftError, AssertionError):
@@ -63,7 +65,8 @@ def verify(
       mesh: the mesh, or one for each layout.
       layouts: the layouts to try.
       tolerance: the largest difference allowed, relative to an output's largest value; by default
-        what rounding explains: a hundred units in the last place of a float32.
+        what rounding explains: a hundred units in the last place of a float32, or four of the
+        output's own type, if that is more.
 
     Returns:
       One entry for each layout and output, if all agree; else an error that names the first output
@@ -109,13 +112,27 @@ def _compare(one: Any, other: Any, shown: str, tolerance: float | None) -> Any:
     for (path, a), b in zip(left, right, strict=True):
         name = "result" + jax.tree_util.keystr(path)
         want, have = _values(a, a), _values(b, a)
-        allowed = ROUNDING if tolerance is None else tolerance
+        allowed = _rounding(want.dtype) if tolerance is None else tolerance
+        want, have = _wide(want), _wide(have)
         yield Compared(shown, name, _difference(want, have), allowed), (a, want, have)
 
 
 def _values(t: Any, like: Any) -> np.ndarray:
-    """A result's values, those that rounding can change in double precision."""
-    values = np.asarray(t.numpy(*like.dims) if isinstance(t, Tensor) else t)
+    """A result's values; of keys the numbers that they are made of."""
+    if hasattr(t, "dtype") and jnp.issubdtype(t.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(t))
+    return np.asarray(t.numpy(*like.dims) if isinstance(t, Tensor) else t)
+
+
+def _rounding(dtype: Any) -> float:
+    """What rounding may change in a result of this type."""
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return ROUNDING
+    return max(ROUNDING, LAST_PLACES * float(jnp.finfo(dtype).eps))
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    """Values that rounding can change in double precision, the others as they are."""
     if jnp.issubdtype(values.dtype, jnp.complexfloating):
         return values.astype(np.complex128)
     return values.astype(np.float64) if jnp.issubdtype(values.dtype, jnp.inexact) else values
