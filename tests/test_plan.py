@@ -186,6 +186,25 @@ def test_advice_names_what_is_duplicated_replicated_and_padded():
     assert "params.embedding" in large.advice[0].text and 'params="d_model:data"' in large.advice[0].text
 
 
+def test_advice_names_loops_whose_rounds_are_not_known():
+    """Their bodies were counted once, and nothing was said."""
+
+    def loops(x, rounds):
+        for _ in range(2):
+            x = wf.while_loop(lambda x: wf.max(x) > 1, lambda x: x / 2, x)
+        x = wf.fori_loop(0, 5, lambda n, x: x / 2, x)
+        return wf.scan(lambda x, _: (wf.fori_loop(0, rounds, lambda n, x: x / 2, x), None), x, None, micro)[0]
+
+    plan = wf.spmd(loops, "x=2", "batch:x").plan(wf.spec([batch]), wf.spec("", jnp.int32))
+    said = [(a.level, a.text.partition(" is counted")[0]) for a in plan.advice[:2]]
+    assert said == [
+        ("warning", "one round of while_loop[batch]"),
+        ("warning", "one round of fori_loop[ · batch]"),
+    ]
+    assert len(plan.loops) == 2 and all("test_plan.py" in loop.source for loop in plan.loops)
+    assert [loop["op"] for loop in plan.to_data()["loops"]] == [loop.op for loop in plan.loops]
+
+
 def test_advice_tells_inputs_from_parameters():
     program = wf.spmd(lambda x, w: wf.sum(x) + wf.sum(w), "data=4")
     said = [a.text for a in program.plan(wf.spec("length=64"), wf.spec("d=64", role="param")).advice]

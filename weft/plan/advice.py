@@ -21,8 +21,25 @@ LEAST_SHARE = 0.05  # of all work or memory, below which nothing is said
 
 def advice_on(plan: Plan) -> Iterator[Advice]:
     """Everything worth saying about a plan, the gravest first."""
-    for kind in (duplicated_work, idle_stages, replicated_tensors, dominant_collective, uneven_splits):
+    for kind in (
+        open_loops,
+        duplicated_work,
+        idle_stages,
+        replicated_tensors,
+        dominant_collective,
+        uneven_splits,
+    ):
         yield from kind(plan)
+
+
+def open_loops(plan: Plan) -> Iterator[Advice]:
+    """Loops that run as often as they run: the totals are too low."""
+    for loop in plan.loops:
+        yield Advice(
+            "warning",
+            f"one round of {loop.op} is counted in all numbers; how many there will be is not known",
+            loop.source,
+        )
 
 
 def duplicated_work(plan: Plan) -> Iterator[Advice]:

@@ -155,6 +155,18 @@ class Stages:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """A loop of which nobody can say beforehand how many rounds it has: one is counted.
+
+    Attributes:
+      op, source: as of `Work`.
+    """
+
+    op: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Bar:
     """What a stage does for a while: a micro-batch forward, again, or backward; times are relative."""
 

@@ -16,7 +16,7 @@ from jax.extend import core as jax_core
 
 from ..mesh import Mesh
 from . import cost
-from .walk import KINDS, does_nothing
+from .walk import KINDS, does_nothing, name_of
 
 CALLS = frozenset(
     """
@@ -83,7 +83,7 @@ class Reader:
     def add(self, body: Body, jaxpr: Any, env: dict[Any, int], outer: str) -> None:
         for eqn in jaxpr.eqns:
             primitive = eqn.primitive.name
-            name = "/".join(part for part in (outer, str(eqn.source_info.name_stack)) if part)
+            name = name_of(eqn, outer)
             operands = [self.number(env, atom) for atom in eqn.invars]
             if primitive in CALLS:
                 self.call(body, eqn, operands, env, name)

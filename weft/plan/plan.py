@@ -23,11 +23,11 @@ from ..layout import Splits, axes_of
 from ..mesh import Mesh
 from ..placing import stored_shape
 from ..tensor import Tensor, is_tensor, short_type
-from .facts import VERSION, Advice, Collective, Event, Memory, Stages, Stored, Work, as_data
+from .facts import VERSION, Advice, Collective, Event, Loop, Memory, Stages, Stored, Work, as_data
 from .memory import Placed, memory_of, placed
 from .stages import stages_of
 from .units import human_bytes, human_count
-from .walk import Traced, found_in, without_dead_code
+from .walk import Traced, found_in, open_loops, without_dead_code
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +41,7 @@ class Plan:
       stored: the tensors that go in and come out.
       memory: bytes on one device.
       pipelines: stacks of layers that run in stages.
+      loops: those of which one round is counted, as nobody knows how many there will be.
 
     >>> import weft as wf
     >>> program = wf.spmd(lambda x: wf.sum(x, "d"), "data=4 model=2", "batch:data d:model")
@@ -56,6 +57,7 @@ class Plan:
     stored: tuple[Stored, ...]
     memory: Memory
     pipelines: tuple[Stages, ...] = ()
+    loops: tuple[Loop, ...] = ()
 
     def __repr__(self) -> str:
         sent, peak = human_bytes(sum(self.comm_bytes.values())), human_bytes(self.memory.peak)
@@ -155,6 +157,7 @@ class Plan:
             "intensity": self.intensity,
             "memory": as_data(self.memory),
             "pipelines": as_data(self.pipelines),
+            "loops": as_data(self.loops),
             "stored": as_data(self.stored),
             "events": [{"type": type(e).__name__.lower(), **as_data(e)} for e in self.events],
             "advice": as_data(self.advice),
@@ -206,6 +209,7 @@ def read(program: Any, args: Any, kwargs: Any) -> Reading:
         tuple(inputs + outputs),
         memory_of(buffers, inputs),
         tuple(stages_of(pipelines, events, [one.name for one in found])),
+        tuple(dict.fromkeys(open_loops(jaxpr))),
     )
     return Reading(plan, found, buffers)
 

@@ -1,8 +1,8 @@
 """From a jaxpr to events: local work and collectives, in order, with trip counts.
 
 The jaxpr is what will run: dead code is removed, scanned bodies count as often as they run, of a `cond` the
-dearer branch counts, and what `remat` computes again is there twice. Types say over which axes a value
-varies, and so which work is done by several devices alike.
+dearer branch counts, of a `while` one round, and what `remat` computes again is there twice. Types say over
+which axes a value varies, and so which work is done by several devices alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import PACKAGE
 from ..mesh import Mesh
 from ..tensor import short_type
 from . import cost
-from .facts import Collective, Event, Work
+from .facts import Collective, Event, Loop, Work
 
 KINDS = {
     "psum": "all-reduce",
@@ -57,6 +57,16 @@ def collectives_of(closed: Any, mesh: Mesh) -> list[Collective]:
     return [e for e in events_of(closed, mesh) if isinstance(e, Collective)]
 
 
+def open_loops(jaxpr: Any, outer: str = "") -> Iterator[Loop]:
+    """The loops of a jaxpr whose number of rounds is not in it; a `fori_loop` of known bounds is a scan."""
+    for eqn in jaxpr.eqns:
+        name = name_of(eqn, outer)
+        if eqn.primitive.name == "while":
+            yield Loop(op_of(name), source_of(eqn))
+        for sub in _inner(eqn):
+            yield from open_loops(sub, name)
+
+
 @dataclass
 class Traced:
     """An event, its whole name stack, and the types of what it reads and writes in memory."""
@@ -69,15 +79,13 @@ class Traced:
 def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[Traced]:
     chains = _Chains(jaxpr, mesh)
     for eqn in jaxpr.eqns:
-        # Inside a scanned body equations carry only their own part of the name: it is put together
-        # on the way down.
-        name = "/".join(part for part in (outer, str(eqn.source_info.name_stack)) if part)
+        name = name_of(eqn, outer)
         primitive = eqn.primitive.name
         touched = chains.touched(eqn)
         if primitive in KINDS:
             yield Traced(_collective(eqn, mesh, times, name), name, touched)
             continue
-        inner = [getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params)]
+        inner = _inner(eqn)
         if primitive == "cond":
             branches = [list(_walk(sub, mesh, times, name)) for sub in inner]
             yield from max(branches, key=_dearness)
@@ -89,6 +97,11 @@ def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[Traced]:
             flops, traffic = cost.flops(eqn), sum(map(cost.size, touched))
             if flops or traffic:
                 yield Traced(_work(eqn, mesh, times, name, flops, traffic), name, touched)
+
+
+def _inner(eqn: Any) -> list[Any]:
+    """The jaxprs inside an equation."""
+    return [getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params)]
 
 
 class _Chains:
@@ -183,6 +196,12 @@ def _axes(params: dict[str, Any]) -> tuple[str, ...]:
 # Names, phases and source lines
 
 _OP = re.compile(r"[a-z_0-9]+\[[^\]]*\]")
+
+
+def name_of(eqn: Any, outer: str) -> str:
+    """The whole name stack of an equation inside one of that name: in a scanned body it carries only its own
+    part, and the name is put together on the way down."""
+    return "/".join(part for part in (outer, str(eqn.source_info.name_stack)) if part)
 
 
 def op_of(name: str) -> str:
