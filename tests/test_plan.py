@@ -239,6 +239,33 @@ def test_axes_have_one_name():
         assert "pod+data" in text and "data+pod" not in text
 
 
+def test_lines_of_what_jax_traces_apart():
+    """A softmax has a derivative of its own: what is inside it had no line."""
+
+    def soft(x):
+        y = x * 2
+        return wf.softmax(y, "io")
+
+    plan = wf.spmd(soft, "x=2 y=2", "batch:x io:y").plan(wf.spec([batch, io]))
+    line = f"tests/test_plan.py:{soft.__code__.co_firstlineno + 2}"
+    assert [c.source for c in plan.collectives] == [line, line]
+    assert {w.source for w in plan.work if w.op.startswith("softmax")} == {line}
+    assert {live.source for live in plan.memory.largest} == {line}
+
+
+def test_lines_of_sums_that_pend_until_the_end():
+    """They had none: it is the program that resolves them."""
+
+    def both(x, w):
+        loss = lambda w: wf.mean(wf.einsum(x, w, reduce=[io]))
+        return loss(w), wf.grad(loss)(w)
+
+    plan = wf.spmd(both, "x=2", "batch:x").plan(wf.spec([batch, io]), wf.spec([io, hidden]))
+    line = f"tests/test_plan.py:{both.__code__.co_firstlineno + 1}"
+    found = {(c.op.partition("[")[0], c.source) for c in plan.collectives}
+    assert found == {("mean", line), ("gradient", line)}
+
+
 # verify
 
 

@@ -269,4 +269,5 @@ def _live(buffer: Buffer, reader: Reader) -> Live:
     shape = f"{short_type(aval.dtype)}[{','.join(map(str, aval.shape))}]"
     if node is None:
         return Live(buffer.size, shape, "a copy of an input", "forward", "")
-    return Live(buffer.size, shape, op_of(node.name), phase_of(node.name, False), source_of(node.eqn))
+    source = source_of(node.eqn) or node.around
+    return Live(buffer.size, shape, op_of(node.name), phase_of(node.name, False), source)

@@ -16,7 +16,7 @@ from jax.extend import core as jax_core
 
 from ..mesh import Mesh
 from . import cost
-from .walk import KINDS, does_nothing, name_of
+from .walk import KINDS, does_nothing, name_of, source_of
 
 CALLS = frozenset(
     """
@@ -30,13 +30,17 @@ ALIASES = frozenset("reshape squeeze expand_dims pvary name optimization_barrier
 
 @dataclass(eq=False)
 class Node:
-    """One equation with its operands and results as numbers; a loop with what it repeats."""
+    """One equation with its operands and results as numbers; a loop with what it repeats.
+
+    `around` is the user's line of the equation that it is inside of, for one that has none.
+    """
 
     primitive: str
     operands: list[int]
     results: list[int]
     eqn: Any
     name: str
+    around: str
     bodies: list[Body] = field(default_factory=list)
     start: int = 0
     end: int = 0
@@ -60,6 +64,7 @@ class Reader:
         self.avals: list[Any] = []
         self.shared: dict[Any, int] = {}  # what is made once for all who want it
         self.in_slices = False  # inside a shard_map
+        self.around = ""  # the user's line of what is being read
 
     def new(self, aval: Any) -> int:
         self.sizes.append(cost.size(aval))
@@ -80,10 +85,17 @@ class Reader:
         body.outputs = [self.number(env, atom) for atom in jaxpr.outvars]
         return rewritten(body, self.mesh.is_whole)
 
+    def node(
+        self, primitive: str, operands: list[int], results: list[int], eqn: Any, name: str, *bodies: Body
+    ) -> Node:
+        return Node(primitive, operands, results, eqn, name, self.around, list(bodies))
+
     def add(self, body: Body, jaxpr: Any, env: dict[Any, int], outer: str) -> None:
+        around = self.around
         for eqn in jaxpr.eqns:
             primitive = eqn.primitive.name
             name = name_of(eqn, outer)
+            self.around = (source_of(eqn) if primitive in CALLS or primitive in LOOPS else "") or around
             operands = [self.number(env, atom) for atom in eqn.invars]
             if primitive in CALLS:
                 self.call(body, eqn, operands, env, name)
@@ -96,7 +108,7 @@ class Reader:
                 if key not in self.shared:
                     self.shared[key] = self.number(env, eqn.outvars[0])
                     self.split(eqn, operands, [self.shared[key]])
-                    body.nodes.append(Node(primitive, operands, [self.shared[key]], eqn, name))
+                    body.nodes.append(self.node(primitive, operands, [self.shared[key]], eqn, name))
                 env[eqn.outvars[0]] = self.shared[key]
             else:
                 results = [self.number(env, v) for v in eqn.outvars]
@@ -104,7 +116,8 @@ class Reader:
                 for position, order in enumerate(wanted_orders(eqn)):
                     if order:
                         operands[position] = self.ordered(body, operands[position], order, eqn, name)
-                body.nodes.append(Node(primitive, operands, results, eqn, name))
+                body.nodes.append(self.node(primitive, operands, results, eqn, name))
+        self.around = around
 
     def call(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
         jaxpr = next(getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params))
@@ -135,7 +148,7 @@ class Reader:
         if key not in self.shared:
             primitive = "bitcast" if order == sorted(order) else "transpose"
             self.shared[key] = self.new(self.avals[n])
-            body.nodes.append(Node(primitive, [n], [self.shared[key]], eqn, name))
+            body.nodes.append(self.node(primitive, [n], [self.shared[key]], eqn, name))
         return self.shared[key]
 
     def scan(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
@@ -144,18 +157,20 @@ class Reader:
         last = first + eqn.params["num_carry"]
         inner, inside = dict(zip(jaxpr.invars[:first], operands[:first], strict=True)), Body()
         for variable, n in zip(jaxpr.invars[last:], operands[last:], strict=True):
-            inside.nodes.append(Node("dynamic_slice", [n], [self.number(inner, variable)], eqn, name))
+            inside.nodes.append(self.node("dynamic_slice", [n], [self.number(inner, variable)], eqn, name))
         old = [self.number(inner, v) for v in jaxpr.invars[first:last]]
         self.add(inside, jaxpr, inner, name)
         made = [self.number(inner, atom) for atom in jaxpr.outvars]
         inside.kept = list(zip(old, made[: len(old)], strict=True))
         for n in made[len(old) :]:
-            inside.nodes.append(Node("dynamic_update_slice", [n], [], eqn, name))
+            inside.nodes.append(self.node("dynamic_update_slice", [n], [], eqn, name))
         stacks = [self.new(v.aval) for v in eqn.outvars[len(old) :]]
-        body.nodes += [Node("zeros", [], [n], eqn, name) for n in stacks]
+        body.nodes += [self.node("zeros", [], [n], eqn, name) for n in stacks]
         results = [self.number(env, v) for v in eqn.outvars]
         operands = [*operands[first:last], *stacks, *operands[:first], *operands[last:]]
-        body.nodes.append(Node("scan", operands, results, eqn, name, [rewritten(inside, self.mesh.is_whole)]))
+        body.nodes.append(
+            self.node("scan", operands, results, eqn, name, rewritten(inside, self.mesh.is_whole))
+        )
 
     def loop(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
         """A while loop: its body takes over the memory of what it carries."""
@@ -169,14 +184,14 @@ class Reader:
         inside.kept, inside.outputs = list(zip(old, inside.outputs, strict=True)), []
         results = [self.number(env, v) for v in eqn.outvars]
         operands = operands[last:] + operands[:last]
-        body.nodes.append(Node("while", operands, results, eqn, name, [condition, inside]))
+        body.nodes.append(self.node("while", operands, results, eqn, name, condition, inside))
 
     def branches(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
         """A cond: one after the other, so that no two branches' buffers live together."""
         jaxprs = [branch.jaxpr for branch in eqn.params["branches"]]
         bodies = [self.body(j, dict(zip(j.invars, operands[1:], strict=True)), name) for j in jaxprs]
         results = [self.number(env, v) for v in eqn.outvars]
-        body.nodes.append(Node("cond", operands, results, eqn, name, bodies))
+        body.nodes.append(self.node("cond", operands, results, eqn, name, *bodies))
 
 
 LOOPS = {"scan": Reader.scan, "while": Reader.loop, "cond": Reader.branches}

@@ -49,7 +49,7 @@ def events_of(closed: Any, mesh: Mesh) -> list[Event]:
 
 def found_in(jaxpr: Any, mesh: Mesh) -> list[Traced]:
     """The same of a jaxpr without dead code, with what each event reads and writes."""
-    return _with_phases(list(_walk(jaxpr, mesh, 1, "")))
+    return _with_phases(list(_walk(jaxpr, mesh, 1, "", "")))
 
 
 def collectives_of(closed: Any, mesh: Mesh) -> list[Collective]:
@@ -57,14 +57,14 @@ def collectives_of(closed: Any, mesh: Mesh) -> list[Collective]:
     return [e for e in events_of(closed, mesh) if isinstance(e, Collective)]
 
 
-def open_loops(jaxpr: Any, outer: str = "") -> Iterator[Loop]:
+def open_loops(jaxpr: Any, outer: str = "", line: str = "") -> Iterator[Loop]:
     """The loops of a jaxpr whose number of rounds is not in it; a `fori_loop` of known bounds is a scan."""
     for eqn in jaxpr.eqns:
         name = name_of(eqn, outer)
         if eqn.primitive.name == "while":
-            yield Loop(op_of(name), source_of(eqn))
+            yield Loop(op_of(name), source_of(eqn) or line)
         for sub in _inner(eqn):
-            yield from open_loops(sub, name)
+            yield from open_loops(sub, name, source_of(eqn) or line)
 
 
 @dataclass
@@ -76,27 +76,35 @@ class Traced:
     touched: list[Any]
 
 
-def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str) -> Iterator[Traced]:
+def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str, line: str) -> Iterator[Traced]:
+    """The events of a jaxpr inside an equation of this whole name and line.
+
+    What has no line has that of what is around it: JAX traces a function with a derivative of its own apart
+    from the user's. A collective at a program's end has that of what it sums up or gathers.
+    """
     chains = _Chains(jaxpr, mesh)
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     for eqn in jaxpr.eqns:
         name = name_of(eqn, outer)
         primitive = eqn.primitive.name
         touched = chains.touched(eqn)
         if primitive in KINDS:
-            yield Traced(_collective(eqn, mesh, times, name), name, touched)
+            source = source_of(eqn) or _source_of_operands(eqn, makers) or line
+            yield Traced(_collective(eqn, mesh, times, name, source), name, touched)
             continue
         inner = _inner(eqn)
         if primitive == "cond":
-            branches = [list(_walk(sub, mesh, times, name)) for sub in inner]
+            branches = [list(_walk(sub, mesh, times, name, source_of(eqn) or line)) for sub in inner]
             yield from max(branches, key=_dearness)
         elif inner:
             trips = eqn.params["length"] if primitive == "scan" else 1
             for sub in inner:
-                yield from _walk(sub, mesh, times * trips, name)
+                yield from _walk(sub, mesh, times * trips, name, source_of(eqn) or line)
         else:
             flops, traffic = cost.flops(eqn), sum(map(cost.size, touched))
             if flops or traffic:
-                yield Traced(_work(eqn, mesh, times, name, flops, traffic), name, touched)
+                source = source_of(eqn) or line
+                yield Traced(_work(eqn, mesh, times, name, source, flops, traffic), name, touched)
 
 
 def _inner(eqn: Any) -> list[Any]:
@@ -148,13 +156,13 @@ def does_nothing(eqn: Any, mesh: Mesh) -> bool:
     return eqn.primitive.name == "dynamic_slice" and eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
 
 
-def _collective(eqn: Any, mesh: Mesh, times: int, name: str) -> Collective:
+def _collective(eqn: Any, mesh: Mesh, times: int, name: str, source: str) -> Collective:
     kind, over = KINDS[eqn.primitive.name], _axes(eqn.params)
     axes = tuple(axis for axis in mesh.names if axis in over)
     variables = eqn.outvars if kind == "all-gather" else eqn.invars
     size = sum(cost.size(v.aval) for v in variables)
     wire = wire_bytes(kind, size, mesh.ways(axes))
-    return Collective(kind, axes, size, times, op_of(name), "", source_of(eqn), wire, _varies(eqn.invars))
+    return Collective(kind, axes, size, times, op_of(name), "", source, wire, _varies(eqn.invars))
 
 
 def wire_bytes(kind: str, size: int, ways: int) -> int:
@@ -164,13 +172,13 @@ def wire_bytes(kind: str, size: int, ways: int) -> int:
     return size if kind == "permute" else size * (ways - 1) // ways
 
 
-def _work(eqn: Any, mesh: Mesh, times: int, name: str, flops: int, traffic: int) -> Work:
+def _work(eqn: Any, mesh: Mesh, times: int, name: str, source: str, flops: int, traffic: int) -> Work:
     varies = _varies(eqn.outvars)
     dtype = getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
     return Work(
         op_of(name),
         "",
-        source_of(eqn),
+        source,
         WORK_KINDS.get(eqn.primitive.name, "other"),
         short_type(dtype) if dtype is not None else "",
         flops,
@@ -224,6 +232,12 @@ def phase_of(name: str, seen_backward: bool) -> str:
     if "transpose(" in name or "gradient[" in name:
         return "backward"
     return "update" if (seen_backward or "optimizer[" in name) and "jvp(" not in name else "forward"
+
+
+def _source_of_operands(eqn: Any, makers: dict[Any, Any]) -> str:
+    """The first line among the equations that made an equation's operands."""
+    made = (makers.get(v) for v in eqn.invars if not isinstance(v, jax_core.Literal))
+    return next(filter(None, (source_of(maker) for maker in made if maker is not None)), "")
 
 
 _MODELS = f"{PACKAGE}models{os.sep}"
