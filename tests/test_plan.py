@@ -266,6 +266,20 @@ def test_lines_of_sums_that_pend_until_the_end():
     assert found == {("mean", line), ("gradient", line)}
 
 
+def test_gradients_that_a_scan_adds_up_or_keeps_are_called_gradients():
+    """Their sums, after the loop, had no op, and were told as part of the update."""
+
+    def added(w, x):
+        gradient = wf.grad(lambda w, x: wf.mean(wf.square(wf.einsum(x, w, reduce=[io]))))
+        step = lambda total, x: (gradient(w, x) + total, gradient(w, x))
+        return wf.scan(step, wf.zeros(w.dims), x, micro)
+
+    plan = wf.spmd(added, "x=2", "batch:x").plan(wf.spec([io, hidden]), wf.spec([micro, batch, io]))
+    line = f"tests/test_plan.py:{added.__code__.co_firstlineno + 3}"
+    found = [(c.op, c.phase, c.source) for c in plan.collectives]
+    assert found == [("gradient[io,hidden]", "backward", line)] * 2
+
+
 # verify
 
 

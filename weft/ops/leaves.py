@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -25,25 +25,29 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 
 @dataclass(frozen=True)
 class Form:
-    """What a leaf is apart from its array; `None` for a raw array."""
+    """What a leaf is apart from its array; `None` for a raw array.
+
+    Forms that differ in the op that a pending sum comes from are the same.
+    """
 
     dims: tuple[Dim, ...]
     role: str
     splits: Splits
     pending: frozenset[str]
+    origin: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, leaf: Any) -> Form | None:
         if not isinstance(leaf, Tensor):
             return None
         assert leaf.splits is not None
-        return cls(leaf.dims, leaf.role, leaf.splits, leaf.pending)
+        return cls(leaf.dims, leaf.role, leaf.splits, leaf.pending, leaf.origin)
 
     def around(self, array: Any) -> Tensor:
         """A tensor in this form."""
         program = context.require()
         program.know(array)
-        return Tensor(
+        made = Tensor(
             array,
             self.dims,
             role=self.role,
@@ -52,6 +56,8 @@ class Form:
             splits=self.splits,
             pending=self.pending,
         )
+        made.origin = self.origin
+        return made
 
 
 def around(form: Form | None, array: Any) -> Any:
@@ -112,7 +118,7 @@ def like(leaf: Any, form: Form | None, what: str, other: str = "was") -> Any:
 def as_pending(leaf: Tensor, form: Form) -> Tensor:
     """A tensor as a pending sum over the axes of a form: resolved values count on one device only."""
     if leaf.pending == form.pending and leaf.splits == form.splits:
-        return form.around(exact(leaf)._array)
+        return replace(form, origin=leaf.origin).around(exact(leaf)._array)
     array = collectives.vary(settle(leaf, form.role)._array, form.pending)
     first = jnp.bool_(True)
     for axis in sorted(form.pending):

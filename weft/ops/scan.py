@@ -140,7 +140,8 @@ class _Scan:
             reverse=self.reverse,
             unroll=self.unroll,
         )
-        carry = [around(f, a) for f, a in zip(carry_forms, last, strict=True)]
+        # The same forms; but only the body knows what its pending sums come from.
+        carry = [around(f, a) for f, a in zip(kept["carries"], last, strict=True)]
         ys = [self._with_dim(f, a) for f, a in zip(kept["forms"], stacked, strict=True)]
         return jax.tree.unflatten(self.carry_tree, carry), jax.tree.unflatten(kept["tree"], ys)
 
@@ -160,6 +161,7 @@ class _Scan:
             )
         new = [like(c, f, "a carry of scan") for c, f in zip(carries, forms, strict=True)]
         arrays = [same_dtype(array_of(c), b, "a carry of scan") for c, b in zip(new, before, strict=True)]
+        kept["carries"] = [Form.of(c) for c in new]
         leaves, kept["tree"] = flatten(out[1])
         leaves = [exact(slice_or_array(leaf)) for leaf in leaves]
         kept["forms"] = [Form.of(leaf) for leaf in leaves]
@@ -188,7 +190,9 @@ class _Scan:
             return array
         dims = (self.dim, *form.dims)
         check_distinct(dims)
-        return slice_tensor(array, dims, ((), *form.splits), form.pending)
+        made = slice_tensor(array, dims, ((), *form.splits), form.pending)
+        made.origin = form.origin
+        return made
 
 
 def _carry_axes(carries: list[Any]) -> frozenset[str]:
