@@ -205,6 +205,27 @@ def test_advice_names_loops_whose_rounds_are_not_known():
     assert [loop["op"] for loop in plan.to_data()["loops"]] == [loop.op for loop in plan.loops]
 
 
+def test_advice_names_inputs_that_are_moved():
+    """They are moved before the program begins, and were not counted anywhere."""
+    x = wf.place(wf.ones("batch=9 d=6"), "data=4 model=2", "d:model")
+    program = wf.spmd(lambda x, free: x["x"] * free, "data=4 model=2", "batch:data")
+    whole = wf.place(wf.ones("batch=9"), "data=4 model=2", "")
+    plan = program.plan({"x": x}, whole)
+    [moved] = plan.moved  # of what is whole everywhere a device has its piece
+    assert moved.given == "f32[batch=9, d=6/model·2]" and moved.wanted == "f32[batch=9/data·4, d=6]"
+    assert (moved.name, moved.bytes) == ("x.x", 3 * 3 * 4)  # three rows, of which it has half
+    assert "input x.x is f32[batch=9, d=6/model·2] and is moved to" in plan.advice[0].text
+    placed = [wf.place(t, "data=4 model=2", "batch:data") for t in (x, whole)]
+    assert not program.plan({"x": placed[0]}, placed[1]).moved
+
+
+def test_uneven_pieces_that_are_cut_further_are_moved():
+    """Blocks of three rows, then of two: the fourth device needs rows 6 and 7, and has 3 to 5."""
+    x = wf.place(wf.ones("batch=9"), "data=4 model=2", "batch:data")
+    [moved] = wf.spmd(lambda x: x, "data=4 model=2", "batch:data+model").plan(x).moved
+    assert moved.bytes == 2 * 4
+
+
 def test_advice_tells_inputs_from_parameters():
     program = wf.spmd(lambda x, w: wf.sum(x) + wf.sum(w), "data=4")
     said = [a.text for a in program.plan(wf.spec("length=64"), wf.spec("d=64", role="param")).advice]

@@ -23,6 +23,7 @@ def advice_on(plan: Plan) -> Iterator[Advice]:
     """Everything worth saying about a plan, the gravest first."""
     for kind in (
         open_loops,
+        moved_inputs,
         duplicated_work,
         idle_stages,
         replicated_tensors,
@@ -39,6 +40,17 @@ def open_loops(plan: Plan) -> Iterator[Advice]:
             "warning",
             f"one round of {loop.op} is counted in all numbers; how many there will be is not known",
             loop.source,
+        )
+
+
+def moved_inputs(plan: Plan) -> Iterator[Advice]:
+    """Inputs that are laid out anew for each call."""
+    for m in plan.moved:
+        yield Advice(
+            "warning",
+            f"input {m.name} is {m.given} and is moved to {m.wanted} before each call, for which a device is "
+            f"sent up to {human_bytes(m.bytes)} that no other number counts; wf.place it once by the "
+            "program's layout",
         )
 
 

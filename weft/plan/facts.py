@@ -155,6 +155,22 @@ class Stages:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """An input that is laid out otherwise than the program wants it, and moved before each call.
+
+    Attributes:
+      name: its place in the arguments.
+      given, wanted: its type as it is, and as the program wants it.
+      bytes: what a device has to be sent of it, at most.
+    """
+
+    name: str
+    given: str
+    wanted: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Loop:
     """A loop of which nobody can say beforehand how many rounds it has: one is counted.
 

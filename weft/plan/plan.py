@@ -23,8 +23,9 @@ from ..layout import Splits, axes_of
 from ..mesh import Mesh
 from ..placing import stored_shape
 from ..tensor import Tensor, is_tensor, short_type
-from .facts import VERSION, Advice, Collective, Event, Loop, Memory, Stages, Stored, Work, as_data
+from .facts import VERSION, Advice, Collective, Event, Loop, Memory, Moved, Stages, Stored, Work, as_data
 from .memory import Placed, memory_of, placed
+from .moving import moved_inputs
 from .stages import stages_of
 from .units import human_bytes, human_count
 from .walk import Traced, found_in, open_loops, without_dead_code
@@ -41,6 +42,7 @@ class Plan:
       stored: the tensors that go in and come out.
       memory: bytes on one device.
       pipelines: stacks of layers that run in stages.
+      moved: inputs that have to be laid out anew before each call, which no other number counts.
       loops: those of which one round is counted, as nobody knows how many there will be.
 
     >>> import weft as wf
@@ -57,6 +59,7 @@ class Plan:
     stored: tuple[Stored, ...]
     memory: Memory
     pipelines: tuple[Stages, ...] = ()
+    moved: tuple[Moved, ...] = ()
     loops: tuple[Loop, ...] = ()
 
     def __repr__(self) -> str:
@@ -157,6 +160,7 @@ class Plan:
             "intensity": self.intensity,
             "memory": as_data(self.memory),
             "pipelines": as_data(self.pipelines),
+            "moved": as_data(self.moved),
             "loops": as_data(self.loops),
             "stored": as_data(self.stored),
             "events": [{"type": type(e).__name__.lower(), **as_data(e)} for e in self.events],
@@ -193,10 +197,9 @@ def read(program: Any, args: Any, kwargs: Any) -> Reading:
     staged, arrays = program._prepare(args, kwargs)
     traced = staged.call.trace(*program._abstract(arrays))
     jaxpr = without_dead_code(traced.jaxpr)
-    inputs = _inputs(program, args, kwargs) + [
-        _stored(f"captured {n}", "input", t.dims, t.role, t.dtype, program)
-        for n, t in enumerate(staged.captured)
-    ]
+    given = _inputs(program, args, kwargs)
+    given += [(f"captured {n}", t) for n, t in enumerate(staged.captured)]
+    inputs = [_stored(name, "input", t.dims, t.role, t.dtype, program) for name, t in given]
     outputs = _outputs(program, staged, traced.jaxpr.jaxpr)
     found, buffers = found_in(jaxpr, program.mesh), placed(jaxpr, program.mesh, staged.donated)
     events = [one.event for one in found]
@@ -209,20 +212,21 @@ def read(program: Any, args: Any, kwargs: Any) -> Reading:
         tuple(inputs + outputs),
         memory_of(buffers, inputs),
         tuple(stages_of(pipelines, events, [one.name for one in found])),
+        tuple(moved_inputs(given, program)),
         tuple(dict.fromkeys(open_loops(jaxpr))),
     )
     return Reading(plan, found, buffers)
 
 
-def _inputs(program: Any, args: Any, kwargs: Any) -> list[Stored]:
+def _inputs(program: Any, args: Any, kwargs: Any) -> list[tuple[str, Tensor]]:
+    """The tensors among the arguments, with their names."""
     names = list(inspect.signature(program.fn).parameters) if callable(program.fn) else []
     found = []
     trees = [(names[n] if n < len(names) else f"argument {n}", a) for n, a in enumerate(args)]
     for name, tree in [*trees, *kwargs.items()]:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor):
             if isinstance(leaf, Tensor):
-                label = name + _shown(path)
-                found.append(_stored(label, "input", leaf.dims, leaf.role, leaf.dtype, program))
+                found.append((name + _shown(path), leaf))
     return found
 
 
