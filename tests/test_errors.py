@@ -83,6 +83,8 @@ MISTAKES |= {
     "size_clash_of_operator": lambda: ones("batch=4 d_io=3") + ones("d_io=5"),  # wrong
     "array_with_too_few_dims": lambda: wf.tensor(np.ones((2, 3)), "batch=2"),  # wrong
     "array_with_dims_in_another_order": lambda: wf.tensor(np.ones((2, 3)), "length=3 batch=2"),  # wrong
+    "tensor_of_keys": lambda: wf.tensor(jax.random.split(jax.random.key(0), 9), "batch=9"),  # wrong
+    "spec_of_keys": lambda: wf.spec("batch=9", jax.random.key(0).dtype),  # wrong
     "tensor_of_a_tensor": lambda: wf.tensor(ones("batch=2"), "rows=2"),  # wrong
     "tensor_with_a_dim_twice": lambda: wf.tensor(np.ones((2, 2)), "batch=2 batch=2"),  # wrong
     "zeros_with_sizes_only": lambda: wf.zeros((4, 3)),  # wrong

@@ -143,6 +143,7 @@ def tensor(array: Any, dims: Any) -> Tensor:
         )
     if not isinstance(array, jax.Array | jax.ShapeDtypeStruct):
         array = _as_array(array)
+    _check_no_keys(array.dtype)
     shape = tuple(array.shape)
     if shape != tuple(dim.size for dim in dims):
         raise ShapeError(
@@ -156,6 +157,17 @@ def tensor(array: Any, dims: Any) -> Tensor:
     from .forms import from_whole
 
     return from_whole(array, dims)
+
+
+def _check_no_keys(dtype: Any) -> None:
+    """An error if elements of this type are random keys: they can't be padded, shown or computed with."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        raise TensorTypeError(
+            "a tensor of random keys was asked for",
+            rule="a tensor's elements are numbers or truth values",
+            hint="pass keys to programs as they are; wf.scan goes over an array of them as it is; one key "
+            'draws along all dims: wf.random.normal(key, "batch=64 d=8")',
+        )
 
 
 def _as_array(given: Any) -> Any:
@@ -230,10 +242,12 @@ def _check_tensor(t: Any) -> None:
 def known_dtype(dtype: Any) -> Any:
     """What JAX makes of a dtype: without x64, 64 bits become 32."""
     try:
-        return jax.dtypes.canonicalize_dtype(dtype)
+        known = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
     except TypeError:
         raise TensorTypeError(
             f"{dtype!r} is not a dtype",
             rule="a dtype is one of JAX's or NumPy's, or its name",
             hint='for example jnp.float32, jnp.bfloat16 or "int32"',
         ) from None
+    _check_no_keys(known)
+    return known
