@@ -700,6 +700,14 @@ def local_with_too_few_results():
 
 
 @mistake
+def callback_without_derivative():
+    def loss(x):
+        return wf.sum(wf.callback(np.sin, x, out=wf.spec(x.dims)))  # wrong
+
+    staged(wf.grad(loss), ones("batch=4"))
+
+
+@mistake
 def callback_without_spec():
     x = ones("batch=4")
     wf.callback(np.sin, x, out=x.dims)  # wrong

@@ -94,6 +94,27 @@ def test_callback_eagerly_and_its_errors():
         wf.callback(lambda a: a[0], x, out=wf.spec(x.dims))
 
 
+@pytest.mark.parametrize("mesh, layout", [("", ""), ("x=2 y=2", "b:x d:y"), ("x=8", "b:x")])
+def test_callback_inside_vmap(mesh, layout):
+    """JAX wants to be told how: one place after the other."""
+    each = lambda x: wf.callback(np.cumsum, x, out=wf.spec("d=4"))
+    x = TENSORS["x"]
+    want = x.numpy().cumsum(1)
+    same(wf.spmd(wf.vmap(each, "b"), mesh, layout)(x), want)
+    same(wf.vmap(each, "b")(wf.place(x, mesh, layout)), want)
+
+
+@pytest.mark.parametrize("mesh, layout", [("", ""), ("x=2 y=2", "b:x d:y"), ("x=8", "b:x")])
+def test_callback_beside_a_derivative(mesh, layout):
+    """It has none of its own; what stops gradients, or says what they are, is differentiated as before."""
+    double = lambda x: wf.callback(lambda a: a * 2, x, out=wf.spec(x.dims))
+    given = wf.custom_vjp(double)
+    given.defvjp(lambda x: (double(x), None), lambda _, g: (g * 2,))
+    loss = lambda x: wf.sum(x * double(wf.stop_gradient(x)) + given(x))
+    x = TENSORS["x"]
+    same(wf.spmd(wf.grad(loss), mesh, layout)(x), 2 * x.numpy() + 2)
+
+
 @pytest.mark.parametrize("mesh, layout", [("", ""), *PLACES[:2]], ids=["one", "x=2 y=2", "x=8"])
 def test_debug(mesh, layout, capsys):
     values = np.arange(10, dtype=np.float32).reshape(5, 2)

@@ -117,7 +117,7 @@ def callback(fn: Callable[..., Any], *tensors: Tensor, out: Any) -> Any:
 
     Args:
       fn: takes NumPy arrays in their true sizes and returns an array; must be pure, as every device
-        calls it.
+        calls it. Inside `wf.vmap` it is called for one place after the other. It has no derivative.
       out: a `wf.spec` of the result.
 
     >>> import weft as wf, numpy as np
@@ -151,7 +151,23 @@ def _callback(fn: Callable[..., Any], *tensors: Tensor, dims: tuple[Dim, ...], d
     slices = [as_slice(t) for t in tensors]
     check_along(d for t in slices for d in t.dims)
     arrays = list(map(_whole, slices))
-    return from_whole(jax.pure_callback(call, jax.ShapeDtypeStruct(shape, dtype), *arrays), dims)
+
+    @jax.custom_jvp
+    def called(*arrays: Any) -> Any:
+        result = jax.ShapeDtypeStruct(shape, dtype)
+        return jax.pure_callback(call, result, *arrays, vmap_method="sequential")
+
+    called.defjvp(_no_derivative)
+    return from_whole(called(*arrays), dims)
+
+
+def _no_derivative(primals: Any, tangents: Any) -> Any:
+    raise ProgramError(
+        "a callback is to be differentiated",
+        rule="JAX can't look into Python code that is called from inside a program",
+        hint="give the function that calls it a derivative with wf.custom_vjp, or keep gradients out with "
+        "wf.stop_gradient(x)",
+    )
 
 
 def _whole(t: Tensor) -> Any:
