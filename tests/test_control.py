@@ -286,6 +286,11 @@ VMAP = {
         lambda z, k: wf.vmap(lambda z, k: wf.scan(lambda c, k: (wf.sin(c * k), None), z, k, "b")[0], "n")(z, k),
         lambda z, k: jax.vmap(lambda z, k: lax.scan(lambda c, k: (jnp.sin(c * k), None), z, k)[0])(z, k),
     ),
+    "by name": (
+        "z k",
+        lambda z, k: wf.vmap(lambda z, factor, k, shift=0.0: wf.sin(z * factor) + shift + wf.sum(k), "n")(z, k=k, factor=2.0),
+        lambda z, k: jax.vmap(lambda z, k: jnp.sin(z * 2.0) + k.sum())(z, k),
+    ),
     "constant": (
         "z",
         lambda z: wf.vmap(lambda z: [wf.ones("m=2"), z], "n")(z),

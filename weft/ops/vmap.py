@@ -21,7 +21,8 @@ from .leaves import Form, array_of, common_dim, flatten, slice_or_array
 def vmap(f: Callable[..., Any], dim: Any) -> Callable[..., Any]:
     """`f` at every place of a dim at once; inside, tensors don't have the dim, results get it in front.
 
-    Tensors without the dim are the same at every place. A split dim stays split. Roles are kept.
+    Tensors without the dim are the same at every place, as is all else that is given, by position or by
+    name. A split dim stays split. Roles are kept.
 
     >>> import weft as wf
     >>> x = wf.tensor([[1.0, 2.0], [3.0, 4.0]], "row=2 column=2")
@@ -30,15 +31,15 @@ def vmap(f: Callable[..., Any], dim: Any) -> Callable[..., Any]:
     """
 
     @op(cached=False)
-    def vmap(*args: Any) -> Any:
-        return _vmap(f, dim, args)
+    def vmap(*args: Any, **kwargs: Any) -> Any:
+        return _vmap(f, dim, args, kwargs)
 
     return vmap
 
 
-def _vmap(f: Callable[..., Any], dim: Any, args: Any) -> Any:
+def _vmap(f: Callable[..., Any], dim: Any, args: Any, kwargs: Any) -> Any:
     program = context.require()
-    leaves, tree = flatten(args)
+    leaves, tree = flatten((args, kwargs))
     name = dim.name if isinstance(dim, Dim) else dim
     mapped = [n for n, t in enumerate(leaves) if isinstance(t, Tensor) and name in [d.name for d in t.dims]]
     if not mapped:
@@ -72,7 +73,8 @@ def _vmap(f: Callable[..., Any], dim: Any, args: Any) -> Any:
             given = list(leaves)
             for n, form, array in zip(mapped, forms, arrays, strict=True):
                 given[n] = form.around(array)
-            out, kept["tree"] = flatten(f(*jax.tree.unflatten(tree, given)))
+            positional, named = jax.tree.unflatten(tree, given)
+            out, kept["tree"] = flatten(f(*positional, **named))
             out = [_free(o, axes) if isinstance(o, Tensor) else o for o in map(slice_or_array, out)]
             kept["forms"] = [Form.of(o) for o in out]
             return [collectives.vary(array_of(o), axes) for o in out]
