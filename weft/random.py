@@ -117,7 +117,8 @@ def bernoulli(key: Any, dims: Any, p: Any = 0.5) -> Tensor:
 def randint(key: Any, dims: Any, low: int, high: int, dtype: Any = jnp.int32) -> Tensor:
     """Whole numbers in [low, high), each as likely as any other to within 2⁻³².
 
-    For spans up to 2¹⁶ they equal `jax.random.randint`'s, which is biased beyond that.
+    For spans up to 2¹⁶ they equal `jax.random.randint`'s, which is biased beyond that; but not in types of
+    64 bits, for which JAX draws other bits.
     """
     span = int(high) - int(low)
     if not 0 < span < 2**32:
