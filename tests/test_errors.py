@@ -210,6 +210,7 @@ MISTAKES |= {
     "take_by_floats": lambda: wf.take(ones("vocab=3 d_model=2"), ones("length=3"), "vocab"),  # wrong
     "take_with_ids_that_have_the_dim": lambda: wf.take(ones("vocab=3 d_model=2"), ones("vocab=3", np.int32), "vocab"),  # wrong
     "scatter_of_a_lost_dim": lambda: wf.scatter_add(ones("vocab=3"), ones("length=3", np.int32), ones("length=3 heads=2"), "vocab"),  # wrong
+    "scatter_add_of_truths": lambda: wf.scatter_add(wf.zeros("n=5", bool), wf.tensor([0, 1], "a=2"), True, "n"),  # wrong
     "one_hot_of_a_name": lambda: wf.one_hot(ones("length=3", np.int32), "vocab"),  # wrong
     "top_k_of_too_many": lambda: wf.top_k(ones("batch=4"), "batch", wf.Dim("best", 5)),  # wrong
     "conv_without_window": lambda: wf.conv(ones("h=8 c=2"), ones("kh=3 c=2 o=4"), ["h"]),  # wrong

@@ -121,6 +121,12 @@ def scatter_add(x: Tensor, ids: Any, updates: Any, dim: Any) -> Tensor:
     f32[word=3] [1., 0., 2.]
     """
     x, ids, updates = as_slice(x), _as_ids(ids), as_slice(updates)
+    if x.dtype == jnp.bool_:
+        raise TensorTypeError(
+            f"updates are to be added to {describe(x)}",
+            rule="truth values are not added up",
+            hint="count them and compare: wf.scatter_add(x.astype(jnp.int32), ids, 1, dim) > 0",
+        )
     chosen = _index_dim(x, ids, dim)
     every = union([x.dims, ids.dims, updates.dims])
     splits = dict(zip(every, context.require().splits(every), strict=True))
