@@ -542,6 +542,8 @@ MISTAKES |= {
     "fori_carry_of_another_structure": lambda: wf.fori_loop(0, 3, lambda n, x: (x, n), ones("batch=4")),  # wrong
     "scan_without_dim": lambda: wf.scan(lambda c, _: (c + 1, None), 0, None, "step"),  # wrong
     "scan_misspelt_dim": lambda: wf.scan(lambda c, x: (c + x, None), 0.0, ones("step=3"), "stpe"),  # wrong
+    "scan_of_a_raw_array_of_another_length": lambda: wf.scan(lambda c, x: (c, None), 0.0, (ones("step=4"), np.ones(3)), "step"),  # wrong
+    "scan_of_a_number": lambda: wf.scan(lambda c, x: (c, None), 0.0, (ones("step=4"), 2.0), "step"),  # wrong
     "scan_of_two_lengths": lambda: wf.scan(lambda c, x: (c, None), 0.0, (ones("step=3"), ones("step=4")), "step"),  # wrong
 }  # fmt: skip
 

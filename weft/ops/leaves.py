@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .. import collectives, context
 from ..dims import Dim, pick_one, show
-from ..errors import DimError, ProgramError, TensorTypeError
+from ..errors import DimError, ProgramError, ShapeError, TensorTypeError
 from ..forms import Overcast, as_slice, check_along, settle, slice_tensor
 from ..layout import Splits, axes_of
 from ..tensor import Tensor, describe, is_tensor
@@ -156,6 +157,21 @@ def slice_or_array(leaf: Any) -> Any:
 
 
 def common_dim(items: list[Any], dim: Any) -> Dim:
+    """The dim along which all of these are gone through; raw arrays have it in front."""
+    found = _named_dim(items, dim)
+    shapes = [np.shape(x) for x in items if not isinstance(x, Tensor)]
+    wrong = [shape for shape in shapes if shape[:1] != (found.size,)]
+    if wrong:
+        raise ShapeError(
+            f"raw arrays of shape {', '.join(map(str, wrong))} are to be gone through along {found}",
+            rule="the first dimension of a raw array that is scanned is the dim, in its size",
+            hint=f"give arrays of {found.size} rows; what is the same in all steps is used by the function "
+            "as it is",
+        )
+    return found
+
+
+def _named_dim(items: list[Any], dim: Any) -> Dim:
     tensors = [t for t in items if isinstance(t, Tensor)]
     if not tensors:
         if not isinstance(dim, Dim):
