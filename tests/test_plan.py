@@ -292,7 +292,7 @@ def test_gradients_that_a_scan_adds_up_or_keeps_are_called_gradients():
 
     def added(w, x):
         gradient = wf.grad(lambda w, x: wf.mean(wf.square(wf.einsum(x, w, reduce=[io]))))
-        step = lambda total, x: (gradient(w, x) + total, gradient(w, x))
+        step = lambda total, x: (total + gradient(w, x), gradient(w, x))
         return wf.scan(step, wf.zeros(w.dims), x, micro)
 
     plan = wf.spmd(added, "x=2", "batch:x").plan(wf.spec([io, hidden]), wf.spec([micro, batch, io]))

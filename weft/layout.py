@@ -98,7 +98,7 @@ class Layout:
             raise LayoutError(
                 f'mesh "{mesh}" has no axis {shown}'
                 if mesh.names
-                else f"there is no mesh with an axis {shown}",
+                else f"without a mesh there is no axis {shown}",
                 "rules: " + " ".join(f"{name}:{axis}" for name, axis in sorted(unknown)),
                 rule="a rule is dim:axis, and the axis is one of the mesh's",
                 hint=f"the axes are {', '.join(mesh.names)}"

@@ -132,7 +132,9 @@ def _linear(fn: Callable[..., Any], operands: Sequence[Tensor], *numbers: Any) -
     first = operands[0]
     axes = frozenset().union(*(collectives.varying(t._held) for t in operands))
     arrays = [align(collectives.vary(t._array, axes), t.dims, first.dims) for t in operands]
-    return relabelled(first, fn(*arrays, *numbers), first.dims, first.splits)
+    made = relabelled(first, fn(*arrays, *numbers), first.dims, first.splits)
+    made.origin = next((t.origin for t in operands if t.origin), "")  # a carry that begins at zero has none
+    return made
 
 
 def with_slope(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -137,8 +137,9 @@ def uneven_splits(plan: Plan) -> Iterator[Advice]:
             waste = 1 - size / (block * ways)
             if waste > LEAST_SHARE and (name, size, axes) not in seen:
                 seen.add((name, size, axes))
+                fitting = sorted({size // ways * ways or ways, block * ways})
                 yield Advice(
                     "warning",
                     f"{name}={size} over {'+'.join(axes)} ({ways} ways) is padded to {block * ways}: "
-                    f"{waste:.0%} of it is padding; {size // ways * ways or ways} or {block * ways} fit",
+                    f"{waste:.0%} of it is padding; {' and '.join(map(str, fitting))} would have none",
                 )
