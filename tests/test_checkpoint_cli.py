@@ -231,3 +231,9 @@ def test_the_folder_of_a_run_will_do(run, tmp_path):
         code, out, _ = run(command[0], "of_a_run", *command[1:])
         assert code == 0 and out == run(command[0], "of_a_run/checkpoints", *command[1:])[1] != ""
     assert run("diff", "of_a_run@1", "runs@1")[0] == 0
+    run("export", "of_a_run", "model.safetensors")
+    assert run("import", "model.safetensors", "of_a_run", "--step", "0")[:2] == (
+        0,
+        "of_a_run/checkpoints/step_0\n",
+    )
+    assert [one["step"] for one in json.loads(run("list", "of_a_run", "--json")[1])] == [0, 1, 2]

@@ -198,7 +198,7 @@ class Import:
     file: Annotated[Positional[Path], arg(metavar="FILE.safetensors")]
     """What to read."""
     folder: Folder
-    """Where the checkpoint goes; it is made if need be."""
+    """Where the checkpoint goes, or the folder of a run that has some; it is made if need be."""
     step: Annotated[int, arg(metavar="N")]
     """Which step it is to be of."""
 
@@ -213,9 +213,10 @@ class Import:
                 rule="a checkpoint is called by its step, a whole number from 0 on",
                 hint="--step 0, to start a run from it",
             )
-        count = imported(self.file, self.folder, self.step)
+        folder = _of_run(self.folder)
+        count = imported(self.file, folder, self.step)
         print(f"{count} tensors", file=sys.stderr)
-        print(step_folder(self.folder, self.step))
+        print(step_folder(folder, self.step))
 
 
 @dataclass
