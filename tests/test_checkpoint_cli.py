@@ -14,6 +14,8 @@ from safetensors.numpy import load_file, save_file
 import weft as wf
 from weft import train
 from weft.cli.main import main
+from weft.train import checkpoint_look
+from weft.train.checkpoint_files import remove
 from weft.train.checkpoint_look import summary
 
 
@@ -88,6 +90,28 @@ def test_list(run, tmp_path, golden):
         p.stat().st_size for p in (tmp_path / "runs" / "step_1").rglob("*") if p.is_file()
     )
     assert said[0]["damage"] is None and "SHA-256" in said[1]["damage"]
+
+
+@pytest.mark.parametrize("looked", ["read_manifest", "check_files"])
+def test_list_beside_a_run_that_removes_old_ones(looked, run, monkeypatch):
+    usual = getattr(checkpoint_look, looked)
+
+    def late(path, *more):
+        if path.name == "step_1" and path.exists():
+            remove(path)
+        return usual(path, *more)
+
+    monkeypatch.setattr(checkpoint_look, looked, late)
+    code, out, err = run("list", "runs", "--json")
+    assert (code, err) == (0, "")
+    assert [(one["step"], one["whole"]) for one in json.loads(out)] == [(2, True)]
+
+
+def test_list_beside_a_run_that_finishes_one(run, monkeypatch):
+    """What was being written has got its name by the time it is looked at."""
+    monkeypatch.setattr(checkpoint_look, "unfinished", lambda folder: {2: folder / ".writing-step_2"})
+    code, out, err = run("list", "runs", "--json")
+    assert (code, err) == (0, "") and [one["step"] for one in json.loads(out)] == [1, 2]
 
 
 def test_list_of_nothing(run, tmp_path):

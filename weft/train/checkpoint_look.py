@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,18 +65,30 @@ class Stored:
 
 
 def listed(folder: Any) -> list[Listed]:
-    """All that there is, by step, checked to the last byte."""
+    """All that there is, by step, checked to the last byte. What a run removes meanwhile is left out."""
     folder = _folder(folder)
-    whole = [_listed(step, path) for step, path in present(folder).items()]
-    half = [
-        _listed(step, path, f"{UNFINISHED}: it is being written, or a crash left it")
-        for step, path in unfinished(folder).items()
+    half = f"{UNFINISHED}: it is being written, or a crash left it"
+    found = [
+        *(one for step, path in present(folder).items() for one in _still_there(step, path)),
+        *(one for step, path in unfinished(folder).items() for one in _still_there(step, path, half)),
     ]
-    return sorted(whole + half, key=lambda one: (one.step, one.damage or ""))
+    return sorted(found, key=lambda one: (one.step, one.damage or ""))
+
+
+def _still_there(step: int, path: Path, damage: str | None = None) -> Iterator[Listed]:
+    """A checkpoint; nothing if its folder went while it was looked at, which is no damage."""
+    try:
+        found = _listed(step, path, damage)
+    except FileNotFoundError:
+        if path.exists():
+            raise
+        return
+    if found.damage is None or path.exists():
+        yield found
 
 
 def _listed(step: int, path: Path, damage: str | None = None) -> Listed:
-    sizes = [p.stat().st_size for p in path.rglob("*") if p.is_file()]
+    sizes = [_file_bytes(p) for p in path.rglob("*") if p.is_file()]
     when, tensors = path.stat().st_mtime, None
     try:
         if damage is None:
@@ -85,6 +98,13 @@ def _listed(step: int, path: Path, damage: str | None = None) -> Listed:
     except Damage as found:
         damage = str(found)
     return Listed(step, path, sum(sizes), when, tensors, damage)
+
+
+def _file_bytes(file: Path) -> int:
+    """Of a file; 0 if it went just now, as those do that Orbax renames while it writes."""
+    with suppress(FileNotFoundError):
+        return file.stat().st_size
+    return 0
 
 
 def stored(folder: Any, step: int | None = None, *, checked: bool = True) -> Stored:
