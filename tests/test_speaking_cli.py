@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 import sacrebleu
+from safetensors.numpy import load_file
 from trained import limited, lines, wait_for
 from untrained import untrained
 
@@ -411,6 +412,15 @@ def test_models_that_are_kept_in_the_state_are_what_is_used(tmp_path, flag):
         assert ours[name].dims == spec.dims  # without replicas
         expected = nn.parameters(how.whole(model, state))[name].numpy()
         np.testing.assert_allclose(ours[name].numpy(), expected, rtol=1e-6)
+    for folder in (tmp_path, tmp_path / "checkpoints"):
+        assert main(["checkpoint", "export", str(folder), str(tmp_path / "a.safetensors")]) == 0
+        exported = load_file(tmp_path / "a.safetensors")
+        assert set(exported) == set(ours)
+        assert all(np.array_equal(exported[name], ours[name].numpy()) for name in ours)
+    assert main(["checkpoint", "import", str(tmp_path / "a.safetensors"), str(tmp_path), "--step", "0"]) == 0
+    assert main(["checkpoint", "export", str(tmp_path), str(tmp_path / "b.safetensors"), "--step", "0"]) == 0
+    again = load_file(tmp_path / "b.safetensors")
+    assert all(np.array_equal(again[name], exported[name]) for name in exported)
 
 
 # -- mistakes ----------------------------------------------------------------------------------------

@@ -167,7 +167,8 @@ def _difference(d: Any) -> tuple[str, str, str, str]:
 class Export:
     """Write the model of a checkpoint to one safetensors file, for other programs to read.
 
-    Tensors go by their names; their dims are in the file's metadata. The optimizer's state is left out."""
+    Tensors go by their names; their dims are in the file's metadata. The optimizer's state is left out. Of a
+    run of weft train it is the model that weft eval scores: the running mean, if there is one."""
 
     folder: Folder
     """Where the checkpoints of a run are."""

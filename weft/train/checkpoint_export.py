@@ -21,9 +21,12 @@ from weft.models.huggingface.files import TYPES, Target, create, file_header, op
 from weft.tensor import Tensor
 
 from .checkpoint import Checkpoints
-from .checkpoint_files import present
+from .checkpoint_files import CHECKPOINTS, present
 from .checkpoint_look import Stored
-from .checkpoint_tensors import is_key
+from .checkpoint_tensors import entries as entries_of
+from .checkpoint_tensors import is_key, leaves
+from .journal import CONFIG
+from .stored import loaded, settings
 
 MODEL, DIMS = "model.", "weft.dims"
 CODES = {np.dtype(dtype).name: code for code, dtype in TYPES.items()}
@@ -31,9 +34,13 @@ HINT = "a file that weft checkpoint export wrote has them; those of Hugging Face
 
 
 def export(checkpoint: Stored, file: Any) -> int:
-    """Write a model's tensors to a file, which appears when it is whole; how many there are."""
+    """Write a model's tensors to a file, which appears when it is whole; how many there are.
+
+    Of a run it is the model that is evaluated and used: the running mean, or what replicas agreed on."""
     path = Path(file)
-    entries = {n.removeprefix(MODEL): e for n, e in checkpoint.entries.items() if n.startswith(MODEL)}
+    used = _made_of_state(checkpoint)
+    found = checkpoint.entries if used is None else entries_of(used)
+    entries = {n.removeprefix(MODEL): e for n, e in found.items() if n.startswith(MODEL)}
     odd = [f"{name} {e}" for name, e in entries.items() if is_key(e) or e.dtype not in CODES]
     if not entries or odd:
         raise ModelError(
@@ -49,11 +56,30 @@ def export(checkpoint: Stored, file: Any) -> int:
     with whole(path) as draft:
         create(draft, header, start)
         target = Target(draft, header, start)
-        for name, array in checkpoint.arrays({MODEL + name: None for name in order}):
+        names = {MODEL + name: None for name in order}
+        arrays = checkpoint.arrays(names) if used is None else ((n, _on_host(used[n])) for n in names)
+        for name, array in arrays:
             if array.size:
                 target.write(name.removeprefix(MODEL), tuple(slice(n) for n in array.shape), array)
         target.flush()
     return len(order)
+
+
+def _made_of_state(checkpoint: Stored) -> dict[str, Any] | None:
+    """The tensors of a run's model where it is not the one that is stored, but made of that and the state."""
+    inner = checkpoint.path.absolute().parent
+    folder = inner.parent
+    of_run = inner.name == CHECKPOINTS and (folder / CONFIG).is_file()
+    if not of_run or "imported" in checkpoint.extra:
+        return None
+    config = settings(folder)
+    if not (config.optimizer.average or config.diloco.replicas):
+        return None
+    return leaves(loaded(folder, checkpoint.step, mesh="").model, None)
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    return leaf.numpy() if isinstance(leaf, Tensor) else np.asarray(leaf)
 
 
 def imported(file: Any, folder: Any, step: int) -> int:
