@@ -99,6 +99,11 @@ def test_nothing_to_evaluate_on(run, capsys):
     assert "no file" in capsys.readouterr().err
 
 
+def test_the_demo_trains_nothing_if_no_phrase_is_to_be_translated(tmp_path, capsys):
+    assert main(["demo", "--phrases", "0", "--folder", str(tmp_path / "demo")]) == 2
+    assert "--phrases 0" in capsys.readouterr().err and not (tmp_path / "demo").exists()
+
+
 @pytest.mark.timeout(600)
 def test_the_demo_runs(tmp_path, capsys):
     assert main(["demo", "--steps", "3", "--phrases", "3", "--folder", str(tmp_path / "demo")]) == 0

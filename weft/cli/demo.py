@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
+from .loading import UserError
+
 PHRASES = (
     "The train leaves at 4:45 PM.",
     "The answer is seventy-eight thousand, nine hundred and twelve.",
@@ -37,6 +39,12 @@ class Demo:
 
     def run(self) -> None:
         """Train, translate, and score."""
+        if self.phrases < 1:
+            raise UserError(
+                f"--phrases {self.phrases}",
+                rule="at least one phrase is translated, to see how good it is",
+                hint="--phrases 500",
+            )
         if self.folder is not None:
             show(self.folder, self.steps, self.phrases)
             return
