@@ -107,6 +107,7 @@ MISTAKES = {
     ],
     "seed_that_is_too_large": [f"{LINES} --seed 4294967296"],
     "negative_rates": [f"{LINES} --optimizer.rate -1 --optimizer.clip -1 --optimizer.beta2 1.5"],
+    "endless_rates": [f"{LINES} --optimizer.rate inf --optimizer.weight-decay nan --optimizer.clip -1"],
     "heads_that_are_none": [f"{LINES} --model.heads 0"],
     # a TOML file
     "no_toml": ["config.toml"],

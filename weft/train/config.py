@@ -194,7 +194,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
         rules = {
-            flag: _range(flag) for flag, ends in _RANGES.items() if not _inside(_setting(self, flag), *ends)
+            flag: _range(flag, _setting(self, flag))
+            for flag, ends in _RANGES.items()
+            if not _inside(_setting(self, flag), *ends)
         }
         for flag, known in _CHOICES.items():
             if (value := _setting(self, flag)) not in known:
@@ -289,10 +291,12 @@ def _setting(config: TrainConfig, flag: str) -> Any:
     return value
 
 
-def _range(flag: str) -> str:
+def _range(flag: str, value: Any) -> str:
+    """What a flag may be, with a word more for a value that is no finite number."""
     least, most = _RANGES[flag]
     if most == _ANY:
-        return f"{flag} is at least {least}"
+        finite = not isinstance(value, float) or math.isfinite(value)
+        return f"{flag} is {'' if finite else 'finite, and '}at least {least}"
     if isinstance(most, int):
         return f"{flag} is from {least} to {most - 1}"
     return f"{flag} is from {least} to 1" + (" and not 1" if most == _SHARE else "")
