@@ -94,14 +94,14 @@ def test_text_page_and_comparison(program, capsys, tmp_path):
 
 
 def test_nothing_fits(program, capsys):
-    arguments = ("--devices", "4", "--hardware", "h100", "--memory", "100")
+    arguments = ("--devices", "4", "--hardware", "h100", "--memory", "0.0001MB")
     out, err = asked(capsys, "program.py:product", *arguments, code=1)
     assert "nothing fits. The nearest needs" in out and "8 devices: at least" in err
 
 
 def test_levers_keep_to_the_dims_and_the_cap(program, capsys):
     """What would help is found among the same layouts, and comes up against the same cap."""
-    arguments = ("--devices", "4", "--hardware", "h100", "--memory", "590", "--dims", "a")
+    arguments = ("--devices", "4", "--hardware", "h100", "--memory", "0.00059MB", "--dims", "a")
     _, err = asked(capsys, "program.py:product", *arguments, code=1)
     assert "8 devices: at least 604 B (still too much)" in err
 
@@ -174,6 +174,7 @@ def test_flags_to_train_with_are_those_of_train(capsys):
 TELLING = {
     "the program has no dim zz": ("program.py:product", "--devices", "8", "--dims", "a", "zz"),
     "--memory is a whole number, at least 1": ("program.py:product", "--devices", "8", "--memory", "0"),
+    "hint: --memory 12GiB": ("program.py:product", "--devices", "8", "--memory", "12"),
     "--memory ² is no size": ("program.py:product", "--devices", "8", "--memory", "²"),
     "--axes is a whole number, 1 to 3": ("program.py:product", "--devices", "8", "--axes", "5"),
     "--top is a whole number": ("program.py:product", "--devices", "8", "--top", "0"),

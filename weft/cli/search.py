@@ -18,6 +18,7 @@ from .output import check_folder, write
 from .presets import is_preset, plannable
 
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
+LEAST = 2**20  # bytes: where less is said, the unit was forgotten
 
 
 @dataclass
@@ -291,6 +292,12 @@ def _bytes(text: str) -> int:
         number = text.removesuffix(unit).strip()
         if text.endswith(unit) and number.replace(".", "", 1).isdecimal():
             return int(float(number) * size)
+    if text.isdecimal() and 0 < int(text) < LEAST:
+        raise UserError(
+            f"--memory {text} is {text} bytes",
+            rule=f"without a unit it is in bytes, and a device has more; the units are {', '.join(UNITS)}",
+            hint=f"--memory {text}GiB",
+        )
     if text.isdecimal():
         return int(text)
     raise UserError(
