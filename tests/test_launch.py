@@ -298,6 +298,12 @@ def test_all_are_started_again_when_one_fails(program, tmp_path, capsys):
     assert log == [f"weft launch: {line}" for line in [*once, "starting all again (1 of 1)", *once]]
 
 
+def test_any_number_of_seconds_can_be_waited_for(program, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "-n", "2", "--grace", "1e12", "--", *program("fails")])
+    assert ended.value.code == 7 and "process 0 ended with signal SIGTERM" in capsys.readouterr().err
+
+
 def alive(pid):
     """Whether a process runs; one that is dead and not yet buried does not."""
     with suppress(FileNotFoundError, ProcessLookupError):

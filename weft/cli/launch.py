@@ -187,7 +187,7 @@ class Group:
         """Wait until all have ended; the exit code of the first that failed."""
         try:
             while self.running:
-                left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+                left = None if self.deadline is None else _left(self.deadline)
                 try:
                     self._note(*self.ended.get(timeout=left))
                 except queue.Empty:
@@ -224,6 +224,11 @@ class Group:
     def _kill(self) -> None:
         for process in list(self.running.values()):
             _signal_group(process.pid, signal.SIGKILL)
+
+
+def _left(deadline: float) -> float:
+    """Seconds until then, as many as can be waited for: a queue does sums with them."""
+    return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX / 2)
 
 
 def _signal_group(pid: int, number: int) -> None:
