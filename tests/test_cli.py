@@ -326,6 +326,15 @@ def test_an_unknown_command_is_a_mistake_also_with_help(asked, meant, called, mo
     assert f"hint: {called} --help says what each does" in err
 
 
+@pytest.mark.parametrize(
+    "command", [["train", "lm", "--folder"], ["demo", "--folder"], ["eval"]], ids=" ".join
+)
+def test_a_name_that_is_not_utf8_is_refused_before_any_work(command, folder, capsys):
+    code, out, err = run(capsys, *command, os.fsdecode(b"runs/\xff"))
+    assert (code, out) == (2, "") and err.startswith("error: runs/\\xff is not UTF-8\n") and "hint: " in err
+    assert not (folder / "runs").exists()
+
+
 def test_a_wrong_value_points_to_the_commands_own_help(folder, capsys):
     code, out, err = run(capsys, "plan", "tiny-lm", "--batch", "x")
     assert (code, out) == (2, "") and "weft plan --help" in err

@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"weft {version('weft')}")
         return 0
     try:
+        _check_text(given)
         _chosen(given).run()
         sys.stdout.flush()
     except WeftError as error:
@@ -91,6 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _check_text(given: list[str]) -> None:
+    """An error now for what can't be written down later: names in settings, results and messages."""
+    readable = [one.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for one in given]
+    wrong = [shown for shown, one in zip(readable, given, strict=True) if shown != one]
+    if wrong:
+        raise UserError(
+            f"{' and '.join(wrong)} is not UTF-8",
+            rule="words on the command line are text in UTF-8, names of files and folders too",
+            hint="give the file or folder another name",
+        )
 
 
 def _chosen(given: list[str]) -> Any:
