@@ -448,6 +448,8 @@ MISTAKES = {
     "top_k_without_temperature": "generate lm in.txt --top-k 5",
     "negative_numbers": "translate fr in.txt --rows 0 --average 0",
     "negative_beams": "translate fr in.txt --beams -1 --seed -1",
+    "too_many_beams": "generate lm in.txt --beams 100000",
+    "more_beams_than_tokens": "eval fr --bleu in.txt in.txt --beams 41",
     "top_p_above_one": "generate lm in.txt --temperature 1 --top-p 1.5",
     "seed_too_large": "generate lm in.txt --temperature 1 --seed 9223372036854775808",
     "penalty_too_large": "generate lm in.txt --penalty 1e300",

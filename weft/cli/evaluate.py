@@ -15,7 +15,7 @@ from .lines import STDIN, read_alike
 from .loading import UserError
 from .numbers import REGISTRY
 from .progress import Progress
-from .speaking import How, Models, ready
+from .speaking import How, Models, check_beams, ready
 
 USAGE = """weft eval FOLDER [--step N] [--json] [--section.name VALUE ...]
        weft eval FOLDER --bleu SOURCES REFERENCES [REFERENCES ...] [--json] [flags of weft translate]"""
@@ -118,6 +118,7 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
     sources, *references = read_alike(files)
     if not sources.count:
         raise UserError(f"{sources.name} has no lines", hint="texts are in a file, one to a line")
+    check_beams(folder, how)
     found = ready(folder, asked.models, "encoder_decoder")
     from ..decode import quality
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..train.stored import Loaded
 
 BEAMS = 4  # of a translation, if nothing is said
+MOST_BEAMS = 1000  # a step looks at as many continuations as their square
 
 # What the model of a run is called, which commands are for it, and what they do.
 KINDS = {
@@ -125,6 +126,20 @@ class How:
                 rule=re.sub(r"\btop_[kp]\b", lambda found: _flag(found[0]), error.rule),
                 hint="what is left out is as usual; --help says what that is",
             ) from None
+
+
+def check_beams(folder: str, asked: Ask) -> None:
+    """An error if a search has more beams than there are tokens to begin with, or than is sensible."""
+    from ..train import stored
+
+    size, vocab = asked.beams.size if asked.beams else 0, stored.settings(folder).model.vocab
+    most = min(vocab, MOST_BEAMS)
+    if size > most:
+        raise UserError(
+            f"--beams {size}, and the model has {vocab} tokens",
+            rule=f"there are no more beams than tokens, nor than {MOST_BEAMS}: work grows with their square",
+            hint=f"--beams {BEAMS} is usual; {most} is the most here",
+        )
 
 
 def _flag(name: str) -> str:
@@ -326,6 +341,7 @@ class Saying:
         if self.file == STDIN and sys.stdin.isatty():
             print("lines are read from the terminal; Ctrl-D ends them", file=sys.stderr)
         lines = read(self.file, as_they_come=self.out is None)
+        check_beams(self.folder, asked)
         found = ready(self.folder, self.models, self.kind)
         writing = Writing(self.json, self.best)
 
