@@ -204,6 +204,7 @@ def test_what_a_run_writes(run):
 def test_its_own_settings_go_on_where_it_stopped(run, capsys):
     code, out, err = weft(capsys, "run/config.toml --steps 3")
     assert (code, out) == (0, "") and "goes on after step 2 in run" in err
+    assert "\n1 steps in " in err  # of this run, not of the one before
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3]
 

@@ -105,7 +105,7 @@ def finish(config: Any, *, kept: bool = True) -> Any:
         raise Failure(f"stopped by {outcome.stopped} after step {outcome.step} of {config.steps}{where}")
     if outcome.trained:
         where = f"; see {config.folder}" if kept else ""
-        print(f"{outcome.step} steps in {outcome.seconds:.0f} s{where}", file=sys.stderr)
+        print(f"{outcome.trained} steps in {outcome.seconds:.0f} s{where}", file=sys.stderr)
     return outcome
 
 
