@@ -19,6 +19,7 @@ from weft.cli.main import main
 from weft.train import config_file, journal, loop
 from weft.train.checkpoint_files import CheckpointWarning, present
 from weft.train.config import recipe
+from weft.train.learner import Learner
 from weft.train.progress import Pace, Progress
 
 STEPS = 10
@@ -111,6 +112,34 @@ def test_the_time_that_is_left(seconds, said, capsys):
     for step in range(1, 11):
         shown.step(step, {"loss": 1.0, "rate": 0.1, "tokens": 8.0, "seconds": seconds})
     assert capsys.readouterr().err.endswith(f"left {said}\n")
+
+
+def test_a_speed_is_that_of_steps_after_the_first(capsys):
+    shown = Progress(2, 0, Pace(1.0, 1.0, 1.0), every=1)
+    for step, seconds in ((1, 60.0), (2, 0.5)):
+        shown.step(step, {"loss": 1.0, "rate": 0.1, "tokens": 8.0, "seconds": seconds})
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "step      1/2  loss 1.0000  rate 1.00e-01"
+    assert "  16 tokens/s  200 % of peak  500 ms/step (planned 1000)  left 0:00:00" in second
+
+
+def test_the_second_step_is_timed_from_its_beginning(settings, tmp_path, monkeypatch):
+    """The first is read before it; later ones are read when the next has begun, so that no device waits."""
+    seen = []
+
+    def noted(kind, name):
+        usual = getattr(kind, name)
+
+        def noting(self, number, *more):
+            seen.append((name, number))
+            return usual(self, number, *more)
+
+        monkeypatch.setattr(kind, name, noting)
+
+    noted(Learner, "learn")
+    noted(Progress, "step")
+    loop.train(settings(tmp_path, steps=3), quiet=True)
+    assert seen == [("learn", 1), ("step", 1), ("learn", 2), ("learn", 3), ("step", 2), ("step", 3)]
 
 
 def no_threads():

@@ -35,7 +35,7 @@ class Progress:
 
     def __init__(self, steps: int, done: int, pace: Pace, every: int, quiet: bool = False):
         self.steps, self.pace, self.every, self.quiet = steps, pace, every, quiet
-        # Seconds and tokens of steps. The first one of a run is compiled: its time says nothing of the next.
+        # Seconds and tokens of steps, without the first: it is compiled, and its time is not that of others.
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
         self._first = True
         self._console, self._bar, self._task = None, None, None
@@ -72,28 +72,31 @@ class Progress:
 
     def step(self, step: int, numbers: dict[str, float]) -> None:
         """A step is done."""
-        if len(self._recent) == 1 and self._first:
-            self._recent.clear()
-            self._first = False
-        self._recent.append((numbers["seconds"], numbers["tokens"]))
+        if not self._first:
+            self._recent.append((numbers["seconds"], numbers["tokens"]))
+        self._first = False
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step, description=self.line(numbers))
         elif step % self.every == 0 or step == self.steps:
-            self.say(f"step {step:>6}/{self.steps}  {self.line(numbers)}  left {self._left(step)}")
+            self.say(f"step {step:>6}/{self.steps}  {self.line(numbers)}{self._left(step)}")
 
     def line(self, numbers: dict[str, float]) -> str:
-        """The numbers of a step and the speed of the last ones, in words."""
-        seconds = sum(s for s, _ in self._recent) / len(self._recent)
-        tokens = sum(t for _, t in self._recent) / len(self._recent)
-        parts = [
-            f"loss {numbers['loss']:.4f}",
-            f"rate {numbers['rate']:.2e}",
-            f"{tokens / seconds:,.0f} tokens/s",
-            f"{100 * self.pace.flops / seconds / self.pace.peak:.0f} % of peak",
-            f"{1e3 * seconds:.0f} ms/step (planned {1e3 * self.pace.seconds:.0f})",
-        ]
+        """The numbers of a step, and the speed of the last ones if it is known, in words."""
+        parts = [f"loss {numbers['loss']:.4f}", f"rate {numbers['rate']:.2e}"]
+        if self._recent:
+            seconds = self._seconds()
+            tokens = sum(t for _, t in self._recent) / len(self._recent)
+            parts += [
+                f"{tokens / seconds:,.0f} tokens/s",
+                f"{100 * self.pace.flops / seconds / self.pace.peak:.0f} % of peak",
+                f"{1e3 * seconds:.0f} ms/step (planned {1e3 * self.pace.seconds:.0f})",
+            ]
         return "  ".join(parts)
 
+    def _seconds(self) -> float:
+        return sum(s for s, _ in self._recent) / len(self._recent)
+
     def _left(self, step: int) -> str:
-        seconds = sum(s for s, _ in self._recent) / len(self._recent)
-        return str(timedelta(seconds=round((self.steps - step) * seconds)))
+        if not self._recent:
+            return ""
+        return f"  left {timedelta(seconds=round((self.steps - step) * self._seconds()))}"

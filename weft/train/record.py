@@ -47,6 +47,7 @@ class Record:
         self.loss = math.nan
         self._journal = Journal(run.config.folder, standing.step) if first else None
         self._waiting: tuple[int, Any] | None = None
+        self._first = True
         self._time = time.monotonic()
 
     def __enter__(self) -> Record:
@@ -66,9 +67,16 @@ class Record:
             self.shown.say(line)
 
     def step(self, metrics: Any) -> None:
-        """A step was begun: read the numbers of the one before."""
+        """A step was begun: read the numbers of the one before.
+
+        Those of the first are waited for, so that the second is timed from its beginning: it may be done by
+        the time that the first, which is compiled, is read."""
         waiting, self._waiting = self._waiting, (self.standing.step, metrics)
         self._read(waiting)
+        if self._first:
+            self._first = False
+            self.flush()
+            self._time = time.monotonic()
 
     def flush(self) -> None:
         """Read the numbers of the last step as well, and see that all are on the disk."""
