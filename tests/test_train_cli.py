@@ -334,6 +334,19 @@ def test_a_loss_that_is_not_finite_stops_the_run(run, capsys, golden):
     golden("cli_loss_not_finite", shown(text), "messages/train")
 
 
+def test_an_evaluation_that_is_not_finite_stops_the_run(folder, capsys, golden):
+    """The one step was finite, and what it made of the parameters is not saved."""
+    one = f"{LINES} --data.valid text.txt {TOO_FAST} --optimizer.rate 3e38 --model.norm layer --steps 1"
+    code, out, err = weft(capsys, one)
+    assert (code, out) == (1, "")
+    golden("cli_evaluation_not_finite", shown(err[err.index("TrainingError") :]), "messages/train")
+    assert not (folder / "run" / "checkpoints").exists()
+    code, out, err = weft(capsys, f"{one} --on-nan skip")
+    assert (code, out) == (0, "") and "the evaluation after step 1 is left out: loss " in err
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [set(row) & {"loss", "valid_loss"} for row in rows] == [{"loss"}]
+
+
 def test_steps_that_are_not_finite_are_left_out_up_to_a_limit(folder, capsys, golden):
     skip = f"{LINES} {TOO_FAST} --on-nan skip --steps 5"
     code, out, err = weft(capsys, f"{skip} --nan-limit 2")

@@ -94,21 +94,19 @@ class Record:
         numbers["seconds"], self._time = now - self._time, now
         finite = bool(numbers.pop("finite", True)) and all(map(math.isfinite, numbers.values()))
         if not finite:
-            self._not_finite(step, numbers)
+            self._not_finite(f"step {step}", numbers)
         numbers["rate"] = self.run.rate(step - 1)
         self.loss = numbers["loss"]
         self.shown.step(step, numbers)
         if self._journal is not None:
             self._journal.write(step, {name: x for name, x in numbers.items() if math.isfinite(x)})
 
-    def _not_finite(self, step: int, numbers: dict[str, float]) -> None:
+    def _not_finite(self, what: str, numbers: dict[str, float]) -> None:
         c = self.run.config
         self.standing.skipped += 1
         wrong = ", ".join(f"{name} {x}" for name, x in numbers.items() if not math.isfinite(x))
         if c.on_nan == "skip" and self.standing.skipped <= c.nan_limit:
-            self.shown.say(
-                f"step {step} is left out: {wrong} ({self.standing.skipped} of at most {c.nan_limit})"
-            )
+            self.shown.say(f"{what} is left out: {wrong} ({self.standing.skipped} of at most {c.nan_limit})")
             return
         with contextlib.suppress(CheckpointError):  # that one failed too is not why the run stops
             self.checkpoints.wait()  # one may be on its way
@@ -120,7 +118,7 @@ class Record:
             else []
         )
         raise TrainingError(
-            f"step {step} gave {wrong}",
+            f"{what} gave {wrong}",
             *many,
             f"the last good checkpoint: {good}",
             f"what a step does is in {c.folder / PLAN}",
@@ -129,8 +127,16 @@ class Record:
         )
 
     def evaluated(self, score: Score) -> Score:
-        """Write down and show an evaluation."""
+        """Write down and show an evaluation; one that is not finite is judged as a step is."""
         step = self.standing.step
+        if math.isfinite(score.loss):
+            self._write_down(step, score)
+        else:
+            self._not_finite(f"the evaluation after step {step}", {"loss": score.loss})
+        self._time = time.monotonic()  # what it took is not the next step's
+        return score
+
+    def _write_down(self, step: int, score: Score) -> None:
         self.shown.say(
             f"step {step:>6}  held out: loss {score.loss:.4f}, perplexity {score.perplexity:.2f}, "
             f"accuracy {score.accuracy:.1%}"
@@ -138,8 +144,6 @@ class Record:
         if self._journal is not None:
             self._journal.write(step, {"valid_loss": score.loss, "valid_accuracy": score.accuracy})
             self._journal.draw()
-        self._time = time.monotonic()  # what it took is not the next step's
-        return score
 
 
 def _summary(run: Run, plans: dict[str, wf.Plan], hardware: Hardware, standing: Standing) -> list[str]:
