@@ -479,5 +479,5 @@ def test_every_text_is_of_a_test():
     here = {path.stem for path in (Path(__file__).parent / "messages" / "train").glob("cli_*.txt")}
     runs = {"run_of_another_model", "run_of_another_optimizer", "loss_not_finite", "too_many_left_out"}
     runs |= {"tokenizer_of_another_run", "tokenizer_of_another_kind", "tokenizer_by_another_path"}
-    runs |= {"flags_given_twice", "model_imported_late", "folder_in_use"}
+    runs |= {"flags_given_twice", "model_imported_late", "folder_in_use", "evaluation_not_finite"}
     assert here == {f"cli_{name}" for name in {*MISTAKES, *runs}}
