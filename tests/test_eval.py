@@ -2,16 +2,20 @@
 
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
 import pytest
+from trained import strictly
 
+import weft as wf
+from weft import nn
 from weft.cli.main import main
 from weft.data import Bytes
-from weft.train import config_flags, stored
+from weft.train import Checkpoints, config_flags, stored
 from weft.train.config import recipe
-from weft.train.loop import train
+from weft.train.loop import prepare, train
 
 TEXTS = ["the cat sat on the mat\nand slept", "a dog barked at the moon all night long"]
 
@@ -69,6 +73,17 @@ def test_another_mesh_gives_the_same_score(run, capsys):
     flags = ["--layout.mesh", "data=2 model=2", "--layout.rules", "batch:data d_ff:model vocab:model"]
     split = scored(capsys, run, *flags, "--step=2")
     assert split == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_loss_that_is_not_finite_is_a_text_in_json(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "lm")
+    prepared = prepare(stored.settings(tmp_path / "lm"))
+    checkpoints = Checkpoints(prepared.checkpoints)
+    step, model, state, extra = checkpoints.restore(*prepared.learner.init(nn.specs(prepared.model)))
+    broken = jax.tree.map(lambda t: t * math.nan, model, is_leaf=wf.is_tensor)
+    checkpoints.save(step, broken, state, extra, wait=True)
+    assert main(["eval", str(tmp_path / "lm"), "--json"]) == 0
+    assert strictly(capsys.readouterr().out)["loss"] == "nan"
 
 
 def test_the_score_for_people(run, capsys):

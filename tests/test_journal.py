@@ -1,12 +1,13 @@
 """The journal of a run: each step once, whatever happened to the process or the disk."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
 
 import pytest
-from trained import curve, limited
+from trained import curve, limited, strictly
 
 from weft.train import journal
 
@@ -35,6 +36,16 @@ def test_lines_that_are_not_whole_are_left_out_alone(tmp_path):
     with journal.Journal(tmp_path, 3) as one:
         one.write(4, {"loss": 0.5})
     assert curve(tmp_path) == [1.0, 0.5, 1.0 / 3, 0.5]
+
+
+def test_a_number_that_is_not_finite_is_a_text(tmp_path):
+    """JSON has none; a row that an older version wrote is mended, and all can be drawn."""
+    (tmp_path / journal.METRICS).write_text('{"step": 1, "loss": NaN}\n')
+    for step in (1, 2):
+        with journal.Journal(tmp_path, step) as one:
+            one.write(step + 1, {"loss": math.inf, "seconds": 0.5})
+    rows = [strictly(line) for line in (tmp_path / journal.METRICS).read_text().splitlines()]
+    assert [row["loss"] for row in rows] == ["nan", "inf", "inf"] and rows[1]["seconds"] == 0.5
 
 
 def test_tensorboard_has_what_was_written_when_killed(tmp_path):

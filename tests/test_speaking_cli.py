@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import sacrebleu
 from safetensors.numpy import load_file
-from trained import limited, lines, wait_for
+from trained import limited, lines, strictly, wait_for
 from untrained import untrained
 
 import weft as wf
@@ -340,6 +340,18 @@ def test_texts_of_a_language_model_are_scored(weft):
     assert whole[0] == after[0] == 0
     expected = list(speaker("lm").score([("", TEXTS[0]), (TEXTS[0], TEXTS[0])]))
     assert [float(whole[1][0]), float(after[1][0])] == pytest.approx([sum(x) for x in expected], abs=1e-3)
+
+
+def test_numbers_that_are_not_finite_are_texts_in_json(weft, tmp_path):
+    config = given("lm", f"{TINY} --model.vocab 259").replace(folder=tmp_path)
+    (tmp_path / "config.toml").write_text(config_file.write(config))
+    model = jax.tree.map(lambda t: t * math.nan, untrained(config.model), is_leaf=wf.is_tensor)
+    with train.Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(1, model, {})
+    code, out, _ = weft("score", tmp_path, "in.txt", "--rows", "4", "--json")
+    assert code == 0 and [strictly(line)["score"] for line in out] == ["nan"] * len(TEXTS)
+    code, out, _ = weft("generate", tmp_path, "in.txt", *SHORT, "--json")
+    assert code == 0 and [strictly(line)["score"] for line in out] == ["nan"] * len(TEXTS)
 
 
 def test_bleu_is_that_of_sacrebleu(weft, here):

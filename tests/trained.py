@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 
 from weft import nn, train
 from weft.train import config_file, journal, loop
@@ -60,6 +61,11 @@ def assert_close(folder, other):
 def distance(x, y):
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     return float(np.linalg.norm(x - y) / max(np.linalg.norm(y), 1e-30))
+
+
+def strictly(text):
+    """What a JSON text says; Python's own NaN and Infinity are no JSON."""
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
 def saved(folder):

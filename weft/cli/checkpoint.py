@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -271,13 +270,6 @@ def _date(seconds: float) -> str:
 
 
 def _print(data: Any) -> None:
-    """JSON; what is no number there is a text: "nan", "inf"."""
+    from ..train.plain_json import plain_json
 
-    def plain(x: Any) -> Any:
-        if isinstance(x, dict):
-            return {key: plain(value) for key, value in x.items()}
-        if isinstance(x, float) and not math.isfinite(x):
-            return str(x)
-        return x if isinstance(x, str | int | float | type(None)) else [plain(value) for value in x]
-
-    print(json.dumps(plain(data), indent=1, ensure_ascii=False))
+    print(plain_json(data, indent=1))

@@ -63,6 +63,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         _bleu(folder, [flag for flag in flags if flag != "--json"], as_json)
         return
     from ..train import config_flags, stored
+    from ..train.plain_json import plain_json
 
     step, flags = _step([flag for flag in flags if flag != "--json"])
     config = config_flags.changed(stored.settings(folder), flags)
@@ -78,9 +79,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         "words": found.words,
     }
     if as_json:
-        import json
-
-        print(json.dumps(numbers))
+        print(plain_json(numbers))
         return
     print(f"step {step}: {found.tokens:,} tokens, {found.words:,} words", file=sys.stderr)
     print(f"loss                 {found.loss:.4f}")
@@ -121,6 +120,7 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
     check_beams(folder, how)
     found = ready(folder, asked.models, "encoder_decoder")
     from ..decode import quality
+    from ..train.plain_json import plain_json
 
     with Progress(sources.count) as progress:
         said = []
@@ -131,11 +131,9 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
     scores = quality(said, right)
     bleu, chrf = scores.signatures
     if as_json:
-        import json
-
         numbers = {"lines": len(said), "exact": scores.exact, "bleu": scores.bleu, "chrf": scores.chrf}
         signatures = {"bleu": bleu, "chrf": chrf}
-        print(json.dumps({"steps": found.made_of["steps"], **numbers, "signatures": signatures}))
+        print(plain_json({"steps": found.made_of["steps"], **numbers, "signatures": signatures}))
         return
     print(f"exact {scores.exact:.4f}")
     print(f"BLEU  {scores.bleu:.2f}  {bleu}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -49,6 +48,7 @@ class Score:
     def run(self) -> None:
         """Score."""
         from ..train import stored
+        from ..train.plain_json import plain_json
 
         files = self.files or (STDIN,)
         if len(files) > 2 or files.count(STDIN) > 1:
@@ -77,9 +77,8 @@ class Score:
                 score, target = sum(logs), given.pop(0)
                 total, tokens = total + score, tokens + len(logs)
                 ids = [*speaker.tokenizer.encode(target), speaker.tokenizer.end]
-                yield (
-                    json.dumps({"score": score, "tokens": ids, "logs": logs}) if self.json else f"{score:.6f}"
-                )
+                one = {"score": score, "tokens": ids, "logs": logs}
+                yield plain_json(one) if self.json else f"{score:.6f}"
 
         made_of = {"command": "weft score", **found.made_of, "json": self.json, "files": len(files)}
         passed(lines, said, self.out, made_of)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import re
 import sys
@@ -282,13 +281,15 @@ class Writing:
 
     def line(self, one: Said) -> str:
         """A text, or an object."""
+        from ..train.plain_json import plain_json
+
         self.cut += one.cut
         if not self.as_json:
             return escaped(one.text)
         found = _object(one)
         if self.best is not None:
             found["best"] = [_object(other) for other in (one, *one.others)[: self.best]]
-        return json.dumps(found, ensure_ascii=False)
+        return plain_json(found)
 
     def tell(self, speaker: Speaker, asked: Ask) -> None:
         """Say what was not read whole."""

@@ -27,6 +27,8 @@ from typing import Any
 from weft.errors import WeftError
 from weft.files import whole
 
+from .plain_json import plain_json
+
 CONFIG, PLAN, METRICS, PICTURE = "config.toml", "plan.txt", "metrics.jsonl", "loss.png"
 LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "grain", "sentencepiece")
 
@@ -47,7 +49,7 @@ class Journal:
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._rows = _rows(folder / METRICS, step)
-            replace(folder / METRICS, "".join(json.dumps(row) + "\n" for row in self._rows))
+            replace(folder / METRICS, "".join(plain_json(row) + "\n" for row in self._rows))
             self._file = (folder / METRICS).open("a", encoding="utf-8")
             self._board = Board(folder / "tensorboard", step)
 
@@ -81,7 +83,7 @@ class Journal:
         """Numbers of a step: one line, at once with the system, which keeps it if this process is killed."""
         row = {"step": step, **numbers}
         with _writing(self.folder):
-            self._file.write(json.dumps(row) + "\n")
+            self._file.write(plain_json(row) + "\n")
             self._file.flush()
             self._board.write(step, numbers)
         self._rows.append(row)
@@ -93,7 +95,7 @@ class Journal:
 
     def draw(self) -> None:
         """Draw the curves of the loss."""
-        curves = {name: [(r["step"], r[name]) for r in self._rows if name in r] for name in CURVES}
+        curves = {name: [(r["step"], float(r[name])) for r in self._rows if name in r] for name in CURVES}
         if any(curves.values()):
             with _writing(self.folder):
                 picture(curves, self.folder / PICTURE)
