@@ -201,7 +201,7 @@ def stored_bytes(split=1):
 
 def test_data_parallel_gradients_are_added_up_once():
     _, found = collectives(LAYOUTS["both"], micro=4)
-    assert {(c.kind, c.count, c.phase) for c in found} == {("all-reduce", 1, "update")}
+    assert {(c.kind, c.count, c.phase) for c in found} == {("all-reduce", 1, "backward")}
     assert sorted(c.bytes for c in found) == stored_bytes()
 
 
