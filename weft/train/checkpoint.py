@@ -14,10 +14,12 @@ as it was written is never loaded: see `checkpoint_files`.
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import re
 import shutil
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -342,13 +344,21 @@ def _check_room(folder: Path, needed: int) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Orbax logs every error that it raises, with a page of its threads' stacks: raised once is enough."""
-    log = logging.getLogger("absl")
+    log, hook = logging.getLogger("absl"), sys.unraisablehook
     unheard = lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname  # noqa: E731
     log.addFilter(unheard)
+    sys.unraisablehook = functools.partial(_unless_late, hook)
     try:
         yield
+        sys.unraisablehook = hook  # not after an error: what else was being written may end later still
     finally:
         log.removeFilter(unheard)
+
+
+def _unless_late(hook: Any, error: Any) -> None:
+    """Show a thread's error; not that a part of a failed write ended after Orbax had closed its loop."""
+    if str(error.exc_value) != "Event loop is closed":
+        hook(error)
 
 
 def _reason(error: Exception) -> str:
