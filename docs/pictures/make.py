@@ -270,13 +270,13 @@ def find_losses() -> None:
     """The demo's run, on one device and on eight; minutes."""
     from dataclasses import replace
 
-    from weft.cli.demo import settings
+    from weft.cli.demo import Demo, settings
     from weft.train.loop import train
 
     curves = []
     for mesh, rules in LOSSES.values():
         with tempfile.TemporaryDirectory() as folder:
-            config = settings(Path(folder) / "run", 320)
+            config = settings(Path(folder) / "run", Demo.steps)
             if mesh is not None:
                 config = config.replace(layout=replace(config.layout, mesh=mesh, rules=rules))
             train(config, quiet=True)

@@ -30,7 +30,7 @@ class Demo:
     of a step and how training goes, translates phrases with values that it has never seen, and says how many
     were right. Nothing is downloaded."""
 
-    steps: Annotated[int, arg(metavar="N")] = 320
+    steps: Annotated[int, arg(metavar="N")] = 400
     """How many steps; more make it better."""
     folder: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """Where checkpoints and curves are kept; by default they are thrown away."""
@@ -62,9 +62,7 @@ def settings(folder: Path, steps: int) -> Any:
         steps=steps,
         log_every=25,
         model=base.model.replace(d_model=96, d_ff=384, heads=4, d_kv=24),
-        data=Data(
-            kind="phrases", tokenizer="unigram", vocab=512, tokenizer_examples=10_000, rows=64, length=64
-        ),
+        data=Data(kind="phrases", tokenizer="bpe", vocab=640, tokenizer_examples=10_000, rows=64, length=64),
         optimizer=Optimize(rate=4e-3, warmup=60, beta2=0.98),
         layout=Place(mesh="data=4 model=2", rules="batch:data d_ff:model heads:model vocab:model"),
         evaluate=Evaluate(every=0),
