@@ -11,9 +11,9 @@ from .speaking import Saying
 class Generate(Saying):
     """Go on with texts, line by line, with a trained language model.
 
-    FOLDER is that of a run of weft train; nothing else of the run is needed. Each line of the input is a
-    prompt, also an empty one. It gives one line of output: what comes after the prompt, without it. Where
-    that has an end of line, \\n stands for it; --json gives it as it is.
+    FOLDER is that of a run of weft train, or one of Hugging Face with a model and its tokenizer.
+    Each line of the input is a prompt, also an empty one. It gives one line of output: what comes after the
+    prompt, without it. Where that has an end of line, \\n stands for it; --json gives it as it is.
 
         weft generate runs/lm prompts.txt > said.txt
         echo "To be" | weft generate runs/lm --temperature 0.8 --top-p 0.95 --seed 3

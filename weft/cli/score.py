@@ -35,7 +35,7 @@ class Score:
     stderr."""
 
     folder: Annotated[Positional[str], arg(metavar="FOLDER")]
-    """The folder of a run."""
+    """The folder of a run, or one of Hugging Face."""
     files: Annotated[Positional[tuple[str, ...]], arg(metavar="[FILE ...]", help_behavior_hint="")] = ()
     """SOURCES and TARGETS, or a file with both columns; of a language model TEXTS, or PROMPTS and TEXTS. -
     is stdin, which is read as well if there is no file."""
@@ -58,7 +58,7 @@ class Score:
                 hint="weft score FOLDER SOURCES TARGETS",
             )
         results.check(self.out, files)
-        translates = stored.settings(self.folder).model.kind == "encoder_decoder"
+        translates = stored.model_of(self.folder).kind == "encoder_decoder"
         lines = _pairs(files, translates, as_they_come=self.out is None)
         found = ready(self.folder, self.models, "encoder_decoder", "decoder")
         speaker, total, tokens, since = found.speaker, 0.0, 0, 0

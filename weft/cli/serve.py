@@ -33,9 +33,9 @@ RANGES: dict[str, tuple[float, float]] = {
 class Serve:
     """Let a trained model answer requests over HTTP, many at once.
 
-    FOLDER is that of a run of weft train; nothing else of the run is needed. There is a page to try it at /,
-    and POST /v1/completions (as OpenAI's), /translate and /score for programs; GET /healthz and /metrics for
-    those who watch.
+    FOLDER is that of a run of weft train, or one of Hugging Face with a model and its tokenizer.
+    There is a page to try it at /, and POST /v1/completions (as OpenAI's), /translate and /score for
+    programs; GET /healthz and /metrics for those who watch.
 
         weft serve runs/translate
         weft serve runs/lm --port 0 --rows 32 --mesh data=4 --layout batch:data
@@ -46,7 +46,7 @@ class Serve:
     SIGINT end the server when it has finished what it accepted."""
 
     folder: Annotated[Positional[str], arg(metavar="FOLDER")]
-    """The folder of a run."""
+    """The folder of a run, or one of Hugging Face."""
     port: Annotated[int, arg(metavar="N")] = 8000
     """The port; 0 is any that is free, and is printed."""
     host: Annotated[str, arg(metavar="ADDRESS")] = "127.0.0.1"

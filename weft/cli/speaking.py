@@ -131,7 +131,7 @@ def check_beams(folder: str, asked: Ask) -> None:
     """An error if a search has more beams than there are tokens to begin with, or than is sensible."""
     from ..train import stored
 
-    size, vocab = asked.beams.size if asked.beams else 0, stored.settings(folder).model.vocab
+    size, vocab = asked.beams.size if asked.beams else 0, stored.model_of(folder).vocab
     most = min(vocab, MOST_BEAMS)
     if size > most:
         raise UserError(
@@ -181,7 +181,7 @@ def ready(folder: str, models: Models, *kinds: str) -> Ready:
 
     check_alone()
     for one in (folder, *models.ensemble):
-        _check_kind(one, stored.settings(one).model.kind, kinds)
+        _check_kind(one, stored.model_of(one).kind, kinds)
     first = stored.loaded(folder, models.step, models.average, models.mesh, models.layout)
     tell_place(first, models.mesh)
     where = (first.mesh, first.layout)
@@ -208,7 +208,7 @@ def check_alone() -> None:
 
 def tell_place(run: Loaded, mesh: str | None) -> None:
     """Say so if a model does not run on the mesh that it was trained on, and nobody asked for another."""
-    if mesh is None and run.mesh != type(run.mesh)(run.config.layout.mesh):
+    if mesh is None and run.config and run.mesh != type(run.mesh)(run.config.layout.mesh):
         print(f'there are too few devices for "{run.config.layout.mesh}": one is used', file=sys.stderr)
 
 
@@ -234,16 +234,17 @@ def _check_tokenizers(every: list[Loaded]) -> None:
     for other in every[1:]:
         if content(other) != content(every[0]):
             raise ModelError(
-                f"{every[0].config.folder} and {other.config.folder} have different tokenizers",
-                *(f"{one.config.folder}: {_tokenizer(one)}" for one in (every[0], other)),
+                f"{every[0].folder} and {other.folder} have different tokenizers",
+                *(f"{one.folder}: {_tokenizer(one)}" for one in (every[0], other)),
                 rule="models that speak together have the same tokens",
                 hint="train the second with the first one's tokenizer: "
-                f"--data.tokenizer {every[0].config.folder}/tokenizer.model",
+                f"--data.tokenizer {every[0].folder}/tokenizer.model",
             )
 
 
 def _tokenizer(one: Loaded) -> str:
-    return f"{one.config.data.tokenizer}, {one.tokenizer.vocab} ids"
+    name = one.config.data.tokenizer if one.config else "tokenizer.json"
+    return f"{name}, {one.tokenizer.vocab} ids"
 
 
 # Lines
@@ -322,7 +323,7 @@ class Saying:
     kind: ClassVar[str]  # the kind of model that it is for
 
     folder: Annotated[Positional[str], arg(metavar="FOLDER")]
-    """The folder of a run."""
+    """The folder of a run, or one of Hugging Face."""
     file: Annotated[Positional[str], arg(metavar="[FILE]", help_behavior_hint="")] = STDIN
     """Texts, one to a line, in UTF-8; - or nothing is stdin. One that ends in .gz is unpacked."""
     out: Annotated[Path | None, arg(metavar="OUT", aliases=["-o"], help_behavior_hint="")] = None

@@ -11,9 +11,9 @@ from .speaking import Saying
 class Translate(Saying):
     """Translate a file, line by line, with a trained model.
 
-    FOLDER is that of a run of weft train; nothing else of the run is needed. Each line of the input gives one
-    line of output, and an empty line an empty one. Should a translation have several lines, \\n stands
-    between them; --json gives it as it is.
+    FOLDER is that of a run of weft train, or one of Hugging Face with a model and its tokenizer.
+    Each line of the input gives one line of output, and an empty line an empty one. Should a translation have
+    several lines, \\n stands between them; --json gives it as it is.
 
         weft translate runs/fr news.en > news.fr
         weft translate runs/fr news.en --json --best 4 --ensemble runs/other --average 5

@@ -82,7 +82,11 @@ def bucket(size: int, buckets: Sequence[int]) -> int:
 
 
 def arrays(
-    rows: Sequence[Sequence[Encoded]], length: int, input_length: int | None = None, pad: int = 0
+    rows: Sequence[Sequence[Encoded]],
+    length: int,
+    input_length: int | None = None,
+    pad: int = 0,
+    start: int = START,
 ) -> dict[str, np.ndarray]:
     """The arrays of a batch, by the names that `weft.models.Batch` has for them.
 
@@ -91,8 +95,9 @@ def arrays(
       length: the places of a row.
       input_length: those of a row of inputs; None: there are none.
       pad: the token at padding.
+      start: the token that a decoder reads where an example begins.
     """
-    made = _laid([[example.targets for example in row] for row in rows], length, pad)
+    made = _laid([[example.targets for example in row] for row in rows], length, pad, start)
     made["weights"] = (made["segments"] > 0).astype(np.float32)
     if input_length is None:
         return made
@@ -103,7 +108,7 @@ def arrays(
     return made | inputs
 
 
-def _laid(rows: Sequence[Sequence[Ids]], length: int, pad: int) -> dict[str, np.ndarray]:
+def _laid(rows: Sequence[Sequence[Ids]], length: int, pad: int, start: int = START) -> dict[str, np.ndarray]:
     """Examples one behind the other. All rows are made at once: they are filled from the left, so the filled
     places, row by row, are those of all examples in turn."""
     sizes = np.array([len(ids) for row in rows for ids in row], np.int64)
@@ -111,7 +116,7 @@ def _laid(rows: Sequence[Sequence[Ids]], length: int, pad: int) -> dict[str, np.
     filled = np.arange(length) < np.array([[sum(map(len, row))] for row in rows], np.int64).reshape(-1, 1)
     ids = np.concatenate([np.zeros(0, np.int32), *(ids for row in rows for ids in row)])
     places = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    before = np.where(places > 0, np.roll(ids, 1), START)
+    before = np.where(places > 0, np.roll(ids, 1), start)
 
     def laid(values: np.ndarray, padding: int) -> np.ndarray:
         array = np.full(filled.shape, padding, np.int32)

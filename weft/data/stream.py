@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weft.models.batch import START
+
 from .batches import Batches, Rows
 from .packing import Encoded, arrays, bucket, pack
-from .tokenizers import check_ids
+from .tokenizers import check_ids, start
 
 KEPT = 1 << 22  # so many places' examples are kept encoded
 
@@ -145,7 +147,8 @@ class Stream(Batches):
     def make(self, position: int, first: int, last: int) -> Rows:
         plan = self.plan(position)
         rows = [[self._numbered(number) for number in row] for row in plan.rows[first:last]]
-        made = arrays(rows, plan.length, plan.input_length, self.tokenizer.pad)
+        first = START if self.pairs else start(self.tokenizer)
+        made = arrays(rows, plan.length, plan.input_length, self.tokenizer.pad, first)
         for name in made.keys() & {"targets", "inputs"}:
             check_ids(made[name], self.tokenizer)
         return Rows(made, plan.position)

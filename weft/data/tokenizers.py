@@ -3,6 +3,8 @@
 A tokenizer has `encode(text)`, `decode(ids)`, and the numbers `vocab` (how many ids there are), `pad` and
 `end`. `encode` gives the ids of the text alone; whoever makes rows of them adds `end`. `decode` stops there.
 One that has `encode_all(texts)` too, an array of all ids in which each text has its end, does so in one go.
+What a decoder reads before a text is the id 0, or the tokenizer's `start` if it has one, as those of models
+from elsewhere do.
 
 No model gets an id that it has no row for: `check_vocab` compares a tokenizer with a model, once, and all ids
 that become batches are compared with their tokenizer (`check_ids`).
@@ -24,6 +26,7 @@ import numpy as np
 
 from weft.errors import DataError, ModelError
 from weft.files import whole
+from weft.models.batch import START
 
 KINDS = ("unigram", "bpe", "char", "word")
 
@@ -239,6 +242,15 @@ def encode_all(texts: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
     return np.fromiter(itertools.chain.from_iterable(lists), np.int64)
 
 
+def start(tokenizer: Tokenizer) -> int:
+    """The id that a decoder reads before a text.
+
+    >>> start(Bytes())
+    0
+    """
+    return getattr(tokenizer, "start", START)
+
+
 def text_after(before: Sequence[int], ids: Sequence[int], tokenizer: Tokenizer) -> str:
     """The text of ids as it follows that of others: SentencePiece drops the space that a text begins with.
 
@@ -268,7 +280,7 @@ def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
     """
     asked = f"check_vocab({tokenizer!r}, {vocab})"
     try:
-        check_ids(np.array([tokenizer.pad, tokenizer.end]), tokenizer)
+        check_ids(np.array([tokenizer.pad, tokenizer.end, start(tokenizer)]), tokenizer)
     except DataError as error:
         raise error.located(asked) from None
     if tokenizer.vocab > vocab:

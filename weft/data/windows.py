@@ -2,7 +2,7 @@
 
 All texts are one sequence of tokens, each text with its end behind it (see `corpus`). It is tiled with
 windows of `length` tokens; a row is one of them. A row's targets are its tokens; what the model reads is each
-one's predecessor in the sequence, and 0 at the beginning of a text, as in any row:
+one's predecessor in the sequence, and 0 (or the tokenizer's start) where a text begins, as in any row:
 
     the sequence    7 8 1 5 6 9 2 1        two texts, each with its end (1)
     targets         7 8 1 5 | 6 9 2 1      two windows of four
@@ -25,11 +25,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.errors import DataError
-from weft.models.batch import START
 
 from .batches import Batches, Rows
 from .corpus import tokenize
-from .tokenizers import check_ids
+from .tokenizers import check_ids, start
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Windows(Batches):
             where = begins[:, None] + np.arange(-1, self.length)  # one more: the first one's predecessor
             ids = np.asarray(self.sequence.take(where, mode="wrap"), np.int32)
             counted = starts[:, None] + np.arange(self.length) < len(self.sequence)
-            read = np.where(ids[:, :-1] == self.tokenizer.end, START, ids[:, :-1])
+            read = np.where(ids[:, :-1] == self.tokenizer.end, start(self.tokenizer), ids[:, :-1])
             tokens[: len(own)] = np.where(counted, read, self.tokenizer.pad)
             targets[: len(own)] = np.where(counted, ids[:, 1:], self.tokenizer.pad)
             weights[: len(own)] = counted

@@ -19,7 +19,7 @@ from typing import Any
 
 import weft as wf
 from weft.data import Encoded, Tokenizer, arrays, check_vocab
-from weft.data.tokenizers import text_after
+from weft.data.tokenizers import start, text_after
 from weft.errors import ModelError
 from weft.models import Batch
 from weft.models.batch import START
@@ -64,6 +64,7 @@ class Speaker:
         _check_alike(configs)
         check_vocab(tokenizer, configs[0].vocab)
         self.translates = configs[0].kind == "encoder_decoder"
+        self.start = START if self.translates else start(tokenizer)
         known = [config.longest for config in configs if config.positions == "learned"]
         self.longest = min(longest or 1024, *known) if known else longest or 1024
         self.mesh, self.layout = mesh, layout
@@ -121,14 +122,14 @@ class Speaker:
         """
         ids, end = self.tokenizer.encode(text), self.tokenizer.end
         if self.translates and not text.strip():
-            return Item(number, (end,), (START,), 0)
+            return Item(number, (end,), (self.start,), 0)
         if self.translates:
             kept = ids[: self.longest - 1]
             most = min(MOST, (3 * len(kept)) // 2 + 10) if limit is None else limit
-            return Item(number, (*kept, end), (START,), min(most, self.longest), len(kept) < len(ids))
+            return Item(number, (*kept, end), (self.start,), min(most, self.longest), len(kept) < len(ids))
         most = min(CONTINUED, self.longest // 2) if limit is None else min(limit, self.longest - 1)
         kept = ids[-(self.longest - most) :] if len(ids) >= self.longest - most else ids
-        return Item(number, (), (START, *kept)[-self.longest :], most, len(kept) < len(ids))
+        return Item(number, (), (self.start, *kept)[-self.longest :], most, len(kept) < len(ids))
 
     def sizes(self, item: Item) -> Sizes:
         """To how many positions a row is filled up."""
@@ -209,7 +210,7 @@ class Speaker:
         end = [self.tokenizer.end]
         empty = Encoded(end, end if self.translates else None)
         every = [[row] for row in (*rows, *[empty] * (self.rows - len(rows)))]
-        made = arrays(every, length, inputs if self.translates else None, self.tokenizer.pad)
+        made = arrays(every, length, inputs if self.translates else None, self.tokenizer.pad, self.start)
         batch = wf.Dim("batch", self.rows)
         return Batch(**{n: wf.tensor(a, [batch, wf.Dim("length", a.shape[1])]) for n, a in made.items()})
 

@@ -15,7 +15,9 @@ from weft.tensor import Tensor
 
 from .config import Config
 
-START = 0  # the token that a decoder reads where an example begins, whichever its tokenizer has for padding
+# The token that a decoder reads where an example begins, whichever its tokenizer has for padding; a decoder
+# alone reads the `start` of a tokenizer that has one.
+START = 0
 
 
 @jax.tree_util.register_dataclass

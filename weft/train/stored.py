@@ -2,11 +2,13 @@
 
 run, step, model = stored.restored(stored.settings("runs/lm"))     # with its data, to go on or to evaluate
 found = stored.loaded("runs/lm")                                   # without: to say something with it
+found = stored.loaded("Llama-3.2-1B")                              # a folder of Hugging Face has no run
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from weft import data, nn
 from weft.errors import DataError, MeshError, ModelError
 from weft.layout import Layout
 from weft.mesh import Mesh
-from weft.models import Transformer
+from weft.models import Config, Transformer, huggingface
 
 from . import config_file
 from .checkpoint import Checkpoints
@@ -39,6 +41,15 @@ def settings(folder: str | Path) -> TrainConfig:
             hint="weft train writes them; --folder said where",
         )
     return config_file.read(path).replace(folder=Path(folder))
+
+
+def model_of(folder: str | Path) -> Config:
+    """What the model in a folder is, that of a run or one of Hugging Face."""
+    return huggingface.config_of(folder) if _is_huggingface(folder) else settings(folder).model
+
+
+def _is_huggingface(folder: str | Path) -> bool:
+    return (Path(folder) / "config.json").is_file() and not (Path(folder) / CONFIG).is_file()
 
 
 def restored(config: TrainConfig, step: int | None = None) -> tuple[Run, int, Any]:
@@ -69,15 +80,18 @@ class Loaded:
     """A trained model, and what is needed to use it.
 
     Attributes:
-      config: the run's settings.
+      folder: where it was.
+      config: the run's settings; None of a folder of Hugging Face.
       model: with its parameters, placed on the mesh.
       tokenizer: the model's.
       mesh, layout: where it is.
       steps: the checkpoint that it is of; of a mean, all of them, the newest first.
-      sums: the SHA-256 of each one's manifest, by which two that are not the same are told apart.
+      sums: the SHA-256 of each one's manifest (of Hugging Face, of its files' sizes and times), by which two
+        that are not the same are told apart.
     """
 
-    config: TrainConfig
+    folder: Path
+    config: TrainConfig | None
     model: Any
     tokenizer: data.Tokenizer
     mesh: Mesh
@@ -92,11 +106,13 @@ def loaded(
     """A run's model, from its folder alone: the data that it learned from are not needed.
 
     Args:
-      folder: of the run.
+      folder: of the run; or of Hugging Face, with its tokenizer.
       step: of which checkpoint; by default the newest that is whole.
       average: the mean of the parameters of so many checkpoints is taken, that one and those before it.
       mesh, layout: where it is placed. By default as in training, or on one device if there are too few.
     """
+    if _is_huggingface(folder):
+        return _huggingface(Path(folder), step, average, mesh, layout)
     config = settings(folder)
     words = tokenizer(config)
     mesh, layout = place(config, mesh, layout)
@@ -120,7 +136,22 @@ def loaded(
 
     whole = mean(models()) if len(steps) > 1 else next(models())
     sums = tuple(read_manifest(step_folder(checkpoints.folder, number))["sha256"] for number in found)
-    return Loaded(config, whole, words, mesh, how.whole_layout, tuple(found), sums)
+    return Loaded(config.folder, config, whole, words, mesh, how.whole_layout, tuple(found), sums)
+
+
+def _huggingface(folder: Path, step: int | None, average: int, mesh: Any, layout: Any) -> Loaded:
+    if step is not None or average > 1:
+        raise ModelError(
+            f"{'a step' if step is not None else 'the mean of steps'} of {folder} is asked for",
+            rule="a folder of Hugging Face holds one model, without steps",
+            hint="leave out --step and --average",
+        )
+    mesh = with_devices(mesh) if isinstance(mesh, str) else Mesh.of(mesh)
+    words, layout = huggingface.tokenizer(folder), Layout.of(layout)
+    files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file())
+    about = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+    sum = hashlib.sha256(repr(about).encode()).hexdigest()
+    return Loaded(folder, None, huggingface.load(folder, mesh, layout), words, mesh, layout, (), (sum,))
 
 
 def tokenizer(config: TrainConfig) -> data.Tokenizer:

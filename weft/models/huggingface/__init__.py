@@ -1,5 +1,6 @@
-"""Hugging Face checkpoints: T5 (v1.0 and v1.1), GPT-2 and Llama, in safetensors files."""
+"""Hugging Face checkpoints: T5 (v1.0 and v1.1), GPT-2 and Llama, from safetensors files; their tokenizers."""
 
 from .convert import config_of as config_of
 from .convert import load as load
 from .convert import save as save
+from .words import tokenizer as tokenizer
