@@ -24,6 +24,7 @@ from jax import lax
 from jax.extend.random import threefry2x32_p
 from jax.typing import ArrayLike, DTypeLike
 
+from .collectives import vary, varying
 from .errors import TensorTypeError
 
 Shape = tuple[int, ...]
@@ -46,9 +47,8 @@ def block_bits(key: jax.Array, shape: Shape, starts: Starts, sizes: Shape, bit_w
     high, low = threefry2x32_p.bind(*_key_words(key), *(word.reshape(-1) for word in index))
     # The primitive's result type forgets the mesh axes that its operands vary over (jax 0.10.2):
     # say them again, or shard_map takes the blocks of different devices for copies of one value.
-    axes = frozenset[str]().union(*(_varying(x) for x in (key, *index))) - _varying(low)
-    if axes:
-        high, low = (lax.pcast(word, tuple(axes), to="varying") for word in (high, low))
+    axes = frozenset[str]().union(*(varying(x) for x in (key, *index)))
+    high, low = (vary(word, axes) for word in (high, low))
     if dtype.itemsize == 8:
         return (high.astype(dtype) << jnp.asarray(32, dtype) | low.astype(dtype)).reshape(sizes)
     return (high ^ low).astype(dtype).reshape(sizes)
@@ -172,8 +172,3 @@ def _available(dtype: DTypeLike, kind: type) -> np.dtype:
             hint="convert them afterwards: x.astype(...)",
         )
     return jnp.zeros((), dtype).dtype  # without x64 64 bits become 32, and JAX warns
-
-
-def _varying(x: ArrayLike) -> frozenset[str]:
-    """The mesh axes over which x differs from device to device, in shard_map's types."""
-    return jax.typeof(x).manual_axis_type.varying

@@ -34,7 +34,7 @@ class Plan:
 
     A known model goes by its name (weft models lists them), --train with an optimizer, else its logits:
 
-        weft plan lm-4.9b --train adafactor --mesh "batch=16 model=32" --layout "batch:batch vocab:model
+        weft plan lm-4.9b --train adafactor --mesh "data=16 model=32" --layout "batch:data vocab:model
           d_ff:model heads:model" --hardware tpu-v2"""
 
     target: Annotated[Positional[str], arg(metavar="FILE.py:FN|PRESET")]

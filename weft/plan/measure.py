@@ -11,10 +11,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import weft as wf
-
+from ..cpu import cpu_devices
+from ..dims import Dim, dims
+from ..layout import Layout
+from ..mesh import Mesh
+from ..ops import reduce
+from ..ops.contract import einsum
+from ..ops.make import full, ones, zeros
+from ..ops.scan import scan
+from ..placing import place
+from ..spmd import spmd
 from .hardware import Hardware, Level
 
+TRIES = 9
 # Rows, inner and columns of the products that a Transformer's slices make.
 _PRODUCTS = ((2048, 256, 256), (256, 2048, 256), (256, 256, 2048), (512, 512, 512), (256, 1024, 256))
 
@@ -25,43 +34,43 @@ def measure_cpu(devices: int = 8) -> Hardware:
     Run it on a quiet machine, and in a process that has not used JAX yet. All devices work at once, as
     in a real program, and so the times are those of shared cores; the numbers are then those of one core.
     """
-    wf.cpu_devices(devices)
+    cpu_devices(devices)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    mesh, layout = wf.Mesh(f"d={devices}"), wf.Layout("slice:d")
-    slices, times = wf.Dim("slice", devices), wf.Dim("times", 8)
+    mesh, layout = Mesh(f"d={devices}"), Layout("slice:d")
+    slices, times = Dim("slice", devices), Dim("times", 8)
 
     def seconds(body: Callable[..., Any], *args: Any) -> float:
         """Of one call of `body` on all devices; its results are new memory, as in a real program."""
-        return _typical(wf.spmd(body, mesh, layout), *(wf.place(a, mesh, layout) for a in args))
+        return _typical(spmd(body, mesh, layout), *(place(a, mesh, layout) for a in args))
 
     def looped(body: Callable[[Any], Any], carry: Any) -> float:
         """Of one run of `body` on all devices inside a program, without what a call costs."""
 
         def loop(carry: Any) -> Any:
-            return wf.scan(lambda c, _: (body(c), None), carry, wf.zeros([times]), times)[0]
+            return scan(lambda c, _: (body(c), None), carry, zeros([times]), times)[0]
 
         return seconds(loop, carry) / times.size
 
     def memory(size: int) -> float:
         """Bytes/s of one core, reading and writing that many floats on each device."""
-        x = wf.ones([slices, wf.Dim("n", size)])
+        x = ones([slices, Dim("n", size)])
         return 2 * 4 * size * devices / seconds(lambda x: x * 0.5 + 1.0, x) / cores
 
     def matmul(rows: int, inner: int, columns: int, dtype: Any) -> float:
         """FLOP/s of one core in products of these sizes on each device, without their memory traffic."""
-        row, i, o = wf.dims(f"row={rows} i={inner} o={columns}")
-        x, w = wf.ones([slices, row, i], dtype), wf.full([slices, i, o], 1 / inner, dtype)
-        taken = seconds(lambda x, w: wf.einsum(x, w, out=[slices, row, o]), x, w) * cores / devices
+        row, i, o = dims(f"row={rows} i={inner} o={columns}")
+        x, w = ones([slices, row, i], dtype), full([slices, i, o], 1 / inner, dtype)
+        taken = seconds(lambda x, w: einsum(x, w, out=[slices, row, o]), x, w) * cores / devices
         moved = (rows * inner + inner * columns + rows * columns) * jnp.dtype(dtype).itemsize
         return 2 * rows * inner * columns / max(taken - moved / bandwidth, taken / 2)
 
     def all_reduce(size: int) -> float:
         """Seconds of the sum over all devices of that many floats."""
-        n = wf.Dim("n", size)
-        x = wf.ones([slices, n])
+        n = Dim("n", size)
+        x = ones([slices, n])
 
         def body(x: Any) -> Any:
-            return wf.sum(x, "slice") * 0.5 + wf.zeros([slices, n])
+            return reduce.sum(x, "slice") * 0.5 + zeros([slices, n])
 
         return max(looped(body, x) - looped(lambda x: x * 0.5 + 1.0, x), 1e-9)
 
@@ -85,7 +94,7 @@ def measure_cpu(devices: int = 8) -> Hardware:
     )
 
 
-def _typical(program: Any, *args: Any, tries: int = 9) -> float:
+def _typical(program: Any, *args: Any) -> float:
     """The median of the seconds of a call, after a first one that compiles."""
 
     def once() -> float:
@@ -94,7 +103,7 @@ def _typical(program: Any, *args: Any, tries: int = 9) -> float:
         return time.perf_counter() - start
 
     once()
-    return statistics.median(once() for _ in range(tries))
+    return statistics.median(once() for _ in range(TRIES))
 
 
 def _ram() -> int:
