@@ -159,10 +159,23 @@ def test_check_tells_a_changed_plan_from_an_unchanged_one(folder, capsys):
     code, out, err = run(capsys, "plan", "train.py:example", *other, "--check", "golden.json")
     assert code == 1 and out == ""
     assert "flops: " in err and "- backward: all-reduce over model" not in out
+    code, out, _ = run(capsys, "plan", "train.py:example", *layout, "--json")
+    golden = json.loads(out)
+    changed = next(e for e in golden["events"] if e["type"] == "work" and not e["flops"])
+    changed["bytes"] += 8  # local work counts too
+    (folder / "golden.json").write_text(json.dumps(golden | {"memory": 3}))
+    code, _, err = run(capsys, "plan", "train.py:example", *layout, "--check", "golden.json")
+    assert code == 1 and f"{changed['bytes']} bytes" in err and "memory peak: None" in err
     (folder / "golden.json").write_text("{")
     code, _, err = run(capsys, "plan", "train.py:example", *layout, "--check", "golden.json")
     assert code == 2 and "is not JSON" in err
     assert run(capsys, "plan", "train.py:example", *layout, "--check", "none.json")[0] == 2
+
+
+def test_a_file_may_have_the_name_of_a_module_that_is_loaded(folder, capsys):
+    (folder / "json.py").write_text((folder / "train.py").read_text())
+    code, out, err = run(capsys, "plan", "json.py:example", "--json")
+    assert code == 0 and json.loads(out)["name"], err
 
 
 def test_compile_prints_xlas_memory_beside_ours(folder, capsys):

@@ -6,6 +6,7 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import weft as wf
@@ -301,6 +302,62 @@ def test_gradients_that_a_scan_adds_up_or_keeps_are_called_gradients():
     assert found == [("gradient[io,hidden]", "backward", line)] * 2
 
 
+def test_of_a_cond_the_branch_that_takes_longer_counts():
+    """A sum of four bytes does not outweigh a product, nor nothing a sort."""
+    a, b = wf.dims("a=1024 b=512")
+    x, w = wf.spec([a, b]), wf.spec(wf.dims("b=512 c=512"))
+
+    def product(x, w):
+        return wf.sum(wf.einsum(x, w, reduce="b"), "c")
+
+    def little(x, w):
+        return wf.zeros([a]) + wf.mean(x)
+
+    for branches in ((product, little), (little, product)):
+        program = wf.spmd(lambda p, x, w, branches=branches: wf.cond(p, *branches, x, w), "data=8", "a:data")
+        assert program.plan(wf.spec((), bool), x, w).flops == 2 * 128 * 512 * 512
+    for branches in ((wf.sort, lambda x, _: x), (lambda x, _: x, wf.sort)):
+        program = wf.spmd(
+            lambda p, x, branches=branches: wf.cond(p, *(lambda x, f=f: f(x, "b") for f in branches), x),
+            "data=8",
+            "a:data",
+        )
+        assert sum(w.bytes for w in program.plan(wf.spec((), bool), x).work) >= 2 * 4 * 128 * 512
+
+
+def test_optax_is_not_planned_and_the_plan_says_so():
+    tx, d = wf.optimizer(optax.adam(1e-3)), wf.Dim("d", 64)
+    w = wf.spec([d], role="param")
+
+    def step(w, state):
+        return tx.apply(w * 2.0, state, w)
+
+    for mesh, told in (("data=4", 1), ("", 0)):
+        program = wf.spmd(step, mesh, wf.Layout("", optimizer="d:data" if mesh else None))
+        plan = program.plan(w, tx.init(w))
+        assert sum("optax" in one.text for one in plan.advice) == told
+    assert {w.phase for w in plan.work if w.op == "optimizer[optax]"} == {"update"}
+
+
+def test_advice_can_be_followed():
+    """`f` of another parameter is beside a dim that is stored along the axis already."""
+    d, e, f = wf.dims("d=64 e=64 f=512")
+    params = wf.spec([d, f], role="param"), wf.spec([e, f], role="param")
+    x = wf.spec([wf.Dim("batch", 8), d, e])
+
+    def out(params, x):
+        return wf.einsum(x, *params, out=["batch"])
+
+    def advised(stored):
+        plan = wf.spmd(out, "data=4", wf.Layout("batch:data", params=stored)).plan(params, x)
+        return [one.text for one in plan.advice if "would store it split" in one.text]
+
+    assert all('params="f:data"' in text for text in advised("")) and len(advised("")) == 2
+    (text,) = advised("e:data")
+    assert 'params="d:data"' in text
+    assert not advised("e:data d:data")
+
+
 # verify
 
 
@@ -371,6 +428,23 @@ def test_verify_allows_a_narrow_result_its_own_rounding():
     ones = wf.tensor(np.ones(4, np.float32), "batch=4")
     with pytest.raises(AssertionError, match="result differs"):
         wf.verify(either(jnp.bfloat16(1), jnp.bfloat16(1.0625)), (ones,), "x=2", "batch:x")
+
+
+def test_verify_takes_a_program_and_axes_in_pairs():
+    x = wf.ones("batch=4 d=6")
+    program = wf.spmd(lambda x: wf.sum(x, "d"), "x=2", "d:x")
+    found = wf.verify(program, (x,), [("x", 2), ("y", 2)], ["batch:x d:y", "d:x"])
+    assert [one.agrees for one in found] == [True, True]
+    found = wf.verify(program, (x,), ["x=2", "x=4"], ["batch:x", "d:x"])
+    assert len(found) == 2
+
+
+def test_verify_tells_of_another_structure():
+    def odd(x):
+        return x, (x if x.array.shape[0] == 4 else ())
+
+    with pytest.raises(AssertionError, match="another structure"):
+        wf.verify(odd, (wf.ones("batch=4"),), "x=2", "batch:x")
 
 
 def test_verify_compares_keys():

@@ -23,6 +23,8 @@ from .mesh import Mesh
 from .placing import partition_spec, stored_shape
 from .tensor import Tensor, is_tensor
 
+LABEL = "optimizer[optax]"  # in plans
+
 
 @dataclass(frozen=True)
 class Result:
@@ -65,7 +67,8 @@ class Job:
             if isinstance(leaf, Tensor):
                 array = array[tuple(slice(d.size) for d in leaf.dims)]
             given.append(array)
-        outs = jax.tree.leaves(self.fn(*jax.tree.unflatten(self.tree, given)))
+        with jax.named_scope(LABEL):
+            outs = jax.tree.leaves(self.fn(*jax.tree.unflatten(self.tree, given)))
         self.outputs = [_laid_out(a, r, mesh, layout) for a, r in zip(outs, self.results, strict=True)]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from .loading import Failure, UserError, user_code
-from .presets import verifiable
+from .presets import is_preset, verifiable
 
 
 @dataclass
@@ -48,17 +48,23 @@ class Verify:
             raise UserError("no layouts to compare", hint='--layouts "batch:data" "d_ff:model"')
         cpu_devices(max(8, Mesh(self.mesh).size))
         fn, args = verifiable(self.target)
-        fn = getattr(fn, "fn", fn)
         try:
             with user_code(f"{self.target} failed"):
-                found = verify(fn, _filled(args, self.seed), self.mesh, list(self.layouts))
+                found = verify(fn, _filled(args, self.seed, _ids(self.target)), self.mesh, list(self.layouts))
         except Differs as error:
             raise Failure(str(error)) from None
         for entry in found:
             print(f"{entry.difference:.1e}  {entry.name}  {entry.layout}")
 
 
-def _filled(args: Any, seed: int) -> Any:
+def _ids(target: str) -> int:
+    """How many values whole numbers may have: those of a known model are tokens."""
+    from ..models import preset
+
+    return preset(target).config.vocab if is_preset(target) else 2
+
+
+def _filled(args: Any, seed: int, ids: int) -> Any:
     """The arguments with values in place of specs."""
     import jax
     import jax.numpy as jnp
@@ -76,7 +82,7 @@ def _filled(args: Any, seed: int) -> Any:
         if jnp.issubdtype(t.dtype, jnp.inexact):
             values = draw.standard_normal(shape) / np.sqrt(max(shape, default=1))
         else:
-            values = draw.integers(0, 2, shape)
+            values = draw.integers(0, ids, shape)
         return with_role(tensor(jnp.asarray(values, t.dtype), t.dims), t.role)
 
     return jax.tree.map(fill, args, is_leaf=is_tensor)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..later import LABEL
 from ..layout import axes_of
 from .facts import Advice, Collective, Work
 from .stages import bubble
@@ -24,6 +25,7 @@ def advice_on(plan: Plan) -> Iterator[Advice]:
     for kind in (
         open_loops,
         moved_inputs,
+        work_on_whole_arrays,
         duplicated_work,
         idle_stages,
         replicated_tensors,
@@ -51,6 +53,17 @@ def moved_inputs(plan: Plan) -> Iterator[Advice]:
             f"input {m.name} is {m.given} and is moved to {m.wanted} before each call, for which a device is "
             f"sent up to {human_bytes(m.bytes)} that no other number counts; wf.place it once by the "
             "program's layout",
+        )
+
+
+def work_on_whole_arrays(plan: Plan) -> Iterator[Advice]:
+    """What optax does after the SPMD part: XLA splits it up, as it likes."""
+    if plan.mesh.size > 1 and any(w.op == LABEL for w in plan.work):
+        yield Advice(
+            "warning",
+            "an optax transformation runs after the SPMD part, split up by XLA: its memory traffic is "
+            "counted as if each device did all of it, and its collectives are not counted; the optimizers of "
+            "weft.train are planned exactly",
         )
 
 
@@ -83,7 +96,8 @@ def idle_stages(plan: Plan) -> Iterator[Advice]:
             yield Advice(
                 "advice",
                 f"each of the {s.stages} stages of {s.layers} is idle for {s.bubble:.0%} of the time; with "
-                f"{more} micro-batches in place of {s.micro} for {bubble(s.stages, more, s.schedule):.0%}",
+                f"{more} micro-batches in place of {s.micro} for {bubble(s.stages, more, s.schedule):.0%} "
+                "(their number divides the batch)",
             )
 
 
@@ -92,12 +106,18 @@ def replicated_tensors(plan: Plan) -> Iterator[Advice]:
     for s in sorted(plan.stored, key=lambda s: -s.bytes):
         used = axes_of(axes for _, _, axes in s.dims)
         idle = [(axis, n) for axis, n in plan.mesh.axes if n > 1 and axis not in used]
-        free = [(name, size) for name, size, axes in s.dims if not axes]
-        if s.kind != "input" or not idle or not free or s.bytes < LEAST_SHARE * plan.memory.peak:
+        if s.kind != "input" or s.bytes < LEAST_SHARE * plan.memory.peak:
             continue
-        axis, ways = max(idle, key=lambda pair: pair[1])
-        name = max((f for f in free if f[1] >= ways), key=lambda f: f[1], default=free[0])[0]
-        saved = human_bytes(s.bytes - s.bytes / ways)
+        rules = [
+            (n, size, name, axis)
+            for axis, n in idle
+            for name, size, axes in s.dims
+            if not axes and size > 1 and _is_legal(name, axis, s.role, plan)
+        ]
+        if not rules:
+            continue
+        ways, size, name, axis = max(rules, key=lambda rule: (rule[0], rule[1] >= rule[0], rule[1]))
+        saved = human_bytes(s.bytes - s.bytes * -(-size // ways) / size)
         way = {
             "param": f'params="{name}:{axis}" would store it split and gather it where it is used',
             "optimizer": f'optimizer="{name}:{axis}" would store it split',
@@ -109,6 +129,12 @@ def replicated_tensors(plan: Plan) -> Iterator[Advice]:
             f"{what} ({human_bytes(s.bytes)}) is the same on all devices along {axis}: {way}, "
             f"{saved} less on each device",
         )
+
+
+def _is_legal(name: str, axis: str, role: str, plan: Plan) -> bool:
+    """Whether all that is stored in a role, and has a dim, may be split along it over an axis."""
+    alike = [s.dims for s in plan.stored if s.role == role and name in {one for one, _, _ in s.dims}]
+    return not any(axis in axes for dims in alike for _, _, axes in dims)
 
 
 def dominant_collective(plan: Plan) -> Iterator[Advice]:

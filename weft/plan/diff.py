@@ -50,8 +50,9 @@ def changes(golden: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for key in ("name", "mesh", "layout", "flops", "unique_flops", "comm_bytes")
         if golden.get(key) != now[key]
     ]
+    kept = golden.get("memory")
     for key, value in now["memory"].items():
-        before = golden.get("memory", {}).get(key)
+        before = kept.get(key) if isinstance(kept, dict) else None
         if key != "largest" and before != value:
             lines.append(f"memory {key}: {before} → {value}")
     before, after = (_counted(data.get("events", [])) for data in (golden, now))
@@ -66,4 +67,7 @@ def _counted(events: list[dict[str, Any]]) -> Counter[str]:
         if e["type"] == "collective":
             axes = "+".join(e["axes"])
             found[f"{e['phase']}: {e['kind']} over {axes}, {e['bytes']} bytes, {e['op']}"] += e["count"]
+        else:
+            did = f"{e['kind']}, {e['flops']} FLOP, {e['bytes']} bytes of {e['dtype'] or 'no type'}"
+            found[f"{e['phase']}: {did}, {e['op']}"] += e["count"]
     return found

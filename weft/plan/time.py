@@ -139,7 +139,8 @@ def time_of(plan: Plan, hardware: Any) -> Time:
         events.append(row | {"bound": bound, "hideable": hides})
         now += seconds
     overlapped = now - sum(min(seconds, shade[phase]) for phase, seconds in hidden.items())
-    useful = plan.unique_flops / plan.mesh.size / hardware.peak(dtype) * sharing
+    unique = sum(w.unique_flops * w.count / hardware.peak(w.dtype or dtype) for w in plan.work)
+    useful = unique / plan.mesh.size * sharing
     return Time(
         hardware,
         now,

@@ -14,7 +14,7 @@ from ..errors import ProgramError, WeftError
 from ..layout import Layout
 from ..mesh import Mesh
 from ..placing import place
-from ..spmd import spmd
+from ..spmd import Program, spmd
 from ..tensor import Tensor, describe, is_tensor
 from .arguments import check_arguments
 
@@ -60,7 +60,7 @@ def verify(
     """Run the same call on one device and under each layout, and compare every output by name.
 
     Args:
-      fn: the function; to compare gradients too, pass `wf.value_and_grad(fn)`.
+      fn: the function, or a program of it; to compare gradients too, pass `wf.value_and_grad(fn)`.
       args: tensors with values, wherever they are placed.
       mesh: the mesh, or one for each layout.
       layouts: the layouts to try.
@@ -90,11 +90,11 @@ def verify(
             rule="a difference is never below 0",
             hint="leave it out for what rounding explains, or give 0 for none",
         ).located("verify")
+    fn = fn.fn if isinstance(fn, Program) else fn
     args = jax.tree.map(lambda x: place(x, None, None) if is_tensor(x) else x, args, is_leaf=is_tensor)
     one = spmd(fn, Mesh(), Layout())(*args)
-    meshes = (
-        list(mesh) if isinstance(mesh, list | tuple) and len(mesh) == len(layouts) else [mesh] * len(layouts)
-    )
+    several = isinstance(mesh, list | tuple) and len(mesh) == len(layouts) and not all(map(_is_axis, mesh))
+    meshes = list(mesh) if several else [mesh] * len(layouts)
     compared = []
     for where, layout in zip(meshes, layouts, strict=True):
         other = spmd(fn, where, layout)(*args)
@@ -106,9 +106,22 @@ def verify(
     return compared
 
 
+def _is_axis(one: Any) -> bool:
+    """Whether it is an axis of a mesh, a name and a size."""
+    return isinstance(one, tuple | list) and len(one) == 2 and isinstance(one[1], int)
+
+
 def _compare(one: Any, other: Any, shown: str, tolerance: float | None) -> Any:
     left = jax.tree_util.tree_leaves_with_path(one, is_leaf=is_tensor)
     right = jax.tree.leaves(other, is_leaf=is_tensor)
+    structures: list[Any] = [jax.tree.structure(tree, is_leaf=is_tensor) for tree in (one, other)]
+    if structures[0] != structures[1]:
+        raise Differs(
+            f"results have another structure under {shown}",
+            f"on one device {structures[0]}, there {structures[1]}",
+            rule="layouts never change results",
+            hint="a Python `if` in the function may look at a slice: its array, or its size",
+        ).located("verify")
     for (path, a), b in zip(left, right, strict=True):
         name = "result" + jax.tree_util.keystr(path)
         want, have = _values(a, a), _values(b, a)

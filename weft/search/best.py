@@ -144,7 +144,7 @@ def search(
     mesh: Any = None,
     memory: int | None = None,
     axes: int = 2,
-    dims: Sequence[str] | None = None,
+    dims: Any = None,
     stored: bool = True,
     objective: str = "time",
     variants: Mapping[str, tuple[Any, ...]] | None = None,
@@ -162,7 +162,7 @@ def search(
       mesh: the only mesh to try, in place of `devices`.
       memory: bytes that a device may use; by default all that the hardware has.
       axes: how many axes a mesh may have, 1 to 3.
-      dims: the only dims to try to split; by default all of weight that no loop runs along.
+      dims: the only dims to try to split, or their names; by default all of weight that no loop runs along.
       stored: whether to try storing parameters and optimizer state in further pieces (ZeRO).
       objective: what is to be least, "time" or "memory".
       variants: further functions with their arguments, by name: other remat policies, micro-batches. A third
@@ -177,6 +177,8 @@ def search(
     >>> found.best.mesh, found.best.layout
     (Mesh("data=4"), Layout("batch:data"))
     """
+    if dims is not None:
+        dims = dims.split() if isinstance(dims, str) else [getattr(d, "name", d) for d in dims]
     given = Mesh.of(mesh) if mesh is not None else None
     if given is not None and devices is None:
         devices = given.size
