@@ -358,6 +358,39 @@ def test_advice_can_be_followed():
     assert not advised("e:data d:data")
 
 
+FUSED = {
+    "chain": (lambda x: wf.exp(wf.cos(x + 1) * 2) + 3, 2),
+    "functions with a derivative of their own": (lambda x: wf.relu(wf.relu(wf.relu(x) - 1) - 1), 2),
+    "choices": (lambda x: wf.where(x > 0, wf.where(x > 1, x, 1.0), -x), 2),
+    "sum of a chain": (lambda x: wf.sum(wf.square(x - 3), "b"), 1),
+    "gradient": (wf.grad(lambda x: wf.mean(wf.square(wf.relu(x) - 3))), 2),
+}
+
+
+@pytest.mark.parametrize("rows", [8000, 7999], ids=["even", "uneven"])
+@pytest.mark.parametrize("name", FUSED)
+def test_traffic_is_that_of_what_xla_stores(name, rows):
+    """Chains are computed inside what reads them, also through calls, masks and into sums: so many arrays are read or
+    written. XLA counts the same (but on a CPU it takes no mask into a sum)."""
+    fn, arrays = FUSED[name]
+    x = wf.spec([wf.Dim("a", rows), wf.Dim("b", 1000)])
+    program = wf.spmd(fn, "m=8", "a:m")
+    bytes = sum(w.bytes * w.count for w in program.plan(x).work)
+    np.testing.assert_allclose(bytes, arrays * 4e6, rtol=0.01)
+    counted = program.compile(x).cost_analysis()
+    counted = counted[0] if isinstance(counted, list) else counted
+    if "sum" not in name or rows % 8 == 0:
+        np.testing.assert_allclose(bytes, counted["bytes accessed"], rtol=0.05)
+
+
+def test_a_scatter_is_work_and_not_its_addition():
+    """How one number is added to another was walked as a body, and counted 12 bytes."""
+    ids, table = wf.spec("n=64", jnp.int32), wf.spec("v=1000 d=16")
+    program = wf.spmd(lambda t, ids, x: wf.scatter_add(t, ids, x, "v"))
+    plan = program.plan(table, ids, wf.spec("n=64 d=16"))
+    assert sum(w.bytes for w in plan.work) > 4 * 1000 * 16
+
+
 # verify
 
 

@@ -65,5 +65,19 @@ FUSED = frozenset(
     """.split()
 )
 
-# Other names for the same memory, or values that are made up on the spot.
-FREE = frozenset("reshape squeeze expand_dims pvary name stop_gradient copy iota axis_index".split())
+# They compute element-wise operands themselves.
+REDUCTIONS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split()
+)
+
+# Other names for the same memory.
+ALIASES = frozenset("reshape squeeze expand_dims pvary name optimization_barrier copy stop_gradient".split())
+# The same, or values that are made up on the spot.
+FREE = ALIASES | {"iota", "axis_index"}
+
+# What XLA inlines.
+CALLS = frozenset(
+    """
+    jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr linear_call
+    """.split()
+)

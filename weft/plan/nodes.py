@@ -18,14 +18,7 @@ from ..mesh import Mesh
 from . import cost
 from .walk import KINDS, does_nothing, name_of, source_of
 
-CALLS = frozenset(
-    """
-    jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr checkpoint remat2
-    linear_call shard_map
-    """.split()
-)
-# Other names for their operand's memory.
-ALIASES = frozenset("reshape squeeze expand_dims pvary name optimization_barrier copy stop_gradient".split())
+CALLS = cost.CALLS | {"checkpoint", "remat2", "shard_map"}
 
 
 @dataclass(eq=False)
@@ -99,7 +92,7 @@ class Reader:
             operands = [self.number(env, atom) for atom in eqn.invars]
             if primitive in CALLS:
                 self.call(body, eqn, operands, env, name)
-            elif primitive in ALIASES or does_nothing(eqn, self.mesh):
+            elif primitive in cost.ALIASES or does_nothing(eqn, self.mesh):
                 env.update(zip(eqn.outvars, operands, strict=False))
             elif primitive in LOOPS:
                 LOOPS[primitive](self, body, eqn, operands, env, name)

@@ -82,50 +82,86 @@ def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str, line: str) -> Iterator
     What has no line has that of what is around it: JAX traces a function with a derivative of its own apart
     from the user's. A collective at a program's end has that of what it sums up or gathers.
     """
-    chains = _Chains(jaxpr, mesh)
-    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    for eqn in jaxpr.eqns:
-        name = name_of(eqn, outer)
+    body = _Body(jaxpr, outer, line)
+    chains = _Chains(body, mesh)
+    makers = {v: eqn for eqn, _, _ in body.eqns for v in eqn.outvars}
+    for eqn, name, around in body.eqns:
         primitive = eqn.primitive.name
         touched = chains.touched(eqn)
         if primitive in KINDS:
-            source = source_of(eqn) or _source_of_operands(eqn, makers) or line
+            source = source_of(eqn) or _source_of_operands(eqn, makers) or around
             yield Traced(_collective(eqn, mesh, times, name, source), name, touched)
             continue
-        inner = _inner(eqn)
+        inner, source = _inner(eqn), source_of(eqn) or around
         if primitive == "cond":
-            branches = [list(_walk(sub, mesh, times, name, source_of(eqn) or line)) for sub in inner]
+            branches = [list(_walk(sub, mesh, times, name, source)) for sub in inner]
             yield from max(branches, key=_dearness)
         elif inner:
             trips = eqn.params["length"] if primitive == "scan" else 1
             for sub in inner:
-                yield from _walk(sub, mesh, times * trips, name, source_of(eqn) or line)
+                yield from _walk(sub, mesh, times * trips, name, source)
         else:
             flops, traffic = cost.flops(eqn), sum(map(cost.size, touched))
             if flops or traffic:
-                source = source_of(eqn) or line
                 yield Traced(_work(eqn, mesh, times, name, source, flops, traffic), name, touched)
 
 
 def _inner(eqn: Any) -> list[Any]:
-    """The jaxprs inside an equation."""
+    """The jaxprs inside an equation that run as it does."""
+    if eqn.primitive.name.startswith("scatter"):  # how one number is added to another
+        return []
     return [getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params)]
 
 
-class _Chains:
-    """Element-wise chains of a jaxpr: XLA fuses each into its last link, which reads what the chain begins
-    with and writes its own result. What is between needs no memory traffic."""
+class _Body:
+    """The equations of a jaxpr, calls inlined, each with its whole name and the line that it is inside of."""
 
-    def __init__(self, jaxpr: Any, mesh: Mesh):
-        self.mesh = mesh
-        self.read: set[Any] = {v for v in jaxpr.outvars if not isinstance(v, jax_core.Literal)}
+    def __init__(self, jaxpr: Any, outer: str, line: str):
+        self.eqns: list[tuple[Any, str, str]] = []
+        env: dict[Any, Any] = {}
+        self._add(jaxpr, env, outer, line)
+        self.outvars = [_of(env, v) for v in jaxpr.outvars]
+
+    def _add(self, jaxpr: Any, env: dict[Any, Any], outer: str, line: str) -> None:
         for eqn in jaxpr.eqns:
-            if eqn.primitive.name not in cost.FUSED and not does_nothing(eqn, mesh):
-                self.read |= {v for v in eqn.invars if not isinstance(v, jax_core.Literal)}
-        for eqn in reversed(jaxpr.eqns):  # what is read under another name is read
+            name, given = name_of(eqn, outer), [_of(env, v) for v in eqn.invars]
+            if eqn.primitive.name in cost.CALLS:
+                called = _inner(eqn)[0]
+                inside = dict(zip(called.invars, given[len(given) - len(called.invars) :], strict=True))
+                self._add(called, inside, name, source_of(eqn) or line)
+                env.update(zip(eqn.outvars, (_of(inside, v) for v in called.outvars), strict=True))
+            else:  # a jaxpr that is called twice has other variables each time
+                env |= {v: jax_core.Var(v.aval) for v in eqn.outvars}
+                made = eqn.replace(invars=given, outvars=[env[v] for v in eqn.outvars])
+                self.eqns.append((made, name, line))
+
+
+def _of(env: dict[Any, Any], atom: Any) -> Any:
+    return atom if isinstance(atom, jax_core.Literal) else env.get(atom, atom)
+
+
+def _variables(atoms: Any) -> set[Any]:
+    return {v for v in atoms if not isinstance(v, jax_core.Literal)}
+
+
+class _Chains:
+    """Element-wise chains: XLA fuses each into its last link, or into a reduction, which reads what the chain
+    begins with and writes its own result. What is between needs no memory traffic."""
+
+    def __init__(self, body: _Body, mesh: Mesh):
+        self.mesh = mesh
+        self.read = _variables(body.outvars)
+        for eqn, _, _ in body.eqns:
+            if not self.fused(eqn) and eqn.primitive.name not in cost.REDUCTIONS:
+                self.read |= _variables(eqn.invars)
+        for eqn, _, _ in reversed(body.eqns):  # what is read under another name is read
             if self.free(eqn) and any(v in self.read for v in eqn.outvars):
-                self.read |= {v for v in eqn.invars if not isinstance(v, jax_core.Literal)}
+                self.read |= _variables(eqn.invars)
         self.sources: dict[Any, frozenset[Any]] = {}
+
+    def fused(self, eqn: Any) -> bool:
+        """Whether an equation is a link of a chain."""
+        return eqn.primitive.name in cost.FUSED or does_nothing(eqn, self.mesh)
 
     def free(self, eqn: Any) -> bool:
         """Whether an equation only gives another name to what is there."""
@@ -134,10 +170,9 @@ class _Chains:
     def touched(self, eqn: Any) -> list[Any]:
         """The types of what an equation reads and writes in memory; nothing inside a chain."""
         begins: frozenset[Any] = frozenset().union(
-            *(self.sources.get(v, frozenset([v])) for v in eqn.invars if not isinstance(v, jax_core.Literal))
+            *(self.sources.get(v, frozenset([v])) for v in _variables(eqn.invars))
         )
-        fused = eqn.primitive.name in cost.FUSED or does_nothing(eqn, self.mesh)
-        if fused and not any(v in self.read for v in eqn.outvars):
+        if self.fused(eqn) and not any(v in self.read for v in eqn.outvars):
             self.sources |= {v: begins for v in eqn.outvars}
             return []
         return [] if self.free(eqn) else [v.aval for v in (*begins, *eqn.outvars)]
