@@ -14,7 +14,7 @@ from weft.models import huggingface
 from weft.ops import elementwise
 
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
-TABLES = {*elementwise.UNARY, *elementwise.BINARY, *elementwise.ALIASES} - {"multiply", "divide"}
+TABLES = {*elementwise.UNARY, *elementwise.BINARY, *elementwise.ALIASES}
 MODULES = (wf, nn, train, decode, data, models, huggingface, serve, random)
 
 

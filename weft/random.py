@@ -110,7 +110,7 @@ def gumbel(key: Any, dims: Any, dtype: Any = jnp.float32) -> Tensor:
 def bernoulli(key: Any, dims: Any, p: Any = 0.5) -> Tensor:
     """True with probability p, a number or a tensor."""
     drawn = _draw(counter.block_uniform, key, dims, jnp.float32)
-    return elementwise(jnp.less, [drawn, p], False, False)
+    return elementwise(jnp.less, [drawn, p], keeps_zero=False)
 
 
 @op
@@ -162,7 +162,7 @@ def categorical(key: Any, logits: Tensor, dim: Any) -> Tensor:
     """A place of a dim, drawn with the probabilities `softmax(logits)`."""
     logits = as_slice(logits)
     noise = gumbel(key, logits.dims, jnp.float32)
-    return argmax(elementwise(jnp.add, [logits, noise], True, False), dim)
+    return argmax(elementwise(jnp.add, [logits, noise]), dim)
 
 
 @op
@@ -191,6 +191,6 @@ def dropout(x: Tensor, rate: float, key: Any) -> Tensor:
             hint="dropout(x, 0.1, key)",
         )
     if rate == 0:
-        return elementwise(lambda a: a, [x], True, False)
+        return elementwise(lambda a: a, [x])
     kept = bernoulli(key, x.dims, 1.0 - rate)
-    return elementwise(lambda a, k: jnp.where(k, a / (1.0 - rate), 0), [x, kept], True, False)
+    return elementwise(lambda a, k: jnp.where(k, a / (1.0 - rate), 0), [x, kept])

@@ -12,10 +12,7 @@ from weft.decode import Ask, Speaker
 from weft.models import huggingface
 
 TEXTS = ["the cat sat on the mat", "a dog and a cat", "été où çà", "cats", "a mat, a log and a dog"]
-PLACES = {
-    "one device": ("", ""),
-    "mesh": ("data=2 model=2", "batch:data heads:model kv_heads:model d_ff:model"),
-}
+HEADS = {"gpt2": "heads", "llama": "kv_heads", "t5": "heads"}
 # What the tokenizer adds to a text: nothing (GPT-2), a token before it (Llama), one behind it (T5).
 RULES = {"gpt2": None, "llama": "<s> $A", "t5": "$A </s>"}
 SPECIALS = ["<pad>", "<s>", "</s>"]
@@ -78,13 +75,13 @@ def test_the_same_ids(peer):
     assert ours.start == {"gpt2": ours.end, "llama": theirs.bos_token_id, "t5": ours.end}[name]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_the_same_texts(peer, place):
+@pytest.mark.parametrize("mesh", ["", "data=2 model=2"])
+def test_the_same_texts(peer, mesh):
     name, folder, theirs, model = peer
-    layout = PLACES[place][1].replace("kv_heads:model ", "") if name != "llama" else PLACES[place][1]
-    layout = layout if name != "llama" else layout.replace(" heads:model", "")
-    ours = huggingface.load(folder, PLACES[place][0], layout)
-    speaker = Speaker(ours, huggingface.tokenizer(folder), PLACES[place][0], layout, rows=2)
+    layout = f"batch:data {HEADS[name]}:model d_ff:model" if mesh else ""
+    speaker = Speaker(
+        huggingface.load(folder, mesh, layout), huggingface.tokenizer(folder), mesh, layout, rows=2
+    )
     for text, said in zip(TEXTS, speaker.say(TEXTS, Ask(limit=8)), strict=True):
         # Nothing stands before GPT-2's texts unless it is written there: we put the end of another one.
         read = theirs((theirs.eos_token if name == "gpt2" else "") + text, return_tensors="pt")

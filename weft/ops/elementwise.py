@@ -27,20 +27,34 @@ from ..signature import NUMBERS
 from ..tensor import Tensor, describe, is_tensor
 
 
-def elementwise(fn: Callable[..., Any], operands: Sequence[Any], zero: bool, safe: bool) -> Tensor:
-    """`fn` on the slices of all operands, aligned by name."""
+def elementwise(
+    fn: Callable[..., Any],
+    operands: Sequence[Any],
+    *,
+    keeps_zero: bool = True,
+    undefined_at_zero: bool = False,
+) -> Tensor:
+    """`fn` on the slices of all operands, aligned by name; padding is zero before and after.
+
+    Args:
+      fn: a function of arrays.
+      operands: tensors and numbers.
+      keeps_zero: whether it maps zeros to zero.
+      undefined_at_zero: whether it, or its derivative, is infinite or undefined there; it then sees ones.
+    """
     tensors = [x if isinstance(x, NUMBERS) else as_slice(x) for x in operands]
     named = [t for t in tensors if isinstance(t, Tensor)]
     dims = union(t.dims for t in named)
     splits, arrays = aligned(named, dims)
-    if safe:
+    if undefined_at_zero:
         arrays = [fill_padding(a, dims, splits, 1, only=t.dims) for a, t in zip(arrays, named, strict=True)]
     rest = iter(arrays)
     try:
         result = fn(*[next(rest) if isinstance(t, Tensor) else t for t in tensors])
     except TypeError as error:
         raise _wrong_types(tensors, error) from None
-    if safe or not zero or any(set(t.dims) != set(dims) for t in named) or len(named) < len(tensors):
+    alike = all(set(t.dims) == set(dims) for t in named) and len(named) == len(tensors)
+    if undefined_at_zero or not keeps_zero or not alike:
         result = fill_padding(result, dims, splits)
     return slice_tensor(result, dims, splits)
 
@@ -221,7 +235,6 @@ BINARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
     "bitwise_and": (jnp.bitwise_and, True, False),
     "bitwise_or": (jnp.bitwise_or, True, False),
     "bitwise_xor": (jnp.bitwise_xor, True, False),
-    "divide": (jnp.divide, False, True),
     "equal": (jnp.equal, False, False),
     "floor_divide": (jnp.floor_divide, False, True),
     "greater": (jnp.greater, True, False),
@@ -236,7 +249,6 @@ BINARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
     "logical_xor": (jnp.logical_xor, True, False),
     "maximum": (jnp.maximum, True, False),
     "minimum": (jnp.minimum, True, False),
-    "multiply": (jnp.multiply, True, False),
     "not_equal": (jnp.not_equal, True, False),
     "power": (jnp.power, False, True),
     "remainder": (jnp.remainder, False, True),
@@ -245,22 +257,22 @@ BINARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
 
 
 def _unary(name: str) -> Any:
-    fn, zero, safe = UNARY[name]
+    fn, zero, undefined = UNARY[name]
 
     def lowering(x: Any, **options: Any) -> Tensor:
         chosen = (lambda a: fn(a, **options)) if options else fn
-        return elementwise(chosen, [x], zero, safe)
+        return elementwise(chosen, [x], keeps_zero=zero, undefined_at_zero=undefined)
 
     lowering.__name__ = lowering.__qualname__ = name
-    lowering.__doc__ = f"`{name}` of every element, as `{_origin(fn)}.{fn.__name__}`."
+    lowering.__doc__ = f"`{name}` of every element, as `{_origin(fn)}`."
     return op(lowering, numbers="dynamic")
 
 
 def _binary(name: str) -> Any:
-    fn, zero, safe = BINARY[name]
+    fn, zero, undefined = BINARY[name]
 
     def lowering(x: Any, y: Any) -> Tensor:
-        return elementwise(fn, [x, y], zero, safe)
+        return elementwise(fn, [x, y], keeps_zero=zero, undefined_at_zero=undefined)
 
     lowering.__name__ = lowering.__qualname__ = name
     lowering.__doc__ = f"`{name}` element by element, broadcasting by name, as `jax.numpy.{name}`."
@@ -268,7 +280,9 @@ def _binary(name: str) -> Any:
 
 
 def _origin(fn: Any) -> str:
-    return "jax.nn" if "nn" in getattr(fn, "__module__", "") else "jax.numpy"
+    """The public name that JAX has for a function."""
+    places = (jnp, jax.nn, jax.scipy.special, jax.lax)
+    return next(f"{place.__name__}.{fn.__name__}" for place in places if hasattr(place, fn.__name__))
 
 
 for _name in UNARY:
@@ -279,8 +293,6 @@ for _name in BINARY:
 ALIASES = {"mod": "remainder", "pow": "power", "swish": "silu"}
 for _name, _same in ALIASES.items():
     globals()[_name] = globals()[_same]
-
-_multiply, _divide = globals()["multiply"].__wrapped__, globals()["divide"].__wrapped__
 
 
 @op(numbers="dynamic")
@@ -305,14 +317,14 @@ def _add(fn: Any, x: Any, y: Any) -> Tensor:
                 context.require().wants_pending(other._held, one.pending)
         if x.pending and y.pending:
             context.require().alike.add(frozenset([x.pending, y.pending]))
-    return elementwise(fn, [x, y], True, False)
+    return elementwise(fn, [x, y])
 
 
 @op(numbers="dynamic")
 def negative(x: Any) -> Tensor:
     """`-x`; a pending sum stays pending."""
     x = as_slice(x)
-    return _linear(jnp.negative, [x]) if x.pending else elementwise(jnp.negative, [x], True, False)
+    return _linear(jnp.negative, [x]) if x.pending else elementwise(jnp.negative, [x])
 
 
 @op(numbers="dynamic")
@@ -322,7 +334,7 @@ def multiply(x: Any, y: Any) -> Tensor:
         finite = isinstance(other, NUMBERS) and np.isfinite(other)
         if finite and isinstance(one, Tensor) and one.pending and stays_pending(one, _joint(one, other)):
             return _linear(jnp.multiply, [one], other)
-    return _multiply(x, y)
+    return elementwise(jnp.multiply, [x, y])
 
 
 @op(numbers="dynamic")
@@ -332,8 +344,8 @@ def divide(x: Any, y: Any) -> Tensor:
         linear = x.pending and y != 0 and np.isfinite(y) and jnp.issubdtype(x.dtype, jnp.inexact)
         if linear and stays_pending(x, _joint(x, y)):
             return _linear(jnp.divide, [x], y)
-        return elementwise(lambda a: jnp.divide(a, y), [x], True, y == 0)
-    return _divide(x, y)
+        return elementwise(lambda a: jnp.divide(a, y), [x], undefined_at_zero=y == 0)
+    return elementwise(jnp.divide, [x, y], keeps_zero=False, undefined_at_zero=True)
 
 
 @op
@@ -354,7 +366,7 @@ def astype(x: Tensor, dtype: Any) -> Tensor:
         made = slice_tensor(x._held.astype(dtype), x.dims, x.splits)
         made._watch, made._cast_of = x._watch, x
         return made
-    return elementwise(lambda a: a.astype(dtype), [x], True, False)
+    return elementwise(lambda a: a.astype(dtype), [x])
 
 
 @op(numbers="dynamic")
@@ -374,7 +386,7 @@ def where(condition: Any, x: Any, y: Any) -> Tensor:
             hint="compare first, for example wf.where(x > 0, x, 0)",
         )
     # A mask seldom has all dims: the values' order saves transposing them.
-    return elementwise(lambda x, y, c: jnp.where(c, x, y), [x, y, condition], True, False)
+    return elementwise(lambda x, y, c: jnp.where(c, x, y), [x, y, condition])
 
 
 @op(numbers="dynamic")
@@ -393,16 +405,16 @@ def clip(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any
         )
     low, high = min if low is None else low, max if high is None else high
     if low is not None:
-        x = elementwise(jnp.maximum, [x, low], True, False)
+        x = elementwise(jnp.maximum, [x, low])
     if high is not None:
-        x = elementwise(jnp.minimum, [x, high], True, False)
+        x = elementwise(jnp.minimum, [x, high])
     return as_slice(x)
 
 
 @op
 def round(x: Tensor, decimals: int = 0) -> Tensor:
     """`x` rounded to so many decimals, halves to the even neighbour, as `jax.numpy.round`."""
-    return elementwise(lambda a: jnp.round(a, decimals), [x], True, False)
+    return elementwise(lambda a: jnp.round(a, decimals), [x])
 
 
 @op(numbers="dynamic")
@@ -427,5 +439,5 @@ def stop_gradient(x: Any) -> Any:
 
 __all__ = [
     "add", "astype", "clip", "divide", "multiply", "negative", "round", "stop_gradient", "subtract", "where",
-    *UNARY, *ALIASES, *(n for n in BINARY if n not in ("divide", "multiply")),
+    *UNARY, *BINARY, *ALIASES,
 ]  # fmt: skip

@@ -150,20 +150,20 @@ def shift(x: Tensor, dim: Any, by: int, wrap: bool = False) -> Tensor:
     (i32[a=4] [0, 0, 1, 2], i32[a=4] [1, 2, 3, 0])
     """
     x = as_slice(x)
-    along = pick_one(x.dims, dim)
-    check_along([along])
-    position, splits = x.dims.index(along), home(x)
+    dim = pick_one(x.dims, dim)
+    check_along([dim])
+    position, splits = x.dims.index(dim), home(x)
     axes, by = splits[position], whole_number(by, "by")
     if wrap:
-        array = _rolled(in_form(x), position, along, axes, by % along.size)
+        array = _rolled(in_form(x), position, dim, axes, by % dim.size)
     else:
         # Padding may come in where by < 0: masked here, it gets no gradient.
-        array = fill_padding(in_form(x), x.dims, splits, only=[along])
-        by = max(-along.size, min(along.size, by))
+        array = fill_padding(in_form(x), x.dims, splits, only=[dim])
+        by = max(-dim.size, min(dim.size, by))
         block = array.shape[position]
         starts = [k * block - by for k in range(context.require().ways(axes))]
-        array = blocks.fetch(array, position, along, axes, starts, block)
-    return slice_tensor(fill_padding(array, x.dims, splits, only=[along]), x.dims)
+        array = blocks.fetch(array, position, dim, axes, starts, block)
+    return slice_tensor(fill_padding(array, x.dims, splits, only=[dim]), x.dims)
 
 
 @op
@@ -186,10 +186,10 @@ def flip(x: Tensor, dim: Any) -> Tensor:
     i32[a=3] [2, 1, 0]
     """
     x = as_slice(x)
-    along = pick_one(x.dims, dim)
-    check_along([along])
-    position = x.dims.index(along)
-    return slice_tensor(flipped(in_form(x), position, along, home(x)[position]), x.dims)
+    dim = pick_one(x.dims, dim)
+    check_along([dim])
+    position = x.dims.index(dim)
+    return slice_tensor(flipped(in_form(x), position, dim, home(x)[position]), x.dims)
 
 
 def _rolled(array: Any, position: int, dim: Dim, axes: Axes, by: int) -> Any:
@@ -270,6 +270,7 @@ def _within(starts: Sequence[int], dim: Dim, length: int) -> list[int]:
 
 
 def along(mask: Any, position: int, ndim: int) -> Any:
+    """A row of truth values along one dimension of an array."""
     return mask.reshape([-1 if p == position else 1 for p in range(ndim)])
 
 

@@ -79,7 +79,7 @@ def mean(x: Tensor, dims: Any = None) -> Tensor:
     """
     x = as_slice(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
-        x = elementwise(lambda a: a.astype(jax.dtypes.canonicalize_dtype(float)), [x], True, False)
+        x = elementwise(lambda a: a.astype(jax.dtypes.canonicalize_dtype(float)), [x])
     count = math.prod(d.size for d in _reduced(x, dims))
     return _linear_sum(x, dims, 1.0 / count)
 
@@ -94,7 +94,7 @@ def var(x: Tensor, dims: Any = None) -> Tensor:
     """
     centred = x - mean(x, dims)
     if jnp.issubdtype(centred.dtype, jnp.complexfloating):
-        return mean(elementwise(lambda a: (a * jnp.conj(a)).real, [centred], True, False), dims)
+        return mean(elementwise(lambda a: (a * jnp.conj(a)).real, [centred]), dims)
     return mean(centred * centred, dims)
 
 
@@ -106,7 +106,7 @@ def std(x: Tensor, dims: Any = None) -> Tensor:
     >>> wf.std(wf.tensor([[1, 3], [4, 8]], "a=2 b=2"), "b")
     f32[a=2] [1., 2.]
     """
-    return elementwise(jnp.sqrt, [var(x, dims)], True, True)
+    return elementwise(jnp.sqrt, [var(x, dims)], undefined_at_zero=True)
 
 
 def extreme(dtype: Any, sign: int) -> Any:
@@ -186,7 +186,7 @@ def min(x: Tensor, dims: Any = None) -> Tensor:
 def _truth(x: Tensor, dims: Any, sign: int) -> Tensor:
     x = as_slice(x)
     if x.dtype != jnp.bool_:
-        x = elementwise(lambda a: a != 0, [x], True, False)
+        x = elementwise(lambda a: a != 0, [x])
     return _extreme(x, dims, sign)
 
 

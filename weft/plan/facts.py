@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 VERSION = 1
@@ -207,8 +207,6 @@ Event = Work | Collective
 
 def as_data(x: Any) -> Any:
     """Facts as JSON's kinds of things."""
-    from dataclasses import fields, is_dataclass
-
     if is_dataclass(x):
         return {f.name: as_data(getattr(x, f.name)) for f in fields(x)}
     if isinstance(x, dict):

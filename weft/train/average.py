@@ -14,7 +14,7 @@ from weft.tensor import Tensor
 
 from .optimizers import blend
 from .parameters import are_specs, asking, named, with_tensors
-from .state_layout import as_stored, called, in_form, in_state_layout, naming, wide_type
+from .state_layout import as_state, as_stored, called, in_state_layout, naming, wide_type
 
 
 def init_average(params: Any) -> dict[str, Tensor]:
@@ -78,7 +78,7 @@ def _update(average: dict[str, Tensor], params: Any, keep: float) -> dict[str, T
             new[name] = later(arrays, (old, p), Result(old.dims, "optimizer"))
             continue
         with naming("average"):
-            old, p = in_form(old), in_form(p)
+            old, p = as_state(old), as_state(p)
         with in_state_layout("average"):
             made = blend(old, p.astype(old.dtype), keep)
         new[name] = as_stored(made, "optimizer")

@@ -12,7 +12,7 @@ from weft.tensor import Tensor
 
 from .parameters import asking, named, with_tensors
 from .settings import is_number
-from .state_layout import as_stored, called, in_form, in_state_layout, naming, wide_type, with_role
+from .state_layout import as_state, as_stored, called, in_program_layout, in_state_layout, naming, wide_type
 
 
 def global_norm(grads: Any) -> Tensor:
@@ -59,12 +59,12 @@ def _clip(grads: Any, limit: Tensor, norm: Tensor | None) -> Any:
         scale = wf.minimum(limit / norm, 1.0)
         clipped = {n: (t.astype(wide_type(t.dtype)) * scale).astype(t.dtype) for n, t in forms.items()}
     # In the state's layout, where an update will want them; whoever wants them otherwise gathers them.
-    return with_tensors(grads, {n: with_role(clipped[n], t.role) for n, t in named(grads).items()})
+    return with_tensors(grads, {n: in_program_layout(clipped[n], t.role) for n, t in named(grads).items()})
 
 
 def _forms_of(grads: Any) -> dict[str, Tensor]:
     with naming("global norm"):
-        return {name: in_form(t) for name, t in named(grads).items()}
+        return {name: as_state(t) for name, t in named(grads).items()}
 
 
 def _norm_of(forms: dict[str, Tensor]) -> Tensor:

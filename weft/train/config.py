@@ -3,7 +3,7 @@
     weft train lm --steps 500 --data.length 128 --layout.mesh "data=4 model=2"
 
 A recipe (`lm`, `translate`) or a TOML file says all settings; flags change some. `config_file` reads and
-writes them as TOML. What is here are the settings alone: `loop` gives them their meaning.
+writes them as TOML. What they mean, `loop` knows; only an optimizer and its schedule are made of them here.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from .optimizers import Momentum
 from .parameters import are_specs, asking, named, with_tensors
 from .rows import dealt
 from .settings import check
-from .state_layout import as_stored, called, in_form, in_state_layout, naming, with_role
+from .state_layout import as_state, as_stored, called, in_program_layout, in_state_layout, naming
 from .step import TrainStep
 
 # How one number is made of the replicas'.
@@ -145,14 +145,14 @@ def _outer(diloco: DiLoCo, model: Any, state: Any) -> tuple[Any, Any]:
     start, apart, met = state["outer"], {}, {}
     for name, p in named(model).items():
         with naming(name):
-            p, before = in_form(p), in_form(start[name])
+            p, before = as_state(p), as_state(start[name])
         with in_state_layout(name):
             apart[name] = before - wf.mean(p.astype(before.dtype), diloco.dim)
-        apart[name] = with_role(apart[name], "optimizer")
+        apart[name] = in_program_layout(apart[name], "optimizer")
     outer, momentum = diloco._momentum().update(apart, state["momentum"], start)
     for name, p in named(model).items():
         with naming(name):
-            new = in_form(outer[name])
+            new = as_state(outer[name])
         with in_state_layout(name):
             new = wf.broadcast_to(new.astype(p.dtype), p.dims)
         with naming(name):

@@ -33,7 +33,7 @@ from weft.tensor import Tensor
 from .parameters import are_specs, asking, check_patterns, check_state, matched, named, with_tensors
 from .schedules import Schedule
 from .settings import check
-from .state_layout import as_stored, called, in_form, in_state_layout, naming, wide_type
+from .state_layout import as_state, as_stored, called, in_state_layout, naming, wide_type
 
 Rate = float | Schedule | Callable[[Tensor], Any]
 Dims = tuple[Dim, ...]
@@ -257,7 +257,7 @@ def _update(
     new_state: dict[str, Any] = {}
     now = Now(optimizer.learning_rate, None)
     if optimizer.counts():
-        step = in_form(state["step"])
+        step = as_state(state["step"])
         with in_state_layout("step"):
             rate = optimizer.learning_rate(step) if callable(optimizer.learning_rate) else now.rate
             after = step + 1
@@ -266,8 +266,8 @@ def _update(
     for name, p in by_name.items():
         label = ",".join(d.name for d in p.dims)
         with naming(label):
-            grad, param = in_form(given[name]), in_form(p)
-            kept = {key: in_form(state[key][name]) for key in optimizer.keeps(p.dims)}
+            grad, param = as_state(given[name]), as_state(p)
+            kept = {key: as_state(state[key][name]) for key in optimizer.keeps(p.dims)}
         with in_state_layout(label):
             grad, wide = (t.astype(wide_type(t.dtype)) for t in (grad, param))
             change, new = optimizer.change(grad, kept, wide, now)

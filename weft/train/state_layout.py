@@ -37,17 +37,17 @@ def in_state_layout(what: str) -> Iterator[None]:
         yield
 
 
-def in_form(t: Tensor) -> Tensor:
+def as_state(t: Tensor) -> Tensor:
     """A tensor laid out as optimizer state: a pending sum is scattered there, not added up everywhere."""
     return settle(as_slice(t), "optimizer")
 
 
 def as_stored(t: Tensor, role: str) -> Tensor:
     """A result of an update in the form in which its role is stored."""
-    return settle(with_role(t, role), role)
+    return settle(in_program_layout(t, role), role)
 
 
-def with_role(t: Tensor, role: str) -> Tensor:
+def in_program_layout(t: Tensor, role: str) -> Tensor:
     """The same slice in the program's own layout; what its form is, it is still."""
     program = context.require()
     made = Tensor(
