@@ -128,6 +128,30 @@ def test_a_pipeline_equals_a_loop(mesh, layout, layers, batch, micro, schedule):
     check(program(*given(layers, batch)), expected(layers, batch))
 
 
+INFINITE = [
+    ("pipe=2", "layers:pipe", 3),
+    ("pipe=4", "layers:pipe", 5),  # of 2, 2, 1 and 0
+    ("pipe=2 data=2", "layers:pipe d:data", 3),
+]
+
+
+@schedules
+@pytest.mark.parametrize("mesh, layout, layers", INFINITE, ids=shown)
+def test_layers_that_are_infinite_at_zero(mesh, layout, layers, schedule):
+    """Where a stage has fewer layers, the gradients of what stood for one were not numbers."""
+    x, w = real(0, "batch=4 d=5"), real(1, f"d=5 layers={layers}", 1.0, 2.0)
+
+    def layer(h, w):
+        return h * w / wf.sum(w * w, "d")
+
+    def loss(x, w):
+        return wf.sum(wf.pipeline(layer, x, w, micro=2, schedule=schedule))
+
+    gradients = wf.grad(loss, argnums=(0, 1))
+    for got, want in zip(wf.spmd(gradients, mesh, layout)(x, w), gradients(x, w), strict=True):
+        same(got, want.array, "a gradient")
+
+
 @schedules
 @pytest.mark.parametrize("policy", ["dots", "sums", "everything"])
 @pytest.mark.slow

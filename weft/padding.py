@@ -61,3 +61,17 @@ def fill_padding(
     array = collectives.vary(array, axes)
     filling = jnp.asarray(value, array.dtype)
     return jnp.where(collectives.vary(mask, axes), array, collectives.vary(filling, axes))
+
+
+def sound_padding(array: Any, dims: Sequence[Dim], splits: Splits, dim: Dim) -> Any:
+    """The slice with padding along a dim that a function may be given, one that is infinite at zero.
+
+    It is a copy of the first place of the block, or ones where that is padding too. Its gradient is dropped.
+    """
+    mask = valid(dims, splits, only=[dim])
+    if mask is None:
+        return array
+    place = dims.index(dim)
+    mask = collectives.vary(mask, collectives.varying(array))
+    true, copied = (lax.slice_in_dim(a, 0, 1, axis=place) for a in (mask, lax.stop_gradient(array)))
+    return jnp.where(mask, array, jnp.where(true, copied, jnp.ones((), array.dtype)))

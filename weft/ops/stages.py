@@ -22,7 +22,7 @@ from ..context import Pipeline
 from ..dims import Dim
 from ..errors import DimError, LayoutError, ShapeError
 from ..forms import in_form, settle, slice_tensor
-from ..padding import valid
+from ..padding import sound_padding, valid
 from ..tensor import Tensor, describe, is_tensor
 from .elementwise import stop_gradient, where
 from .leaves import Form, array_of, flatten
@@ -112,7 +112,10 @@ class Line:
         return merge(back, [self.part, self.parts], self.rows)
 
     def own(self, item: Any, streams: Sequence[Any]) -> Any:
-        """A stage's own layers; if they are stored in further pieces, gathered once (by "1f1b" later)."""
+        """A stage's own layers; if they are stored in further pieces, gathered once (by "1f1b" later).
+
+        Where a stage has fewer than others, something at which f has a derivative stands for a layer.
+        """
         program = context.require()
         if not isinstance(item, Tensor):
             return self._own_rows(item)
@@ -122,7 +125,7 @@ class Line:
         further = set()
         if jnp.issubdtype(item.dtype, jnp.inexact):
             further = {a for t in streams for axes in t.splits for a in axes}
-        array = in_form(item, splits, further)
+        array = sound_padding(in_form(item, splits, further), item.dims, splits, self.layers)
         dims = tuple(self.here if d == self.layers else d for d in item.dims)
         return Form(dims, role, (*splits[:place], (), *splits[place + 1 :]), frozenset()).around(array)
 

@@ -13,7 +13,7 @@ from ..dims import Dim, check_distinct
 from ..eager import op
 from ..errors import DimError, ProgramError, nearest
 from ..forms import in_form, settle, slice_tensor
-from ..padding import fill_padding, valid
+from ..padding import fill_padding, sound_padding
 from ..tensor import Tensor, is_tensor
 from .leaves import Form, array_of, common_dim, flatten, slice_or_array
 
@@ -60,10 +60,10 @@ def _vmap(f: Callable[..., Any], dim: Any, args: Any, kwargs: Any) -> Any:
         role, splits = t.role, program.splits(t.dims, t.role)
         if splits[place] != axes:
             role, splits = "value", program.splits(t.dims)
-        array = jnp.moveaxis(in_form(t, splits), place, 0)
+        array = sound_padding(in_form(t, splits), t.dims, splits, found)
         rest = t.dims[:place] + t.dims[place + 1 :]
         forms.append(Form(rest, role, splits[:place] + splits[place + 1 :], frozenset()))
-        arrays.append(_sound_padding(array, found, axes))
+        arrays.append(jnp.moveaxis(array, place, 0))
     others = [n for n, t in enumerate(leaves) if isinstance(t, Tensor) and n not in mapped]
     leaves = [_free(t, axes) if n in others else t for n, t in enumerate(leaves)]
     kept: dict[str, Any] = {}
@@ -100,15 +100,3 @@ def _free(t: Tensor, axes: tuple[str, ...]) -> Tensor:
     """A tensor as it is stored; or, if that is in pieces along the axes that are mapped over, as a value."""
     stored = {axis for one in context.require().splits(t.dims, t.role) for axis in one}
     return settle(t, "value" if stored & set(axes) else t.role)
-
-
-def _sound_padding(array: Any, dim: Dim, axes: tuple[str, ...]) -> Any:
-    """Padding places hold a copy of a true one, or ones: f(0) could be infinite."""
-    mask = valid((dim,), (axes,))
-    if mask is None:
-        return array
-    mask = mask.reshape([-1] + [1] * (array.ndim - 1))
-    mask = collectives.vary(mask, collectives.varying(array))
-    ones = jnp.ones((), array.dtype)
-    stand_in = jnp.where(mask[:1], array[:1], ones)
-    return jnp.where(mask, array, stand_in)
