@@ -523,6 +523,17 @@ def optimizer_result_used_inside():
 
 
 @mistake
+def optimizer_of_a_number():
+    wf.optimizer(3)  # wrong
+
+
+@mistake
+def optimizer_given_what_it_does_not_take():
+    opt = wf.optimizer(optax.GradientTransformation(lambda p: (), lambda g, s, p: (g, s)))
+    opt.apply(ones("d=3"), (), ones("d=3"), value=1.0)  # wrong
+
+
+@mistake
 def optimizer_with_too_few_gradients():
     opt = wf.optimizer(optax.sgd(0.1))
     w = [wf.parameter(ones("batch=4")), wf.parameter(ones("length=3"))]

@@ -14,6 +14,12 @@ import weft as wf
 from weft import nn, train
 from weft.tensor import Tensor
 
+
+def by_shape(matrix, other):
+    """Something for each parameter, matrices and others apart."""
+    return lambda params: jax.tree.map(lambda p: matrix if p.ndim == 2 else other, params)
+
+
 TRANSFORMATIONS = {
     "adam": optax.adam(0.1),
     "adamw": optax.adamw(optax.linear_schedule(0.1, 0.01, 5), weight_decay=0.1),
@@ -28,7 +34,16 @@ TRANSFORMATIONS = {
     "multi-steps": optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
     "rmsprop": optax.rmsprop(0.1),
     "adagrad": optax.adagrad(0.1),
+    "masked": optax.masked(optax.adam(0.1), by_shape(True, False)),
+    "frozen": optax.chain(optax.adam(0.1), optax.masked(optax.set_to_zero(), by_shape(False, True))),
+    "partition": optax.partition({"a": optax.adam(0.1), "b": optax.sgd(0.1)}, by_shape("a", "b")),
+    "muon": optax.contrib.muon(0.1),
+    "sm3": optax.masked(optax.sm3(0.1), by_shape(True, False)),  # optax's own takes no scalars
+    "lbfgs": optax.lbfgs(0.1, linesearch=None),
+    "polyak_sgd": optax.polyak_sgd(1.0),
+    "plateau": optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1, rtol=0.5)),
 }
+ASKING = ("polyak_sgd", "plateau")  # for the loss
 LAYOUTS = {
     "one device": None,
     "data": wf.Layout("batch:x"),
@@ -64,6 +79,10 @@ def gradients(name, grads, poison):
     return jax.tree.map(lambda g: g * poison, grads, is_leaf=wf.is_tensor)
 
 
+def further(name, value):
+    return {"value": value} if name in ASKING else {}
+
+
 def arrays(tree):
     return jax.tree.map(lambda t: t.array, tree, is_leaf=wf.is_tensor)
 
@@ -74,9 +93,10 @@ def plain(sizes):
 
     @jax.jit
     def step(params, states, x, poison):
-        grads, new = jax.grad(raw_loss)(params["adam"], x), {}
+        (value, grads), new = jax.value_and_grad(raw_loss)(params["adam"], x), {}
         for name, tx in TRANSFORMATIONS.items():
-            updates, state = tx.update(gradients(name, grads, poison), states[name], params[name])
+            given = gradients(name, grads, poison), states[name], params[name]
+            updates, state = tx.update(*given, **further(name, value))
             new[name] = optax.apply_updates(params[name], updates), state
         return [{name: pair[n] for name, pair in new.items()} for n in (0, 1)]
 
@@ -93,9 +113,9 @@ OPTIMIZERS = {name: wf.optimizer(tx) for name, tx in TRANSFORMATIONS.items()}
 
 
 def step(params, states, x, poison):
-    grads = wf.grad(loss)(params["adam"], x)
+    value, grads = wf.value_and_grad(loss)(params["adam"], x)
     new = {
-        name: opt.apply(gradients(name, grads, poison), states[name], params[name])
+        name: opt.apply(gradients(name, grads, poison), states[name], params[name], **further(name, value))
         for name, opt in OPTIMIZERS.items()
     }
     return [{name: pair[n] for name, pair in new.items()} for n in (0, 1)]
@@ -136,6 +156,33 @@ def test_equals_optax(name, layout, sizes):
 def test_one_step_was_not_finite():
     before, after = (plain("uneven")[n][0]["apply_if_finite"]["w"] for n in (0, 1))
     np.testing.assert_array_equal(before, after)  # or the test above would not show that norms are global
+
+
+@pytest.mark.parametrize("layout", ["", "h:y", "d:x h:y", wf.Layout("h:y", params="d:x")], ids=str)
+def test_a_search_along_a_line(layout):
+    """It asks for a function over whole arrays, and for gradients, whose dims may be in another order."""
+    tx, first = optax.lbfgs(), start("uneven")["w"]
+    opt, goal = wf.optimizer(tx), first.array[::-1] ** 2
+
+    def distance(w):
+        return jnp.sum(jnp.cosh(w - goal))
+
+    def step(w, state):
+        missing = w - wf.tensor(goal, w.dims)
+        value, g = wf.sum(wf.cosh(missing)), wf.transpose(wf.sinh(missing), w.dims[::-1])
+        return opt.apply(g, state, w, value=value, grad=g, value_fn=distance)
+
+    @jax.jit
+    def plain(w, state):
+        value, g = jax.value_and_grad(distance)(w)
+        updates, state = tx.update(g, state, w, value=value, grad=g, value_fn=distance)
+        return w + updates, state
+
+    w, want, program = first, first.array, wf.spmd(step, MESH, layout)
+    state, want_state = opt.init(w), tx.init(want)
+    for _ in range(3):
+        (w, state), (want, want_state) = program(w, state), plain(want, want_state)
+        same(w, want, rtol=1e-4, atol=1e-5)
 
 
 # -- as the optimizer of a train step ----------------------------------------------------------------

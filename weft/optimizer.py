@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
 from . import context
 from .errors import DimError, ProgramError
@@ -40,29 +41,47 @@ class Optimizer:
         return _run(self.tx.init, (params,), self._state_results(arrays, params), params)
 
     @entry
-    def update(self, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        """The updates to add to the parameters, and the new state, as `tx.update`."""
-        return self._update(self.tx.update, grads, state, params)
+    def update(self, grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+        """The updates to add to the parameters, and the new state, as `tx.update`.
+
+        Some transformations ask for more, by name: `value=loss`. Functions among it are given whole arrays.
+        """
+        return self._update(lambda params, updates: updates, grads, state, params, extra)
 
     @entry
-    def apply(self, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        """The new parameters and the new state."""
+    def apply(self, grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+        """The new parameters and the new state; what else there is to give is that of `update`."""
         import optax
 
-        def new(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
-            updates, state = self.tx.update(grads, state, params)
-            return optax.apply_updates(params, updates), state
+        return self._update(optax.apply_updates, grads, state, params, extra)
 
-        return self._update(new, grads, state, params)
-
-    def _update(self, fn: Callable[..., Any], grads: Any, state: Any, params: Any) -> Any:
+    def _update(self, end: Callable[..., Any], grads: Any, state: Any, params: Any, extra: Any) -> Any:
+        self._check_extra(extra)
+        functions = {name: given for name, given in extra.items() if callable(given)}
+        extra = {name: _as_given(given, params) for name, given in extra.items() if name not in functions}
         grads, arrays = _aligned(grads, params), _shapes(params)
         as_params = jax.tree.map(_like_param, params, is_leaf=is_tensor)
         results = (as_params, self._state_results(arrays, params))
         if context.current() is not None:
             # Gradients meet the state where it is stored: a pending sum is scattered, not reduced.
             grads = jax.tree.map(_in_state_layout, grads, is_leaf=is_tensor)
-        return _run(fn, (grads, state, params), results, params)
+
+        def new(grads: Any, state: Any, params: Any, extra: Any) -> tuple[Any, Any]:
+            updates, state = self.tx.update(grads, state, params, **extra, **functions)
+            return end(params, updates), state
+
+        return _run(new, (grads, state, params, extra), results, params)
+
+    def _check_extra(self, extra: Any) -> None:
+        import optax
+
+        plain = isinstance(self.tx, optax.GradientTransformation)
+        if extra and plain and not isinstance(self.tx, optax.GradientTransformationExtraArgs):
+            raise ProgramError(
+                f"the optimizer was given {', '.join(extra)}, which its transformation does not take",
+                rule="beside gradients, state and parameters, a transformation is given what it asks for",
+                hint="leave it out; or optax.with_extra_args_support(tx), which takes and ignores it",
+            )
 
     def _state_results(self, arrays: Any, params: Any) -> Any:
         """For each leaf of the state: the dims of the parameter that it is shaped like, or none."""
@@ -71,15 +90,28 @@ class Optimizer:
         state = jax.eval_shape(self.tx.init, arrays)
         boxes = jax.tree.map(_Box, params, is_leaf=is_tensor)
 
-        def named(leaf: Any, box: _Box) -> Result:
+        def is_masked(leaf: Any) -> bool:
+            return isinstance(leaf, optax.MaskedNode)
+
+        def named(leaf: Any, box: _Box) -> Any:
+            if is_masked(leaf):  # the state of a parameter that is left out
+                return leaf
             t = box.content
             if isinstance(t, Tensor) and leaf.shape == tuple(d.size for d in t.dims):
                 return Result(t.dims, "optimizer")
+            return unnamed(leaf)
+
+        def unnamed(leaf: Any) -> Result:
             return Result(None)
 
-        return optax.tree_map_params(
-            self.tx, named, state, boxes, transform_non_params=lambda _: Result(None)
-        )
+        try:
+            return optax.tree_map_params(
+                self.tx, named, state, boxes, transform_non_params=unnamed, is_leaf=is_masked
+            )
+        except Exception:
+            # Which leaves belong to which parameter optax finds out by a state of placeholders. Some can't be
+            # made of them (lbfgs's), and some are nested otherwise than the parameters (sm3's).
+            return jax.tree.map(unnamed, state)
 
 
 class _Box:
@@ -89,6 +121,7 @@ class _Box:
         self.content = content
 
 
+@entry
 def optimizer(tx: optax.GradientTransformation) -> Optimizer:
     """An optax transformation that is right on any mesh and layout.
 
@@ -100,6 +133,12 @@ def optimizer(tx: optax.GradientTransformation) -> Optimizer:
     >>> w
     f32[a=2] [0.5, 0.5]
     """
+    if not hasattr(tx, "init") or not hasattr(tx, "update"):
+        raise ProgramError(
+            f"{tx!r} is not an optax transformation",
+            rule="an optimizer is made of one: of what optax.adam(1e-3) or optax.chain(…) returns",
+            hint="wf.optimizer(optax.adam(1e-3))",
+        )
     return Optimizer(tx)
 
 
@@ -129,6 +168,19 @@ def _aligned(grads: Any, params: Any) -> Any:
                 )
             leaves[n] = transpose(g, p.dims)
     return jax.tree.unflatten(tree, leaves)
+
+
+def _as_given(given: Any, params: Any) -> Any:
+    """What else a transformation is given; what is nested like the parameters has their order of dims."""
+
+    def turned(t: Any, p: Any) -> Any:
+        both = isinstance(t, Tensor) and isinstance(p, Tensor)
+        return transpose(t, p.dims) if both and set(t.dims) == set(p.dims) else t
+
+    given = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), given, is_leaf=is_tensor)
+    tree: Any = jax.tree.structure(given, is_leaf=is_tensor)
+    wanted = jax.tree.structure(params, is_leaf=is_tensor)
+    return jax.tree.map(turned, given, params, is_leaf=is_tensor) if tree == wanted else given
 
 
 def _like_param(t: Any) -> Result:
