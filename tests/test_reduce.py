@@ -110,6 +110,20 @@ def test_ties_and_zeros(mesh, layout):
     )
 
 
+@places
+def test_infinite_ties(mesh, layout):
+    """They are as padding is filled, which had a share of their gradient."""
+    values = np.full((4, 3, 5), np.inf, np.float32)
+    values[1, 2, 3] = values[3, :, 1] = 0.5  # some of the largest, and some of the smallest, are finite
+    rows = over("max", jnp.max, "low", FEW) | over("min", jnp.min, "high", FEW)
+    check(
+        rows,
+        mesh,
+        layout,
+        {n: wf.tensor(v, "a=4 b=3 c=5") for n, v in {"low": -values, "high": values}.items()},
+    )
+
+
 INFINITE = {
     **over("logsumexp", logsumexp, "x", [("c",), ("b", "c"), ("a", "b", "c")]),
     **over("max", jnp.max, "x", [("c",)]),

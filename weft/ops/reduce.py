@@ -17,7 +17,7 @@ from ..dims import Dim, pick
 from ..eager import op
 from ..errors import TensorTypeError
 from ..forms import as_slice, check_along, home, in_form, slice_tensor
-from ..padding import fill_padding
+from ..padding import fill_padding, valid
 from ..tensor import Tensor, describe
 from .elementwise import elementwise, stays_pending
 
@@ -119,8 +119,8 @@ def extreme(dtype: Any, sign: int) -> Any:
     return info.max if sign > 0 else info.min
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
-def _extremum(array: Any, places: Any, axes: Any, sign: int) -> Any:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
+def _extremum(array: Any, true: Any, places: Any, axes: Any, sign: int) -> Any:
     local = (jnp.max if sign > 0 else jnp.min)(array, axis=places)
     reduce = collectives.all_reduce_max if sign > 0 else collectives.all_reduce_min
     best = reduce(local, axes)
@@ -132,10 +132,11 @@ def _extremum(array: Any, places: Any, axes: Any, sign: int) -> Any:
 
 @_extremum.defjvp
 def _extremum_jvp(places: Any, axes: Any, sign: int, primals: Any, tangents: Any) -> Any:
-    (array,), (tangent,) = primals, tangents
-    best = _extremum(array, places, axes, sign)
-    # As jnp: ties share the gradient evenly, over all devices.
-    ties = (array == jnp.expand_dims(best, places)).astype(array.dtype)
+    (array, true), (tangent, _) = primals, tangents
+    best = _extremum(array, true, places, axes, sign)
+    # As jnp: ties share the gradient evenly, over all devices. Infinite ones are as padding is filled.
+    ties = array == jnp.expand_dims(best, places)
+    ties = (ties if true is None else ties & _varying_as(true, ties)).astype(array.dtype)
     count = collectives.all_reduce(jnp.sum(ties, axis=places), axes)
     total = collectives.all_reduce(jnp.sum(ties * tangent, axis=places), axes)
     return best, total / count
@@ -159,7 +160,7 @@ def _extreme(x: Tensor, dims: Any, sign: int) -> Tensor:
     array = fill_padding(in_form(x), x.dims, home(x), extreme(x.dtype, -sign), only=gone)
     axes, places = _split_axes(x, gone), _places(x, gone)
     if axes:
-        result = _extremum(array, places, axes, sign)
+        result = _extremum(array, valid(x.dims, home(x), gone), places, axes, sign)
     else:
         result = (jnp.max if sign > 0 else jnp.min)(array, axis=places)
     kept = _kept(x, gone)
