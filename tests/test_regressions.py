@@ -481,3 +481,42 @@ def test_remat_takes_what_is_no_array_eagerly_too():
     scaled = wf.remat(lambda x, mode, twice=False: x * 2 if mode == "on" and twice else x)
     for run in (scaled, wf.spmd(scaled, static=(1, "twice"))):
         assert run(x, "on", twice=True).numpy().tolist() == [2, 2, 2]
+
+
+# -- JAX's own transformations -----------------------------------------------------------------------------
+
+AROUND = {
+    "vmap": lambda f, v: jax.vmap(f)(jnp.stack([v, 2 * v, 3 * v])),
+    "jacfwd": lambda f, v: jax.jacfwd(f)(v),
+    "jacrev": lambda f, v: jax.jacrev(f)(v),
+    "hessian": lambda f, v: jax.hessian(lambda v: jnp.sum(f(jnp.sin(v))))(v),
+    "jit of vmap": lambda f, v: jax.jit(jax.vmap(f))(jnp.stack([v, 2 * v])),
+    "vmap of grad": lambda f, v: jax.vmap(jax.grad(lambda v: jnp.sum(f(v))))(jnp.stack([v, 2 * v, 3 * v])),
+}
+SQUARED_SUMS = {
+    "a program": lambda t, *place: wf.spmd(lambda t: wf.cumsum(wf.square(t), "a"), *place)(t),
+    "eager ops": lambda t, *place: wf.cumsum(wf.square(wf.place(t, *place)), "a"),
+}
+
+
+@pytest.mark.parametrize("place", [("x=2", "a:x"), ("x=4", "a:x"), ("x=2 y=2", "a:y+x")], ids=str)
+@pytest.mark.parametrize("used", SQUARED_SUMS)
+@pytest.mark.parametrize("around", AROUND)
+def test_transformations_of_jax_around_what_is_placed(around, used, place):
+    """JAX's device_put took the dim of a jax.vmap for the first one of the tensor, and refused its size."""
+    v = values("a=5").array
+    got = AROUND[around](lambda v: SQUARED_SUMS[used](wf.tensor(v, "a=5"), *place).array, v)
+    want = AROUND[around](lambda v: jnp.cumsum(v**2), v)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("around", ["vmap", "jacfwd", "jacrev", "hessian"])
+def test_transformations_of_jax_around_what_is_on_other_devices(around):
+    v, program = values("a=5").array, wf.spmd(lambda t: wf.cumsum(t, "a"), "x=2", "a:x")
+
+    def moved(v):
+        return program(wf.place(wf.square(wf.place(wf.tensor(v, "a=5"), "x=4", "a:x")), None, None)).array
+
+    want = AROUND[around](lambda v: jnp.cumsum(v**2), v)
+    for given in (v, jax.device_put(v, jax.devices()[3])):
+        np.testing.assert_allclose(AROUND[around](moved, given), want, rtol=1e-5, atol=1e-5)

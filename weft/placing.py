@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from . import context
 from .dims import Dim, as_dims, show
@@ -80,7 +80,7 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
     return Tensor(array, t.dims, role=t.role, mesh=mesh, layout=layout)
 
 
-def put(array: Any, sharding: Sharding) -> Any:
+def put(array: Any, sharding: NamedSharding) -> Any:
     """An array on the devices of a sharding.
 
     Over several processes an array that each has for itself is taken to be the same in all: each gives its
@@ -89,7 +89,7 @@ def put(array: Any, sharding: Sharding) -> Any:
     shape: a CPU's is given to it as NumPy sees it, which is no copy.
     """
     if context.is_traced(array):
-        return jax.device_put(array, sharding)
+        return _put_traced(array, sharding)
     is_here, is_weak = getattr(array, "is_fully_addressable", True), getattr(array, "weak_type", False)
     if not is_here or is_weak:  # NumPy has no weak types
         return jax.device_put(array, sharding)
@@ -103,6 +103,15 @@ def put(array: Any, sharding: Sharding) -> Any:
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     whole = np.asarray(array)
     return jax.make_array_from_callback(whole.shape, sharding, lambda where: whole[where])
+
+
+def _put_traced(array: Any, sharding: NamedSharding) -> Any:
+    """The same under JAX's transformations. In a jax.vmap device_put takes its dim for the array's first."""
+    try:
+        return jax.lax.with_sharding_constraint(array, sharding)
+    except ValueError:  # it is on other devices
+        array = jax.device_put(array, NamedSharding(sharding.mesh, PartitionSpec()))
+        return jax.lax.with_sharding_constraint(array, sharding)
 
 
 def without_values(t: Tensor) -> Tensor:
