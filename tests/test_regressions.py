@@ -520,3 +520,25 @@ def test_transformations_of_jax_around_what_is_on_other_devices(around):
     want = AROUND[around](lambda v: jnp.cumsum(v**2), v)
     for given in (v, jax.device_put(v, jax.devices()[3])):
         np.testing.assert_allclose(AROUND[around](moved, given), want, rtol=1e-5, atol=1e-5)
+
+
+BRANCHES = {
+    "cond": lambda x, n: jax.lax.cond(n > 0, wf.sin, wf.exp, x),
+    "switch": lambda x, n: jax.lax.switch(n, [wf.sin, wf.exp, lambda x: 2 * x], x),
+    "captured": lambda x, n: jax.lax.cond(n > 0, lambda: wf.sin(x), lambda: wf.exp(x)),
+    "pending": lambda x, n: jax.lax.cond(n > 0, wf.sin, lambda s: 2 * s, wf.sum(x)),
+    "sums": lambda x, n: jax.lax.cond(n > 0, wf.sum, wf.max, x),
+}
+
+
+@pytest.mark.parametrize("place", [("x=2", "a:x"), ("x=4", "a:x"), ("x=2 y=2", "b:x a:y")], ids=str)
+@pytest.mark.parametrize("branches", BRANCHES)
+def test_branches_of_jax_inside_a_program(branches, place):
+    """JAX flattened tensors that held types, and the form of those was asked for."""
+    fn = BRANCHES[branches]
+
+    def program(x, n):
+        return fn(x, n), wf.grad(lambda x: wf.sum(fn(x, n)))(x)
+
+    for n in (0, 1):
+        same(program, *place, values("a=5 b=2"), jnp.int32(n))

@@ -451,8 +451,9 @@ def at_rest(t: Tensor) -> Splits:
 def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
     if t.splits is not None:
         _refuse_optax()
-    # JAX fills trees with placeholders of its own; those have no form.
-    settled = t._settled() if hasattr(t._held, "dtype") else t
+    # JAX fills trees with placeholders of its own, some of which are types; those have no form.
+    is_array = hasattr(t._held, "dtype") and not isinstance(t._held, jax.core.ShapedArray)
+    settled = t._settled() if is_array else t
     return (settled._array,), (t.dims, t.role, t.mesh, t.layout, t.splits is not None)
 
 
