@@ -47,6 +47,17 @@ def test_local(mesh, layout):
     check(LOCAL, mesh, layout, TENSORS)
 
 
+@pytest.mark.parametrize("devices", [2, 8])
+def test_padding_is_zero_in_local(devices):
+    """So a function may add up over devices by itself."""
+
+    def total(x):
+        return wf.local(lambda a: jax.lax.psum(a.sum(0), "x"), wf.exp(x), out=["d"], splittable=["b"])
+
+    x = TENSORS["x"]
+    same(wf.spmd(total, f"x={devices}", "b:x")(x), jnp.exp(x.array).sum(0))
+
+
 @pytest.mark.parametrize(
     "error, match, fn, out",
     [

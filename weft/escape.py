@@ -27,7 +27,8 @@ def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterab
       fn: takes one array for each tensor (its slice, dimensions in the tensor's order) and returns an
         array, or a tuple of them.
       out: the dims of the result; a list of lists of dims if `fn` returns a tuple.
-      splittable: the dims that `fn` works on piece by piece. A split of any other dim is an error.
+      splittable: the dims that `fn` works on piece by piece. A split of any other dim is an error. Padding
+        along them comes in as zeros; what `fn` makes of it is dropped, but should not be infinite.
 
     >>> import weft as wf, jax.numpy as jnp
     >>> x = wf.ones("batch=2 d=3")
