@@ -475,6 +475,21 @@ def test_a_pending_sum_is_not_widened_before_it_is_added_up(kind):
     assert wf.spmd(fn, "model=2", "d:model")(given).item() == fn(given).item()
 
 
+HALVES = {
+    "multiplied": (lambda h: wf.sum(h) * 1000, [400, 400, -400, -399], 1000),
+    "added": (lambda h: wf.sum(h), [40000, 40000, -40000, -39000], 1000),
+}
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_sums_that_are_too_large_in_parts(kind):
+    """A known limit, and what the page says against it."""
+    fn, numbers, want = HALVES[kind]
+    given, program = wf.tensor(np.array(numbers, np.float16), "d=4"), wf.spmd(fn, "model=2", "d:model")
+    assert np.isfinite(fn(given).item()) and np.isnan(program(given).item())
+    assert program(given.astype(jnp.float32)).item() == pytest.approx(want, rel=0.01)
+
+
 def test_remat_takes_what_is_no_array_eagerly_too():
     """JAX refused words, and made a truth value a tracer."""
     x = wf.ones("a=3")
