@@ -557,3 +557,17 @@ def test_branches_of_jax_inside_a_program(branches, place):
 
     for n in (0, 1):
         same(program, *place, values("a=5 b=2"), jnp.int32(n))
+
+
+@pytest.mark.parametrize("place", [("x=2", "a:x"), ("x=4", "a:x"), ("x=2 y=2", "b:x a:y")], ids=str)
+def test_infinite_gradients_are_zero_in_padding(place):
+    """They had 0 · ∞ there, which an einsum of two of them added to the rest."""
+
+    def squared(x, s):
+        gradient = wf.grad(lambda x: wf.sum(x * s))(x)
+        return wf.einsum(gradient, gradient, out=[]), gradient
+
+    given = wf.ones("a=5 b=3"), wf.tensor(np.float32(np.inf), ())
+    same(squared, *place, *given)
+    stored = np.asarray(wf.spmd(squared, *place)(*given)[1].storage)
+    assert not np.isnan(stored).any() and (stored[5:] == 0).all()

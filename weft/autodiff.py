@@ -25,6 +25,7 @@ from .layout import axes_of
 from .ops.elementwise import add
 from .ops.leaves import Form, around, array_of
 from .ops.shape import transpose
+from .padding import fill_padding
 from .placing import place, with_role
 from .tensor import Tensor, asked, check_has_values, describe, entry, is_tensor
 
@@ -221,8 +222,11 @@ def _gradient(t: Any, parts: list[Any], arrays: list[Any]) -> Any:
         return arrays[0]
     if not _is_float(t):
         return around(Form.of(t), arrays[0])
+    assert t.splits is not None
     early = _overcast(t)
-    summands = [slice_tensor(array, t.dims, t.splits, axes | early) for (axes, _), array in parts]
+    # Cotangents are zero in padding, but what one of them meets may be infinite: 0 · ∞ is not a number.
+    filled = [(axes | early, fill_padding(array, t.dims, t.splits)) for (axes, _), array in parts]
+    summands = [slice_tensor(array, t.dims, t.splits, pending) for pending, array in filled]
     if not summands:
         return None
     total = _named(functools.reduce(add, summands))
