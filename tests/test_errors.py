@@ -115,6 +115,8 @@ MISTAKES |= {
     "split_sizes": lambda: wf.split(ones("batch=4 length=6"), "length", wf.dims("blocks=2 block=4")),  # wrong
     "merge_sizes": lambda: wf.merge(ones("batch=4 length=6"), ["batch", "length"], wf.Dim("rows", 20)),  # wrong
     "broadcast_that_drops_a_dim": lambda: wf.broadcast_to(ones("batch=4 length=6"), wf.dims("batch=4 heads=2")),  # wrong
+    "stack_of_one_tensor": lambda: wf.stack(ones("batch=4"), "layer"),  # wrong
+    "concat_of_one_tensor": lambda: wf.concat(ones("batch=4 length=3"), "length"),  # wrong
     "stack_of_different_dims": lambda: wf.stack([ones("batch=4"), ones("length=4")], "layer"),  # wrong
     "concat_of_different_dims": lambda: wf.concat([ones("batch=4 length=3"), ones("batch=5 length=3")], "length"),  # wrong
     "slice_too_long": lambda: wf.slice(ones("batch=4"), "batch", 0, 5),  # wrong
@@ -211,6 +213,7 @@ MISTAKES |= {
     "take_with_ids_that_have_the_dim": lambda: wf.take(ones("vocab=3 d_model=2"), ones("vocab=3", np.int32), "vocab"),  # wrong
     "scatter_of_a_lost_dim": lambda: wf.scatter_add(ones("vocab=3"), ones("length=3", np.int32), ones("length=3 heads=2"), "vocab"),  # wrong
     "scatter_add_of_truths": lambda: wf.scatter_add(wf.zeros("n=5", bool), wf.tensor([0, 1], "a=2"), True, "n"),  # wrong
+    "one_hot_of_an_unknown_dtype": lambda: wf.one_hot(ones("length=3", np.int32), wf.Dim("vocab", 4), dtype="foo"),  # wrong
     "one_hot_of_a_name": lambda: wf.one_hot(ones("length=3", np.int32), "vocab"),  # wrong
     "top_k_of_too_many": lambda: wf.top_k(ones("batch=4"), "batch", wf.Dim("best", 5)),  # wrong
     "conv_without_window": lambda: wf.conv(ones("h=8 c=2"), ones("kh=3 c=2 o=4"), ["h"]),  # wrong
@@ -219,6 +222,8 @@ MISTAKES |= {
     "conv_padding_word": lambda: wf.conv(ones("h=8 c=2"), ones("kh=3 c=2 o=4"), {"h": "kh"}, padding="FULL"),  # wrong
     "conv_that_loses_a_dim": lambda: wf.conv(ones("batch=2 h=8 c=2"), ones("kh=3 c=2 o=4"), {"h": "kh"}, out=["h", "o"]),  # wrong
     "pool_stride_zero": lambda: wf.max_pool(ones("h=8 c=2"), {"h": 2}, stride=0),  # wrong
+    "bits_of_another_width": lambda: wf.random.bits(jax.random.key(0), "batch=4", 7),  # wrong
+    "draw_of_an_unknown_dtype": lambda: wf.random.normal(jax.random.key(0), "batch=4", dtype="foo"),  # wrong
     "draw_with_a_seed": lambda: wf.random.normal(0, "batch=4"),  # wrong
     "init_with_a_seed": lambda: nn.init(Transformer(Config()), 0),  # wrong
     "init_of_a_config": lambda: nn.init(Config(), jax.random.key(0)),  # wrong
@@ -550,6 +555,9 @@ def optimizer_with_gradients_of_other_dims():
 # -- control flow --------------------------------------------------------------------------------
 
 MISTAKES |= {
+    "fori_up_to_a_fraction": lambda: wf.fori_loop(0, 2.5, lambda n, x: x * 2, ones("batch=4")),  # wrong
+    "fori_up_to_a_tensor_of_floats": lambda: wf.fori_loop(0, ones(""), lambda n, x: x * 2, ones("batch=4")),  # wrong
+    "fori_up_to_an_array": lambda: wf.fori_loop(0, np.ones(2, int), lambda n, x: x * 2, ones("batch=4")),  # wrong
     "fori_carry_of_another_structure": lambda: wf.fori_loop(0, 3, lambda n, x: (x, n), ones("batch=4")),  # wrong
     "scan_without_dim": lambda: wf.scan(lambda c, _: (c + 1, None), 0, None, "step"),  # wrong
     "scan_misspelt_dim": lambda: wf.scan(lambda c, x: (c + x, None), 0.0, ones("step=3"), "stpe"),  # wrong

@@ -26,6 +26,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from .collectives import vary, varying
 from .errors import TensorTypeError
+from .placing import known_dtype
 
 Shape = tuple[int, ...]
 Starts = tuple[ArrayLike, ...]
@@ -165,6 +166,7 @@ def _key_words(key: jax.Array) -> Words:
 
 
 def _available(dtype: DTypeLike, kind: type) -> np.dtype:
+    known_dtype(dtype)
     if not jnp.issubdtype(dtype, kind):
         raise TensorTypeError(
             f"a draw of {jnp.dtype(dtype)}: it has to be {kind.__name__}",

@@ -105,6 +105,17 @@ def as_slice(x: Any) -> Tensor:
     raise _raw(x)
 
 
+def as_slices(tensors: Any, name: str) -> list[Tensor]:
+    """The slices of what an op of this name puts together; an error if that is one tensor."""
+    if isinstance(tensors, Tensor):
+        raise TensorTypeError(
+            f"{name} was given {describe(tensors)}",
+            rule=f"{name} puts the tensors of a list together",
+            hint=f"give a list: {name}([x, y], dim)",
+        )
+    return [as_slice(t) for t in tensors]
+
+
 def _unmapped(t: Tensor) -> Tensor:
     """A tensor that is stored along an axis of an enclosing vmap, as the value that all places there share.
 

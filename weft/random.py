@@ -20,8 +20,11 @@ from .forms import as_slice, slice_tensor
 from .ops.elementwise import elementwise
 from .ops.order import argmax
 from .padding import fill_padding, start_of
+from .placing import known_dtype
 from .signature import NUMBERS
 from .tensor import Tensor
+
+WIDTHS = (8, 16, 32, 64)
 
 
 def _draw(draw: Any, key: Any, dims: Any, *options: Any) -> Tensor:
@@ -55,6 +58,12 @@ def _undealt(program: Any, dims: Any, starts: Any, sizes: Any) -> tuple[Any, Any
 @op
 def bits(key: Any, dims: Any, bit_width: int = 32) -> Tensor:
     """Random bits as unsigned integers, equal to `jax.random.bits`."""
+    if str(bit_width) not in map(str, WIDTHS):
+        raise TensorTypeError(
+            f"bits of width {bit_width!r}",
+            rule=f"an unsigned integer has {', '.join(map(str, WIDTHS[:-1]))} or {WIDTHS[-1]} bits",
+            hint="wf.random.bits(key, dims, 32)",
+        )
     return _draw(counter.block_bits, key, dims, bit_width)
 
 
@@ -81,6 +90,7 @@ def truncated_normal(
     key: Any, dims: Any, low: float = -2.0, high: float = 2.0, dtype: Any = jnp.float32
 ) -> Tensor:
     """Standard normal numbers between two bounds."""
+    known_dtype(dtype)
     root = jnp.asarray(2.0, dtype) ** 0.5
     bounds = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
 
@@ -97,6 +107,7 @@ def truncated_normal(
 @op
 def gumbel(key: Any, dims: Any, dtype: Any = jnp.float32) -> Tensor:
     """Gumbel numbers: `-log(-log(uniform))`."""
+    known_dtype(dtype)
     tiny = jnp.finfo(dtype).tiny
 
     def draw(key: Any, shape: Any, starts: Any, sizes: Any) -> Any:
@@ -120,6 +131,7 @@ def randint(key: Any, dims: Any, low: int, high: int, dtype: Any = jnp.int32) ->
     For spans up to 2¹⁶ they equal `jax.random.randint`'s, which is biased beyond that; but not in types of
     64 bits, for which JAX draws other bits.
     """
+    known_dtype(dtype)
     span = int(high) - int(low)
     if not 0 < span < 2**32:
         raise ShapeError(

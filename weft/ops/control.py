@@ -71,12 +71,27 @@ def fori_loop(low: Any, high: Any, body: Callable[[Any, Any], Any], carry: Any) 
     >>> wf.fori_loop(0, 4, lambda n, total: total + n, wf.tensor(0, ()))
     i32[] 6
     """
-    low, high = (settle(as_slice(n))._array if isinstance(n, Tensor) else n for n in (low, high))
+    low, high = map(_bound, (low, high))
     return _loop(
         carry,
         lambda run, arrays: lax.fori_loop(low, high, lambda n, c: run["step"](c, n), arrays),
         None,
         lambda carry, n: body(slice_tensor(n, ()), carry),
+    )
+
+
+def _bound(given: Any) -> Any:
+    """A whole number that a loop counts from, or up to."""
+    n = settle(as_slice(given))._array if isinstance(given, Tensor) else given
+    is_array = hasattr(n, "dtype")
+    is_whole = is_array and not n.shape and jnp.issubdtype(n.dtype, jnp.integer)
+    if is_whole or (isinstance(n, int) and not isinstance(n, bool)):
+        return n
+    array = f"an array of {n.dtype}, shape {n.shape}" if is_array else repr(given)
+    raise TensorTypeError(
+        f"a bound of fori_loop is {describe(given) if isinstance(given, Tensor) else array}",
+        rule="a loop counts from one whole number up to another",
+        hint="fori_loop(0, 10, body, carry)",
     )
 
 

@@ -21,6 +21,7 @@ from ..errors import DimError, ShapeError, TensorTypeError, WeftError
 from ..forms import as_slice, check_along, in_form, slice_tensor, together
 from ..layout import axes_of
 from ..padding import fill_padding, is_uneven, positions, start_of
+from ..placing import known_dtype
 from ..tensor import Tensor, asked, describe
 from .elementwise import add, align, astype
 
@@ -96,6 +97,7 @@ def one_hot(ids: Any, dim: Dim, dtype: Any = jnp.float32) -> Tensor:
     ids = _as_ids(ids)
     dims = (*ids.dims, as_dim(dim))
     check_distinct(dims)
+    known_dtype(dtype)
     program = context.require()
     splits = program.splits(dims)
     axes = axes_of(splits)

@@ -111,6 +111,7 @@ def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
     >>> wf.arange(wf.Dim("a", 3))
     i32[a=3] [0, 1, 2]
     """
+    known_dtype(dtype)
     dim = as_dim(dim)
     program = context.require()
     (axes,) = program.splits((dim,))

@@ -18,7 +18,7 @@ from ..collectives import Axes
 from ..dims import Dim, pick_one, show
 from ..eager import op
 from ..errors import DimError, ShapeError, TensorTypeError
-from ..forms import as_slice, check_along, home, in_form, slice_tensor, together
+from ..forms import as_slice, as_slices, check_along, home, in_form, slice_tensor, together
 from ..padding import fill_padding, positions
 from ..tensor import Tensor, describe
 from .elementwise import align
@@ -38,7 +38,7 @@ def concat(tensors: Sequence[Tensor], dim: Any) -> Tensor:
     >>> wf.concat([wf.zeros("a=2"), wf.ones("a=3")], "a")
     f32[a=5] [0., 0., 1., 1., 1.]
     """
-    slices = [as_slice(t) for t in tensors]
+    slices = as_slices(tensors, "concat")
     name = dim.name if isinstance(dim, Dim) else dim
     parts = _check_parts(slices, name)
     new = Dim(name, sum(part.size for part in parts))

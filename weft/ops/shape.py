@@ -16,7 +16,7 @@ from .. import context
 from ..dims import Dim, as_dims, check_distinct, pick, pick_one, show, union
 from ..eager import op
 from ..errors import DimError, ShapeError
-from ..forms import as_slice, check_along, home, in_form, relabelled, slice_tensor, together
+from ..forms import as_slice, as_slices, check_along, home, in_form, relabelled, slice_tensor, together
 from ..layout import axes_of
 from ..padding import fill_padding
 from ..tensor import Tensor
@@ -225,7 +225,7 @@ def stack(tensors: Sequence[Tensor], dim: Any) -> Tensor:
     [[0., 0.],
      [1., 1.]]
     """
-    slices = [as_slice(t) for t in tensors]
+    slices = as_slices(tensors, "stack")
     name = dim if isinstance(dim, str) else dim.name
     new = Dim(name, len(slices)) if slices else None
     if new is None or (isinstance(dim, Dim) and dim.size != len(slices)):
