@@ -15,7 +15,9 @@ import tomllib
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
+from trained import stored
 
 from weft.cli.main import main
 from weft.data import SentencePiece
@@ -332,6 +334,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(run, capsys, golden):
     assert 3 < step == last + 1  # which it is depends on how numbers overflow
     text = re.sub(r"step \d+", "step N", err[err.index("TrainingError") :])
     golden("cli_loss_not_finite", shown(text), "messages/train")
+    saved = stored(run)  # gradients may be NaN one step before a loss is
+    assert [name for name, x in saved.items() if not np.isfinite(x).all()] == []
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all("grad_norm" in row for row in rows)  # though nothing is clipped
 
 
 def test_an_evaluation_that_is_not_finite_stops_the_run(folder, capsys, golden):

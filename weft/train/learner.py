@@ -99,6 +99,7 @@ def learner(config: TrainConfig, mesh: Mesh, layout: Layout) -> Learner:
         micro=o.micro,
         average=o.average or None,
         skip_nonfinite=config.on_nan == "skip",
+        norm=True,  # a gradient may be NaN where the loss is not, and its step is not to be saved
     )
     if not d.replicas:
         return Learner(step, mesh, layout)

@@ -43,6 +43,7 @@ class TrainStep:
     micro: int = 1
     average: float | None = None
     skip_nonfinite: bool = False
+    norm: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, optax.GradientTransformation):
@@ -74,7 +75,7 @@ class TrainStep:
             loss, grads = value_and_grad(model, batch, key, self.micro)
             tokens = counted(batch)
             metrics = {"loss": loss} | ({} if tokens is None else {"tokens": tokens})
-            if self.clip is not None or self.skip_nonfinite:
+            if self.clip is not None or self.skip_nonfinite or self.norm:
                 metrics["grad_norm"] = global_norm(grads)
             if self.clip is not None:
                 grads = clip_by_global_norm(grads, self.clip, metrics["grad_norm"])
@@ -108,6 +109,7 @@ def train_step(
     micro: int = 1,
     average: float | None = None,
     skip_nonfinite: bool = False,
+    norm: bool = False,
 ) -> TrainStep:
     """A step of training, to be staged with `donate=(0, 1)`.
 
@@ -118,13 +120,15 @@ def train_step(
       average: how much of an average of the parameters stays at each step, such as 0.999; `averaged` puts it
         into a model.
       skip_nonfinite: whether a step with a loss or a gradient that is not finite changes nothing.
+      norm: whether the gradients' global norm is measured in any case.
 
     Returns:
       A function `(model, state, batch, key) -> (metrics, model, state)`, with `init(model)` for the first
       state. The metrics are tensors without dims: `loss`; `tokens`, the weights of the batch added up; with
-      `clip` or `skip_nonfinite` also `grad_norm`, before clipping; with `skip_nonfinite` also `finite`.
+      `clip`, `skip_nonfinite` or `norm` also `grad_norm`, before clipping; with `skip_nonfinite` also
+      `finite`.
     """
-    return TrainStep(optimizer, clip, micro, average, skip_nonfinite)
+    return TrainStep(optimizer, clip, micro, average, skip_nonfinite, norm)
 
 
 def _chosen(good: Tensor, new: Any, old: Any) -> Any:
