@@ -75,6 +75,16 @@ def test_another_mesh_gives_the_same_score(run, capsys):
     assert split == pytest.approx(alone, rel=1e-5)
 
 
+def test_some_of_the_batches(run, capsys):
+    whole, some = scored(capsys, run), scored(capsys, run, "--evaluate.batches", "1")
+    (batch, _), *others = stored.restored(stored.settings(run))[0].valid.batches()
+    assert others and some["tokens"] == batch.weights.numpy().sum() < whole["tokens"]
+    assert some["words"] is None and some["word_perplexity"] is None  # which words these were is not known
+    assert scored(capsys, run, "--evaluate.batches", str(1 + len(others))) == whole
+    assert main(["eval", str(run), "--evaluate.batches", "1"]) == 0
+    assert capsys.readouterr().err == f"step 2: {some['tokens']} tokens\n"
+
+
 def test_a_loss_that_is_not_finite_is_a_text_in_json(run, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "lm")
     prepared = prepare(stored.settings(tmp_path / "lm"))

@@ -81,7 +81,8 @@ def evaluate(arguments: Sequence[str]) -> None:
     if as_json:
         print(plain_json(numbers))
         return
-    print(f"step {step}: {found.tokens:,} tokens, {found.words:,} words", file=sys.stderr)
+    words = "" if found.words is None else f", {found.words:,} words"
+    print(f"step {step}: {found.tokens:,} tokens{words}", file=sys.stderr)
     print(f"loss                 {found.loss:.4f}")
     print(f"perplexity per token {found.perplexity:.4f}")
     if found.word_perplexity is not None:

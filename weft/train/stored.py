@@ -7,8 +7,11 @@ found = stored.loaded("Llama-3.2-1B")                              # a folder of
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import hashlib
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,15 +64,20 @@ def restored(config: TrainConfig, step: int | None = None) -> tuple[Run, int, An
 
 
 def score(run: Run, model: Any) -> Score:
-    """How well a model does on all data of a run that it did not learn from."""
+    """How well a model does on data of a run that it did not learn from: all, or `evaluate.batches`."""
     if run.valid is None:
         raise ModelError(
             "the run has no data to evaluate on",
             rule="files that a model did not learn from are named by --data.valid",
             hint="weft eval FOLDER --data.valid FILE (and --data.valid_targets FILE for parallel text)",
         )
+    with contextlib.closing(run.valid.batches(ahead=2)) as batches:
+        some = itertools.islice(batches, run.config.evaluate.batches)
+        found = evaluate(run.scoring, model, (batch for batch, _ in some))
+        if next(batches, None) is not None:
+            return found  # texts are cut and packed: the words of some batches are not known
     words = words_of(run.config.data, run.valid.examples, run.tokenizer)
-    return evaluate(run.scoring, model, (batch for batch, _ in run.valid.batches(ahead=2)), words)
+    return dataclasses.replace(found, words=words)
 
 
 # Without its data
