@@ -9,7 +9,10 @@ import math
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -193,6 +196,25 @@ def test_what_was_interrupted_goes_on(weft, here, interruptible):
     _, whole, _ = weft(*command, "--rows", "16", *MESH)
     assert out.read_text().splitlines() == whole and len(whole) == 600
     assert len(set(whole)) > 20
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.6, 1.2])
+def test_a_process_that_is_interrupted_exits_with_130(here, seconds):
+    """Without Python's own exit, which may be a segmentation fault while devices are at work."""
+    script = "import atexit, os, signal, sys; atexit.register(os._exit, 139); signal.signal(signal.SIGINT, signal.default_int_handler)"
+    script += "; from weft.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", script, "generate", "lm", "--limit", "60", "--rows", "2"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=here, **pipes)
+    try:
+        process.stdin.write(b"3 cats\n" * 9_500)  # a little more than a pipe holds: by now it reads
+        process.stdin.flush()
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and b"Traceback" not in err
 
 
 def test_files_of_results(tmp_path):

@@ -5,13 +5,14 @@ Results go to stdout, everything else to stderr. Exit 2 is a mistake in what was
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Annotated, Any, Union, get_args, get_type_hints
+from typing import Annotated, Any, NoReturn, Union, get_args, get_type_hints
 
 import tyro
 
@@ -65,7 +66,7 @@ READ_BY_THEMSELVES = ("train", "eval")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code."""
+    """Run a command; its exit code. Without arguments this is the process's own, and Ctrl-C ends it."""
     warnings.showwarning = _show_warning
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given == ["--version"]:
@@ -90,8 +91,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        if arguments is None:
+            _end(130)
         return 130
     return 0
+
+
+def _end(code: int) -> NoReturn:
+    """End the process at once: devices may be at work, and Python's own exit takes from them what they use."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _check_text(given: list[str]) -> None:
