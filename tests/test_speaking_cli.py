@@ -201,9 +201,12 @@ def test_what_was_interrupted_goes_on(weft, here, interruptible):
 @pytest.mark.parametrize("seconds", [0.1, 0.6, 1.2])
 def test_a_process_that_is_interrupted_exits_with_130(here, seconds):
     """Without Python's own exit, which may be a segmentation fault while devices are at work."""
-    script = "import atexit, os, signal, sys; atexit.register(os._exit, 139); signal.signal(signal.SIGINT, signal.default_int_handler)"
-    script += "; from weft.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", script, "generate", "lm", "--limit", "60", "--rows", "2"]
+    script = [
+        "import atexit, os, signal, sys; from weft.cli.main import main",
+        "atexit.register(os._exit, 139); signal.signal(signal.SIGINT, signal.default_int_handler)",
+        "sys.exit(main())",
+    ]
+    command = [sys.executable, "-c", "; ".join(script), "generate", "lm", "--limit", "60", "--rows", "2"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(command, cwd=here, **pipes)
     try:

@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process at once: devices may be at work, and Python's own exit takes from them what they use."""
+    """End the process at once: Python's own exit may take from devices at work what they use."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
