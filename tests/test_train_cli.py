@@ -24,7 +24,7 @@ from weft.data import SentencePiece
 from weft.errors import ProgramError
 from weft.models import preset
 from weft.train import config_file, config_flags
-from weft.train.config import Data, recipe, recipes
+from weft.train.config import Data, recipe, recipes, schedule
 from weft.train.inputs import TOKENIZER
 
 TINY = "--model.d-model 16 --model.d-ff 32 --model.heads 2 --model.d-kv 8 --model.layers 1"
@@ -285,6 +285,18 @@ def test_rates_are_the_schedules(folder, capsys, monkeypatch):
         for name in ("whole", "parts")
     )
     assert whole == parts and len(set(whole)) == 7
+
+
+@pytest.mark.parametrize("warmup", [0, 16])
+@pytest.mark.parametrize("kind", ["constant", "cosine", "linear", "rsqrt"])
+def test_every_schedule_reaches_the_rate(kind, warmup):
+    config = recipe("lm").replace(steps=100)
+    learn = dataclasses.replace(config.optimizer, schedule=kind, warmup=warmup, rate=0.5)
+    rate = schedule(config.replace(optimizer=learn))
+    rates = [float(rate(step)) for step in range(0, 100, 4)]
+    assert max(rates) == pytest.approx(0.5) == rates[warmup // 4]
+    if kind == "rsqrt" and warmup:
+        assert float(rate(4 * warmup)) == pytest.approx(0.25)
 
 
 def test_a_tokenizer_that_is_there_is_not_taken_for_another(folder, capsys, golden):

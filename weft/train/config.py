@@ -318,7 +318,7 @@ def schedule(config: TrainConfig) -> Schedule:
         "constant": lambda: Constant(1.0),
         "cosine": lambda: Cosine(left, floor=o.last, after=o.warmup),
         "linear": lambda: LinearDecay(config.steps, left),
-        "rsqrt": lambda: RsqrtDecay(max(o.warmup, 1)),
+        "rsqrt": lambda: math.sqrt(max(o.warmup, 1)) * RsqrtDecay(max(o.warmup, 1)),
     }
     return o.rate * rise * falls[o.schedule]()
 
