@@ -59,6 +59,43 @@ def test_pieces_give_what_the_whole_does(length, pieces, name):
         same(wf.spmd(gradients(pieces), *LAYOUTS[name])(*args), gradients(None)(*args))
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_dropout_in_pieces_is_that_of_the_whole(name):
+    key = jax.random.key(3)
+
+    def dropped(x, key, pieces):
+        drop = lambda x: wf.dropout(x, 0.5, key)  # noqa: E731
+        return nn.chunked(drop, x, "length", pieces)
+
+    x = wf.ones([BATCH, LENGTH, D_FF])
+    for pieces in (1, 3, 6):
+        got = wf.spmd(lambda x, key, pieces=pieces: dropped(x, key, pieces), *LAYOUTS[name])(x, key)
+        assert (got.numpy("batch", "length", "d_ff") == wf.dropout(x, 0.5, key).numpy()).all()
+    assert (dropped(x, key, 3).numpy() == wf.dropout(x, 0.5, key).numpy()).all()  # eagerly
+    uneven = wf.spmd(lambda x, key: dropped(x, key, 5), *LAYOUTS[name])(x, key).numpy(
+        "length", "batch", "d_ff"
+    )
+    assert len({each.tobytes() for each in uneven}) == LENGTH.size  # others, and no two places the same
+    assert (uneven == dropped(x, key, 5).numpy("length", "batch", "d_ff")).all()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_model_with_dropout_is_the_same_in_pieces(name):
+    with jax.enable_x64(True):
+        config = Config(
+            vocab=9, d_model=6, d_ff=10, heads=2, d_kv=4, layers=2, dropout=0.3, compute="float64"
+        )
+        tokens = wf.tensor(np.random.default_rng(1).integers(0, 9, (4, 12)), [BATCH, LENGTH])
+        rows, key = Batch(tokens, tokens), jax.random.key(1)
+
+        def loss(chunks):
+            model = nn.init(Transformer(config.replace(feed_chunks=chunks)), jax.random.key(0))
+            found = wf.spmd(wf.value_and_grad(lambda m, key: m.loss(rows, key)), *LAYOUTS[name])(model, key)
+            return found[0], [t for _, t in sorted(nn.parameters(found[1]).items())]
+
+        same(loss(3), loss(1))
+
+
 def test_more_pieces_than_places_are_refused():
     with pytest.raises(wf.ShapeError, match="13 pieces of length=12"):
         nn.chunked(lambda x: x, wf.ones([LENGTH]), "length", 13)

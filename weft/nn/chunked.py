@@ -8,7 +8,9 @@ from typing import Any
 import jax
 
 import weft as wf
+from weft import context
 from weft.errors import ShapeError
+from weft.forms import as_slice
 from weft.tensor import Tensor, is_tensor
 
 
@@ -16,7 +18,8 @@ def chunked(f: Callable[..., Any], args: Any, dim: str, pieces: int) -> Any:
     """`f(*args)`, computed for pieces of a dim one after the other, in the backward pass anew.
 
     Args:
-      f: a function that treats the dim's elements alike, each by itself.
+      f: a function that treats the dim's elements alike, each by itself. What it draws, for dropout perhaps,
+        goes by the place in the whole: it is as without pieces, bit for bit, if they divide the size.
       args: a tensor or a tuple of them, all with the dim.
       dim: its name.
       pieces: how many; they need not divide the size. If a layout splits the dim, let it split a piece
@@ -38,10 +41,15 @@ def chunked(f: Callable[..., Any], args: Any, dim: str, pieces: int) -> Any:
     def cut(t: Tensor) -> Tensor:
         return wf.split(wf.pad(t, dim, 0, size * pieces - whole.size), dim, [inner, piece])
 
-    def step(_: None, one: tuple[Tensor, ...]) -> tuple[None, Any]:
-        return None, wf.remat(f)(*one)
+    def of_piece(number: Tensor, *one: Tensor) -> Any:
+        # Draws inside go by the place in the whole, as in a pipeline: else all pieces would drop the same.
+        with context.require().dealing(inner, piece, as_slice(number)._array):
+            return f(*one)
 
-    _, out = wf.scan(step, None, tuple(cut(t) for t in given), piece)
+    def step(_: None, one: tuple[Tensor, ...]) -> tuple[None, Any]:
+        return None, wf.remat(of_piece)(*one)
+
+    _, out = wf.scan(step, None, (wf.arange(piece), *(cut(t) for t in given)), piece)
 
     def whole_again(t: Tensor) -> Tensor:
         order = [d for d in t.dims if d != piece]
