@@ -64,8 +64,7 @@ def test_dropout_in_pieces_is_that_of_the_whole(name):
     key = jax.random.key(3)
 
     def dropped(x, key, pieces):
-        drop = lambda x: wf.dropout(x, 0.5, key)  # noqa: E731
-        return nn.chunked(drop, x, "length", pieces)
+        return nn.chunked(lambda x: wf.dropout(x, 0.5, key), x, "length", pieces)
 
     x = wf.ones([BATCH, LENGTH, D_FF])
     for pieces in (1, 3, 6):
