@@ -262,6 +262,21 @@ def test_a_run_begins_with_an_imported_model(run, capsys, golden):
     assert code == 2
 
 
+@pytest.mark.parametrize("file", ["manifest.json", "arrays/manifest.ocdbt"])
+def test_an_imported_model_is_fallen_back_to(run, capsys, file):
+    assert main(["checkpoint", "export", "run/checkpoints", "model.safetensors"]) == 0
+    assert main(["checkpoint", "import", "model.safetensors", "new/checkpoints", "--step", "0"]) == 0
+    flags = f"{LINES} --folder new --save.every 1 --save.keep 9"
+    assert weft(capsys, flags)[0] == 0
+    for step in (1, 2):
+        path = Path(f"new/checkpoints/step_{step}", file)
+        path.write_bytes(path.read_bytes()[:-1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, _, err = weft(capsys, flags)
+    assert code == 0 and err.count("is left out") == 2 and "a new run in new" in err
+
+
 def test_a_folder_that_another_run_writes_into(run, capsys, golden):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     handle = os.open(run, os.O_RDONLY)

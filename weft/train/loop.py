@@ -29,7 +29,14 @@ from weft.plan.hardware import Hardware
 
 from . import hosts
 from .checkpoint import Checkpoints
-from .checkpoint_files import CheckpointWarning, Damage, read_manifest, step_folders, unfinished
+from .checkpoint_files import (
+    CheckpointWarning,
+    Damage,
+    check_files,
+    read_manifest,
+    step_folders,
+    unfinished,
+)
 from .config import TrainConfig
 from .evaluate import Score, evaluate
 from .journal import CONFIG
@@ -72,14 +79,26 @@ def begin(run: Run, checkpoints: Checkpoints) -> Standing:
 
 
 def _newest(checkpoints: Path) -> str:
-    """What the newest checkpoint is: "imported", a model alone; "saved", all of a run; "": there is none."""
+    """What the newest whole checkpoint is: "imported", a model alone; "saved", all of a run; "": none."""
     folders = list(step_folders(checkpoints).values())
     if not folders:
         return ""
+    found = []
+    for path in reversed(folders):
+        with contextlib.suppress(Damage):  # restoring says more of it
+            manifest = read_manifest(path)
+            found.append(("imported" if "imported" in manifest["extra"] else "saved", path, manifest))
+    if len({kind for kind, *_ in found}) > 1:  # else restoring alone looks at all files
+        found = [one for one in found if _is_whole(*one[1:])]
+    return found[0][0] if found else "saved"
+
+
+def _is_whole(path: Path, manifest: dict[str, Any]) -> bool:
     try:
-        return "imported" if "imported" in read_manifest(folders[-1])["extra"] else "saved"
-    except Damage:  # restoring says more of it
-        return "saved"
+        check_files(path, manifest)
+    except Damage:
+        return False
+    return True
 
 
 def _check_imported(step: int, checkpoints: Path) -> None:
