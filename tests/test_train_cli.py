@@ -211,6 +211,19 @@ def test_its_own_settings_go_on_where_it_stopped(run, capsys):
     assert [row["step"] for row in rows] == [1, 2, 3]
 
 
+def test_other_settings_are_warned_of(run, capsys):
+    (run.parent / "other.txt").write_text(FILES["text.txt"])
+    flags = f"{LINES} --steps 3 --data.train other.txt text.txt --optimizer.rate 0.5 --model.dropout 0.25"
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, _, err = weft(capsys, flags)
+        again = weft(capsys, f"{flags} --steps 4")
+    changed = "--data.train text.txt → other.txt text.txt, --optimizer.rate 0.001 → 0.5"
+    changed += ", --model.dropout 0.0 → 0.25"
+    assert code == 0 and f"warning: the run goes on with other settings: {changed}\n" in err, err
+    assert again[0] == 0 and "warning" not in again[2]
+
+
 def test_a_finished_run_has_nothing_left_to_do(run, capsys):
     before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
     code, out, err = weft(capsys, LINES)
@@ -353,6 +366,7 @@ def test_a_rule_of_no_dim_is_a_warning(run, capsys):
 TOO_FAST = "--optimizer.rate 1e30 --optimizer.warmup 0 --optimizer.clip 0 --optimizer.schedule constant"
 
 
+@pytest.mark.filterwarnings("ignore:the run goes on with other settings")
 def test_a_loss_that_is_not_finite_stops_the_run(run, capsys, golden):
     """Nothing is saved of a step that is not finite."""
     code, out, err = weft(capsys, f"{LINES} --steps 8 --save.every 1 {TOO_FAST}")

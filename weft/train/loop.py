@@ -10,6 +10,7 @@ curve, bit for bit, as one that was never stopped.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import itertools
 import math
@@ -24,10 +25,10 @@ from typing import Any
 import jax
 
 from weft import nn
-from weft.errors import ModelError, ProgramError
+from weft.errors import ModelError, ProgramError, WeftError
 from weft.plan.hardware import Hardware
 
-from . import hosts
+from . import config_file, hosts
 from .checkpoint import Checkpoints
 from .checkpoint_files import (
     CheckpointWarning,
@@ -67,6 +68,8 @@ def begin(run: Run, checkpoints: Checkpoints) -> Standing:
         step, model, state, extra = found
         if extra["seed"] != seed:
             warnings.warn(f"the run began with seed {extra['seed']}, and goes on with {seed}", stacklevel=2)
+        if step < run.config.steps and (changed := _changed(run.config)):
+            warnings.warn(f"the run goes on with other settings: {', '.join(changed)}", stacklevel=2)
         return Standing(step, extra["position"], model, state, extra["skipped"])
     for path in unfinished(run.checkpoints).values():
         warnings.warn(
@@ -99,6 +102,25 @@ def _is_whole(path: Path, manifest: dict[str, Any]) -> bool:
     except Damage:
         return False
     return True
+
+
+def _changed(config: TrainConfig) -> list[str]:
+    """The settings that the run in the folder had otherwise, of those that results depend on: old → new."""
+    try:
+        before = config_file.read(config.folder / CONFIG)
+    except (WeftError, OSError):  # it is only missed for the warning
+        return []
+    pairs = [(name, getattr(before, name), getattr(config, name)) for name in ("data", "optimizer", "model")]
+    return [
+        f"--{name}.{one.name.replace('_', '-')} {_shown(was)} → {_shown(now)}"
+        for name, old, new in pairs
+        for one in dataclasses.fields(old)
+        if (was := getattr(old, one.name)) != (now := getattr(new, one.name))
+    ]
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def _check_imported(step: int, checkpoints: Path) -> None:
