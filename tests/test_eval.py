@@ -96,6 +96,15 @@ def test_a_loss_that_is_not_finite_is_a_text_in_json(run, tmp_path, capsys):
     assert strictly(capsys.readouterr().out)["loss"] == "nan"
 
 
+def test_the_score_of_an_imported_model(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "lm")
+    file, checkpoints = str(tmp_path / "model.safetensors"), str(tmp_path / "lm" / "checkpoints")
+    assert main(["checkpoint", "export", checkpoints, file]) == 0
+    assert main(["checkpoint", "import", file, checkpoints, "--step", "0"]) == 0
+    capsys.readouterr()
+    assert scored(capsys, tmp_path / "lm", "--step", "0") == {**scored(capsys, run), "step": 0}
+
+
 def test_the_score_for_people(run, capsys):
     assert main(["eval", str(run)]) == 0
     out = capsys.readouterr().out.split()

@@ -58,9 +58,15 @@ def _is_huggingface(folder: str | Path) -> bool:
 def restored(config: TrainConfig, step: int | None = None) -> tuple[Run, int, Any]:
     """What was run, the step of a checkpoint (by default the newest), and the model to use."""
     run = prepare(config)
-    like = nn.specs(run.model)
-    found = Checkpoints(run.checkpoints).restore(*run.learner.init(like), run.mesh, run.layout, step)
+    model, state = run.learner.init(nn.specs(run.model))
+    state = state if _made_of_state(config) else None  # an imported model has none
+    found = Checkpoints(run.checkpoints).restore(model, state, run.mesh, run.layout, step)
     return run, found[0], run.learner.whole(*found[1:3])
+
+
+def _made_of_state(config: TrainConfig) -> bool:
+    """Whether the model to use is made of what is stored beside the trained one."""
+    return bool(config.optimizer.average or config.diloco.replicas)
 
 
 def score(run: Run, model: Any) -> Score:
@@ -125,12 +131,10 @@ def loaded(
     words = tokenizer(config)
     mesh, layout = place(config, mesh, layout)
     how = learner(config, mesh, layout)
-    made_of_state = config.optimizer.average or config.diloco.replicas
     model, state = how.init(nn.specs(Transformer(config.model)))
     checkpoints = Checkpoints(config.folder / CHECKPOINTS)
-    restore = functools.partial(
-        checkpoints.restore, model, state if made_of_state else None, mesh, how.layout
-    )
+    state = state if _made_of_state(config) else None
+    restore = functools.partial(checkpoints.restore, model, state, mesh, how.layout)
     steps: list[int | None] = [step]
     if average > 1:
         steps = list(_last(checkpoints, step, average))
