@@ -111,6 +111,11 @@ MISTAKES = {
     "negative_rates": [f"{LINES} --optimizer.rate -1 --optimizer.clip -1 --optimizer.beta2 1.5"],
     "endless_rates": [f"{LINES} --optimizer.rate inf --optimizer.weight-decay nan --optimizer.clip -1"],
     "heads_that_are_none": [f"{LINES} --model.heads 0"],
+    "model_out_of_range": [
+        f"{LINES} --model.experts -1 --model.capacity inf --model.epsilon -1 --model.smoothing 2"
+        " --model.rotary-base 0 --model.balance nan --model.dropout 1"
+    ],
+    "no_hashes": [f"{LINES} --model.lsh-rounds 0"],
     # a TOML file
     "no_toml": ["config.toml"],
     "broken_toml": ["broken.toml"],

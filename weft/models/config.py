@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +124,13 @@ class Config:
                 rule="sizes are whole numbers from 1 on",
                 hint="help(weft.models.Config) says what each is",
             ).located("Config")
+        outside = {n: rule for n, (is_inside, rule) in _RANGES.items() if not is_inside(getattr(self, n))}
+        if outside:
+            raise ModelError(
+                ", ".join(f"{n}={getattr(self, n)}" for n in outside),
+                rule="; ".join(f"{n} is {rule}" for n, rule in outside.items()),
+                hint="help(weft.models.Config) says what each is",
+            ).located("Config")
         if self.positions == "rotary" and self.d_kv % 2:
             raise ModelError(
                 f'd_kv={self.d_kv} with positions="rotary"',
@@ -151,8 +160,25 @@ _KNOWN: dict[str, tuple[Any, ...]] = {
 }
 _POSITIVE = tuple(
     "vocab d_model d_ff heads kv_heads d_kv layers decoder_layers longest window".split()
-    + ["pipeline_micro", "unroll", "feed_chunks", "loss_chunks"]
+    + ["lsh_chunk", "lsh_rounds", "pipeline_micro", "unroll", "feed_chunks", "loss_chunks", "expert_top"]
 )
+
+# What the other numbers may be. NaN is in none of them.
+_COUNT = (lambda x: 0 <= x < math.inf, "a whole number from 0 on")
+_FACTOR = (lambda x: 0 <= x < math.inf, "finite, and at least 0")
+_ABOVE = (lambda x: 0 < x < math.inf, "finite, and above 0")
+_SHARE = (lambda x: 0 <= x < 1, "from 0 to 1 and not 1")
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "experts": _COUNT,
+    "capacity": _ABOVE,
+    "balance": _FACTOR,
+    "router_z": _FACTOR,
+    "rotary_base": _ABOVE,
+    "epsilon": _FACTOR,
+    "dropout": _SHARE,
+    "smoothing": _SHARE,
+    "z_loss": _FACTOR,
+}
 
 
 class Dims:
