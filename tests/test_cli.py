@@ -110,6 +110,35 @@ def run(capsys, *arguments):
     return code, out, err
 
 
+# -- memory and streams ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Unable to allocate 373. GiB"),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.\nmore lines"),
+    ],
+    ids=lambda error: str(error)[:20],
+)
+def test_too_little_memory_is_a_message(error, capsys, monkeypatch):
+    def fails(_):
+        raise error
+
+    monkeypatch.setattr("weft.cli.main._chosen", fails)
+    code, out, err = run(capsys, "models")
+    assert (code, out) == (1, "") and err.startswith("error: the memory is not enough\n")
+    assert str(error).split("\n")[0] in err and "more lines" not in err
+    assert "weft plan" in err and "When memory is short" in err
+
+
+def test_another_error_of_jax_is_not_hidden(capsys, monkeypatch):
+    monkeypatch.setattr("weft.cli.main._chosen", lambda _: (_ for _ in ()).throw(RuntimeError("INTERNAL")))
+    with pytest.raises(RuntimeError, match="INTERNAL"):
+        main(["models"])
+
+
 # -- plan -------------------------------------------------------------------------------------------
 
 

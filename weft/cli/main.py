@@ -79,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WeftError as error:
         kind = "error" if isinstance(error, UserError) else type(error).__name__
         print(f"{kind}: {_of_user(str(error))}", file=sys.stderr)
-        if "weft.train.hosts" in sys.modules:  # one of several processes: the others need not wait for it
-            sys.modules["weft.train.hosts"].fail(2)
+        _fail(2)
         return 2
     except Failure as failure:
         print(failure, file=sys.stderr)
@@ -90,11 +89,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, no permission
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):  # JAX's
+            raise
+        print(f"error: {_short_of_memory(error)}", file=sys.stderr)
+        _fail(1)
+        return 1
     except KeyboardInterrupt:
         if arguments is None:
             _end(130)
         return 130
     return 0
+
+
+def _fail(code: int) -> None:
+    """If this is one of several processes, the others need not wait for it."""
+    if "weft.train.hosts" in sys.modules:
+        sys.modules["weft.train.hosts"].fail(code)
+
+
+def _short_of_memory(error: Exception) -> UserError:
+    said = (str(error).splitlines() or [""])[0]
+    return UserError(
+        "the memory is not enough",
+        *([said] if said else []),
+        rule="what a program needs is in its plan, before it runs: weft plan, and plan.txt in a run's folder",
+        hint='fewer --data.rows or --rows; "When memory is short" in docs/training.md has more settings',
+    )
 
 
 def _end(code: int) -> NoReturn:
