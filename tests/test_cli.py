@@ -133,6 +133,19 @@ def test_too_little_memory_is_a_message(error, capsys, monkeypatch):
     assert "weft plan" in err and "When memory is short" in err
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(closed):
+    asked = ["sh", "-c", f'"$@" models {closed}', "sh", *command()]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("tiny-lm" in done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
+def test_letters_that_a_stream_lacks_are_escaped():
+    done = weft("plan", "tiny-lm", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "") and "\\u" in done.stdout
+
+
 def test_another_error_of_jax_is_not_hidden(capsys, monkeypatch):
     monkeypatch.setattr("weft.cli.main._chosen", lambda _: (_ for _ in ()).throw(RuntimeError("INTERNAL")))
     with pytest.raises(RuntimeError, match="INTERNAL"):

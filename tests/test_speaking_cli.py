@@ -536,6 +536,9 @@ def test_several_processes_are_refused(weft, monkeypatch):
     monkeypatch.setenv("WEFT_PROCESSES", "2")
     code, out, err = weft("translate", "fr", "in.txt")
     assert (code, out) == (2, []) and "one of 2 processes" in err
+    monkeypatch.setenv("WEFT_PROCESSES", "abc")
+    code, out, err = weft("translate", "fr", "in.txt")
+    assert (code, out) == (2, []) and "one of abc processes, as WEFT_PROCESSES says" in err
     monkeypatch.setenv("WEFT_PROCESSES", "")  # as unset
     assert weft("translate", "fr", "in.txt", *SHORT)[0] == 0
 

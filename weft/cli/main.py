@@ -68,6 +68,7 @@ READ_BY_THEMSELVES = ("train", "eval")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code. Without arguments this is the process's own, and Ctrl-C ends it."""
     warnings.showwarning = _show_warning
+    _open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given == ["--version"]:
         print(f"weft {version('weft')}")
@@ -100,6 +101,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _end(130)
         return 130
     return 0
+
+
+def _open_streams() -> None:
+    """A stream that is closed (`weft models >&-`) is empty, and a letter that it does not have is escaped."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the exit)
+    if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _fail(code: int) -> None:

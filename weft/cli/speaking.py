@@ -198,9 +198,10 @@ def check_alone() -> None:
     """An error if this process is one of several."""
     from ..train import hosts
 
-    if int(os.environ.get(hosts.PROCESSES) or "1") > 1:
+    said = os.environ.get(hosts.PROCESSES) or "1"
+    if not said.isdecimal() or int(said) > 1:
         raise UserError(
-            f"this command is one of {os.environ[hosts.PROCESSES]} processes",
+            f"this command is one of {said} processes, as {hosts.PROCESSES} says",
             rule="it runs in one, on all devices of its machine",
             hint="leave weft launch out; or give each process a file of its own",
         )
