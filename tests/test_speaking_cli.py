@@ -377,6 +377,8 @@ def test_numbers_that_are_not_finite_are_texts_in_json(weft, tmp_path):
     assert code == 0 and [strictly(line)["score"] for line in out] == ["nan"] * len(TEXTS)
     code, out, _ = weft("generate", tmp_path, "in.txt", *SHORT, "--json")
     assert code == 0 and [strictly(line)["score"] for line in out] == ["nan"] * len(TEXTS)
+    code, out, err = weft("generate", tmp_path, "in.txt", *SHORT, "--beams", "2")
+    assert (code, out) == (2, []) and "ModelError: a search found no text: the model's numbers are not" in err
 
 
 def test_bleu_is_that_of_sacrebleu(weft, here):

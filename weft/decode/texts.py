@@ -163,6 +163,12 @@ class Speaker:
             ]
             for n, item in enumerate(items)
         ]
+        if not all(every):  # no text is better than another one then
+            raise ModelError(
+                "a search found no text: the model's numbers are not finite",
+                rule="beams are compared by the logarithms of probabilities, which NaN has no place among",
+                hint="weft eval FOLDER shows the loss; an earlier checkpoint, by --step, may be finite",
+            )
         return [dataclasses.replace(one[0], others=tuple(one[1:])) for one in every]
 
     def _read(self, item: Item, ask: Ask, tokens: Any, score: Any, logs: Any) -> Said:
