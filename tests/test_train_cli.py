@@ -124,6 +124,7 @@ MISTAKES = {
     "toml_of_an_unknown_preset": ["preset.toml"],
     # data
     "no_such_file": [f"{RUN} --data.train txet.txt"],
+    "file_that_is_a_folder": [f"{RUN} --data.train ."],
     "empty_data": [f"{RUN} --data.train empty.txt"],
     "blank_data": [f"{RUN} --data.train blank.txt"],
     "files_not_named": [RUN],
@@ -501,6 +502,13 @@ def test_a_preset_brings_its_model_and_flags_change_that(flags, folder, capsys):
     model = dataclasses.asdict(preset("tiny-llama").config.replace(d_ff=48))
     assert code == 0 and said["preset"] == "tiny-llama"
     assert said["model"] == {name: value for name, value in model.items() if value is not None}
+
+
+def test_a_folder_has_a_name(folder, capsys):
+    given = ["" if word == "run" else word for word in LINES.split()]
+    code, out, err = weft_exactly(capsys, *given)
+    assert (code, out) == (2, "") and "--folder is empty" in err, err
+    assert not (folder / "checkpoints").exists()
 
 
 def test_a_flag_that_is_given_twice(folder, capsys, golden):

@@ -260,7 +260,9 @@ def test_a_signal_saves_and_says_so(settings, whole, tmp_path, capsys, number):
     over.set()
     thread.join()
     assert code == 1
-    said = capsys.readouterr().err.splitlines()[-1]
+    *before, said = capsys.readouterr().err.splitlines()
+    interrupted = number == signal.SIGINT
+    assert ("stopping after this step; once more ends it at once" in before) == interrupted
     (step,) = saved(there)[-1:]
     assert said.startswith(f"stopped by {number.name} after step {step} of 100000, which is saved in {there}")
     assert len(curve(there)) == step and no_threads()

@@ -162,6 +162,8 @@ def find_files(files: Files) -> tuple[str, ...]:
 
 
 def _near(name: str) -> str:
+    if os.path.isdir(name):
+        return f"it is a folder; its files are {os.path.join(name, '*')}"
     folder, last = os.path.split(name)
     if not os.path.isdir(folder or "."):
         return f"there is no folder {folder}" if not glob.has_magic(folder) else "no folder matches"

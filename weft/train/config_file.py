@@ -152,7 +152,7 @@ def _as(kind: Any, value: Any) -> Any:
             return float(value)
         except OverflowError:
             raise ValueError("a number that a float can hold") from None
-    if kind is Path and isinstance(value, str):
+    if kind is Path and isinstance(value, str) and value:  # "" would be the folder that one is in
         return Path(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError(WORDS.get(kind, kind.__name__))

@@ -6,6 +6,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from weft.errors import ProgramError, nearest
@@ -47,7 +48,7 @@ def changed(config: TrainConfig, arguments: Iterable[str]) -> TrainConfig:
         try:
             value = _as(known[flag], values)
         except ValueError as error:
-            wrong.append(f"{' '.join([flag, *values])} {error}")
+            wrong.append(f"{' '.join([flag, *filter(None, values)])} {error}")
             continue
         *sections, name = flag.removeprefix("--").replace("-", "_").split(".")
         place = changes
@@ -96,6 +97,8 @@ def _as(kind: Any, values: list[str]) -> Any:
         if values[0] not in inside:
             raise ValueError(f"is not one of {', '.join(inside)}{nearest(values[0], inside)}")
         return values[0]
+    if kind is Path and not values[0]:  # it would be the folder that one is in
+        raise ValueError("is empty")
     try:
         return _READ.get(kind, kind)(values[0])
     except (ValueError, KeyError):

@@ -426,7 +426,9 @@ class Stop:
         while byte := os.read(self._read, 1):
             if byte[0] == signal.SIGINT and interrupted:
                 os._exit(130)
-            interrupted |= byte[0] == signal.SIGINT
+            if byte[0] == signal.SIGINT:
+                interrupted = True
+                print("stopping after this step; once more ends it at once", file=sys.stderr, flush=True)
             if byte[0] not in (signal.SIGTERM, signal.SIGINT) or self.reason:
                 continue
             reason = signal.Signals(byte[0]).name
