@@ -13,8 +13,10 @@ from weft import serve
 from weft.data import Bytes, SentencePiece
 from weft.decode import Ask, Beams
 from weft.decode.attention_view import Viewer
+from weft.decode.rows import Item
 from weft.models import Batch
 from weft.serve.asked import COMPLETIONS, Refused, read
+from weft.serve.engine import Job
 from weft.serve.reading import Reading
 
 pytest_plugins = ["served_fixtures"]
@@ -169,6 +171,11 @@ def test_completions_are_as_openai_has_them(client):
     assert found["object"] == "text_completion" and found["model"] == "tiny"
 
 
+def test_the_start_is_no_token_of_a_prompt():
+    after, translated = Item(0, (), (0, 5, 6), 3), Item(0, (5, 6, 1), (0,), 3)
+    assert [Job("say", print, item=item).prompt for item in (after, translated)] == [2, 3]
+
+
 def test_a_stream_says_the_same_piece_by_piece(client):
     ask = {"prompt": "hello", "max_tokens": 20, "temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 3}
     ask |= {"repetition_penalty": 1.3, "stream": True, "stream_options": {"include_usage": True}}
@@ -214,8 +221,10 @@ def test_a_search_gives_its_best(client):
     assert found["score"] == pytest.approx(said.score, abs=1e-4)
     assert blank["text"] == "" and blank["finish_reason"] == "stop"
     ask = {"prompt": "hello", "beams": 4, "n": 3, "max_tokens": 8}
-    choices = client.post("/v1/completions", json=ask).json()["choices"]
-    assert [(one["index"], one["text"]) for one in choices] == [(n, one.text) for n, one in enumerate(best)]
+    answer = client.post("/v1/completions", json=ask).json()
+    choices = [(one["index"], one["text"]) for one in answer["choices"]]
+    assert choices == [(n, one.text) for n, one in enumerate(best)]
+    assert answer["usage"]["completion_tokens"] == sum(len(one.tokens) for one in best)
 
 
 def test_translations_stream_and_show_what_they_look_at(client, speaker):

@@ -69,8 +69,8 @@ class Job:
 
     @property
     def prompt(self) -> int:
-        """How many tokens were read."""
-        return len(self.item.inputs or self.item.prompt)
+        """How many tokens the text has that was read."""
+        return len(self.item.inputs or self.item.prompt[1:])  # the first of a prompt is START
 
 
 class Full(Exception):

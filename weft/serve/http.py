@@ -153,7 +153,7 @@ class Paths:
             "created": int(time.time()),
             "model": self.name,
         }
-        talk = Talk(self, ask, prompts, listed(given["stop"]))
+        talk = Talk(self, ask, prompts, listed(given["stop"]), n)
         sent = [0] * len(prompts)  # how many tokens of each text the client was told of, in a stream
 
         def choice(one: Told, whole: bool, k: int = 0) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class Paths:
             raise Refused(400, "this model goes on with texts: POST /v1/completions")
         self._check_best("best", given["best"], given["beams"])
         texts = listed(given["text"])
-        talk = Talk(self, self._ask(given), texts, [])
+        talk = Talk(self, self._ask(given), texts, [], given["best"])
 
         def result(one: Told) -> dict[str, Any]:
             return {
@@ -356,10 +356,10 @@ class Told:
 
 
 class Talk:
-    """Texts of a request that are said or searched."""
+    """Texts of a request that are said or searched, and as many of a search as the client gets."""
 
-    def __init__(self, paths: Paths, ask: Ask, texts: list[str], stops: list[str]):
-        self.paths, self.ask, self.stops = paths, ask, stops
+    def __init__(self, paths: Paths, ask: Ask, texts: list[str], stops: list[str], best: int = 1):
+        self.paths, self.ask, self.stops, self.best = paths, ask, stops, best
         self.asking = Asking(paths.engine, asyncio.get_running_loop().time() + paths.timeout)
         engine = paths.engine
         with _told_to_client(None):
@@ -367,6 +367,7 @@ class Talk:
                 engine.say(text, ask, self.asking.tell(n), n) for n, text in enumerate(texts)
             ]
         self.readings = [self._reading(job) for job in self.jobs]
+        self._others: list[Reading] = []
         self._begun, self._since = False, time.monotonic()
 
     def _reading(self, job: Job) -> Reading:
@@ -404,11 +405,13 @@ class Talk:
             reading = self.readings[index] if n == 0 else self._reading(self.jobs[index])
             text = reading.more(one.tokens, (), True)
             every.append(Told(index, reading, text, _finish(reading), one.score))
+        self._others += [one.reading for one in every[1 : self.best]]
         return dataclasses.replace(every[0], others=tuple(every[1:]))
 
     def usage(self) -> dict[str, int]:
         """How many tokens were read and said."""
-        read, said = sum(job.prompt for job in self.jobs), sum(len(r.tokens) for r in self.readings)
+        read = sum(job.prompt for job in self.jobs)
+        said = sum(len(one.tokens) for one in (*self.readings, *self._others))
         return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
 
 
