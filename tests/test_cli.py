@@ -146,6 +146,19 @@ def test_letters_that_a_stream_lacks_are_escaped():
     assert (done.returncode, done.stderr) == (0, "") and "\\u" in done.stdout
 
 
+def test_an_interrupt_is_not_lost_in_a_callback():
+    """As one is that comes while Python collects garbage."""
+    script = [
+        "import sys, weft.cli.main as m",
+        "def interrupt(self): raise KeyboardInterrupt",
+        "m._chosen = lambda given: type('Asked', (), {'run': print, '__del__': interrupt})()",
+        "sys.exit(m.main())",
+    ]
+    asked = [sys.executable, "-c", "\n".join(script)]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_another_error_of_jax_is_not_hidden(capsys, monkeypatch):
     monkeypatch.setattr("weft.cli.main._chosen", lambda _: (_ for _ in ()).throw(RuntimeError("INTERNAL")))
     with pytest.raises(RuntimeError, match="INTERNAL"):

@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code. Without arguments this is the process's own, and Ctrl-C ends it."""
     warnings.showwarning = _show_warning
     _open_streams()
+    if arguments is None:
+        sys.unraisablehook = _unraisable
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given == ["--version"]:
         print(f"weft {version('weft')}")
@@ -126,6 +128,13 @@ def _short_of_memory(error: Exception) -> UserError:
         rule="what a program needs is in its plan, before it runs: weft plan, and plan.txt in a run's folder",
         hint='fewer --data.rows or --rows; "When memory is short" in docs/training.md has more settings',
     )
+
+
+def _unraisable(error: Any) -> None:
+    """Ctrl-C while Python collects garbage, for which JAX has a callback, would be shown and forgotten."""
+    if issubclass(error.exc_type, KeyboardInterrupt):
+        _end(130)
+    sys.__unraisablehook__(error)
 
 
 def _end(code: int) -> NoReturn:
