@@ -74,8 +74,9 @@ def _close_file(path: Path) -> str:
 def _imported(path: Path) -> ModuleType:
     """The file as a module of its own name, able to import its neighbours as when it is run."""
     sys.path.insert(0, str(path.parent.resolve()))
-    known = getattr(sys.modules.get(path.stem), "__file__", path) != str(path)  # as of a file called json.py
-    name = f"_{path.stem}" if path.stem in sys.modules and known else path.stem
+    other = sys.modules.get(path.stem)
+    taken = other is not None and getattr(other, "__file__", None) != str(path)  # as json by a file json.py
+    name = f"_{path.stem}" if taken else path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file", rule="the name of one ends with .py")
