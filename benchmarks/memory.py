@@ -229,7 +229,7 @@ def _cases() -> Iterable[Case]:
 
 CASES = tuple(_cases())
 
-HEADER = """# Memory: predicted and compiled
+HEADER = """# How exact memory plans are
 
 `plan.memory.peak` is computed from the program alone, with no devices and no compiler. Here it stands beside
 what XLA's CPU compiler assigns to one device (`memory_analysis()`: arguments, results and temporaries, memory

@@ -1,4 +1,4 @@
-"""Twenty small programs to search layouts for: `PROGRAMS[name]` is a function and its arguments, how many
+"""Small programs to search layouts for: `PROGRAMS[name]` is a function and its arguments, how many
 devices it is to be laid out on, and over how many axes."""
 
 import jax

@@ -31,7 +31,7 @@ def traffic(program, *args, scalars=False):
     return dict(planned)
 
 
-# The paper's worked example: papers.md §1.6
+# The paper's worked example
 
 batch, io, hidden = wf.dims("batch=64 io=256 hidden=1024")
 

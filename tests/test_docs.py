@@ -2,7 +2,7 @@
 
 A block with a title, ```python title="train.py", is also written to that file. The lines of bash blocks that
 call `weft` run there; a comment says which exit code is expected if it is not 0. A text block right after
-plans or searches is what they print, or some lines of it.
+plans or searches is what they print, or some lines of it; so is a later one whose first line they printed.
 """
 
 import contextlib
@@ -70,14 +70,14 @@ def test_blocks_run(page, monkeypatch, tmp_path):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # which the command line replaces
     module = types.ModuleType("page_under_test")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look themselves up
-    printed = ""
+    printed, known = "", {""}
     for line, info, body in fenced_blocks(page.read_text(encoding="utf-8")):
-        if info == "text" and printed and not body[0].startswith("weft "):
-            known = {shown.strip() for shown in printed.splitlines()}
-            missing = [shown for shown in body if shown.strip() not in known | {""}]
+        if info == "text" and (printed or body[0].strip() in known) and not body[0].startswith("weft "):
+            missing = [shown for shown in body if shown.strip() not in known]
             assert not missing, f"{page.name}:{line}: nothing prints these lines any more: {missing}"
         called = [command for command in commands(body) if info == "bash" and command.startswith("weft ")]
         printed = "".join([run_command(command, tmp_path) for command in called])
+        known |= {shown.strip() for shown in printed.splitlines()}
         if info in NOT_RUN:
             continue
         title = re.fullmatch(r'python(?: title="([\w.]+)")?', info)

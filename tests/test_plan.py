@@ -120,7 +120,7 @@ def test_a_conv_net_with_split_height():
 
 @pytest.mark.parametrize("sizes", [(64, 32, 128), (24, 48, 96), (16, 16, 256)], ids=str)
 def test_table_1_of_the_paper(sizes):
-    """papers.md §1.6: computation, communication and memory of the five layouts."""
+    """The paper's worked example: computation, communication and memory of the five layouts."""
     b, d_io, d_h = sizes
     batch, io, hidden = wf.Dim("batch", b), wf.Dim("io", d_io), wf.Dim("hidden", d_h)
 
