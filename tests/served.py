@@ -45,6 +45,8 @@ BAD = {
     "NaN": (b'{"prompt": "a", "top_p": NaN}', 400, "NaN"),
     "nothing asked": (b"{}", 400, "prompt is missing"),
     "misspelt": (b'{"prompt": "a", "max_token": 3}', 400, "did you mean max_tokens?"),
+    "a field that is no text": (b'{"\\ud800": 1}', 400, 'no field "\\ud800"'),
+    "a long field": (b'{"' + b"a" * 4000 + b'": 1}', 400, "aaa..."),
     "wrong type": (b'{"prompt": "a", "max_tokens": "3"}', 400, 'max_tokens is "3"'),
     "truth is no number": (b'{"prompt": "a", "max_tokens": true}', 400, "a whole number"),
     "too many tokens": (b'{"prompt": "a", "max_tokens": 65}', 400, "too many"),

@@ -327,3 +327,16 @@ def test_gradients_through_numpy_constants():
     fn = lambda x: wf.sum(wf.square(x * wf.tensor(scale, "d=4")))
     got = wf.spmd(wf.grad(fn), "x=8", "d:x")(TENSORS["x"])
     same(got, jax.grad(lambda x: jnp.sum((x * scale) ** 2))(TENSORS["x"].array))
+
+
+def test_a_pending_gradient_of_a_narrow_type():
+    """Of a type in which a sum can't stay pending, the parts that are to be added up were forgotten."""
+
+    def run(w, x):
+        grad = wf.grad(lambda w: wf.sum(wf.einsum(x, w, out=["b"])))(w)
+        return grad.astype(jnp.float16)
+
+    w, x = wf.parameter(wf.ones("d=4")), real(0, "b=5 d=4")
+    got = wf.spmd(run, "x=2", "b:x")(w, x)
+    assert got.dtype == jnp.float16
+    np.testing.assert_allclose(got.numpy(), x.numpy().sum(0), rtol=1e-2)

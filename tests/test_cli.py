@@ -41,6 +41,11 @@ def staged():
     return wf.spmd(step, "data=4", "batch:data"), example()[1]
 
 
+def stored():
+    layout = wf.Layout("batch:data", params="d_model:data", optimizer="d_ff:data")
+    return wf.spmd(step, "data=4", layout), example()[1]
+
+
 def fails_in_its_own_line():
     def broken(x):
         return inner(x)
@@ -133,6 +138,19 @@ def test_too_little_memory_is_a_message(error, capsys, monkeypatch):
     assert "weft plan" in err and "When memory is short" in err
 
 
+@pytest.mark.parametrize(
+    "error, code", [(OSError("the disk is gone"), 1), (MemoryError(), 1), (UserError("no such flag"), 2)]
+)
+def test_others_are_told_of_a_process_that_fails(error, code, capsys, monkeypatch):
+    def fails(_):
+        raise error
+
+    told = []
+    monkeypatch.setattr("weft.cli.main._chosen", fails)
+    monkeypatch.setattr("weft.train.hosts.fail", told.append)
+    assert run(capsys, "models")[0] == code and told == [code]
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_may_be_closed(closed):
     asked = ["sh", "-c", f'"$@" models {closed}', "sh", *command()]
@@ -200,6 +218,23 @@ def test_a_program_brings_its_own_mesh_and_layout(folder, capsys):
     assert json.loads(out)["mesh"] == [["data", 4], ["model", 2]]
 
 
+@pytest.mark.parametrize(
+    "name, flags, layout",
+    [
+        ("staged", ["--params", "d_model:data"], wf.Layout("batch:data", params="d_model:data")),
+        ("staged", ["--optimizer", "d_ff:data"], wf.Layout("batch:data", optimizer="d_ff:data")),
+        ("stored", [], wf.Layout("batch:data", params="d_model:data", optimizer="d_ff:data")),
+        ("stored", ["--layout", ""], wf.Layout("", params="d_model:data", optimizer="d_ff:data")),
+        ("stored", ["--params", ""], wf.Layout("batch:data", optimizer="d_ff:data")),
+        ("stored", ["--optimizer", ""], wf.Layout("batch:data", params="d_model:data", optimizer="")),
+    ],
+    ids=str,
+)
+def test_a_programs_rules_are_the_default_of_each_flag(name, flags, layout, folder, capsys):
+    code, out, err = run(capsys, "plan", f"train.py:{name}", *flags, "--json")
+    assert code == 0 and json.loads(out)["layout"] == repr(layout), err
+
+
 def test_one_device_is_the_default(folder, capsys):
     _, out, _ = run(capsys, "plan", "train.py:example", "--json")
     assert json.loads(out)["mesh"] == [] and json.loads(out)["comm_bytes"] == {}
@@ -244,6 +279,11 @@ def test_verify_runs_and_compares(folder, capsys):
         capsys, "verify", "train.py:example", "--mesh", "data=4 model=2", "--layouts", *layouts
     )
     assert code == 0 and len(out.splitlines()) == 9
+
+
+def test_verify_on_what_is_left_of_the_devices(folder):
+    done = weft("verify", "train.py:example", "--mesh", "data=-1 model=2", "--layouts", "batch:data")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 3, done.stderr
 
 
 def test_verify_fails_where_results_differ(folder, capsys):
@@ -495,6 +535,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(folder, monkeypatch
     assert path.read_text() == "new" and stat.S_IMODE(path.stat().st_mode) & 0o400
     with pytest.raises(UserError, match="no folder"):
         write(folder / "no" / "x.html", "new")
+
+
+def test_a_file_has_the_rights_of_any_new_one(folder, monkeypatch):
+    before = os.umask(0o027)
+    try:
+        monkeypatch.setattr(os, "umask", None)  # to ask for it is to change it, for all threads
+        write(folder / "page.html", "new")
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+    assert stat.S_IMODE((folder / "page.html").stat().st_mode) == 0o640
 
 
 def test_help_says_how_to_write_the_function(folder):

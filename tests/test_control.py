@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from compare import check, real, same
 from jax import lax
@@ -380,3 +381,40 @@ def test_what_eager_control_flow_captures_is_in_one_place():
             wf.cond(True, lambda other=other: x + other, lambda: x)
     with pytest.raises(LayoutError, match='this runs on mesh ""'):
         wf.spmd(lambda: wf.cond(True, lambda: x * 2.0, lambda: x))()
+
+
+@pytest.mark.parametrize("stored", ["", "o:y"])
+@pytest.mark.parametrize("layout", ["b:y", "b:y e:z", "b:y o:z"])
+def test_branches_of_a_split_vmap_on_what_all_places_share(layout, stored):
+    """JAX made the weights of a branch varying, but not the numbers that they are multiplied by there."""
+
+    def loss(w, x):
+        def row(x):
+            def widely(x):
+                return wf.sum(w * 2.0) + wf.einsum(x, w + 1.0, out=["o"])
+
+            return wf.cond(wf.mean(x) > 0.1, widely, lambda x: -wf.einsum(x, w, out=["o"]), x)
+
+        return wf.sum(wf.square(wf.vmap(row, "b")(x)))
+
+    grads = wf.value_and_grad(loss, argnums=(0, 1))
+    w, x = wf.parameter(real(0, "e=5 o=3")), real(1, "b=3 e=5")
+    want = wf.spmd(grads)(w, x)
+    got = wf.spmd(grads, "y=2 z=2", wf.Layout(layout, params=stored))(w, x)
+    for a, b in zip(*(jax.tree.leaves(tree, is_leaf=wf.is_tensor) for tree in (got, want)), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_branches_of_a_split_vmap_that_spread_a_split_dim(size):
+    """The place at which a device's part of a transposed convolution begins was looked up in an array."""
+
+    def run(x, w):
+        def spread(x):
+            return wf.conv(x, w, {"e": "t"}, stride=2, transpose=True)
+
+        return wf.vmap(lambda x: wf.cond(wf.mean(x) > 0.1, spread, lambda x: -spread(x), x), "b")(x)
+
+    x, w = real(0, f"b=3 e={size} c=1"), real(1, "t=3 c=1 o=2")
+    got, want = wf.spmd(run, "y=2 z=2", "b:y e:z")(x, w), wf.spmd(run)(x, w)
+    np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-6)

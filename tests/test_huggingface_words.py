@@ -11,9 +11,11 @@ from untrained import untrained
 import weft as wf
 from weft.cli.main import main
 from weft.data import Stream, Windows, check_vocab, tokenize
+from weft.data.tokenizers import text_after
 from weft.decode import Ask, Speaker
 from weft.errors import ModelError
 from weft.models import Batch, Config, huggingface
+from weft.serve.reading import Reading
 from weft.train import stored
 
 tokenizers = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
@@ -105,6 +107,16 @@ def test_texts_begin_with_the_start(tmp_path):
     batch, _ = Windows(TEXTS[:2], words, rows=1, length=64, shuffle=False, epochs=1).step(0)
     tokens = batch.tokens.numpy()[0, : len(ids) + 2]
     assert tokens.tolist() == [1, *ids, 1]  # not 2, the end of the text before
+
+
+def test_what_follows_an_end_is_read(tmp_path):
+    """A prompt may end with the token that stands between texts."""
+    gpt2_like(tmp_path)
+    words = huggingface.tokenizer(tmp_path)
+    last, ids = words.encode("the cat<|endoftext|>")[-1:], words.encode("a dog, a cat")
+    assert last == [words.end] and text_after(last, ids, words) == "a dog, a cat"
+    reading = Reading(words, stops=[","], after=last)
+    assert reading.more(ids) == "a dog" and reading.stopped
 
 
 def test_pairs_begin_with_0(tmp_path):

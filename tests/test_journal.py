@@ -48,6 +48,21 @@ def test_a_number_that_is_not_finite_is_a_text(tmp_path):
     assert [row["loss"] for row in rows] == ["nan", "inf", "inf"] and rows[1]["seconds"] == 0.5
 
 
+def test_of_many_steps_a_picture_has_some_and_the_lines_have_all(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(journal, "MOST", 10)
+    monkeypatch.setattr(journal, "picture", lambda curves, _: drawn.update(curves))
+    for begin, end in ((0, 40), (40, 100)):
+        with journal.Journal(tmp_path, begin) as one:
+            for step in range(begin + 1, end + 1):
+                one.write(step, {"loss": 1.0 / step})
+                if step % 50 == 0:
+                    one.write(step, {"valid_loss": 2.0 / step})
+    assert drawn["loss"] == [(step, 1.0 / step) for step in range(1, 101, 16)]
+    assert drawn["valid_loss"] == [(50, 0.04), (100, 0.02)]
+    assert curve(tmp_path) == [1.0 / step for step in range(1, 101)]
+
+
 def test_tensorboard_has_what_was_written_when_killed(tmp_path):
     program = (
         "import os, signal, sys; from pathlib import Path; from weft.train.journal import Journal\n"

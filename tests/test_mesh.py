@@ -2,8 +2,10 @@
 
 import jax
 import numpy as np
+import pytest
 
 import weft as wf
+from weft import nn
 
 
 def test_sizes_are_whole_numbers_of_any_kind():
@@ -25,3 +27,35 @@ def test_devices_are_in_the_order_given():
 
 def test_an_open_axis_takes_the_devices_given():
     assert wf.Mesh("data=-1 model=2", jax.devices()[:6]).shape == {"data": 3, "model": 2}
+
+
+def test_off_the_mesh_onto_one_device():
+    """What was put on `Mesh()` stayed on the eight devices it had been on."""
+    x = wf.place(wf.ones("a=8"), "data=8", "a:data")
+    for off in (wf.place(x, wf.Mesh(), ""), wf.place(x, None, None)):
+        assert off.array.devices() == {jax.devices()[0]}
+        np.testing.assert_array_equal(off.numpy(), x.numpy())
+
+
+@pytest.mark.parametrize("axes", ["", "data=1"])
+def test_a_mesh_of_one_named_device(axes):
+    """Its device was not used: arrays and results stayed on the first one."""
+    device = jax.devices()[3]
+    mesh = wf.Mesh(axes, devices=[device])
+    drawn = nn.init(nn.Linear(wf.Dim("d", 4), wf.Dim("e", 3)), jax.random.key(0), mesh, "")
+    made = wf.spmd(lambda: wf.ones("a=2"), mesh)()
+    called = wf.from_callback(lambda where: np.ones(2)[where], "a=2", mesh, "")
+    tripled = wf.spmd(lambda x, n: x * n, mesh)(wf.ones("a=2"), jax.device_put(3.0, jax.devices()[1]))
+    for t in (*jax.tree.leaves(drawn, is_leaf=wf.is_tensor), made, called, tripled):
+        assert t.array.devices() == {device}
+
+
+def test_a_role_is_given_where_a_tensor_lies():
+    """It was gathered on one device, and split again."""
+    layout = wf.Layout("c:data", params="b:data")
+    x = wf.place(wf.tensor(np.arange(35.0).reshape(5, 7), "a=5 b=7"), "data=4", layout)
+    w = wf.parameter(x)
+    assert w.role == "param" and repr(w).startswith("f32[a=5, b=7/data·4]")
+    np.testing.assert_array_equal(w.numpy(), x.numpy())
+    same = wf.place(wf.ones("c=4"), "data=4", "c:data")
+    assert wf.parameter(same).array is same.array

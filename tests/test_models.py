@@ -247,6 +247,21 @@ def test_an_encoder_decoder_reads_its_inputs(block, residual):
     assert loss(model, batch).item() != loss(model, others).item()
 
 
+@pytest.mark.parametrize("kind", ["encoder", "encoder_decoder"])
+def test_what_is_encoded_apart_is_what_features_are_made_of(kind):
+    """Under dropout too: the same key drops the same."""
+    config = BASE.replace(kind=kind, layers=1, dropout=0.5)
+    model, batch = nn.init(Transformer(config), jax.random.key(0)), batch_of(config)
+
+    def both(model, batch, key):
+        encoded = model.encode(batch, key)
+        apart = encoded if kind == "encoder" else model.features(batch, key, memory=encoded)
+        return apart, model.features(batch, key)
+
+    apart, at_once = wf.spmd(both)(model, batch, jax.random.key(2))
+    np.testing.assert_array_equal(apart.numpy(), at_once.numpy())
+
+
 def test_packed_examples_do_not_see_each_other():
     config = BASE.replace(dropout=0.0, positions="rotary")
     model = nn.init(Transformer(config), jax.random.key(0))

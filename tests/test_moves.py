@@ -345,3 +345,18 @@ def test_numpy_numbers_are_numbers():
     assert x["a", three].item() == 3
     assert x["a", three:].numpy().tolist() == [3, 4]
     assert wf.slice(x, "a", three, 2).numpy().tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("layout", ["", "a:x"])
+def test_eager_places_are_compiled_once(layout):
+    """Each place was a program of its own, kept for ever."""
+    x = wf.place(wf.tensor(np.arange(21.0).reshape(7, 3), "a=7 b=3"), "x=4", layout)
+    np.testing.assert_array_equal(x["a", 0].numpy(), x.numpy()[0])
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
+    try:
+        for place in (*range(7), *range(-7, 0), np.int64(3)):
+            np.testing.assert_array_equal(x["a", place].numpy(), x.numpy()[place])
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert not [name for name in compiled if "compile" in name]

@@ -234,3 +234,19 @@ def test_specs_have_states_of_specs():
     layout = wf.Layout("batch:x", optimizer="d:x")
     plan = wf.spmd(step, "x=2", layout).plan(model, step.init(model), x, None)
     assert (plan.memory.params, plan.memory.optimizer) == (4 * 48, 8 * 48 // 2)
+
+
+def test_an_eager_step_is_compiled_once():
+    """Each call made a function of its own, which JAX compiled again."""
+    traced = []
+
+    def update(grads, state, params=None):
+        traced.append(1)
+        return jax.tree.map(lambda g: -0.5 * g, grads), state
+
+    made = wf.optimizer(optax.GradientTransformation(lambda params: (), update))
+    w, state = wf.parameter(wf.ones("a=3")), ()
+    for _ in range(4):
+        w, state = made.apply(wf.ones("a=3"), state, w)
+    assert len(traced) == 1
+    np.testing.assert_allclose(w.numpy(), -1.0)

@@ -349,3 +349,13 @@ def test_a_recomputed_draw_is_the_same(mesh, layout):
 def test_refusals(call, error):
     with pytest.raises(error):
         call()
+
+
+def test_whole_numbers_are_within_their_type():
+    """Those beyond it became negative."""
+    drawn = wf.random.randint(jax.random.key(0), "a=999", -128, 128, jnp.int8).numpy()
+    assert drawn.min() == -128 and drawn.max() == 127
+    np.testing.assert_array_equal(drawn, jax.random.randint(jax.random.key(0), (999,), -128, 128, jnp.int8))
+    for low, high, dtype in ((0, 300, jnp.int8), (-1, 9, jnp.uint8), (0, 2**32 - 1, jnp.int32)):
+        with pytest.raises(ShapeError, match="range"):
+            wf.random.randint(jax.random.key(0), "a=9", low, high, dtype)

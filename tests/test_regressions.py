@@ -571,3 +571,11 @@ def test_infinite_gradients_are_zero_in_padding(place):
     same(squared, *place, *given)
     stored = np.asarray(wf.spmd(squared, *place)(*given)[1].storage)
     assert not np.isnan(stored).any() and (stored[5:] == 0).all()
+
+
+def test_numbers_in_static_tuples_are_told_apart():
+    """1, 1.0 and True are equal, and a tuple of one had the trace of the other."""
+    program = wf.spmd(lambda x, s: x * s[0][0], static=(1,))
+    x = wf.arange(wf.Dim("a", 3))
+    assert [program(x, ((s,),)).dtype for s in (1, 1.0, True)] == [jnp.int32, jnp.float32, jnp.int32]
+    assert len(program.traces) == 3

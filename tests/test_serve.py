@@ -11,13 +11,16 @@ from served import ASKS, BAD, PATIENCE, TEXTS, Heard, alone, events, speaker_of
 import weft as wf
 from weft import serve
 from weft.data import Bytes, SentencePiece
+from weft.data.tokenizers import text_after
 from weft.decode import Ask, Beams
 from weft.decode.attention_view import Viewer
 from weft.decode.rows import Item
 from weft.models import Batch
 from weft.serve.asked import COMPLETIONS, Refused, read
 from weft.serve.engine import Job
+from weft.serve.http import Told
 from weft.serve.reading import Reading
+from weft.serve.shapes import Few, empty
 
 pytest_plugins = ["served_fixtures"]
 
@@ -59,6 +62,18 @@ def test_a_language_model_on_a_mesh_goes_on_the_same():
         assert every(engine, cases) == [
             next(plain.say([text], ask, first=n)).tokens for text, ask, n in cases
         ]
+
+
+def test_an_empty_state_is_split_from_the_beginning():
+    few = Few(speaker_of("data=2 model=2", "batch:data heads:model", kind="decoder"), 2, lengths=1)
+    assert few.lengths == (few.longest,)
+    new = few.begun([few.item(0, "ab", 4)], [Ask()])
+    state = empty(new, 6)
+    for made, like in zip(*(jax.tree.leaves(one) for one in (state, new)), strict=True):
+        assert made.sharding.is_equivalent_to(like.sharding, made.ndim) and made.dtype == like.dtype
+    keys = state.kept[0].layers[0].keys
+    assert {shard.data.size for shard in keys.storage.addressable_shards} == {keys.size // 4}
+    assert state.done.numpy().all() and state.done.size == 6 and not keys.numpy().any()
 
 
 def test_a_job_that_nobody_waits_for_frees_its_slot(engine):
@@ -154,6 +169,50 @@ def test_text_begins_with_the_space_after_a_prompt(tmp_path, size):
     assert ids[: len(prompt)] == prompt and "".join(shown) == reading.text == " class of"
 
 
+class Counted:
+    """A tokenizer that counts what it decodes."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.end, self.count = tokenizer, tokenizer.end, 0
+
+    def decode(self, ids):
+        self.count += len(ids)
+        return self.tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "unigram", "bpe"])
+def test_a_long_answer_is_decoded_once(tmp_path, kind):
+    words = "the class  of   words – naïve 你好, 😀 "
+    tokenizer = Bytes()
+    if kind != "bytes":
+        tokenizer = SentencePiece.train([words], tmp_path / "a.model", 280, kind=kind)
+    draw, after = random.Random(0), tokenizer.encode("the")[-1:]
+    character = tokenizer.encode("😀")
+    for ids in (
+        tokenizer.encode(words * 10)[:300],
+        [draw.randrange(2, tokenizer.vocab) for _ in range(300)],
+        draw.choices([*character, *tokenizer.encode(" a "), tokenizer.pad], k=300),
+        [*character[:-1]] * 100,  # never finished
+        [tokenizer.pad] * 300,
+        [*tokenizer.encode("a "), *[tokenizer.encode("a b")[-2]] * 300],
+    ):
+        texts = [text_after(after, ids[:n], tokenizer) for n in range(len(ids) + 1)]
+        counted = Counted(tokenizer)
+        reading = Reading(counted, after=after)
+        shown = [reading.more([token], over=n == len(ids)) for n, token in enumerate(ids, 1)]
+        assert "".join(shown) == reading.text == texts[-1]
+        offsets = Told(0, reading, "", None).logprobs(0)["text_offset"]
+        assert offsets == [len(text) for text in texts[:-1]]
+        assert counted.count < 100 * len(ids)  # and not all ids for each of them
+        for stop in ("ss of", "你好", "😀", "a", "\ufffd"):
+            reading = Reading(tokenizer, stops=["never", stop], after=after)
+            reading.more(ids, over=True)
+            needed = next((n for n, text in enumerate(texts) if stop in text), None)
+            assert reading.stopped == (needed is not None)
+            assert reading.text == texts[needed or -1].split(stop)[0]
+            assert len(reading.tokens) == (needed or len(ids))
+
+
 # -- HTTP ----------------------------------------------------------------------------------------------
 
 
@@ -166,6 +225,8 @@ def test_completions_are_as_openai_has_them(client):
     for one, said in zip(found["choices"], expected, strict=True):
         np.testing.assert_allclose(one["logprobs"]["token_logprobs"], said.logs, atol=1e-4)
         assert one["finish_reason"] == ("stop" if said.ended else "length")
+        offsets = [len(Bytes().decode(said.tokens[:n])) for n in range(len(said.tokens))]
+        assert one["logprobs"]["text_offset"] == offsets
     said = sum(len(one.tokens) for one in expected)
     assert found["usage"] == {"prompt_tokens": 12, "completion_tokens": said, "total_tokens": 12 + said}
     assert found["object"] == "text_completion" and found["model"] == "tiny"
@@ -263,7 +324,7 @@ def test_a_bad_request_is_told_what_is_wrong(client, name):
     answer = client.post("/v1/completions", content=body)
     error = answer.json()["error"]
     assert answer.status_code == code and words in error["message"], error
-    assert error.keys() >= {"message", "type", "param"}
+    assert error.keys() >= {"message", "type", "param"} and len(answer.content) < 1000
 
 
 def test_unknown_paths_and_methods(client):
@@ -271,7 +332,8 @@ def test_unknown_paths_and_methods(client):
     answer = client.get("/translate")
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
     assert "does not answer GET" in answer.json()["error"]["message"]
-    assert client.post("/score", json={"text": "a"}, headers={"Origin": "http://x.org"}).status_code == 403
+    for origin in ("http://x.org", "http://["):
+        assert client.post("/score", json={"text": "a"}, headers={"Origin": origin}).status_code == 403
     answer = client.post("/score", json={"text": "a", "target": ["b", "c"]})
     assert answer.status_code == 400 and "1 texts and 2 targets" in answer.json()["error"]["message"]
 
@@ -285,6 +347,13 @@ def test_which_text_is_too_long_is_told(client):
     }.items():
         answer = client.post(path, json=ask)
         assert answer.status_code == 400 and "text 2" in answer.json()["error"]["message"]
+
+
+def test_what_is_nested_too_deep_is_refused():
+    """At some depth it can just be read, but not be shown."""
+    for depth in range(700, 1001):
+        with pytest.raises(Refused):
+            read(b"[" * depth + b"]" * depth, COMPLETIONS)
 
 
 def test_every_field_of_a_request_has_its_default():

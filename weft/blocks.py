@@ -87,7 +87,7 @@ def _tabled(
         whole = collectives.all_gather(array, axes, position, stays_varying=axes)
         before, after = max(0, -min(starts)), max(0, max(starts) + length - whole.shape[position])
         whole = _static_range(whole, position, -before, before + whole.shape[position] + after)
-        return lax.dynamic_slice_in_dim(whole, _look_up(starts, here) + before, length, position)
+        return lax.dynamic_slice_in_dim(whole, look_up(starts, here) + before, length, position)
     margin = max((size for *_, size in plan), default=0)
     shape = list(array.shape)
     shape[position] = length + 2 * margin
@@ -98,15 +98,16 @@ def _tabled(
             first = min(low - (k + offset) * block, block - size)
             sends[k + offset] = first
             lands[k] = margin + first + (k + offset) * block - starts[k]
-        piece = lax.dynamic_slice_in_dim(array, _look_up(sends, here), size, position)
+        piece = lax.dynamic_slice_in_dim(array, look_up(sends, here), size, position)
         if offset:
             pairs = [(k + offset, k) for k in overlaps]
             piece = collectives.permute(piece, axes, pairs)
-        result = lax.dynamic_update_slice_in_dim(result, piece, _look_up(lands, here), position)
+        result = lax.dynamic_update_slice_in_dim(result, piece, look_up(lands, here), position)
     return lax.slice_in_dim(result, margin, margin + length, axis=position)
 
 
-def _look_up(table: Sequence[int], here: Any) -> Any:
+def look_up(table: Sequence[int], here: Any) -> Any:
+    """A device's own number in a table of all."""
     if not context.require().vmaps:
         return jnp.asarray(np.asarray(table, np.int32))[here]
     # JAX can't batch a `cond` of which a branch has an array of its own to look up in (0.10.2).

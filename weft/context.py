@@ -98,6 +98,7 @@ class Context:
         self.frames: list[Frame] = []
         self.mapped: frozenset[str] = frozenset()  # axes of dims that an enclosing vmap hides
         self.vmaps = 0  # how many of them there are
+        self.branched: frozenset[str] = frozenset()  # those of them along which places take other branches
         self.captured: dict[Any, Any] = {}  # global tensors met inside (`forms.capture_key`)
         self.captured_inputs: dict[Any, Any] = {}  # the same, as inputs of this trace
         self.dims_met: dict[str, Dim] = {}
@@ -207,6 +208,15 @@ class Context:
             yield
         finally:
             self.mapped, self.vmaps = before
+
+    @contextlib.contextmanager
+    def branching(self, axes: frozenset[str]) -> Iterator[None]:
+        """Trace a branch that some places along these axes of an enclosing vmap take, and others don't."""
+        before, self.branched = self.branched, self.branched | axes
+        try:
+            yield
+        finally:
+            self.branched = before
 
     @contextlib.contextmanager
     def staging(self, layers: Dim) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,23 +12,26 @@ from pathlib import Path
 def whole(path: Path) -> Iterator[Path]:
     """A draft beside a file's place, to be written; it moves there when the block ends well.
 
+    >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with whole(folder / "a.txt") as draft:
     ...     _ = draft.write_text("all of it")
     >>> [p.name for p in folder.iterdir()]
     ['a.txt']
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    draft = Path(name)
+    draft = path.parent / f".{path.name}.{os.urandom(4).hex()}.part"
+    draft.touch(exist_ok=False)  # with the rights of any new file; those of tempfile's are private
     try:
         yield draft
         with draft.open("rb+") as written:
             os.fsync(written.fileno())  # else the name may be on the disk before what it stands for
-        mask = os.umask(0)
-        os.umask(mask)
-        draft.chmod(0o666 & ~mask)  # as an ordinary new file; mkstemp's own are private
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, all of it or nothing."""
+    with whole(path) as draft:
+        draft.write_text(text, encoding="utf-8")

@@ -99,7 +99,7 @@ def as_slice(x: Any) -> Tensor:
     """An operand as a slice: whole tensors become inputs of the program, numbers become constants."""
     if isinstance(x, Tensor):
         _check_there(x)
-        return _unmapped(x if x.is_slice else _capture(x))
+        return _branched(_unmapped(x if x.is_slice else _capture(x)))
     if getattr(x, "shape", ()) == () and (hasattr(x, "dtype") or isinstance(x, int | float | complex)):
         return slice_tensor(jnp.asarray(x), ())
     raise _raw(x)
@@ -126,6 +126,23 @@ def _unmapped(t: Tensor) -> Tensor:
         return t
     array = in_form(t, home(t), program.mapped)
     return Tensor(array, t.dims, mesh=program.mesh, layout=program.layout, splits=home(t))
+
+
+def _branched(t: Tensor) -> Tensor:
+    """A tensor that varies as what decides about the branch it is used in.
+
+    JAX's vmap makes what a branch takes from outside varying, but not the numbers that it meets (0.10.2).
+    """
+    program = context.require()
+    missing = program.branched - collectives.varying(t._held)
+    if not missing:
+        return t
+    program.varies(t._held, missing)
+    array = program.remember(
+        t._held, ("vary", missing), lambda _: collectives.vary(t._array, missing), collective=False
+    )
+    place: Any = {"mesh": program.mesh, "layout": program.layout, "splits": t.splits, "pending": t.pending}
+    return Tensor(array, t.dims, role=t.role, **place)
 
 
 def _check_there(t: Tensor) -> None:

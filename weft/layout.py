@@ -170,7 +170,7 @@ def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
     return parsed
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2**14)  # a search meets layouts without end
 def _splits(layout: Layout, dims: tuple[Dim, ...], mesh: Mesh, role: str) -> Splits:
     rules = layout.rules_for(role)
     splits = tuple(tuple(axis for axis in rules.get(dim.name, ()) if mesh.cuts(axis)) for dim in dims)

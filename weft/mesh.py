@@ -92,6 +92,11 @@ class Mesh:
         return math.prod(self.shape[axis] for axis in axes)
 
     @functools.cached_property
+    def only(self) -> Any:
+        """The one device of a mesh of one, if it was named."""
+        return self._devices[0] if self._devices is not None and self.size == 1 else None
+
+    @functools.cached_property
     def has_devices(self) -> bool:
         """Whether there are enough devices to run on this mesh."""
         return self._devices is not None or self.size <= len(jax.devices())

@@ -30,6 +30,7 @@ class Optimizer:
 
     def __init__(self, tx: optax.GradientTransformation):
         self.tx = tx
+        self._steps = {end: self._step(end, {}) for end in (_updated, _updates)}  # JAX compiles each once
 
     def __repr__(self) -> str:
         return "optimizer(tx)"
@@ -46,14 +47,12 @@ class Optimizer:
 
         Some transformations ask for more, by name: `value=loss`. Functions among it are given whole arrays.
         """
-        return self._update(lambda params, updates: updates, grads, state, params, extra)
+        return self._update(_updates, grads, state, params, extra)
 
     @entry
     def apply(self, grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
         """The new parameters and the new state; what else there is to give is that of `update`."""
-        import optax
-
-        return self._update(optax.apply_updates, grads, state, params, extra)
+        return self._update(_updated, grads, state, params, extra)
 
     def _update(self, end: Callable[..., Any], grads: Any, state: Any, params: Any, extra: Any) -> Any:
         self._check_extra(extra)
@@ -65,12 +64,17 @@ class Optimizer:
         if context.current() is not None:
             # Gradients meet the state where it is stored: a pending sum is scattered, not reduced.
             grads = jax.tree.map(_in_state_layout, grads, is_leaf=is_tensor)
+        step = self._step(end, functions) if functions else self._steps[end]
+        return _run(step, (grads, state, params, extra), results, params)
+
+    def _step(self, end: Callable[..., Any], functions: dict[str, Any]) -> Callable[..., Any]:
+        """The transformation's `update`, and what is made of the parameters and the updates."""
 
         def new(grads: Any, state: Any, params: Any, extra: Any) -> tuple[Any, Any]:
             updates, state = self.tx.update(grads, state, params, **extra, **functions)
             return end(params, updates), state
 
-        return _run(new, (grads, state, params, extra), results, params)
+        return new
 
     def _check_extra(self, extra: Any) -> None:
         import optax
@@ -140,6 +144,16 @@ def optimizer(tx: optax.GradientTransformation) -> Optimizer:
             hint="wf.optimizer(optax.adam(1e-3))",
         )
     return Optimizer(tx)
+
+
+def _updates(params: Any, updates: Any) -> Any:
+    return updates
+
+
+def _updated(params: Any, updates: Any) -> Any:
+    import optax
+
+    return optax.apply_updates(params, updates)
 
 
 def _shapes(params: Any) -> Any:

@@ -56,10 +56,7 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
     if isinstance(t._array, jax.ShapeDtypeStruct):
         t = without_values(t)
     if mesh is None:
-        device = jax.local_devices()[0] if t.mesh is not None else None
-        array = t.array
-        array = jax.device_put(array, device) if device and not context.is_traced(array) else array
-        return Tensor(array, t.dims, role=t.role)
+        return Tensor(_on_one_device(t), t.dims, role=t.role)
     mesh, layout = Mesh.of(mesh), Layout.of(layout)
     layout.check(mesh)
     if t.mesh == mesh and t.layout == layout:
@@ -71,13 +68,21 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
     elif t.mesh == mesh and at_rest(t) == splits:
         array = t._array
     elif not mesh.axes:
-        array = t.array
+        array = _on_one_device(t, mesh.only)
     else:
         mesh.require_devices()
         array = _padded(t.array, shape)
         array = put(array, NamedSharding(mesh.jax_mesh, partition_spec(splits)))
         array = awaited(array)
     return Tensor(array, t.dims, role=t.role, mesh=mesh, layout=layout)
+
+
+def _on_one_device(t: Tensor, device: Any = None) -> Any:
+    """The array in its true size on a device: by default where it is, but the first one for a mesh's."""
+    array = t.array
+    if device is None and t.mesh is not None and t.mesh.axes:
+        device = jax.local_devices()[0]
+    return array if device is None or context.is_traced(array) else jax.device_put(array, device)
 
 
 def put(array: Any, sharding: NamedSharding) -> Any:
@@ -226,7 +231,7 @@ def parameter(t: Tensor) -> Tensor:
 def with_role(t: Tensor, role: str) -> Tensor:
     """The same tensor with another role."""
     _check_tensor(t)
-    if t.is_slice or t.mesh is None:
+    if t.is_slice or t.mesh is None or t.layout is None:
         return Tensor(
             t._array,
             t.dims,
@@ -236,7 +241,11 @@ def with_role(t: Tensor, role: str) -> Tensor:
             splits=t.splits,
             pending=t.pending,
         )
-    return place(with_role(place(t, None, None), role), t.mesh, t.layout)
+    if t.layout.splits(t.dims, t.mesh, role) == at_rest(t):
+        return Tensor(t._array, t.dims, role=role, mesh=t.mesh, layout=t.layout)
+    if isinstance(t._array, jax.ShapeDtypeStruct):
+        return place(with_role(without_values(t), role), t.mesh, t.layout)
+    return place(Tensor(t.array, t.dims, role=role), t.mesh, t.layout)
 
 
 def _check_tensor(t: Any) -> None:

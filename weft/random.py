@@ -131,13 +131,19 @@ def randint(key: Any, dims: Any, low: int, high: int, dtype: Any = jnp.int32) ->
     For spans up to 2¹⁶ they equal `jax.random.randint`'s, which is biased beyond that; but not in types of
     64 bits, for which JAX draws other bits.
     """
-    known_dtype(dtype)
-    span = int(high) - int(low)
+    dtype, span = known_dtype(dtype), int(high) - int(low)
     if not 0 < span < 2**32:
         raise ShapeError(
             f"there is no whole number in [{low}, {high}), or 2³² of them or more",
             rule="randint draws from low up to, not including, high",
             hint="check the bounds",
+        )
+    held = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else None
+    if held and not held.min <= int(low) < int(high) <= held.max + 1:
+        raise ShapeError(
+            f"[{low}, {high}) is not within the range of {dtype}",
+            rule=f"the numbers of this type are {held.min} to {held.max}",
+            hint="draw in a wider type",
         )
     keys.check(key)
     size, (first, second) = jnp.uint32(span), jax.random.split(key)

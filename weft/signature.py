@@ -23,8 +23,7 @@ class Static:
 
     def __init__(self, value: Any):
         self.value = value
-        # -0.0 == 0.0 and nan != nan; their text tells.
-        self._told = (type(value), repr(value) if isinstance(value, float | complex) else value)
+        self._told = _told(value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Static) and bool(self._told == other._told)
@@ -34,6 +33,14 @@ class Static:
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+
+def _told(value: Any) -> Any:
+    """What tells a value from all others, those in tuples too."""
+    if isinstance(value, tuple):
+        return (type(value), *map(_told, value))
+    # -0.0 == 0.0 and nan != nan; their text tells.
+    return (type(value), repr(value) if isinstance(value, float | complex) else value)
 
 
 def is_leaf(x: Any) -> bool:

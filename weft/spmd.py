@@ -291,7 +291,8 @@ class Program:
         """A raw array on all devices, where a call's results are too: JAX tells the two types apart."""
         array = jnp.asarray(array)
         mesh = self.mesh.jax_mesh
-        if self.mesh.size == 1 or not self.mesh.has_devices or context.is_traced(array):
+        is_free = self.mesh.size == 1 and self.mesh.only is None
+        if is_free or not self.mesh.has_devices or context.is_traced(array):
             return array
         if isinstance(array.sharding, NamedSharding) and array.sharding.mesh == mesh:
             return array
@@ -426,7 +427,8 @@ class Program:
             )(*arrays)
 
         run.__name__ = run.__qualname__ = getattr(self.fn, "__name__", "program")
-        staged.call = Call(jax.jit(run, donate_argnums=donated), last)
+        where = NamedSharding(self.mesh.jax_mesh, PartitionSpec()) if self.mesh.only is not None else None
+        staged.call = Call(jax.jit(run, donate_argnums=donated, out_shardings=where), last)
         return staged
 
     def _donated(self, leaves: list[Any], tree: Any) -> tuple[int, ...]:

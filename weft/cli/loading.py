@@ -29,6 +29,15 @@ class Failure(Exception):
     code = 1
 
 
+def virtual_devices(mesh: str | None) -> None:
+    """As many CPU devices as the mesh has places, and at least 8; before the user's file can use JAX."""
+    from ..cpu import cpu_devices
+    from ..mesh import Mesh
+
+    # A size of -1 takes what is left of the devices: to ask for these fixes their number.
+    cpu_devices(max(8, Mesh(mesh).size) if mesh and "-1" not in mesh else 8)
+
+
 def load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function and the arguments that `FILE.py:FN` returns."""
     file, colon, name = target.rpartition(":")

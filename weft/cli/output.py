@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import WeftError
-from ..files import whole
+from ..files import write_text
 from .loading import Failure, UserError
 
 
@@ -61,10 +61,10 @@ def _unwritten(path: Path, error: OSError) -> UserError:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file beside its place and move it there when it is whole."""
+    """Write a file, all of it or nothing."""
     check_folder(path)
-    with writing(path), whole(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+    with writing(path):
+        write_text(path, text)
 
 
 def table(rows: Sequence[Sequence[str]], *, header: bool = True) -> None:

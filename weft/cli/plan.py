@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from .loading import Failure, UserError, user_code
+from .loading import Failure, UserError, user_code, virtual_devices
 from .output import check_folder, write
 from .presets import plannable
 
@@ -30,7 +30,8 @@ class Plan:
 
         weft plan train.py:example --mesh "data=4 model=2" --layout "batch:data d_ff:model" --hardware tpu-v4
 
-    If what FN returns is a program already (wf.spmd), its own mesh and layout are the default.
+    If what FN returns is a program already (wf.spmd), its own mesh and layout are the default,
+    for each of --mesh, --layout, --params and --optimizer that is left out.
 
     A known model goes by its name (weft models lists them), --train with an optimizer, else its logits:
 
@@ -95,7 +96,7 @@ class Plan:
 
         machine = Hardware.of(self.hardware) if self.hardware else None
         if self.compile:
-            _virtual_devices(self.mesh)
+            virtual_devices(self.mesh)
         fn, args = plannable(self.target, self.train, self.batch, self.length)
         program = self._program(fn, self.mesh, self.layout)
         plan = self._planned(program, args)
@@ -117,19 +118,28 @@ class Plan:
         from ..layout import Layout
         from ..spmd import Program, spmd
 
-        more: dict[str, Any] = {}
-        rules = Layout(layout or "", params=self.params, optimizer=self.optimizer)
-        if isinstance(fn, Program):
-            more = {"static": fn.static, "donate": fn.donate}
-            mesh = fn.mesh if mesh is None else mesh
-            rules = fn.layout if (layout, self.params, self.optimizer) == (None, None, None) else rules
-            fn = fn.fn
-        return spmd(fn, mesh, rules, **more)
+        if not isinstance(fn, Program):
+            return spmd(fn, mesh, Layout(layout or "", params=self.params, optimizer=self.optimizer))
+        rules = _with_own(fn.layout, layout, self.params, self.optimizer)
+        return spmd(fn.fn, fn.mesh if mesh is None else mesh, rules, static=fn.static, donate=fn.donate)
 
     def _planned(self, program: Any, args: tuple[Any, ...]) -> Any:
         name = getattr(program.fn, "__name__", "the function")
         with user_code(f"{name} of {self.target} failed while it was traced"):
             return program.plan(*args)
+
+
+def _with_own(own: Any, rules: Any, params: Any, optimizer: Any) -> Any:
+    """A layout of the rules that are given, and of a program's own where they are None."""
+    from ..layout import ROLES, Layout
+
+    base, stored, state = map(own.rules_for, ROLES)
+    further = [{n: axes for n, axes in more.items() if base.get(n) != axes} for more in (stored, state)]
+    rules = base if rules is None else rules
+    params = further[0] if params is None else params
+    if optimizer is None and state != stored:  # if they are the same, it goes on having those of params
+        optimizer = further[1]
+    return Layout(rules, params=params, optimizer=optimizer)
 
 
 def _stored(path: Path) -> dict[str, Any]:
@@ -157,14 +167,6 @@ def _check(golden: dict[str, Any], plan: Any, path: Path | None) -> None:
     if found:
         raise Failure(f"the plan differs from {path}\n  " + "\n  ".join(found))
     print(f"the plan is that of {path}", file=sys.stderr)
-
-
-def _virtual_devices(mesh: str | None) -> None:
-    """As many CPU devices as the mesh has places; before the user's file can use JAX."""
-    from ..cpu import cpu_devices
-    from ..mesh import Mesh
-
-    cpu_devices(max(8, Mesh(mesh).size) if mesh and "-1" not in mesh else 8)
 
 
 def _beside_xla(program: Any, args: tuple[Any, ...], plan: Any) -> str:

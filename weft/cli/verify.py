@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from .loading import Failure, UserError, user_code
+from .loading import Failure, UserError, user_code, virtual_devices
 from .presets import is_preset, verifiable
 
 
@@ -39,14 +39,12 @@ class Verify:
         """Run, compare, and print a line for each result."""
         import jax
 
-        from ..cpu import cpu_devices
-        from ..mesh import Mesh
         from ..plan.verify import Differs, verify
 
         jax.config.update("jax_platforms", "cpu")
         if not self.layouts:
             raise UserError("no layouts to compare", hint='--layouts "batch:data" "d_ff:model"')
-        cpu_devices(max(8, Mesh(self.mesh).size))
+        virtual_devices(self.mesh)
         fn, args = verifiable(self.target)
         try:
             with user_code(f"{self.target} failed"):

@@ -257,6 +257,7 @@ def text_after(before: Sequence[int], ids: Sequence[int], tokenizer: Tokenizer) 
     >>> text_after(Bytes().encode("the"), Bytes().encode(" class"), Bytes())
     ' class'
     """
+    before = [id for id in before if id != tokenizer.end]  # decode stops at one
     return tokenizer.decode([*before, *ids])[len(tokenizer.decode(before)) :]
 
 

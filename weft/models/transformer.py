@@ -419,7 +419,7 @@ class Transformer(nn.Module):
         Args:
           batch: what is read.
           key: for dropout; None: without.
-          memory: what `encode` gave for the same batch, to spare the encoder.
+          memory: what `encode` gave for the same batch and key, to spare the encoder.
         """
         return self._features(as_batch(batch, self.config), key, memory)[0]
 
@@ -438,22 +438,22 @@ class Transformer(nn.Module):
 
     def _encode(self, batch: Batch, key: Any, exact: bool = False) -> tuple[Tensor, Tensor | None]:
         assert self.encoder is not None
-        own = batch.tokens, batch.places, batch.segments, key
+        own = batch.tokens, batch.places, batch.segments
         if self.decoder is not None:
             assert batch.inputs is not None
-            own = batch.inputs, batch.input_places, batch.input_segments, key
-        return self._run(self.encoder, *own, exact=exact)
+            own = batch.inputs, batch.input_places, batch.input_segments
+        return self._run(self.encoder, *own, _fold(key, "encoder"), exact=exact)
 
     def _features(
         self, batch: Batch, key: Any, memory: Tensor | None = None, **how: Any
     ) -> tuple[Tensor, Any]:
         if self.decoder is None:
-            return self._encode(batch, _fold(key, "encoder"))
+            return self._encode(batch, key)
         more: dict[str, Any] = {"prefix": batch.prefix, **how}
         encoded = None
         if self.encoder is not None:
             if memory is None:
-                memory, encoded = self._encode(batch, _fold(key, "encoder"))
+                memory, encoded = self._encode(batch, key)
             assert batch.inputs is not None
             places, seen = _places(batch.inputs, batch.input_places), _memory(batch.input_segments)
             own, segments = _places(batch.tokens, batch.places), batch.segments

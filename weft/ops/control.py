@@ -143,7 +143,8 @@ def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., An
         def run(arrays: list[Any]) -> list[Any]:
             # Inside a vmap, and from stage to stage of a pipeline, places take different branches: what is
             # sent is sent outside of them, or its transpose would go by what the receiver took.
-            with program.frame(lifts_collectives=bool(program.vmaps or program.mapped)):
+            lifts = bool(program.vmaps or program.mapped)
+            with program.frame(lifts_collectives=lifts), program.branching(axes):
                 given = [around(f, a) for f, a in zip(forms, arrays, strict=True)]
                 out, out_tree = flatten(fn(*jax.tree.unflatten(tree, given)))
                 out = [settle(o) if isinstance(o, Tensor) else o for o in map(slice_or_array, out)]
@@ -169,7 +170,9 @@ def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., An
 
         return run
 
+    chosen = _predicate(predicate, "cond")
+    axes = collectives.varying(chosen) & program.mapped if program.vmaps else frozenset[str]()
     arrays = [array_of(leaf) for leaf in leaves]
-    out = lax.cond(_predicate(predicate, "cond"), branch(true_fn), branch(false_fn), arrays)
+    out = lax.cond(chosen, branch(true_fn), branch(false_fn), arrays)
     out_tree, out_forms, _ = results[0]
     return jax.tree.unflatten(out_tree, [around(f, a) for f, a in zip(out_forms, out, strict=True)])

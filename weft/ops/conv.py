@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from .. import collectives, context
+from .. import blocks, collectives, context
 from ..dims import Dim, pick, show, union
 from ..eager import op
 from ..errors import DimError
@@ -90,7 +90,7 @@ def conv(
     array, dims = _convolve(image, x.dims, filters, kernel.dims, slides, taps, roles, pads)
     for slide, table in early.items():
         if table:
-            start = jnp.asarray(table, jnp.int32)[collectives.index(splits[slide.dim])]
+            start = blocks.look_up(table, collectives.index(splits[slide.dim]))
             block = context.require().slice_size(slide.out, splits[slide.dim])
             array = lax.dynamic_slice_in_dim(array, start, block, dims.index(slide.dim))
     array = array.transpose([[outs.get(d, d) for d in dims].index(d) for d in result_dims])

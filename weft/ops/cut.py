@@ -72,7 +72,10 @@ def index(x: Tensor, where: Any) -> Tensor:
     (i32[] 5, i32[a=2] [4, 2])
     """
     try:
-        return _index(x, _pairs(where))
+        pairs = _pairs(where)
+        if context.current() is None and isinstance(x, Tensor):
+            pairs = tuple((dim, _as_operand(x, dim, what)) for dim, what in pairs)
+        return _index(x, pairs)
     except WeftError as error:
         raise error.located(asked("index", (x, where), {})) from None
 
@@ -103,6 +106,13 @@ def _hashable(what: Any) -> Any:
             rule="the size of a dim is known when the program is traced",
             hint="wf.slice(x, dim, start, size) takes a start that is a tensor",
         ) from None
+
+
+def _as_operand(x: Tensor, dim: Any, what: Any) -> Any:
+    """A single place as an array: an eager op is compiled once for all places, not for each."""
+    if not isinstance(what, int) or isinstance(what, bool):
+        return what
+    return np.asarray(_checked_place(what, pick_one(x.dims, dim)), np.int32)
 
 
 def _index_lowering(x: Tensor, where: tuple[tuple[Any, Any], ...]) -> Tensor:
@@ -289,6 +299,11 @@ def _check_value(x: Tensor, value: Tensor, dim: Dim) -> None:
             rule="a value has no dims but those of the tensor that it is put into",
             hint="rename them, or reduce them first",
         )
+    check_kind(x, value)
+
+
+def check_kind(x: Tensor, value: Tensor) -> None:
+    """An error if a value is of a kind that the tensor's type has no room for."""
     kinds = [jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating]
     have, want = (
         next((n for n, kind in enumerate(kinds) if jnp.issubdtype(t.dtype, kind)), -1) for t in (value, x)

@@ -361,7 +361,7 @@ def astype(x: Tensor, dtype: Any) -> Tensor:
     both_float = jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.floating)
     if x.pending and both_float and stays_pending(x, dtype):
         return _linear(lambda a: a.astype(dtype), [x])
-    if x.role == "param" and both_float and jnp.dtype(dtype).itemsize < x.dtype.itemsize:
+    if x.role == "param" and not x.pending and both_float and jnp.dtype(dtype).itemsize < x.dtype.itemsize:
         # What is made varying is x itself (`forms.in_form`), and x is used only if the result is.
         made = slice_tensor(x._held.astype(dtype), x.dims, x.splits)
         made._watch, made._cast_of = x._watch, x

@@ -23,6 +23,7 @@ from ..layout import axes_of
 from ..padding import fill_padding, is_uneven, positions, start_of
 from ..placing import known_dtype
 from ..tensor import Tensor, asked, describe
+from .cut import check_kind
 from .elementwise import add, align, astype
 
 
@@ -129,6 +130,7 @@ def scatter_add(x: Tensor, ids: Any, updates: Any, dim: Any) -> Tensor:
             rule="truth values are not added up",
             hint="count them and compare: wf.scatter_add(x.astype(jnp.int32), ids, 1, dim) > 0",
         )
+    check_kind(x, updates)
     chosen = _index_dim(x, ids, dim)
     every = union([x.dims, ids.dims, updates.dims])
     splits = dict(zip(every, context.require().splits(every), strict=True))

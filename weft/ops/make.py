@@ -171,7 +171,7 @@ def from_callback(
         return np.pad(array, missing) if any(map(any, missing)) else array
 
     if not mesh.axes:
-        array = jnp.asarray(part(tuple(slice(0, n) for n in shape)))
+        array = jax.device_put(jnp.asarray(part(tuple(slice(0, n) for n in shape))), mesh.only)
         return Tensor(array, dims, role=role)
     mesh.require_devices()
     sharding = jax.sharding.NamedSharding(mesh.jax_mesh, partition_spec(splits))

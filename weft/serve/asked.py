@@ -88,6 +88,7 @@ def _is_stop(x: Any) -> bool:
 
 
 TEXTS, STOPS = 64, 4  # at most, in one request
+LONG = 60  # characters of what was given that are told back
 MANY = 2**31 - 1  # more than any count may be
 LARGE = sys.float_info.max
 TEXT = Field(f"a text, or a list of 1 to {TEXTS} texts", _is_texts, needed=True)
@@ -159,8 +160,9 @@ def read(body: bytes, fields: Mapping[str, Field]) -> dict[str, Any]:
         raise Refused(400, f"the body is {_shown(given)}; it is to be a JSON object")
     for name in given:
         if name not in fields:
-            known = f"{nearest(name, fields)}; known are {', '.join(fields)}"
-            raise Refused(400, f"there is no field {_shown(name)}{known}", param=name)
+            known = f"{nearest(name[:LONG], fields)}; known are {', '.join(fields)}"
+            param = name[:LONG].encode(errors="replace").decode()  # a lone surrogate has no UTF-8
+            raise Refused(400, f"there is no field {_shown(name)}{known}", param=param)
     values = {}
     for name, field in fields.items():
         value = given.get(name)
@@ -184,5 +186,8 @@ def _no_constant(name: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=True)
-    return text if len(text) <= 60 else text[:57] + "..."
+    try:
+        text = json.dumps(value, ensure_ascii=True)
+    except RecursionError:  # it could just be read
+        return "nested too deep"
+    return text if len(text) <= LONG else text[: LONG - 3] + "..."

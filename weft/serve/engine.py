@@ -104,8 +104,7 @@ class Engine:
         self.speaker, self.rows, self.stride = speaker, rows or speaker.rows, stride
         self.beams, self.most_waiting = beams or Beams(4), most_waiting
         self.few = Few(speaker, min(FEW, self.rows))
-        self.whole = Few(speaker, self.few.rows)  # scores and views: all texts filled up to one length
-        self.whole.lengths = (speaker.longest,)
+        self.whole = Few(speaker, self.few.rows, lengths=1)  # for scores: one program
         self.viewer = Viewer(speaker) if speaker.translates else None
         self.status = "starting"
         self.failure: BaseException | None = None
@@ -145,7 +144,7 @@ class Engine:
                 hint="a shorter text, or fewer tokens",
             )
         kind = "say" if ask.beams is None else "search"
-        return Job(kind, tell, ask, self.speaker.item(number, text, limit), (text, limit))
+        return Job(kind, tell, ask, self.speaker.item(number, text, limit))
 
     def score(self, text: str, target: str, tell: Callable[[Any], None], number: int = 0) -> Job:
         """A text that is to be scored; how likely each token is, is told."""

@@ -269,7 +269,7 @@ class Paths:
                     headers={"WWW-Authenticate": "Bearer"},
                 )
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        if origin is not None and not _is_of(origin, request.headers.get("host")):
             raise Refused(403, f"a page of {origin[:100]} may not ask this server", "permission_error")
 
     def _check_host(self, request: Request) -> None:
@@ -344,14 +344,12 @@ class Told:
 
     def logprobs(self, since: int) -> dict[str, Any]:
         """As OpenAI has them: of all tokens but the first ones."""
-        tokens = self.reading.tokens
-        pieces = [self.reading.read([token]) for token in tokens[since:]]
-        offsets = [len(self.reading.read(tokens[:n])) for n in range(since, len(tokens))]
+        pieces = [self.reading.read([token]) for token in self.reading.tokens[since:]]
         return {
             "tokens": pieces,
             "token_logprobs": self.reading.logs[since:],
             "top_logprobs": None,
-            "text_offset": offsets,
+            "text_offset": self.reading.offsets[since:],
         }
 
 
@@ -446,6 +444,14 @@ class Live(Response):
 
         with self.talk.asking:
             await unless_gone(write(), receive)
+
+
+def _is_of(origin: str, host: str | None) -> bool:
+    """Whether a page's Origin is the Host that it asks."""
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False
 
 
 def _is_local(host: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from weft.data.tokenizers import text_after
 
 UNFINISHED = "\ufffd"  # what the first bytes of a character are read as
+BYTES = 4  # that a character has at most
 
 
 class Reading:
@@ -18,6 +19,12 @@ class Reading:
       ends: tokens that end an answer, and are not part of its text.
       stops: texts before which it ends.
       after: the last tokens of the text that it follows.
+
+    Attributes:
+      tokens, logs: of the answer, its end too.
+      offsets: how long the text before each token is.
+      text: what can be shown.
+      stopped: whether a stop was found.
 
     >>> from weft.data import Bytes
     >>> reading = Reading(Bytes(), stops=["END"])
@@ -38,8 +45,14 @@ class Reading:
         self.after = after
         self.tokens: list[int] = []
         self.logs: list[float] = []
+        self.offsets: list[int] = []
         self.text = ""
         self.stopped = False
+        # All that was read, and how much of it more tokens can't change; the tokens of the rest, and those
+        # that they are read after.
+        self._whole, self._settled = "", 0
+        self._open: list[int] = []
+        self._before = after
 
     @property
     def ended(self) -> bool:
@@ -63,16 +76,36 @@ class Reading:
         for n, token in enumerate(tokens):
             if self.stopped:
                 break
+            self.offsets.append(len(self._whole))
             self.tokens.append(token)
             self.logs += logs[n : n + 1]
-            self._read(over and n == len(tokens) - 1)
+            if not self.ended:
+                self._read(token)
+            self._show(False)
         if over and not self.stopped:
-            self._read(True)
+            self._show(True)
         return self.text[len(before) :]
 
-    def _read(self, over: bool) -> None:
-        text = self.read(self.tokens[:-1] if self.ended else self.tokens)
-        found = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
+    def _read(self, token: int) -> None:
+        """Read one token more, with the few before it that it may change; an answer may have thousands."""
+        self._open.append(token)
+        text = text_after(self._before, self._open, self.tokenizer)
+        self._whole = self._whole[: self._settled] + text
+        at = len(self._open) // 2
+        if at < BYTES:
+            return
+        first, last = self._open[:at], self._open[at:]
+        before = first if self.tokenizer.decode(first) else self._before  # a space after nothing is dropped
+        begun = text_after(self._before, first, self.tokenizer)
+        rest = text_after(before, last, self.tokenizer)
+        # A character that is unfinished at the end of the first is never finished if others follow it.
+        if begun + rest == text and (not begun.endswith(UNFINISHED) or len(rest) >= BYTES):
+            self._settled += len(begun)
+            self._before, self._open = before, last
+
+    def _show(self, over: bool) -> None:
+        text, shown = self._whole, len(self.text)  # in what was shown no stop begins
+        found = [at for at in (text.find(stop, shown) for stop in self.stops) if at >= 0]
         if found:
             self.text, self.stopped = text[: min(found)], True
             return

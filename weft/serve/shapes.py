@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
@@ -29,12 +28,13 @@ class Few(Speaker):
     Args:
       speaker: whose models and tokenizer these are.
       rows: how many texts are read at once.
+      lengths: how many lengths texts are filled up to.
     """
 
-    def __init__(self, speaker: Speaker, rows: int):
+    def __init__(self, speaker: Speaker, rows: int, lengths: int = LENGTHS):
         place = speaker.mesh, speaker.layout
         super().__init__(speaker.models, speaker.tokenizer, *place, rows=rows, longest=speaker.longest)
-        self.lengths = (*[n for n in SIZES if n < self.longest][: LENGTHS - 1], self.longest)
+        self.lengths = (*[n for n in SIZES if n < self.longest][: lengths - 1], self.longest)
         memory = self.longest if self.translates else 0
 
         def begun(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
@@ -96,12 +96,15 @@ def admitted(models: Sequence[Any], state: State, new: State, slots: Any) -> Sta
 
 
 def empty(new: State, rows: int) -> State:
-    """A state of so many rows, all of them over, like another one."""
+    """A state of so many rows, all of them over, like another one; each device makes its own part of it."""
     batch = wf.Dim("batch", rows)
 
-    def nothing(t: Any) -> Any:
-        dims = [batch if d.name == "batch" else d for d in t.dims]
-        return wf.tensor(np.zeros([d.size for d in dims], t.dtype), dims)
+    def filled(t: Any, value: Any = 0) -> Any:
+        def part(where: Sequence[slice]) -> np.ndarray:
+            return np.full([one.stop - one.start for one in where], value, t.dtype)
 
-    state = jax.tree.map(nothing, new, is_leaf=wf.is_tensor)
-    return dataclasses.replace(state, done=wf.tensor(np.ones([rows], jnp.bool_), [batch]))
+        dims = [batch if d.name == "batch" else d for d in t.dims]
+        return wf.from_callback(part, dims, t.mesh, t.layout)
+
+    state = jax.tree.map(filled, new, is_leaf=wf.is_tensor)
+    return dataclasses.replace(state, done=filled(new.done, True))

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from weft.errors import WeftError
-from weft.files import whole
+from weft.files import whole, write_text
 
 from .plain_json import plain_json
 
@@ -46,10 +46,13 @@ class Journal:
         step: how many steps are done already; what was written of later ones goes.
         """
         self.folder = folder
+        self._curves = {name: Curve() for name in CURVES}
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._rows = _rows(folder / METRICS, step)
-            replace(folder / METRICS, "".join(plain_json(row) + "\n" for row in self._rows))
+            with whole(folder / METRICS) as draft, draft.open("w", encoding="utf-8") as kept:
+                for row in _rows(folder / METRICS, step):
+                    kept.write(plain_json(row) + "\n")
+                    self._add(row)
             self._file = (folder / METRICS).open("a", encoding="utf-8")
             self._board = Board(folder / "tensorboard", step)
 
@@ -75,9 +78,9 @@ class Journal:
         versions = {"python": platform.python_version(), "weft": version("weft")}
         versions |= {name: version(name) for name in LIBRARIES}
         with _writing(self.folder):
-            replace(self.folder / CONFIG, config)
-            replace(self.folder / PLAN, plan)
-            replace(self.folder / "versions.json", json.dumps(versions, indent=1) + "\n")
+            write_text(self.folder / CONFIG, config)
+            write_text(self.folder / PLAN, plan)
+            write_text(self.folder / "versions.json", json.dumps(versions, indent=1) + "\n")
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Numbers of a step: one line, at once with the system, which keeps it if this process is killed."""
@@ -86,7 +89,7 @@ class Journal:
             self._file.write(plain_json(row) + "\n")
             self._file.flush()
             self._board.write(step, numbers)
-        self._rows.append(row)
+        self._add(row)
 
     def sync(self) -> None:
         """Wait until the lines are on the disk: a checkpoint must not outlive those of its steps."""
@@ -95,10 +98,14 @@ class Journal:
 
     def draw(self) -> None:
         """Draw the curves of the loss."""
-        curves = {name: [(r["step"], float(r[name])) for r in self._rows if name in r] for name in CURVES}
+        curves = {name: curve.points for name, curve in self._curves.items()}
         if any(curves.values()):
             with _writing(self.folder):
                 picture(curves, self.folder / PICTURE)
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        for name in CURVES.keys() & row:
+            self._curves[name].add(row["step"], float(row[name]))
 
 
 class Board:
@@ -135,6 +142,24 @@ class Board:
 
 
 CURVES = {"loss": "training", "valid_loss": "held out"}
+MOST = 2000  # points of a curve: the picture is 840 wide
+
+
+class Curve:
+    """Some of a curve's points, evenly chosen: what a picture needs, however long a run is."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float]] = []
+        self._seen, self._every = 0, 1
+
+    def add(self, step: int, value: float) -> None:
+        """Add a point, if it is one of those to keep; when they are too many, every second one goes."""
+        if self._seen % self._every == 0:
+            self.points.append((step, value))
+        self._seen += 1
+        if len(self.points) > MOST:
+            del self.points[1::2]
+            self._every *= 2
 
 
 def picture(curves: Mapping[str, list[tuple[int, float]]], path: Path) -> None:
@@ -154,21 +179,16 @@ def picture(curves: Mapping[str, list[tuple[int, float]]], path: Path) -> None:
         figure.savefig(draft, format="png", dpi=120)
 
 
-def replace(path: Path, text: str) -> None:
-    """Write a file, all of it or nothing."""
-    with whole(path) as draft:
-        draft.write_text(text, encoding="utf-8")
-
-
-def _rows(path: Path, until: int) -> list[dict[str, Any]]:
+def _rows(path: Path, until: int) -> Iterator[dict[str, Any]]:
     """What was written of steps up to one; a line that is not whole, as a crash leaves them, is left out."""
-    rows = []
-    for line in path.read_bytes().split(b"\n") if path.exists() else ():
-        with suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] <= until:
-                rows.append(row)
-    return rows
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] <= until:
+                    yield row
 
 
 @contextmanager
