@@ -418,3 +418,19 @@ def test_branches_of_a_split_vmap_that_spread_a_split_dim(size):
     x, w = real(0, f"b=3 e={size} c=1"), real(1, "t=3 c=1 o=2")
     got, want = wf.spmd(run, "y=2 z=2", "b:y e:z")(x, w), wf.spmd(run)(x, w)
     np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_a_cast_parameter_in_a_branch_are_summed_in_its_own_type():
+    """In bfloat16 the sum would be 1.015625."""
+
+    def loss(w, x):
+        narrow = w.astype(jnp.bfloat16)
+
+        def row(x):
+            return wf.cond(wf.sum(x) > 2.0, lambda x: -wf.sum(x * narrow), lambda x: wf.sum(x * narrow), x)
+
+        return wf.sum(wf.vmap(row, "b")(x))
+
+    x = wf.tensor(jnp.asarray([[1.0]] + [[2.0**-9]] * 7, jnp.bfloat16), "b=8 d=1")
+    grad = wf.spmd(wf.grad(loss), "y=8", "b:y")(wf.parameter(wf.ones("d=1")), x)
+    np.testing.assert_array_equal(grad.numpy(), [1.0 + 7 * 2.0**-9])

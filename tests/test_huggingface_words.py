@@ -10,7 +10,7 @@ from untrained import untrained
 
 import weft as wf
 from weft.cli.main import main
-from weft.data import Stream, Windows, check_vocab, tokenize
+from weft.data import Bytes, Stream, Windows, check_vocab, tokenize
 from weft.data.tokenizers import text_after
 from weft.decode import Ask, Speaker
 from weft.errors import ModelError
@@ -239,3 +239,16 @@ def test_without_the_package(tmp_path, mistake, monkeypatch):
         lambda: huggingface.tokenizer("."),  # wrong
         "messages/huggingface_words",
     )
+
+
+def test_bytes_that_make_sense_together_only():
+    """Llama's decoder reads no byte of a run while its last character is not whole."""
+
+    class Fallback(Bytes):
+        def decode(self, ids):
+            return tokenizers.decoders.ByteFallback().decode([f"<0x{id - 3:02X}>" for id in ids])
+
+    words = Fallback()
+    for text in ("你好吗", "好", "你好吗" * 5, "❤️‍🔥 fire", "né 你好吗你好吗 né" * 9):
+        reading = Reading(words)
+        assert "".join(reading.more([token]) for token in words.encode(text)) == reading.text == text

@@ -6,6 +6,7 @@ import pytest
 
 import weft as wf
 from weft import nn
+from weft.errors import LayoutError, ProgramError
 
 
 def test_sizes_are_whole_numbers_of_any_kind():
@@ -59,3 +60,17 @@ def test_a_role_is_given_where_a_tensor_lies():
     np.testing.assert_array_equal(w.numpy(), x.numpy())
     same = wf.place(wf.ones("c=4"), "data=4", "c:data")
     assert wf.parameter(same).array is same.array
+
+
+def test_named_devices_apart_and_together():
+    """Under jax.grad arrays stayed where they were; results forgot their mesh, and so that they can't meet."""
+    first, second = (wf.Mesh("", devices=[device]) for device in jax.devices()[2:4])
+    square = wf.spmd(lambda x: x * x, first)
+    there = jax.device_put(np.float32(3.0), jax.devices()[0])
+    assert jax.grad(lambda a: square(wf.tensor(a, "")).array)(there) == 6.0
+    a, b = square(wf.tensor(2.0, "")), wf.spmd(lambda x: x + 1.0, second)(wf.tensor(2.0, ""))
+    with pytest.raises(LayoutError, match="live on one mesh"):
+        a + b
+    assert (wf.place(a, None, None) + wf.place(b, None, None)).item() == 7.0
+    with pytest.raises(ProgramError, match="donat"):
+        wf.spmd(lambda x, y: x + y, first, donate=(0,))(a, a)

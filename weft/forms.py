@@ -137,12 +137,8 @@ def _branched(t: Tensor) -> Tensor:
     missing = program.branched - collectives.varying(t._held)
     if not missing:
         return t
-    program.varies(t._held, missing)
-    array = program.remember(
-        t._held, ("vary", missing), lambda _: collectives.vary(t._array, missing), collective=False
-    )
-    place: Any = {"mesh": program.mesh, "layout": program.layout, "splits": t.splits, "pending": t.pending}
-    return Tensor(array, t.dims, role=t.role, **place)
+    array = in_form(t, t.splits, missing)
+    return Tensor(array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=t.splits)
 
 
 def _check_there(t: Tensor) -> None:

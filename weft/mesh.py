@@ -91,10 +91,15 @@ class Mesh:
         """How many pieces a dim on these axes is cut into."""
         return math.prod(self.shape[axis] for axis in axes)
 
-    @functools.cached_property
-    def only(self) -> Any:
-        """The one device of a mesh of one, if it was named."""
-        return self._devices[0] if self._devices is not None and self.size == 1 else None
+    @property
+    def is_anywhere(self) -> bool:
+        """Whether it is any one device: there are no axes, and none was named."""
+        return not self.axes and self._devices is None
+
+    @property
+    def is_one_named(self) -> bool:
+        """Whether it is one device that was named."""
+        return self._devices is not None and self.size == 1
 
     @functools.cached_property
     def has_devices(self) -> bool:

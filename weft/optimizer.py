@@ -29,8 +29,13 @@ class Optimizer:
     """An optax transformation over named tensors; made by `wf.optimizer`."""
 
     def __init__(self, tx: optax.GradientTransformation):
-        self.tx = tx
+        self._tx = tx
         self._steps = {end: self._step(end, {}) for end in (_updated, _updates)}  # JAX compiles each once
+
+    @property
+    def tx(self) -> optax.GradientTransformation:
+        """The transformation."""
+        return self._tx
 
     def __repr__(self) -> str:
         return "optimizer(tx)"

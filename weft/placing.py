@@ -67,8 +67,8 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
         array = jax.ShapeDtypeStruct(shape, t.dtype)
     elif t.mesh == mesh and at_rest(t) == splits:
         array = t._array
-    elif not mesh.axes:
-        array = _on_one_device(t, mesh.only)
+    elif mesh.is_anywhere:
+        array = _on_one_device(t)
     else:
         mesh.require_devices()
         array = _padded(t.array, shape)
@@ -77,12 +77,13 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
     return Tensor(array, t.dims, role=t.role, mesh=mesh, layout=layout)
 
 
-def _on_one_device(t: Tensor, device: Any = None) -> Any:
-    """The array in its true size on a device: by default where it is, but the first one for a mesh's."""
+def _on_one_device(t: Tensor) -> Any:
+    """The array in its true size: where it is, or on the first device if it is on a mesh of this process."""
     array = t.array
-    if device is None and t.mesh is not None and t.mesh.axes:
-        device = jax.local_devices()[0]
-    return array if device is None or context.is_traced(array) else jax.device_put(array, device)
+    is_free = t.mesh is None or t.mesh.is_anywhere
+    if is_free or context.is_traced(array) or not array.is_fully_addressable:
+        return array
+    return jax.device_put(array, jax.local_devices()[0])
 
 
 def put(array: Any, sharding: NamedSharding) -> Any:

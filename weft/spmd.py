@@ -291,7 +291,7 @@ class Program:
         """A raw array on all devices, where a call's results are too: JAX tells the two types apart."""
         array = jnp.asarray(array)
         mesh = self.mesh.jax_mesh
-        is_free = self.mesh.size == 1 and self.mesh.only is None
+        is_free = self.mesh.size == 1 and not self.mesh.is_one_named
         if is_free or not self.mesh.has_devices or context.is_traced(array):
             return array
         if isinstance(array.sharding, NamedSharding) and array.sharding.mesh == mesh:
@@ -382,7 +382,7 @@ class Program:
         out_specs: list[Any] = []
 
         def body(*arrays: Any) -> list[Any]:
-            program = Context(self.mesh, self.layout, adopts=self._eager and not self.mesh.axes)
+            program = Context(self.mesh, self.layout, adopts=self._eager and self.mesh.is_anywhere)
             last["context"] = program
             with context.entered(program), program.frame():
                 rest = list(arrays)
@@ -427,7 +427,7 @@ class Program:
             )(*arrays)
 
         run.__name__ = run.__qualname__ = getattr(self.fn, "__name__", "program")
-        where = NamedSharding(self.mesh.jax_mesh, PartitionSpec()) if self.mesh.only is not None else None
+        where = NamedSharding(self.mesh.jax_mesh, PartitionSpec()) if self.mesh.is_one_named else None
         staged.call = Call(jax.jit(run, donate_argnums=donated, out_shardings=where), last)
         return staged
 

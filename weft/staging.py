@@ -143,7 +143,7 @@ def add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
 def rebuild(staged: Staged, outs: Any, mesh: Mesh, layout: Layout) -> Any:
     count = sum(kind == "now" for kind, *_ in staged.out_leaves)
     sources = {"now": iter(outs[:count]), "later": iter(outs[count:])}
-    placed: Any = (mesh, layout) if mesh.axes else (None, None)
+    placed: Any = (None, None) if mesh.is_anywhere else (mesh, layout)
     leaves = []
     for kind, static, named in staged.out_leaves:
         leaf = static if kind == "static" else next(sources[kind])

@@ -170,8 +170,8 @@ def from_callback(
         missing = [(0, b - a - n) for a, b, n in zip(starts, stops, array.shape, strict=True)]
         return np.pad(array, missing) if any(map(any, missing)) else array
 
-    if not mesh.axes:
-        array = jax.device_put(jnp.asarray(part(tuple(slice(0, n) for n in shape))), mesh.only)
+    if mesh.is_anywhere:
+        array = jnp.asarray(part(tuple(slice(0, n) for n in shape)))
         return Tensor(array, dims, role=role)
     mesh.require_devices()
     sharding = jax.sharding.NamedSharding(mesh.jax_mesh, partition_spec(splits))

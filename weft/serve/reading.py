@@ -9,6 +9,7 @@ from weft.data.tokenizers import text_after
 
 UNFINISHED = "\ufffd"  # what the first bytes of a character are read as
 BYTES = 4  # that a character has at most
+RUN = 24  # tokens after which an unfinished character is taken to stay so
 
 
 class Reading:
@@ -91,17 +92,20 @@ class Reading:
         self._open.append(token)
         text = text_after(self._before, self._open, self.tokenizer)
         self._whole = self._whole[: self._settled] + text
-        at = len(self._open) // 2
-        if at < BYTES:
+        half, is_long = len(self._open) // 2, len(self._open) >= 2 * RUN
+        if half < 2 * BYTES or (text.endswith(UNFINISHED) and not is_long):
             return
-        first, last = self._open[:at], self._open[at:]
-        before = first if self.tokenizer.decode(first) else self._before  # a space after nothing is dropped
-        begun = text_after(self._before, first, self.tokenizer)
-        rest = text_after(before, last, self.tokenizer)
-        # A character that is unfinished at the end of the first is never finished if others follow it.
-        if begun + rest == text and (not begun.endswith(UNFINISHED) or len(rest) >= BYTES):
-            self._settled += len(begun)
-            self._before, self._open = before, last
+        for at in range(half, half + BYTES):  # one of these is between two characters
+            first, last = self._open[:at], self._open[at:]
+            before = (
+                first if self.tokenizer.decode(first) else self._before
+            )  # a space after nothing is dropped
+            begun = text_after(self._before, first, self.tokenizer)
+            whole = begun + text_after(before, last, self.tokenizer)
+            if whole == text and (is_long or not begun.endswith(UNFINISHED)):
+                self._settled += len(begun)
+                self._before, self._open = before, last
+                return
 
     def _show(self, over: bool) -> None:
         text, shown = self._whole, len(self.text)  # in what was shown no stop begins
