@@ -97,9 +97,8 @@ class Reading:
             return
         for at in range(half, half + BYTES):  # one of these is between two characters
             first, last = self._open[:at], self._open[at:]
-            before = (
-                first if self.tokenizer.decode(first) else self._before
-            )  # a space after nothing is dropped
+            # Behind nothing a tokenizer drops a space.
+            before = first if self.tokenizer.decode(first) else self._before
             begun = text_after(self._before, first, self.tokenizer)
             whole = begun + text_after(before, last, self.tokenizer)
             if whole == text and (is_long or not begun.endswith(UNFINISHED)):
