@@ -204,8 +204,9 @@ def _constant(t: Tensor) -> Tensor:
 def check_same_place(t: Tensor, program: Context) -> None:
     """An error if a tensor lives on another mesh or layout than the program."""
     if t.mesh is not None and t.mesh != program.mesh:
+        others = " of other devices" if t.mesh.axes == program.mesh.axes else ""
         raise LayoutError(
-            f'{describe(t)} lives on mesh "{t.mesh}", and this runs on mesh "{program.mesh}"',
+            f'{describe(t)} lives on mesh "{t.mesh}"{others}, and this runs on mesh "{program.mesh}"',
             rule="the tensors of one operation, or program, live on one mesh",
             hint="move it with wf.place(t, mesh, layout)",
         )
