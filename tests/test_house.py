@@ -29,7 +29,7 @@ ROOMS = [
         "forms",
         "blocks",
     },
-    {"later", "signature", "staging", "spmd", "eager"},
+    {"later", "signature", "captures", "staging", "spmd", "eager"},
     {"ops", "random", "autodiff", "escape", "optimizer"},
     {"plan"},
     {"search"},

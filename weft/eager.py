@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from . import context
+from .captures import Function, bound
 from .context import Context
 from .errors import WeftError
 from .forms import Elsewhere, check_same_place
@@ -26,16 +27,18 @@ _EAGER: dict[Any, Program] = {}
 _NOWHERE = (Mesh(), Layout())
 
 
-def op(fn: Any = None, *, numbers: str = "static", cached: bool = True) -> Any:
+def op(fn: Any = None, *, numbers: str = "static", functions: bool = False, cached: bool = True) -> Any:
     """Make a lowering a public op: inside a program it runs as it is, outside as a program of its own.
 
     Args:
       numbers: "static" where a Python number is part of the signature (a shift, a size), "dynamic"
         where it is an operand.
-      cached: whether the eager program is kept; not for ops that take functions.
+      functions: whether functions among the arguments are called while the op is traced. They are known by
+        their code and by what they capture (`captures.py`).
+      cached: whether the eager program is kept; not for an op that calls a function when it runs.
     """
     if fn is None:
-        return functools.partial(op, numbers=numbers, cached=cached)
+        return functools.partial(op, numbers=numbers, functions=functions, cached=cached)
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -44,7 +47,7 @@ def op(fn: Any = None, *, numbers: str = "static", cached: bool = True) -> Any:
             if program is not None:
                 with program.lowering(_label(fn.__name__, args, kwargs)):
                     return fn(*args, **kwargs)
-            return run_eagerly(fn, args, kwargs, numbers, cached)
+            return run_eagerly(fn, args, kwargs, numbers, functions, cached)
         except WeftError as error:
             error.located(asked(fn.__name__.lstrip("_"), args, kwargs))
             raise
@@ -65,9 +68,30 @@ def _label(name: str, args: Any, kwargs: Any) -> str:
     return f"{name.lstrip('_')}[{dims}]"
 
 
-def run_eagerly(fn: Any, args: Any, kwargs: Any, numbers: str, cached: bool) -> Any:
+def run_eagerly(
+    fn: Any, args: Any, kwargs: Any, numbers: str, functions: bool = False, cached: bool = True
+) -> Any:
     """Call a function outside programs as one of its own, where its operands are, or what it captures."""
-    where = _where(args, kwargs)
+    where = _where(_tensors((args, kwargs)))
+    if functions:
+        known = jax.tree.map(_known, (args, kwargs), is_leaf=is_tensor)
+        captured = [one for one in jax.tree.leaves(known, is_leaf=is_tensor) if isinstance(one, Function)]
+        tensors = [t for one in captured for t in one.tensors if t.mesh is not None]
+        where = where if where != _NOWHERE else _where(tensors)
+        cached = all(one.key is not None for one in captured)
+        # What lives elsewhere may be captured and never used: only a trace can tell.
+        cached = cached and all((t.mesh, t.layout) == where for t in tensors)
+        if cached:
+            with bound(captured):
+                return _adopting(fn, where, numbers, cached, *known)
+    return _adopting(fn, where, numbers, cached, args, kwargs)
+
+
+def _known(leaf: Any) -> Any:
+    return Function(leaf) if callable(leaf) and not isinstance(leaf, Tensor) else leaf
+
+
+def _adopting(fn: Any, where: Any, numbers: str, cached: bool, args: Any, kwargs: Any) -> Any:
     try:
         return _program(fn, where, numbers, cached)(*args, **kwargs)
     except Elsewhere as found:
@@ -77,7 +101,7 @@ def run_eagerly(fn: Any, args: Any, kwargs: Any, numbers: str, cached: bool) -> 
 
 def _program(fn: Any, where: tuple[Mesh, Layout], numbers: str, cached: bool) -> Program:
     key = (fn, *where)
-    program = _EAGER.get(key)
+    program = _EAGER.get(key) if cached else None
     if program is None:
         program = Program(fn, *where, eager=True, static_numbers=numbers == "static")
         if cached:
@@ -85,11 +109,15 @@ def _program(fn: Any, where: tuple[Mesh, Layout], numbers: str, cached: bool) ->
     return program
 
 
-def _where(args: Any, kwargs: Any) -> tuple[Mesh, Layout]:
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_tensor) if isinstance(leaf, Tensor)]
+
+
+def _where(tensors: list[Tensor]) -> tuple[Mesh, Layout]:
     """The mesh and layout of the operands; unplaced ones adopt the placed one's."""
     found: Tensor | None = None
-    for leaf in jax.tree.leaves((args, kwargs), is_leaf=is_tensor):
-        if isinstance(leaf, Tensor) and leaf.mesh is not None:
+    for leaf in tensors:
+        if leaf.mesh is not None:
             if found is None:
                 found = leaf
             elif found.mesh is not leaf.mesh or found.layout is not leaf.layout:

@@ -110,12 +110,16 @@ def user_frame() -> FrameType | None:
         name = frame.f_code.co_filename
         # A dataclass's __init__ has no file: it is told by its module.
         made = name == "<string>" and frame.f_globals.get("__name__", "").startswith("weft.")
-        ours = name.startswith(PACKAGE) or made
-        library = f"{os.sep}site-packages{os.sep}" in name or f"{os.sep}lib{os.sep}python" in name
-        if not ours and not library and not name.startswith("<frozen"):
+        if not made and not is_library(name):
             return frame
         frame = frame.f_back
     return None
+
+
+def is_library(file: str) -> bool:
+    """Whether a source file belongs to Weft, to Python or to an installed package."""
+    installed = f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}lib{os.sep}python" in file
+    return installed or file.startswith((PACKAGE, "<frozen"))
 
 
 def show_line(frame: FrameType | None) -> str:

@@ -19,7 +19,7 @@ from .padding import fill_padding
 from .tensor import Tensor, entry, short_type
 
 
-@op(cached=False)
+@op(functions=True)
 def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterable[Any] = ()) -> Any:
     """A raw JAX function on the slices: for kernels, or for what the language has no word for.
 
@@ -175,7 +175,7 @@ def _whole(t: Tensor) -> Any:
     return in_form(t, ((),) * len(t.dims))
 
 
-@op(cached=False)
+@op
 def debug(x: Tensor, label: str = "") -> Tensor:
     """Print a tensor when the program runs (gathering it), and hand it on unchanged.
 

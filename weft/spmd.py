@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import context
+from .captures import Function
 from .context import Context
 from .errors import (
     LayoutError,
@@ -37,9 +38,10 @@ from .layout import Layout
 from .mesh import Mesh
 from .placing import partition_spec, place, put, without_values
 from .signature import NUMBERS, Static, is_dynamic, is_leaf, reason, shown, unhashable, weak_type
-from .staging import Call, CapturedAnew, Staged, add_output, outputs, rebuild, slice_of, template
+from .staging import Call, CapturedAnew, Staged, add_output, outputs, rebuild, slice_of, templates_of
 from .tensor import Tensor, asked, at_rest, check_has_values, describe
 
+KEPT = 512  # traces of an eager op that takes functions; the oldest is dropped for a new one
 ATTEMPTS = 3  # to find what a function captures: one is enough, unless it captures what it did not before
 
 
@@ -122,6 +124,10 @@ class Program:
         if self._awaits and outs and not context.is_traced(outs[0]):
             jax.block_until_ready(outs)
         return rebuild(staged, outs, self.mesh, self.layout)
+
+    def reached_values(self) -> tuple[Any, ...]:
+        """What a nested call depends on (`captures.py`)."""
+        return self.fn, self.mesh, self.layout
 
     def __get__(self, owner: Any, _: Any = None) -> Any:
         """Of a method: the program with its owner as the first argument."""
@@ -266,11 +272,12 @@ class Program:
         arrays: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, Tensor):
-                if leaf.mesh is not self.mesh or leaf.layout is not self.layout or leaf.splits is not None:
-                    leaf = self._place(leaf)
-                array = leaf._array
+                array = self._array_of(leaf)
                 key.append((leaf.dims, array.dtype, weak_type(array), leaf.role))
                 arrays.append(array)
+            elif isinstance(leaf, Function):
+                key.append(leaf.key)
+                arrays += map(self._array_of, leaf.tensors)
             elif is_dynamic(leaf, self._static_numbers):
                 if isinstance(leaf, np.ndarray | jax.Array):
                     leaf = self._on_all(leaf)
@@ -286,6 +293,11 @@ class Program:
             staged = self._stage(leaves, tree, tuple(key), arrays)
         arrays += [t._array for t in staged.captured]
         return staged, arrays
+
+    def _array_of(self, t: Tensor) -> Any:
+        if t.mesh is not self.mesh or t.layout is not self.layout or t.splits is not None:
+            t = self._place(t)
+        return t._array
 
     def _on_all(self, array: Any) -> Any:
         """A raw array on all devices, where a call's results are too: JAX tells the two types apart."""
@@ -361,23 +373,21 @@ class Program:
         else:
             raise _unsettled(found)
         staged.is_settled = True
-        if not any(context.is_traced(t._held) for t, _ in captured):  # else good for this call only
-            self._staged[key] = staged
+        has_functions = any(isinstance(leaf, Function) for leaf in leaves)
+        if any(context.is_traced(t._held) for t, _ in captured) or (captured and has_functions):
+            return staged  # good for this call only
+        if has_functions and len(self._staged) >= KEPT:
+            del self._staged[next(iter(self._staged))]
+        self._staged[key] = staged
         if not self._eager:
             self._warn_unused(met)
         return staged
 
     def _trace(self, leaves: list[Any], tree: Any, captured: list[Any], donated: Any) -> Staged:
         staged = Staged(None, captured=[placed for _, placed in captured], donated=donated)
-        templates = [template(leaf, self._static_numbers) for leaf in leaves]
+        templates = templates_of(leaves, self._static_numbers)
         last: dict[str, Any] = {}
-        in_specs = [
-            partition_spec(self.layout.splits(leaf.dims, self.mesh, leaf.role))
-            if isinstance(leaf, Tensor)
-            else PartitionSpec()
-            for leaf in leaves
-            if is_dynamic(leaf, self._static_numbers)
-        ]
+        in_specs = [spec for leaf in leaves for spec in self._in_specs(leaf)]
         in_specs += [partition_spec(at_rest(t)) for t in staged.captured]
         out_specs: list[Any] = []
 
@@ -430,6 +440,13 @@ class Program:
         where = NamedSharding(self.mesh.jax_mesh, PartitionSpec()) if self.mesh.is_one_named else None
         staged.call = Call(jax.jit(run, donate_argnums=donated, out_shardings=where), last)
         return staged
+
+    def _in_specs(self, leaf: Any) -> list[PartitionSpec]:
+        """How the arrays of an argument are split."""
+        if isinstance(leaf, Tensor | Function):
+            tensors = [leaf] if isinstance(leaf, Tensor) else leaf.tensors
+            return [partition_spec(self.layout.splits(t.dims, self.mesh, t.role)) for t in tensors]
+        return [PartitionSpec()] if is_dynamic(leaf, self._static_numbers) else []
 
     def _donated(self, leaves: list[Any], tree: Any) -> tuple[int, ...]:
         if not self.donate:

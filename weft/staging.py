@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +13,12 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from . import collectives
+from .captures import Function, bound_function
 from .context import Context
 from .errors import (
     ProgramError,
 )
-from .forms import as_slice, settle
+from .forms import as_slice, capture_key, settle
 from .later import Promise
 from .layout import Layout
 from .mesh import Mesh
@@ -72,8 +74,29 @@ class Call:
         return self.jitted.trace(*arrays)
 
 
-def template(leaf: Any, static_numbers: bool) -> Callable[[list[Any], Context], Any]:
-    """How a leaf is rebuilt inside the program; arrays are taken from the front of a list."""
+def templates_of(leaves: list[Any], static_numbers: bool) -> list[Callable[[list[Any], Context], Any]]:
+    """How the leaves are rebuilt inside the program; arrays are taken from the front of a list."""
+    places = itertools.count()
+    return [
+        _function_template(next(places)) if isinstance(leaf, Function) else _template(leaf, static_numbers)
+        for leaf in leaves
+    ]
+
+
+def _function_template(place: int) -> Callable[[list[Any], Context], Any]:
+    """A function whose captured tensors are inputs. The function itself is not held."""
+
+    def rebuilt(arrays: list[Any], program: Context) -> Any:
+        function = bound_function(place)
+        for t in function.tensors:
+            blank = Tensor(None, t.dims, role=t.role)
+            program.captured_inputs[capture_key(t)] = slice_of(blank, arrays.pop(0), program)
+        return function.fn
+
+    return rebuilt
+
+
+def _template(leaf: Any, static_numbers: bool) -> Callable[[list[Any], Context], Any]:
     if isinstance(leaf, Static):
         return lambda arrays, program: leaf.value
     if not is_dynamic(leaf, static_numbers):

@@ -52,7 +52,7 @@ def _predicate(p: Any, what: str) -> Any:
     return array
 
 
-@op(cached=False)
+@op(functions=True)
 def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
     """`carry = body(carry)` while `condition(carry)`; has no reverse-mode derivative, as in JAX.
 
@@ -63,7 +63,7 @@ def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carr
     return _loop(carry, lambda run, arrays: lax.while_loop(run["go"], run["step"], arrays), condition, body)
 
 
-@op(cached=False)
+@op(functions=True)
 def fori_loop(low: Any, high: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
     """`carry = body(n, carry)` for n from low up to, not including, high.
 
@@ -125,7 +125,7 @@ def _loop(carry: Any, start: Any, condition: Any, body: Any) -> Any:
     return rebuilt(last)
 
 
-@op(cached=False)
+@op(functions=True)
 def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any) -> Any:
     """`true_fn(*operands)` or `false_fn(*operands)`, whichever the predicate says; one of them runs.
 

@@ -37,7 +37,7 @@ from .schedules import SCHEDULES
 from .stages import Line, Stages, form_of_one
 
 
-@op(cached=False)
+@op(functions=True)
 def pipeline(
     f: Callable[..., Any],
     x: Any,

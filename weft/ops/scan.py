@@ -39,7 +39,7 @@ from .leaves import (
 )
 
 
-@op(cached=False)
+@op(functions=True)
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     carry: Any,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,14 +31,11 @@ def vmap(f: Callable[..., Any], dim: Any) -> Callable[..., Any]:
     f32[row=2] [2., 4.]
     """
 
-    @op(cached=False)
-    def vmap(*args: Any, **kwargs: Any) -> Any:
-        return _vmap(f, dim, args, kwargs)
-
-    return vmap
+    return functools.partial(_vmap, f, dim)
 
 
-def _vmap(f: Callable[..., Any], dim: Any, args: Any, kwargs: Any) -> Any:
+@op(functions=True)
+def _vmap(f: Callable[..., Any], dim: Any, /, *args: Any, **kwargs: Any) -> Any:
     program = context.require()
     leaves, tree = flatten((args, kwargs))
     name = dim.name if isinstance(dim, Dim) else dim

@@ -19,7 +19,7 @@ def called(fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`, outside programs as one of its own."""
     if context.current() is not None:
         return fn(*args)
-    return run_eagerly(fn, args, {}, "dynamic", True)
+    return run_eagerly(fn, args, {}, "dynamic")
 
 
 @contextmanager

@@ -1,0 +1,226 @@
+"""Function keys: what a Python function depends on, so that eager control flow compiles once.
+
+`scan(f, ...)` outside a program is a program of its own. Its trace can be reused when `f` would trace to the
+same operations again. A function is fixed by its code and by the values it reaches: closure cells, defaults,
+and, in the user's code, globals. `Function(f)` collects them:
+
+- tensors become inputs: only their dims, dtype, role and placement are in the key;
+- Python values (numbers, strings, tuples, dicts, dataclasses, other functions, ...) are in the key, so a
+  changed value causes a retrace. A container that reaches no tensor is also compared by identity, because a
+  function may append to it;
+- modules and classes of libraries, compiled functions and JAX arrays are compared by identity.
+
+What can't be compared by value (an instance of a plain class, a module of the user's, a custom_vjp, whose
+rules JAX calls later) makes the function *opaque*: it has no key, and every call is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import dis
+import enum
+import functools
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from .dims import Dim
+from .errors import is_library
+from .layout import Layout
+from .mesh import Mesh
+from .signature import Static, weak_type
+from .tensor import Tensor
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype, range)
+BY_VALUE = (Dim, Mesh, Layout, enum.Enum)
+CONTAINERS = (list, dict, set)
+LIBRARIES = ("jax", "jaxlib", "numpy", "ml_dtypes")
+DATA = (*PLAIN, *BY_VALUE, *CONTAINERS, tuple, Tensor, jax.Array, np.ndarray)
+SMALL = 1 << 16  # bytes of a NumPy array that is compared by its contents
+
+
+class Opaque(Exception):
+    """A function reaches a value that can't be compared."""
+
+
+class Function:
+    """A function passed to an eager op, with a key and the tensors it captures.
+
+    Attributes:
+      fn: the function.
+      key: equal for functions that trace alike; None if that can't be known.
+      tensors: the captured tensors, in an order that equal keys share.
+    """
+
+    def __init__(self, fn: Any):
+        self.fn = fn
+        self.tensors: list[Tensor] = []
+        self._seen: dict[int, int] = {}
+        try:
+            self.key = self._key(fn)
+            hash(self.key)
+        except (Opaque, TypeError):  # TypeError: a static field of a pytree that can't be hashed
+            self.key, self.tensors = None, []
+        self._seen.clear()
+
+    def _key(self, value: Any) -> Any:
+        if isinstance(value, PLAIN):
+            return Static(value)
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, jax.Array | np.ndarray):
+            return _array(value)
+        if isinstance(value, BY_VALUE):
+            return value
+        if id(value) in self._seen:  # a function that calls itself
+            return ("seen", self._seen[id(value)])
+        self._seen[id(value)] = len(self._seen)
+        return self._structure(value)
+
+    def _structure(self, value: Any) -> Any:
+        """The key of something that reaches other values."""
+        if isinstance(value, types.FunctionType):
+            return (value.__code__, *map(self._key, _reached(value)))
+        if isinstance(value, types.MethodType):
+            return ("method", self._key(value.__func__), self._key(value.__self__))
+        if isinstance(value, functools.partial):
+            return ("partial", *map(self._key, (value.func, value.args, *value.keywords.items())))
+        if isinstance(value, type):
+            return (_Same(value), *self._fields(_class_data(value)))
+        if isinstance(value, slice):
+            return ("slice", *map(self._key, (value.start, value.stop, value.step)))
+        if _is_fixed(value):
+            return _Same(value)
+        if hasattr(value, "reached_values"):
+            return (type(value), *map(self._key, value.reached_values()))
+        before = len(self.tensors)
+        key = self._contents(value)
+        is_mutable = isinstance(value, CONTAINERS) and len(self.tensors) == before
+        return (key, _Same(value)) if is_mutable else key
+
+    def _contents(self, value: Any) -> Any:
+        if isinstance(value, frozenset | set):
+            return (type(value), frozenset(map(self._key, value)))
+        if isinstance(value, dict):  # in the user's order, which a trace may depend on
+            return (type(value), *self._fields(value))
+        if dataclasses.is_dataclass(value) and type(value).__dataclass_params__.frozen:  # type: ignore
+            return (type(value), *self._fields(vars(value)))
+        children, tree = jax.tree.flatten(value, is_leaf=lambda one: one is not value)
+        if len(children) == 1 and children[0] is value:
+            raise Opaque
+        return (tree, *map(self._key, children))
+
+    def _fields(self, named: Any) -> list[Any]:
+        return [(self._key(name), self._key(value)) for name, value in named.items()]
+
+    def _tensor(self, t: Tensor) -> Any:
+        if t.is_slice or isinstance(t._held, jax.ShapeDtypeStruct):
+            raise Opaque
+        self.tensors.append(t)
+        # Captured tensors are told apart by their arrays: two names of one array stay one input.
+        first = next(n for n, other in enumerate(self.tensors) if other._held is t._held)
+        return (first, t.dims, t.dtype, weak_type(t._held), t.role, t.mesh, t.layout)
+
+
+class _Bound(threading.local):
+    def __init__(self) -> None:
+        self.calls: list[list[Function]] = []
+
+
+_BOUND = _Bound()
+
+
+@contextlib.contextmanager
+def bound(functions: list[Function]) -> Iterator[None]:
+    """Call an eager program with these functions.
+
+    A cached program holds no function, and so none of the tensors that one captures: where jit has to trace
+    it again, it asks for the functions of the call at hand.
+    """
+    _BOUND.calls.append(functions)
+    try:
+        yield
+    finally:
+        _BOUND.calls.pop()
+
+
+def bound_function(place: int) -> Function:
+    """The function at a place among those of the call at hand."""
+    return _BOUND.calls[-1][place]
+
+
+class _Same:
+    """An object that is equal to itself only."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _array(array: Any) -> Any:
+    if isinstance(array, jax.core.Tracer):
+        raise Opaque
+    if isinstance(array, jax.Array):  # its values never change
+        return _Same(array)
+    if array.nbytes > SMALL or array.dtype.hasobject:
+        raise Opaque
+    return (array.shape, array.dtype.str, array.tobytes())
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether an object always behaves the same: a module of a library, a builtin, a compiled function."""
+    if isinstance(value, types.ModuleType):
+        return _is_library_module(value.__name__)
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
+    return type(value).__module__.partition(".")[0] in LIBRARIES
+
+
+def _is_library_module(name: str) -> bool:
+    module = sys.modules.get(name)
+    # Modules without a file are builtin, except the one of an interactive session.
+    return name != "__main__" and is_library(getattr(module, "__file__", None) or "<frozen")
+
+
+def _class_data(cls: type) -> dict[str, Any]:
+    """The values among the attributes of a user's class; its methods belong to its identity."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if not _is_library_module(base.__module__):
+            found |= vars(base)
+    return {k: v for k, v in found.items() if not k.startswith("__") and isinstance(v, DATA)}
+
+
+def _reached(fn: types.FunctionType) -> Iterator[Any]:
+    """The values that a function can use besides its arguments."""
+    yield fn.__defaults__
+    yield tuple((fn.__kwdefaults__ or {}).items())
+    for cell in fn.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            yield None
+    if not is_library(fn.__code__.co_filename):
+        for name in _globals(fn.__code__):
+            yield fn.__globals__.get(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals(code: types.CodeType) -> tuple[str, ...]:
+    """The names of globals that code reads, nested functions included."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= set(_globals(constant))
+    return tuple(sorted(found))
