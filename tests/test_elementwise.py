@@ -436,3 +436,33 @@ def test_where_needs_truth_values():
 def test_undefined_dtypes_are_errors():
     with pytest.raises(TensorTypeError, match="not defined for"):
         wf.bitwise_and(SAME["x"], 1)
+
+
+INTEGERS = (jnp.int32, jnp.int8, jnp.uint8, jnp.bool_)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=lambda d: d.__name__)
+def test_an_integer_to_a_negative_power(dtype):
+    """A Python exponent is an error, eagerly and in a program; jnp.power leaves other exponents undefined."""
+    x = wf.tensor(np.asarray([1, 0, 1], dtype), "a=3")
+    for run in (lambda x: x**-1, wf.spmd(lambda x: x**-1), wf.spmd(lambda x: x**-1, "x=2", "a:x")):
+        with pytest.raises(TensorTypeError, match="raised to the power -1"):
+            run(x)
+
+
+@pytest.mark.parametrize("mesh, layout", [("", ""), ("x=4", "a:x")], ids=["one device", "uneven"])
+def test_integer_powers_of_tensors(mesh, layout):
+    bases, exponents = np.meshgrid([-3, -1, 0, 1, 2], [-3, -2, -1, 0, 1, 2, 3])
+    with np.errstate(divide="ignore"):
+        exact = np.trunc(bases.astype(float) ** exponents)
+    exact[(bases == 0) & (exponents < 0)] = 0
+    x, y = (wf.tensor(v.ravel(), "a=35") for v in (bases, exponents))
+    run = lambda x, y, n: [x**y, (-1) ** y, x**n, x.astype(jnp.float32) ** n]
+    for got in (run(x, y, 3), wf.spmd(run, mesh, layout)(x, y, 3)):
+        np.testing.assert_array_equal(got[0].numpy(), exact.ravel())
+        np.testing.assert_array_equal(got[1].numpy(), (-1.0) ** exponents.ravel())
+        np.testing.assert_array_equal(got[2].numpy(), bases.ravel() ** 3)
+    # A number that is passed to a program is a traced operand.
+    np.testing.assert_array_equal(
+        wf.spmd(run, mesh, layout)(x, y, -1)[2].numpy(), np.trunc(1 / np.where(bases, bases, np.inf)).ravel()
+    )

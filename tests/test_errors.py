@@ -716,6 +716,16 @@ def local_result_that_differs():
 
 
 @mistake
+def power_of_an_integer_that_is_negative():
+    wf.tensor([1, 2, 3], "a=3") ** -1  # wrong
+
+
+@mistake
+def dim_too_large_to_count():
+    wf.spmd(lambda x: wf.argmax(x, "a")).plan(wf.spec("a=3000000000"))  # wrong
+
+
+@mistake
 def local_with_too_few_results():
     x = ones("batch=4")
     wf.local(lambda a: (a,), x, out=[x.dims, x.dims])  # wrong

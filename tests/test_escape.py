@@ -162,3 +162,30 @@ def test_debug_eagerly_and_in_loops(capsys):
 def test_debug_does_not_change_the_gradient():
     fn = lambda x: wf.sum(wf.square(wf.debug(x)))
     same(wf.spmd(wf.grad(fn), "x=2", "b:x")(TENSORS["x"]), 2 * TENSORS["x"].array)
+
+
+@pytest.mark.parametrize("layout", ["", "a:x", "c:y", "a:x c:y", "a:y c:x", "a:x+y"])
+def test_a_result_that_does_not_depend_on_a_split_operand(layout):
+    x, w = wf.tensor(np.arange(30.0, dtype="f").reshape(6, 5), "a=6 b=5"), wf.ones("b=5 c=8")
+    outs = [["a", "c"], ["a"], ["c"], []]
+    fn = lambda a, w: (a @ w, a.sum(1), w.sum(0), jnp.float32(2.0))
+    run = lambda x, w: wf.local(fn, x, w, out=outs, splittable=["a", "c"])
+    loss = lambda x, w: wf.sum(wf.square(run(x, w)[0])) + wf.sum(wf.square(run(x, w)[1]))
+    raw = lambda a, w: jnp.sum((a @ w) ** 2) + jnp.sum(a.sum(1) ** 2)
+    got = wf.spmd(run, "x=2 y=4", layout)(x, w)
+    for mine, want in zip(got, fn(x.array, w.array), strict=True):
+        np.testing.assert_allclose(mine.numpy(), want, rtol=1e-6)
+    grads = wf.spmd(wf.grad(loss, (0, 1)), "x=2 y=4", layout)(x, w)
+    for mine, want in zip(grads, jax.grad(raw, (0, 1))(x.array, w.array), strict=True):
+        np.testing.assert_allclose(mine.numpy(), want, rtol=1e-5)
+
+
+def test_a_result_that_depends_on_a_split_operand_has_its_dim():
+    x, w = wf.ones("a=6 b=5"), wf.ones("b=5 c=8")
+    with pytest.raises(ProgramError, match="differs between devices along y") as caught:
+        wf.spmd(
+            lambda x, w: wf.local(lambda a, w: a @ w.sum(1), x, w, out=["a"], splittable=["a", "c"]),
+            "x=2 y=2",
+            "a:x c:y",
+        )(x, w)
+    assert "psum" not in str(caught.value)  # it would also multiply what does not vary

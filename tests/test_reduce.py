@@ -210,7 +210,7 @@ def test_collectives_are_those_of_the_table():
     assert kinds(lambda x: wf.any(x > 0, "c")) == [("all-reduce", row // 4)]
     assert kinds(lambda x: wf.logsumexp(x, "c")) == [("all-reduce", row)] * 2
     assert kinds(lambda x: wf.softmax(x, "c")) == [("all-reduce", row)] * 2
-    assert kinds(lambda x: wf.prod(x, "c")) == [("all-gather", row * 4)]
+    assert kinds(lambda x: wf.prod(x, "c")) == [("all-gather", row * 4)] * 2  # mantissas and exponents
     for fn in (wf.max, wf.logsumexp, wf.prod, wf.var):
         assert kinds(lambda x, fn=fn: fn(x, ["a", "b"])) == []
 
@@ -220,3 +220,52 @@ def test_whole_numbers_have_no_softmax():
         wf.softmax(TENSORS["i"], "c")
     with pytest.raises(TensorTypeError, match="floating-point"):
         wf.logsumexp(TENSORS["i"])
+
+
+# Elements whose product is 0, 1 or large, while products of some of them overflow or underflow in 32 bits.
+EXTREME = {
+    "a zero and an overflow": [1e-3, 0.0, 1e30, 1e30, 1e-30, 1e-30],
+    "a zero last": [1e30, 1e30, 1e30, -1e30, 3.0, 0.0],
+    "over and under": [1e30, 1e30, 1e-30, 1e-30, -4.0, 0.5],
+    "under and over": [1e-30, 1e-30, 1e30, 1e30, 2.0, 3.0],
+    "truly infinite": [1e30, 1e30, 1e30, 1.0, 1.0, 1.0],
+    "an infinity and a zero": [np.inf, 1.0, 0.0, 1.0, 2.0, 3.0],
+    "an infinity": [np.inf, 1.0, 2.0, -1.0, 2.0, 3.0],
+    "a NaN": [np.nan, 1.0, 0.0, 1.0, 2.0, 3.0],
+}
+LAYOUTS = [("", ""), ("x=2", "a:x"), ("x=3", "a:x"), ("x=4", "a:x"), ("x=8", "a:x"), ("x=2 y=2", "a:x+y")]
+
+
+@pytest.mark.parametrize("mesh, layout", LAYOUTS, ids=[m or "one device" for m, _ in LAYOUTS])
+def test_products_do_not_overflow_on_the_way(mesh, layout):
+    """The oracle is NumPy in 64 bits, where no partial product of these overflows."""
+    rows = np.asarray(list(EXTREME.values()), np.float32)
+    run = wf.spmd(
+        lambda x: [wf.prod(x, "a"), wf.cumprod(x, "a"), wf.cumprod(x, "a", reverse=True)], mesh, layout
+    )
+    product, forward, backward = run(wf.tensor(rows, "case=8 a=6"))
+    wide = rows.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = [wide.prod(1), wide.cumprod(1), wide[:, ::-1].cumprod(1)[:, ::-1]]
+        for got, want in zip((product, forward, backward), exact, strict=True):
+            np.testing.assert_allclose(got.numpy(), want.astype(np.float32), rtol=1e-6)
+
+
+def test_long_products_have_the_oracles_gradients():
+    """Hundreds of factors, in several chunks; first and second derivatives."""
+    values = np.random.default_rng(0).uniform(0.5, 1.9, (2, 300)).astype(np.float32)
+    values[1, 7] = 0.0
+    x = wf.tensor(values, "b=2 a=300")
+    with jax.enable_x64(True):
+        exact = jax.grad(lambda v: jnp.sum(jnp.prod(v, 1)))(jnp.asarray(values, jnp.float64))
+    for mesh, layout in (("", ""), ("x=8", "a:x")):
+        got = wf.spmd(wf.grad(lambda x: wf.sum(wf.prod(x, "a"))), mesh, layout)(x)
+        np.testing.assert_allclose(got.numpy(), exact, rtol=2e-5)
+    small = wf.tensor(values[:, :5], "b=2 a=5")
+    second = lambda f: (
+        lambda x: wf.grad(lambda x: wf.sum(wf.square(wf.grad(lambda x: wf.sum(f(x, "a")))(x))))(x)
+    )
+    raw = lambda f: jax.grad(lambda x: jnp.sum(jnp.square(jax.grad(lambda x: jnp.sum(f(x, 1)))(x))))
+    for mine, oracle in ((wf.prod, jnp.prod), (wf.cumprod, jnp.cumprod)):
+        got = wf.spmd(second(mine), "x=2", "a:x")(small)
+        np.testing.assert_allclose(got.numpy(), raw(oracle)(small.array), rtol=1e-4)

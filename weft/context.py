@@ -22,7 +22,7 @@ from typing import Any
 import jax
 from jax.extend import core as jax_core
 
-from .dims import Dim
+from .dims import Dim, check_countable
 from .layout import Layout, Splits
 from .mesh import Mesh
 
@@ -116,6 +116,7 @@ class Context:
     def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
         """How this program splits a tensor with these dims."""
         if (role, dims + self.staged) not in self.meetings:
+            check_countable(dims)
             self.meetings.add((role, dims + self.staged))
             for dim in dims:
                 if not dim.is_inner:

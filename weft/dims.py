@@ -25,6 +25,7 @@ from .errors import DimError, caret, nearest
 
 EXAMPLES = {"dims": "batch=64 length=128", "Mesh": "data=4 model=2", "Layout": "batch:data d_ff:model"}
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.']*")
+LARGEST = 2**31 - 1
 # An underscore in front marks dims that Weft makes for itself: they have no place in what users write.
 _ANY_NAME = re.compile(rf"_*{NAME.pattern}")
 
@@ -35,7 +36,7 @@ class Dim:
 
     Args:
       name: letters, digits, underscores, dots and primes, starting with a letter.
-      size: the true size, at least 1.
+      size: the true size, at least 1. Programs take dims of up to 2**31 - 1.
 
     >>> Dim("batch", 64)
     batch=64
@@ -84,6 +85,17 @@ class Dim:
 
 
 DimLike = Dim | str
+
+
+def check_countable(dims: Iterable[Dim]) -> None:
+    """An error if a dim is too large for its positions to be counted, whatever an op does with it."""
+    for dim in dims:
+        if dim.size > LARGEST:
+            raise DimError(
+                f"the size of dim {dim.name} is {dim.size}",
+                rule=f"a dim has at most {LARGEST} (2**31 - 1) positions: JAX's indices are int32",
+                hint=f"use two dims, for example {dim.name}_block and {dim.name}",
+            )
 
 
 def is_name(given: Any) -> TypeGuard[str]:

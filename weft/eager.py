@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 import jax
+import numpy as np
 
 from . import context
 from .captures import Function, bound
@@ -18,10 +19,16 @@ from .errors import WeftError
 from .forms import Elsewhere, check_same_place
 from .layout import Layout
 from .mesh import Mesh
+from .signature import NUMBERS
 from .spmd import Program
 from .tensor import Tensor, asked, is_tensor
 
 _EAGER: dict[Any, Program] = {}
+STATIC: dict[str, tuple[type, ...]] = {
+    "static": NUMBERS,
+    "dynamic": (),
+    "static integers": (int, np.integer),
+}
 
 
 _NOWHERE = (Mesh(), Layout())
@@ -32,7 +39,7 @@ def op(fn: Any = None, *, numbers: str = "static", functions: bool = False, cach
 
     Args:
       numbers: "static" where a Python number is part of the signature (a shift, a size), "dynamic"
-        where it is an operand.
+        where it is an operand, "static integers" where an integer is the former and a float the latter.
       functions: whether functions among the arguments are called while the op is traced. They are known by
         their code and by what they capture (`captures.py`).
       cached: whether the eager program is kept; not for an op that calls a function when it runs.
@@ -103,7 +110,7 @@ def _program(fn: Any, where: tuple[Mesh, Layout], numbers: str, cached: bool) ->
     key = (fn, *where)
     program = _EAGER.get(key) if cached else None
     if program is None:
-        program = Program(fn, *where, eager=True, static_numbers=numbers == "static")
+        program = Program(fn, *where, eager=True, static_numbers=STATIC[numbers])
         if cached:
             _EAGER[key] = program
     return program

@@ -30,6 +30,9 @@ def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterab
       splittable: the dims that `fn` works on piece by piece. A split of any other dim is an error. Padding
         along them comes in as zeros; what `fn` makes of it is dropped, but should not be infinite.
 
+    A result may lack a split dim if it does not depend on the tensors that have it. A collective that `fn`
+    calls itself is not checked: `jax.lax.psum` of a value that is the same on all devices multiplies it.
+
     >>> import weft as wf, jax.numpy as jnp
     >>> x = wf.ones("batch=2 d=3")
     >>> wf.local(lambda a: jnp.cumsum(a, axis=1), x, out=x.dims, splittable=["batch"])
@@ -58,8 +61,11 @@ def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterab
         error.unsplittable = frozenset(d.name for d in wrong)
         raise error
     check_along(d for d in every if d.name not in allowed)
-    arrays = together(slices)
     split_axes = axes_of(splits.values())
+    # Made varying over all axes once for each operand, its gradient is summed once. But then all results
+    # vary so too; where one lacks a split dim, JAX's types have to tell what it depends on.
+    is_full = all(axes_of(program.splits(dims)) >= split_axes for dims in outs)
+    arrays = together(slices) if is_full else [in_form(t) for t in slices]
     if any(collectives.varying(a) - split_axes - program.mapped for a in arrays):
         raise Overcast  # a scan made them varying beforehand, and the function's results would be too
     results = fn(*arrays)
@@ -106,8 +112,8 @@ def _result(array: Any, dims: tuple[Dim, ...]) -> Tensor:
         raise ProgramError(
             f"the local function's result differs between devices along {', '.join(sorted(extra))}, "
             f"which split none of its dims [{show(dims)}]",
-            rule="what is summed over a split dim has to be summed over devices too",
-            hint="keep the dim in out= and reduce it outside: wf.sum(...); or call jax.lax.psum inside",
+            rule="a result without a split dim does not depend on the slices of tensors that have it",
+            hint="keep the dim in out=, and reduce the result outside: wf.sum(...)",
         )
     return slice_tensor(fill_padding(array, dims, splits), dims)
 

@@ -47,12 +47,12 @@ def is_leaf(x: Any) -> bool:
     return isinstance(x, Tensor | Static)
 
 
-def is_dynamic(leaf: Any, static_numbers: bool) -> bool:
+def is_dynamic(leaf: Any, static_numbers: tuple[type, ...]) -> bool:
     """Tensors, arrays and numbers are inputs; truth values, strings, functions, … are static."""
     if isinstance(leaf, bool | Static):
         return False
     if isinstance(leaf, NUMBERS):
-        return not static_numbers
+        return not isinstance(leaf, static_numbers)
     return isinstance(leaf, Tensor | jax.Array | np.ndarray | jax.ShapeDtypeStruct)
 
 

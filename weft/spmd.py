@@ -80,7 +80,7 @@ class Program:
         static: Sequence[int | str] = (),
         donate: Sequence[int | str] = (),
         eager: bool = False,
-        static_numbers: bool = False,
+        static_numbers: tuple[type, ...] = (),
     ):
         self.fn = fn
         self.mesh = Mesh.of(mesh)

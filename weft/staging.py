@@ -74,7 +74,9 @@ class Call:
         return self.jitted.trace(*arrays)
 
 
-def templates_of(leaves: list[Any], static_numbers: bool) -> list[Callable[[list[Any], Context], Any]]:
+def templates_of(
+    leaves: list[Any], static_numbers: tuple[type, ...]
+) -> list[Callable[[list[Any], Context], Any]]:
     """How the leaves are rebuilt inside the program; arrays are taken from the front of a list."""
     places = itertools.count()
     return [
@@ -96,7 +98,7 @@ def _function_template(place: int) -> Callable[[list[Any], Context], Any]:
     return rebuilt
 
 
-def _template(leaf: Any, static_numbers: bool) -> Callable[[list[Any], Context], Any]:
+def _template(leaf: Any, static_numbers: tuple[type, ...]) -> Callable[[list[Any], Context], Any]:
     if isinstance(leaf, Static):
         return lambda arrays, program: leaf.value
     if not is_dynamic(leaf, static_numbers):

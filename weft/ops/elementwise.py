@@ -250,7 +250,6 @@ BINARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
     "maximum": (jnp.maximum, True, False),
     "minimum": (jnp.minimum, True, False),
     "not_equal": (jnp.not_equal, True, False),
-    "power": (jnp.power, False, True),
     "remainder": (jnp.remainder, False, True),
     "right_shift": (jnp.right_shift, True, False),
 }
@@ -289,10 +288,6 @@ for _name in UNARY:
     globals()[_name] = _unary(_name)
 for _name in BINARY:
     globals()[_name] = _binary(_name)
-# Other names that jax.numpy and jax.nn have for the same functions.
-ALIASES = {"mod": "remainder", "pow": "power", "swish": "silu"}
-for _name, _same in ALIASES.items():
-    globals()[_name] = globals()[_same]
 
 
 @op(numbers="dynamic")
@@ -346,6 +341,42 @@ def divide(x: Any, y: Any) -> Tensor:
             return _linear(jnp.divide, [x], y)
         return elementwise(lambda a: jnp.divide(a, y), [x], undefined_at_zero=y == 0)
     return elementwise(jnp.divide, [x, y], keeps_zero=False, undefined_at_zero=True)
+
+
+@op(numbers="static integers")
+def power(x: Any, y: Any) -> Tensor:
+    """`x ** y`, broadcasting by name, as `jax.numpy.power`.
+
+    An integer tensor to a negative power is an error where the exponent is a Python number. Where it is a
+    tensor, the result is the true one rounded towards zero, and 0 for 0 to a negative power.
+
+    >>> import weft as wf
+    >>> wf.tensor([1, 2, 3], "a=3") ** 2
+    i32[a=3] [1, 4, 9]
+    """
+    if isinstance(y, int | np.integer) and y < 0 and isinstance(x, Tensor) and _is_integer(x.dtype):
+        raise TensorTypeError(
+            f"{describe(x)} is raised to the power {y}",
+            rule="an integer to a negative power is a fraction, which no integer type holds",
+            hint=f"convert it first: x.astype(jnp.float32) ** {y}",
+        )
+    return elementwise(_power, [x, y], keeps_zero=False, undefined_at_zero=True)
+
+
+def _is_integer(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_)
+
+
+def _power(x: Any, y: Any) -> Any:
+    """jnp.power, but integers to negative powers, which jnp leaves undefined, are rounded towards zero."""
+    is_exact = isinstance(y, NUMBERS) or not jnp.issubdtype(y.dtype, jnp.signedinteger)
+    if is_exact or not _is_integer(jnp.result_type(x)):
+        return jnp.power(x, y)
+    result = jnp.power(x, jnp.maximum(y, 0))
+    base = jnp.asarray(x, result.dtype)
+    # Only 1 and -1 have a reciprocal of at least 1.
+    sign = jnp.where(y % 2 == 0, 1, base)
+    return jnp.where(y < 0, jnp.where(jnp.abs(base) == 1, sign, 0).astype(result.dtype), result)
 
 
 @op
@@ -437,7 +468,13 @@ def stop_gradient(x: Any) -> Any:
     return jax.tree.map(stop, x, is_leaf=is_tensor)
 
 
+# Other names that jax.numpy and jax.nn have for the same functions.
+ALIASES = {"mod": "remainder", "pow": "power", "swish": "silu"}
+for _name, _same in ALIASES.items():
+    globals()[_name] = globals()[_same]
+
+
 __all__ = [
-    "add", "astype", "clip", "divide", "multiply", "negative", "round", "stop_gradient", "subtract", "where",
-    *UNARY, *BINARY, *ALIASES,
+    "add", "astype", "clip", "divide", "multiply", "negative", "power", "round", "stop_gradient", "subtract",
+    "where", *UNARY, *BINARY, *ALIASES,
 ]  # fmt: skip

@@ -8,10 +8,13 @@ that equals what it was filled with.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -23,6 +26,7 @@ from ..errors import ShapeError
 from ..forms import as_slice, check_along, home, in_form, slice_tensor
 from ..padding import fill_padding, start_of
 from ..tensor import Tensor
+from . import products
 from .reduce import extreme, ordered
 
 
@@ -160,39 +164,75 @@ def argsort(x: Tensor, dim: Any, descending: bool = False) -> Tensor:
 # Running totals
 
 
-def _running(
-    x: Tensor,
-    dim: Any,
-    exclusive: bool,
-    reverse: bool,
-    neutral: int,
-    scan: Callable[..., Any],
-    total_of: Callable[..., Any],
-    combine: Callable[..., Any],
-) -> Tensor:
-    x = as_slice(x)
+@dataclass(frozen=True)
+class _Running:
+    """What `cumsum` and `cumprod` differ in. What is combined is an array, or a tree of them.
+
+    Attributes:
+      neutral: the value that changes nothing.
+      enter, leave: from an array to what is combined, and back to an array of a type.
+      scan: the running combination along a dimension.
+      fold: that of all places along a dimension, which stays with size 1.
+      combine: that of two.
+    """
+
+    neutral: int
+    enter: Callable[[Any], Any]
+    leave: Callable[[Any, Any], Any]
+    scan: Callable[[Any, int, bool], Any]
+    fold: Callable[[Any, int], Any]
+    combine: Callable[[Any, Any], Any]
+
+
+def _plain(neutral: int, scan: Any, fold: Any, combine: Any) -> _Running:
+    return _Running(
+        neutral,
+        lambda array: array,
+        lambda array, dtype: array,
+        lambda array, place, reverse: scan(array, axis=place, reverse=reverse),
+        lambda array, place: fold(array, axis=place, dtype=array.dtype, keepdims=True),
+        combine,
+    )
+
+
+_SUM = _plain(0, lax.cumsum, jnp.sum, jnp.add)
+_PRODUCT = _plain(1, lax.cumprod, jnp.prod, jnp.multiply)
+_SCALED_PRODUCT = _Running(
+    1,
+    products.apart,
+    products.whole,
+    products.running_product,
+    lambda pair, place: tuple(jnp.expand_dims(one, place) for one in products.product(pair, (place,))),
+    products.times,
+)
+
+
+def _running(x: Tensor, dim: Any, exclusive: bool, reverse: bool, kind: _Running) -> Tensor:
     chosen, place, axes = _along(x, dim)
-    array = fill_padding(in_form(x), x.dims, home(x), neutral, only=[chosen])
+    array = fill_padding(in_form(x), x.dims, home(x), kind.neutral, only=[chosen])
     if array.dtype == jnp.bool_:
         array = array.astype(jnp.int32)
-    block = array.shape[place]
+    block, neutral = array.shape[place], kind.enter(jnp.asarray(kind.neutral, array.dtype))
     # XLA takes the running sum of one element with zeros around it to be that element everywhere. Barriers
     # hide such a padding, in the backward pass too.
-    result = lax.optimization_barrier(scan(lax.optimization_barrier(array), axis=place, reverse=reverse))
+    values = kind.enter(lax.optimization_barrier(array))
+    result = lax.optimization_barrier(kind.scan(values, place, reverse))
     last = 0 if reverse else block - 1
-    total = lax.slice_in_dim(result, last, last + 1, axis=place)
+    total = jax.tree.map(lambda a: lax.slice_in_dim(a, last, last + 1, axis=place), result)
     if exclusive:
         pads = [(0, 0, 0)] * array.ndim
         pads[place] = (-1, 1, 0) if reverse else (1, -1, 0)
-        result = lax.pad(result, jnp.asarray(neutral, result.dtype), pads)
+        result = jax.tree.map(lambda a, n: lax.pad(a, n, pads), result, neutral)
     if axes:
-        totals = collectives.all_gather(total, axes, place, stays_varying=axes)
-        device = lax.iota(jnp.int32, totals.shape[place])
+        gather = functools.partial(collectives.all_gather, axes=axes, position=place, stays_varying=axes)
+        totals = jax.tree.map(gather, total)
+        device = lax.iota(jnp.int32, jax.tree.leaves(totals)[0].shape[place])
         here = collectives.index(axes)
         before = device > here if reverse else device < here
         before = before.reshape([-1 if p == place else 1 for p in range(array.ndim)])
-        totals = jnp.where(before, totals, jnp.asarray(neutral, totals.dtype))
-        result = combine(result, total_of(totals, axis=place, dtype=totals.dtype, keepdims=True))
+        totals = jax.tree.map(lambda a, n: jnp.where(before, a, n), totals, neutral)
+        result = kind.combine(result, kind.fold(totals, place))
+    result = kind.leave(result, array.dtype)
     return slice_tensor(fill_padding(result, x.dims, home(x)), x.dims)
 
 
@@ -210,7 +250,7 @@ def cumsum(x: Tensor, dim: Any, exclusive: bool = False, reverse: bool = False) 
     >>> wf.cumsum(wf.tensor([1, 2, 3], "a=3"), "a", exclusive=True)
     i32[a=3] [0, 1, 3]
     """
-    return _running(x, dim, exclusive, reverse, 0, lax.cumsum, jnp.sum, jnp.add)
+    return _running(as_slice(x), dim, exclusive, reverse, _SUM)
 
 
 @op
@@ -221,4 +261,6 @@ def cumprod(x: Tensor, dim: Any, exclusive: bool = False, reverse: bool = False)
     >>> wf.cumprod(wf.tensor([1, 2, 4], "a=3"), "a")
     i32[a=3] [1, 2, 8]
     """
-    return _running(x, dim, exclusive, reverse, 1, lax.cumprod, jnp.prod, jnp.multiply)
+    x = as_slice(x)
+    kind = _SCALED_PRODUCT if products.is_scaled(x.dtype) else _PRODUCT
+    return _running(x, dim, exclusive, reverse, kind)

@@ -19,6 +19,7 @@ from ..errors import TensorTypeError
 from ..forms import as_slice, check_along, home, in_form, slice_tensor
 from ..padding import fill_padding, valid
 from ..tensor import Tensor, describe
+from . import products
 from .elementwise import elementwise, stays_pending
 
 
@@ -214,11 +215,17 @@ def prod(x: Tensor, dims: Any = None) -> Tensor:
     x = as_slice(x)
     gone = _reduced(x, dims)
     array = fill_padding(in_form(x), x.dims, home(x), 1, only=gone)
-    result = jnp.prod(array, axis=_places(x, gone))
-    axes = _split_axes(x, gone)
-    if axes:
-        result = collectives.all_gather(result[None], axes, 0)
-        result = jnp.prod(result, axis=0)
+    axes, places = _split_axes(x, gone), _places(x, gone)
+    if products.is_scaled(array.dtype):
+        pair = products.product(products.apart(array), places)
+        if axes:
+            m, e = (collectives.all_gather(one[None], axes, 0) for one in pair)
+            pair = products.product((m, e), (0,))
+        result = products.whole(pair, array.dtype)
+    else:
+        result = jnp.prod(array, axis=places)
+        if axes:
+            result = jnp.prod(collectives.all_gather(result[None], axes, 0), axis=0)
     kept = _kept(x, gone)
     return slice_tensor(fill_padding(result, kept, context.require().splits(kept)), kept)
 
