@@ -187,3 +187,18 @@ def test_errors():
         wf.argmax(x, "c")
     with pytest.raises(LayoutError, match="both on axis x"):
         wf.spmd(lambda x: wf.top_k(x, "b", wf.Dim("best", 2)), "x=2", "a:x best:x")(x)
+
+
+@pytest.mark.parametrize("layout", ["", "a:x"])
+@pytest.mark.parametrize("size", [3_000_000_000, 3_000_000_001])
+def test_a_dim_too_large_for_int32_is_an_error_in_every_op(size, layout):
+    x = wf.spec(f"a={size}", jnp.int8)
+    ops = [
+        lambda t: wf.sum(wf.exp(t)),
+        lambda t: wf.argmax(t, "a"),
+        lambda t: wf.arange(t.dims[0]),
+        lambda t: t + 1,
+    ]
+    for f in ops:
+        with pytest.raises(DimError, match="at most 2147483647"):
+            wf.spmd(f, "x=8", layout).plan(x)

@@ -12,7 +12,7 @@ from compare import real, same, truth, whole
 from theorem.families import OPS
 
 import weft as wf
-from weft.errors import DimError, LayoutError, MeshError, ProgramError, TensorTypeError, WeftError
+from weft.errors import LayoutError, MeshError, ProgramError, TensorTypeError, WeftError
 
 KEY = jax.random.key(7)
 A, B = wf.dims("a=6 b=3")
@@ -591,18 +591,3 @@ def test_names_of_the_package():
     assert names["einsum"] is wf.einsum and "collectives" not in names
     with pytest.raises(AttributeError, match=r"'eisnum'.*did you mean einsum"):
         weft.eisnum
-
-
-@pytest.mark.parametrize("layout", ["", "a:x"])
-@pytest.mark.parametrize("size", [3_000_000_000, 3_000_000_001])
-def test_a_dim_too_large_for_int32_is_an_error_in_every_op(size, layout):
-    x = wf.spec(f"a={size}", jnp.int8)
-    ops = [
-        lambda t: wf.sum(wf.exp(t)),
-        lambda t: wf.argmax(t, "a"),
-        lambda t: wf.arange(t.dims[0]),
-        lambda t: t + 1,
-    ]
-    for f in ops:
-        with pytest.raises(DimError, match="at most 2147483647"):
-            wf.spmd(f, "x=8", layout).plan(x)
