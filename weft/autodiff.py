@@ -172,7 +172,8 @@ def _with_zeros(grads: list[Any], leaves: list[Any]) -> list[Any]:
 
 def _zeros(leaf: Tensor) -> Tensor:
     leaf = as_slice(leaf)
-    zeros = slice_tensor(jnp.zeros_like(leaf._held), leaf.dims, leaf.splits)
+    zeros = typed(jnp.zeros(leaf._held.shape, leaf.dtype), leaf._held)  # zeros_like of a pending sum varies
+    zeros = slice_tensor(zeros, leaf.dims, leaf.splits)
     zeros.role = leaf.role
     return zeros
 
