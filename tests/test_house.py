@@ -25,6 +25,7 @@ ROOMS = [
         "padding",
         "relayout",
         "tensor",
+        "types",
         "placing",
         "forms",
         "blocks",

@@ -444,6 +444,24 @@ def test_verify_tells_apart(whole, piece):
         wf.verify(either(whole, piece), (x,), "x=2", "batch:x")
 
 
+OTHER_TYPES = {
+    "dtypes": (lambda a: a.astype(jnp.bfloat16), lambda a: a, "on one device bf16, there f32"),
+    "weak types": (lambda a: jnp.full(a.shape, 0.5), lambda a: a * 0.5, "on one device weak f32, there f32"),
+}
+
+
+@pytest.mark.parametrize("whole, piece, told", OTHER_TYPES.values(), ids=OTHER_TYPES)
+def test_verify_compares_types(whole, piece, told):
+    """A result in another type passed if its values were close."""
+    x = wf.tensor(np.ones(4, np.float32), "batch=4")
+    fn = lambda x: {
+        "y": wf.local(lambda a: (whole if a.shape[0] == 4 else piece)(a), x, out=x.dims, splittable=["batch"])
+    }
+    with pytest.raises(AssertionError, match=r"result\['y'\] has another type under .*batch:x") as caught:
+        wf.verify(fn, (x,), "x=2", "batch:x")
+    assert told in str(caught.value)
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1 + 2j, complex(np.inf, 1), True, 2], ids=str)
 def test_verify_finds_the_same_what_is_the_same(value):
     x = wf.tensor(np.ones(4, np.float32), "batch=4")

@@ -37,7 +37,20 @@ def test_layouts_never_change_results(shard):
     hypothesis.seed(shard)(settings(hypothesis.given(cases(shard))(holds)))()
 
 
+@pytest.mark.timeout(1800)
+def test_layouts_never_change_types():
+    phases = [hypothesis.Phase.generate]
+    settings = hypothesis.settings(max_examples=EXAMPLES, database=None, phases=phases)
+    hypothesis.seed(0)(settings(hypothesis.given(cases(typed=True))(holds)))()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_layouts_never_change_results_at_length(soak, soak_chunk):
     soak(holds, cases(SHARDS + soak_chunk))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_layouts_never_change_types_at_length(soak, soak_chunk):
+    soak(holds, cases(1 + soak_chunk, typed=True))

@@ -28,6 +28,7 @@ from .ops.shape import transpose
 from .padding import fill_padding
 from .placing import place, with_role
 from .tensor import Tensor, asked, check_has_values, describe, entry, is_tensor
+from .types import typed
 
 _NONE: frozenset[str] = frozenset()
 
@@ -147,7 +148,16 @@ def _eager(call: Any, leaves: list[Any]) -> tuple[Any, list[Any], Any]:
         return value.array, (value, aux)
 
     (_, (value, aux)), grads = jax.value_and_grad(arrays, has_aux=True)(leaves)
-    return value, grads, aux
+    return value, _typed(grads, leaves), aux
+
+
+def _typed(derivatives: Any, like: Any) -> Any:
+    """Derivatives in the types of what they belong to; those of integers have none (JAX's float0)."""
+
+    def one(derivative: Any, x: Any) -> Any:
+        return derivative if derivative.dtype == jax.dtypes.float0 else typed(derivative, jax.typeof(x))
+
+    return jax.tree.map(one, derivatives, like)
 
 
 def _staged(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, list[Any], Any]:
@@ -162,7 +172,8 @@ def _with_zeros(grads: list[Any], leaves: list[Any]) -> list[Any]:
 
 def _zeros(leaf: Tensor) -> Tensor:
     leaf = as_slice(leaf)
-    zeros = slice_tensor(jnp.zeros(leaf._held.shape, leaf.dtype), leaf.dims, leaf.splits)
+    zeros = typed(jnp.zeros(leaf._held.shape, leaf.dtype), leaf._held)  # zeros_like of a pending sum varies
+    zeros = slice_tensor(zeros, leaf.dims, leaf.splits)
     zeros.role = leaf.role
     return zeros
 
@@ -226,7 +237,7 @@ def _gradient(t: Any, parts: list[Any], arrays: list[Any]) -> Any:
     early = _overcast(t)
     # Cotangents are zero in padding, but what one of them meets may be infinite: 0 · ∞ is not a number.
     filled = [(axes | early, fill_padding(array, t.dims, t.splits)) for (axes, _), array in parts]
-    summands = [slice_tensor(array, t.dims, t.splits, pending) for pending, array in filled]
+    summands = [slice_tensor(typed(array, t._held), t.dims, t.splits, axes) for axes, array in filled]
     if not summands:
         return None
     total = _named(functools.reduce(add, summands))
@@ -286,7 +297,8 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
         jax.tree.map(_entered, _alike(t, p), is_leaf=is_tensor)
         for t, p in zip(tangents, primals, strict=True)
     )
-    return jax.jvp(_framed(f), primals, tangents)
+    value, tangent = jax.jvp(_framed(f), primals, tangents)
+    return value, _typed(tangent, value)
 
 
 @entry
@@ -307,7 +319,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False, zeros: bool
     program = context.current()
     if program is None:
         out, pull, *aux = jax.vjp(f, *primals, has_aux=True) if has_aux else jax.vjp(f, *primals)
-        return out, lambda cotangent: pull(_alike(cotangent, out)), *aux
+        return out, lambda cotangent: _typed(pull(_alike(cotangent, out)), primals), *aux
     leaves, tree = jax.tree.flatten(primals, is_leaf=is_tensor)
 
     def call(leaves: list[Any]) -> tuple[Any, Any]:

@@ -17,10 +17,12 @@ from jax import lax
 from . import collectives, context
 from .collectives import Axes
 from .dims import Dim
+from .types import keeps_type
 
 MOST_PERMUTES = 8  # beyond, one all-gather is fewer messages
 
 
+@keeps_type
 def fetch(array: Any, position: int, dim: Dim, axes: Axes, starts: Sequence[int], length: int) -> Any:
     """The places `[starts[k], starts[k] + length)` of a dim on device k; zeros outside the dim.
 

@@ -34,8 +34,9 @@ from .dims import Dim
 from .errors import is_library
 from .layout import Layout
 from .mesh import Mesh
-from .signature import Static, weak_type
+from .signature import Static
 from .tensor import Tensor
+from .types import weak_type
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype, range)
 BY_VALUE = (Dim, Mesh, Layout, enum.Enum)

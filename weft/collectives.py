@@ -19,6 +19,8 @@ from jax.custom_derivatives import linear_call
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from .types import constant, keeps_type
+
 Axes = tuple[str, ...]
 
 
@@ -32,6 +34,7 @@ def _check(array: Any, axes: Axes) -> None:
     assert not missing, f"a collective over {missing}, over which {jax.typeof(array)} doesn't vary"
 
 
+@keeps_type
 def vary(array: Any, axes: Iterable[str]) -> Any:
     """The same values, typed as varying; its transpose is the sum over the axes."""
     missing = tuple(sorted(set(axes) - varying(array)))
@@ -43,24 +46,28 @@ def index(axes: Axes) -> Any:
     return lax.axis_index(axes if len(axes) > 1 else axes[0]) if axes else 0
 
 
+@keeps_type
 def all_reduce(array: Any, axes: Axes) -> Any:
     """The sum over the axes."""
     _check(array, axes)
     return lax.psum(array, axes)
 
 
+@keeps_type
 def all_reduce_max(array: Any, axes: Axes) -> Any:
     """The maximum over the axes; it has no derivative."""
     _check(array, axes)
     return lax.pmax(lax.stop_gradient(array), axes)
 
 
+@keeps_type
 def all_reduce_min(array: Any, axes: Axes) -> Any:
     """The minimum over the axes; it has no derivative."""
     _check(array, axes)
     return lax.pmin(lax.stop_gradient(array), axes)
 
 
+@keeps_type
 def all_gather(array: Any, axes: Axes, position: int, *, stays_varying: Iterable[str] = ()) -> Any:
     """The pieces of one position put together.
 
@@ -79,12 +86,14 @@ def all_gather(array: Any, axes: Axes, position: int, *, stays_varying: Iterable
     return array
 
 
+@keeps_type
 def reduce_scatter(array: Any, axes: Axes, position: int) -> Any:
     """The sum over the axes, of which each device keeps its piece of one position."""
     _check(array, axes)
     return lax.psum_scatter(array, axes, scatter_dimension=position, tiled=True)
 
 
+@keeps_type
 def all_to_all(array: Any, axes: Axes, split: int, join: int) -> Any:
     """One position is cut and its pieces sent out; those received are joined at another."""
     _check(array, axes)
@@ -95,6 +104,7 @@ def all_to_all(array: Any, axes: Axes, split: int, join: int) -> Any:
     return lax.optimization_barrier(array)
 
 
+@keeps_type
 def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
     """Send arrays from device to device along the axes; who receives nothing has zeros."""
     _check(array, axes)
@@ -106,6 +116,7 @@ def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
     return lax.ppermute(array, tuple(order), [(number[a], number[b]) for a, b in pairs])
 
 
+@keeps_type
 def local_slice(array: Any, axes: Axes, position: int, block: int, *, plain: bool = False) -> Any:
     """This device's block of one position: no traffic, and an all-gather as its transpose.
 
@@ -131,6 +142,7 @@ def local_slice(array: Any, axes: Axes, position: int, block: int, *, plain: boo
 # From one device to all
 
 
+@keeps_type
 def to_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
     """What is the same on all devices, for use by the one at this place alone: no traffic.
 
@@ -145,6 +157,7 @@ def to_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
     return linear_call(lambda _, x: vary(x, axes), lambda _, x: _passed_on(x, axes, place), (), array)
 
 
+@keeps_type
 def from_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
     """What the device at this place has, along its first position piece by piece, passed on to all.
 
@@ -153,7 +166,7 @@ def from_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> An
 
     def here(_: Any, x: Any) -> Any:
         own = index(axes) == place
-        return jnp.where(own, vary(x, axes), jnp.zeros((), x.dtype))
+        return jnp.where(own, vary(x, axes), constant(0, x))
 
     if plain:
         return all_reduce(here(None, array), axes)
@@ -205,6 +218,7 @@ def _alike_jvp(primals: Any, _: Any, axes: Axes) -> tuple[Any, Any]:
 ad.primitive_jvps[_alike] = _alike_jvp
 
 
+@keeps_type
 def alike(array: Any, axes: Axes) -> Any:
     """The same values, typed as the same along the axes, which has to be true; floats have no derivative."""
     _check(array, axes)

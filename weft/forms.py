@@ -23,6 +23,7 @@ from .layout import Layout, Splits, axes_of
 from .mesh import Mesh
 from .relayout import relayout
 from .tensor import Tensor, describe
+from .types import typed
 
 
 class Absent:
@@ -184,7 +185,7 @@ def _capture(t: Tensor) -> Tensor:
     # Zeros of the right type: what this trace makes is not used, in the next one the tensor is an input.
     splits = program.splits(t.dims, t.role)
     shape = program.slice_shape(t.dims, splits)
-    blank = slice_tensor(jnp.zeros(shape, t.dtype), t.dims, splits)
+    blank = slice_tensor(typed(jnp.zeros(shape, t.dtype), t._held), t.dims, splits)
     blank.role = t.role
     return blank
 
@@ -198,7 +199,7 @@ def _constant(t: Tensor) -> Tensor:
             hint="give the tensor as an argument of the custom_vjp",
         )
     whole = np.asarray(t._held)[tuple(slice(d.size) for d in t.dims)]
-    return settle(from_whole(whole, t.dims), t.role)
+    return settle(from_whole(typed(whole, t._held), t.dims), t.role)
 
 
 def check_same_place(t: Tensor, program: Context) -> None:
@@ -265,7 +266,7 @@ def in_form(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
     wide = t._cast_of
     if wide is not None and array is t._held:
         # A parameter is made varying before it is cast: its gradient is then summed in its own type.
-        make = lambda _: in_form(wide, splits, axes).astype(t.dtype)  # noqa: E731
+        make = lambda _: typed(in_form(wide, splits, axes), t._held)  # noqa: E731
     else:
         make = lambda held: collectives.vary(t._array if held is t._held else held, missing)  # noqa: E731
     return program.remember(array, ("vary", missing), make, collective=False)

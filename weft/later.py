@@ -22,6 +22,7 @@ from .layout import Layout
 from .mesh import Mesh
 from .placing import partition_spec, stored_shape
 from .tensor import Tensor, is_tensor
+from .types import weak_type
 
 LABEL = "optimizer[optax]"  # in plans
 
@@ -148,7 +149,7 @@ def _input(leaf: Any) -> Any:
 def true_shape(leaf: Any) -> Any:
     """The true shape of a tensor, or of an array."""
     shape = tuple(d.size for d in leaf.dims) if isinstance(leaf, Tensor) else leaf.shape
-    return jax.ShapeDtypeStruct(shape, leaf.dtype)
+    return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=weak_type(leaf))
 
 
 def whole_arrays(tree: Any) -> Any:

@@ -16,6 +16,7 @@ from . import collectives, context
 from .collectives import Axes
 from .dims import Dim
 from .layout import Splits
+from .types import keeps_type
 
 
 def start_of(axes: Axes, block: int) -> Any:
@@ -46,6 +47,7 @@ def valid(dims: Sequence[Dim], splits: Splits, only: Iterable[Dim] | None = None
     return mask
 
 
+@keeps_type
 def fill_padding(
     array: Any,
     dims: Sequence[Dim],
@@ -63,6 +65,7 @@ def fill_padding(
     return jnp.where(collectives.vary(mask, axes), array, collectives.vary(filling, axes))
 
 
+@keeps_type
 def sound_padding(array: Any, dims: Sequence[Dim], splits: Splits, dim: Dim) -> Any:
     """The slice with padding along a dim that a function may be given, one that is infinite at zero.
 

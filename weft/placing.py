@@ -15,6 +15,7 @@ from .errors import ProgramError, ShapeError, TensorTypeError, nearest
 from .layout import ROLES, Layout, Splits
 from .mesh import Mesh
 from .tensor import Tensor, at_rest, awaited, describe, entry, is_tensor
+from .types import typed, weak_type
 
 
 def partition_spec(splits: Splits) -> PartitionSpec:
@@ -64,7 +65,7 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
     splits = layout.splits(t.dims, mesh, t.role)
     shape = stored_shape(t.dims, splits, mesh)
     if isinstance(t._array, jax.ShapeDtypeStruct):
-        array = jax.ShapeDtypeStruct(shape, t.dtype)
+        array = jax.ShapeDtypeStruct(shape, t.dtype, weak_type=weak_type(t._array))
     elif t.mesh == mesh and at_rest(t) == splits:
         array = t._array
     elif mesh.is_anywhere:
@@ -96,11 +97,11 @@ def put(array: Any, sharding: NamedSharding) -> Any:
     """
     if context.is_traced(array):
         return _put_traced(array, sharding)
-    is_here, is_weak = getattr(array, "is_fully_addressable", True), getattr(array, "weak_type", False)
-    if not is_here or is_weak:  # NumPy has no weak types
+    is_here, is_one_process = getattr(array, "is_fully_addressable", True), sharding.is_fully_addressable
+    if not is_here or (weak_type(array) and is_one_process):  # NumPy has no weak types
         return jax.device_put(array, sharding)
     is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-    if sharding.is_fully_addressable:
+    if is_one_process:
         devices = array.devices() if isinstance(array, jax.Array) and not is_key else ()
         is_on_cpu = [d.platform for d in devices] == ["cpu"]
         return jax.device_put(np.asarray(array) if is_on_cpu else array, sharding)
@@ -108,7 +109,8 @@ def put(array: Any, sharding: NamedSharding) -> Any:
         data = put(jax.random.key_data(array), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     whole = np.asarray(array)
-    return jax.make_array_from_callback(whole.shape, sharding, lambda where: whole[where])
+    made = jax.make_array_from_callback(whole.shape, sharding, lambda where: whole[where])
+    return typed(made, array)
 
 
 def _put_traced(array: Any, sharding: NamedSharding) -> Any:
@@ -123,7 +125,8 @@ def _put_traced(array: Any, sharding: NamedSharding) -> Any:
 def without_values(t: Tensor) -> Tensor:
     """The tensor's dims, type and role."""
     shape = tuple(d.size for d in t.dims)
-    return Tensor(jax.ShapeDtypeStruct(shape, t.dtype), t.dims, role=t.role)
+    held = jax.ShapeDtypeStruct(shape, t.dtype, weak_type=weak_type(t._held))
+    return Tensor(held, t.dims, role=t.role)
 
 
 def _padded(array: Any, shape: tuple[int, ...]) -> Any:
@@ -131,8 +134,8 @@ def _padded(array: Any, shape: tuple[int, ...]) -> Any:
     if tuple(array.shape) == shape:
         return array
     extra = [(0, new - old) for new, old in zip(shape, array.shape, strict=True)]
-    # On the host where that can be: there is nothing to compile.
-    if not context.is_traced(array) and array.is_fully_addressable:
+    # On the host where that can be: there is nothing to compile. NumPy has no weak types.
+    if not context.is_traced(array) and array.is_fully_addressable and not weak_type(array):
         return np.pad(np.asarray(array), extra)
     return jnp.pad(array, extra)
 

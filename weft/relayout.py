@@ -20,8 +20,10 @@ from . import collectives, context
 from .collectives import Axes
 from .dims import Dim
 from .layout import Splits
+from .types import keeps_type
 
 
+@keeps_type
 def relayout(
     array: Any,
     dims: Sequence[Dim],

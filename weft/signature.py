@@ -56,10 +56,6 @@ def is_dynamic(leaf: Any, static_numbers: tuple[type, ...]) -> bool:
     return isinstance(leaf, Tensor | jax.Array | np.ndarray | jax.ShapeDtypeStruct)
 
 
-def weak_type(array: Any) -> bool:
-    return getattr(array, "weak_type", False)
-
-
 def unhashable(key: list[Any]) -> TensorTypeError:
     shown = []
     for leaf in key:

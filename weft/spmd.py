@@ -37,9 +37,10 @@ from .forms import capture_key, check_same_place
 from .layout import Layout
 from .mesh import Mesh
 from .placing import partition_spec, place, put, without_values
-from .signature import NUMBERS, Static, is_dynamic, is_leaf, reason, shown, unhashable, weak_type
+from .signature import NUMBERS, Static, is_dynamic, is_leaf, reason, shown, unhashable
 from .staging import Call, CapturedAnew, Staged, add_output, outputs, rebuild, slice_of, templates_of
 from .tensor import Tensor, asked, at_rest, check_has_values, describe
+from .types import weak_type
 
 KEPT = 512  # traces of an eager op that takes functions; the oldest is dropped for a new one
 ATTEMPTS = 3  # to find what a function captures: one is enough, unless it captures what it did not before

@@ -30,6 +30,7 @@ from .dims import Dim, pick, show
 from .errors import ProgramError, ShapeError, TensorTypeError, WeftError
 from .layout import Layout, Splits
 from .mesh import Mesh
+from .types import weak_type
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SHORT_TYPES = {
@@ -159,6 +160,11 @@ class Tensor:
     def dtype(self) -> Any:
         """The type of the elements."""
         return self._held.dtype
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether the type gives way to that of another operand, as the types of Python's numbers do."""
+        return weak_type(self._held)
 
     @property
     def ndim(self) -> int:

@@ -14,6 +14,7 @@ import weft as wf
 from weft.placing import with_role
 
 from .program import Case, Named, run_oracle, run_weft, weights
+from .typing import check_types
 
 TOLERANCE = 1e-9  # in float64, of the largest element
 
@@ -90,6 +91,8 @@ def computed(
 
 def check(case: Case) -> None:
     """An AssertionError unless all runs agree."""
+    if case.is_typed:
+        return check_types(case)
     with jax.enable_x64(True):
         want = expected(case)
         if case.alone:

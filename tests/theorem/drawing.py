@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import weft as wf
 
-from .families import FAMILIES, OPS
+from .families import FAMILIES, OPS, TYPED
 from .families.rows import MOST_ELEMENTS
 from .program import Body, Case, Input, Named, Step, Unfit
 
@@ -22,6 +22,9 @@ MESHES = [
     "x=2", "x=3", "x=4", "x=8", "x=5", "x=2 y=2", "x=2 y=3", "x=3 y=2", "x=4 y=2", "x=2 y=4",
     "x=1 y=4", "x=2 y=2 z=2",
 ]  # fmt: skip
+# What the inputs of typed programs are.
+FLOATS = ["bfloat16", "float16", "float32", "weak", "bfloat16"]
+INTEGERS = ["int8", "uint8", "weak", "int8", "int32"]
 TRIES = 12  # how often another op is drawn where one did not fit
 
 
@@ -52,7 +55,9 @@ class Drawer:
         depth: int = 0,
         avoid: Sequence[str] = (),
         mapped: Sequence[str] = (),
+        families: dict[str, Any] = FAMILIES,
     ):
+        self.families = families
         self.random, self.env, self.places, self.depth = random, list(env), places, depth
         self.avoid, self.mapped = tuple(avoid), tuple(mapped)
         self.steps: list[Step] = []
@@ -124,6 +129,7 @@ class Drawer:
             self.depth + 1,
             (*self.avoid, *avoid),
             (*self.mapped, *mapped),
+            self.families,
         )
         for n in inner.env:
             inner.note([n.names])
@@ -144,11 +150,13 @@ class Drawer:
     def step(self) -> None:
         """One more step, if any of several draws fits."""
         deep = {"control", "calculus"} if self.depth else set()
-        families = [f for f in FAMILIES if f not in deep]
+        families = [f for f in self.families if f not in deep]
         if self.depth == 1 and self.chance(6):
             families = sorted(deep)
+        if "mixed" in self.families and self.chance(3):
+            families = ["mixed"]
         for _ in range(TRIES):
-            name = self.choose(list(FAMILIES[self.choose(families)]))
+            name = self.choose(list(self.families[self.choose(families)]))
             before = set(self.places.together), set(self.places.whole)
             try:
                 operands, options = OPS[name].draw(self)
@@ -234,23 +242,40 @@ def _text(rules: dict[str, tuple[str, ...]]) -> str:
     return " ".join(f"{name}:{'+'.join(axes)}" for name, axes in rules.items())
 
 
-def drawn(random: Random, most_steps: int = 8) -> Case:
-    """A program of several ops, a mesh, and a layout that is legal for them."""
+def drawn(random: Random, most_steps: int = 8, typed: bool = False) -> Case:
+    """A program of several ops, a mesh, and a layout that is legal for them; typed: of narrow types."""
     with jax.enable_x64(True):
-        return _drawn(random, most_steps)
+        return _drawn(random, most_steps, typed)
 
 
-def _drawn(random: Random, most_steps: int) -> Case:
+def _kinds(d: Drawer) -> list[str]:
+    kinds = ["real", *d.random.choices(["real", "positive", "grid"], k=d.random.randint(0, 2))]
+    return kinds + d.choose([["index"], ["index"], [], ["truth"]])
+
+
+def _typed_kinds(d: Drawer) -> list[str]:
+    kinds = ["small", *d.random.choices(["small", "index", "truth"], k=d.random.randint(0, 2))]
+    return kinds + d.choose([["index"], ["truth"], ["index", "truth"]])
+
+
+def _with_type(d: Drawer, given: Input) -> Input:
+    if given.kind == "truth":
+        return given
+    return dataclasses.replace(given, dtype=d.choose(INTEGERS if given.kind == "index" else FLOATS))
+
+
+def _drawn(random: Random, most_steps: int, typed: bool) -> Case:
     places = Places()
-    d = Drawer(random, [], places)
-    kinds = ["real", *random.choices(["real", "positive", "grid"], k=random.randint(0, 2))]
-    kinds += d.choose([["index"], ["index"], [], ["truth"]])
+    d = Drawer(random, [], places, families=TYPED if typed else FAMILIES)
+    kinds = (_typed_kinds if typed else _kinds)(d)
     inputs = tuple(_input(d, kind, 3 if kind != "index" else 2) for kind in kinds)
+    if typed:
+        inputs = tuple(_with_type(d, given) for given in inputs)
     inputs = (dataclasses.replace(inputs[0], captured=False), *inputs[1:])
     for given in inputs:
         names = tuple(dim.name for dim in wf.dims(given.dims))
         exact = given.kind not in ("real", "positive")
-        d.env.append(Named(given.values(), names, exact))
+        d.env.append(Named(given.values(), names, exact, narrow=typed))
         d.note([names])
     for _ in range(random.randint(3, most_steps)):
         d.step()
@@ -283,7 +308,8 @@ def _drawn(random: Random, most_steps: int) -> Case:
     )
 
 
-def cases(salt: int = 0) -> st.SearchStrategy[Case]:
+def cases(salt: int = 0, typed: bool = False) -> st.SearchStrategy[Case]:
     """Cases for hypothesis. Each is drawn from a seed of its own, so that all ops are equally likely and no
     two examples are variations of each other; `reduced` makes a failing one smaller."""
-    return st.tuples(*[st.integers(0, 2**20)] * 3).map(lambda seed: drawn(Random(repr((salt, *seed)))))
+    seeds = st.tuples(*[st.integers(0, 2**20)] * 3)
+    return seeds.map(lambda seed: drawn(Random(repr((salt, *seed))), typed=typed))

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
+from weft.types import typed
 
 
 @dataclass(frozen=True)
@@ -16,10 +19,18 @@ class Input:
     """A tensor that the program is given: its values are drawn by `seed`."""
 
     dims: str
-    kind: str = "real"  # real, positive, grid (multiples of 1/4, so with ties), index, truth
+    kind: str = "real"  # real, positive, grid (multiples of 1/4, so with ties), small, index, truth
     role: str = "value"
     captured: bool = False  # met inside the program instead of handed over; it has no gradient
     seed: int = 0
+    dtype: str = ""  # that of typed programs: bfloat16, …, or weak; else float64, int32 or bool
+
+    def array(self) -> Any:
+        """The values in their type."""
+        values = jnp.asarray(self.values())
+        if self.dtype == "weak":
+            return typed(values, jax.typeof(0.0 if self.has_gradient else 0))
+        return values.astype(self.dtype) if self.dtype else values
 
     def values(self) -> np.ndarray:
         random = np.random.default_rng(self.seed)
@@ -28,6 +39,8 @@ class Input:
             return random.integers(0, 5, shape).astype(np.int32)
         if self.kind == "truth":
             return random.integers(0, 2, shape).astype(bool)
+        if self.kind == "small":
+            return random.integers(-2, 3, shape).astype(float)
         if self.kind == "grid":
             return random.integers(-6, 7, shape) / 4
         if self.kind == "positive":
@@ -36,7 +49,7 @@ class Input:
 
     @property
     def has_gradient(self) -> bool:
-        return self.kind in ("real", "positive", "grid") and not self.captured
+        return self.kind in ("real", "positive", "grid", "small") and not self.captured
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,11 @@ class Case:
         lines += [f"  returns {self.results}, plain {self.plain}"]
         return "\n".join(lines) + "\n" + repr(self)
 
+    @property
+    def is_typed(self) -> bool:
+        """Whether it is a program of narrow and weak types, in which types are compared too."""
+        return any(given.dtype for given in self.inputs)
+
     def weft_layout(self) -> wf.Layout:
         return wf.Layout(self.layout, params=self.params, optimizer=self.optimizer)
 
@@ -102,11 +120,14 @@ class Named:
     Attributes:
       exact: whether its values come out the same however they are computed (multiples of a power of
         two): only then may it be compared with itself, have ties, or lie on the kink of a function.
+      narrow: whether they come out the same in 16 bits too, however sums are ordered (and in types of 8
+        bits, if they are integers).
     """
 
     array: Any
     names: tuple[str, ...]
     exact: bool = False
+    narrow: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:

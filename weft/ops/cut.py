@@ -25,6 +25,7 @@ from ..forms import as_slice, check_along, home, in_form, slice_tensor, together
 from ..layout import Splits
 from ..padding import fill_padding, positions, start_of
 from ..tensor import Tensor, asked, describe
+from ..types import constant, typed
 from .elementwise import align
 from .moves import along, as_it_is, choose, flipped, placed, resolved, whole_number
 
@@ -146,7 +147,7 @@ def _at(x: Tensor, dim: Dim, place: Any) -> Tensor:
     kept = x.dims[:position] + x.dims[position + 1 :]
     if axes:
         mine = collectives.index(axes) == place // block
-        piece = choose(mine, piece, jnp.zeros((), piece.dtype))
+        piece = choose(mine, piece, constant(0, piece))
     return _given_by_all(piece, kept, context.require().splits(kept), axes, pending)
 
 
@@ -272,12 +273,12 @@ def update(x: Tensor, dim: Any, start: Any, value: Any) -> Tensor:
         () if d == new and not by_permutes else one for d, one in zip(value.dims, home(value), strict=True)
     )
     array, piece = together([x, value], [home(x), whole])
-    piece = align(piece, value.dims, wanted).astype(array.dtype)
+    piece = typed(align(piece, value.dims, wanted), array)
     piece = piece.reshape((1,) * (array.ndim - piece.ndim) + piece.shape)
     if not axes:
         shape = [piece.shape[p] if p == position else n for p, n in enumerate(array.shape)]
         piece = jnp.broadcast_to(piece, shape)
-        array = lax.dynamic_update_slice_in_dim(array, piece, start, position)
+        array = typed(lax.dynamic_update_slice_in_dim(array, piece, start, position), array)
     else:
         if by_permutes:
             piece = placed(piece, position, new, axes, start, array.shape[position])
@@ -340,7 +341,7 @@ def _given_by_all(
 def _widened(array: Any, position: int, by: int) -> Any:
     """Zeros at both ends of a position."""
     edges = [(by, by, 0) if p == position else (0, 0, 0) for p in range(array.ndim)]
-    return lax.pad(array, jnp.zeros((), array.dtype), edges)
+    return lax.pad(array, constant(0, array), edges)
 
 
 def _start(start: Any, old: Dim, new: Dim) -> Any:

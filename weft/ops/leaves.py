@@ -16,6 +16,7 @@ from ..errors import DimError, ProgramError, ShapeError, TensorTypeError
 from ..forms import Overcast, as_slice, check_along, settle, slice_tensor
 from ..layout import Splits, axes_of
 from ..tensor import Tensor, describe, is_tensor
+from ..types import constant, typed
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
@@ -124,17 +125,18 @@ def as_pending(leaf: Tensor, form: Form) -> Tensor:
     first = jnp.bool_(True)
     for axis in sorted(form.pending):
         first = first & (collectives.index((axis,)) == 0)
-    return form.around(jnp.where(first, array, jnp.zeros((), array.dtype)))
+    return form.around(jnp.where(first, array, constant(0, array)))
 
 
 def same_dtype(new: Any, old: Any, what: str) -> Any:
+    """A carry in the type that it had; an error if its dtype has changed."""
     if new.dtype != old.dtype:
         raise TensorTypeError(
             f"{what} becomes {new.dtype} and was {old.dtype}",
             rule="a carry keeps its dtype",
             hint="convert it in the function: carry.astype(...), or begin with the other dtype",
         )
-    return new
+    return typed(new, old)
 
 
 def strong(leaf: Any) -> Any:

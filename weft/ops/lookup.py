@@ -23,6 +23,7 @@ from ..layout import axes_of
 from ..padding import fill_padding, is_uneven, positions, start_of
 from ..placing import known_dtype
 from ..tensor import Tensor, asked, describe
+from ..types import constant, typed
 from .cut import check_kind
 from .elementwise import add, align, astype
 
@@ -70,7 +71,7 @@ def _look_up(table: Tensor, ids: Tensor, chosen: Dim, fill: Any) -> Tensor:
     index = align(_wide(index), ids.dims, (*shared, *added))
     rows = _row if index.size == 1 else _rows
     result = _for_each(shared, rows)(array, _local_places(index, chosen, splits[chosen]))
-    filling = jnp.asarray(_default_fill(result.dtype) if fill is None else fill, result.dtype)
+    filling = constant(_default_fill(result.dtype) if fill is None else fill, result)
     outside = _outside(index, chosen)
     if splits[chosen]:  # one device alone adds the filling, so that the sum has it once
         outside &= collectives.index(splits[chosen]) == 0
@@ -160,12 +161,12 @@ def _scattered(x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dic
     place = fill_padding(place, ids.dims, ids_splits, sizes[chosen])
     place = align(place, ids.dims, (*shared, *summed))
     order = (*shared, *summed, *rest)
-    array = align(array, updates.dims, order).astype(x.dtype)
+    array = typed(align(array, updates.dims, order), x._held)
     array = jnp.broadcast_to(array, [sizes[d] for d in order])
     zeros = jnp.zeros([sizes[d] for d in (*shared, chosen, *rest)], x.dtype)
     zeros = collectives.vary(zeros, collectives.varying(array))
     result = _for_each(shared, _add_row if place.size == 1 else _add_rows)(zeros, place, array)
-    result = align(result, (*shared, chosen, *rest), x.dims)
+    result = typed(align(result, (*shared, chosen, *rest), x.dims), x._held)
     result = fill_padding(result, x.dims, tuple(splits[d] for d in x.dims))
     return slice_tensor(result, x.dims, pending={a for d in summed for a in splits[d]})
 
@@ -241,7 +242,7 @@ def _add_rows(x: Any, places: Any, updates: Any) -> Any:
 def _row(table: Any, place: Any) -> Any:
     inside, place = _inside(table, place)
     row = table.at[place].get(mode="promise_in_bounds")
-    return jnp.where(inside.reshape(inside.shape + (1,) * (table.ndim - 1)), row, jnp.zeros((), row.dtype))
+    return jnp.where(inside.reshape(inside.shape + (1,) * (table.ndim - 1)), row, constant(0, row))
 
 
 def _add_row(x: Any, place: Any, update: Any) -> Any:

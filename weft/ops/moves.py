@@ -21,6 +21,7 @@ from ..errors import DimError, ShapeError, TensorTypeError
 from ..forms import as_slice, as_slices, check_along, home, in_form, slice_tensor, together
 from ..padding import fill_padding, positions
 from ..tensor import Tensor, describe
+from ..types import constant, joint_type, typed
 from .elementwise import align
 
 # Putting together and extending
@@ -54,8 +55,8 @@ def concat(tensors: Sequence[Tensor], dim: Any) -> Tensor:
     for array, t, part in zip(together(slices), slices, parts, strict=True):
         order = [part if n == position else d for n, d in enumerate(slices[0].dims)]
         arrays.append(align(array, t.dims, order))
-    dtype = jnp.result_type(*arrays)
-    arrays = [a.astype(dtype) for a in arrays]
+    common = joint_type(*arrays)
+    arrays = [typed(a, common) for a in arrays]
     dims = tuple(new if n == position else d for n, d in enumerate(slices[0].dims))
     splits = context.require().splits(dims)
     axes = splits[position]
@@ -117,7 +118,7 @@ def pad(x: Tensor, dim: Any, before: int, after: int, value: Any = 0) -> Tensor:
     axes = splits[position]
     array = in_form(x)
     if not axes:
-        filling = jnp.asarray(value, array.dtype)
+        filling = constant(value, array)
         edges = [(before, after, 0) if p == position else (0, 0, 0) for p in range(len(dims))]
         array = lax.pad(array, collectives.vary(filling, collectives.varying(array)), edges)
     else:
@@ -126,7 +127,7 @@ def pad(x: Tensor, dim: Any, before: int, after: int, value: Any = 0) -> Tensor:
         array = blocks.fetch(array, position, old, axes, starts, block)
         places = positions(new, axes)
         inside = (places >= before) & (places < before + old.size)
-        filling = jnp.asarray(value, array.dtype)
+        filling = constant(value, array)
         array = choose(along(inside, position, len(dims)), array, filling)
     return slice_tensor(fill_padding(array, dims, splits), dims, splits)
 

@@ -112,6 +112,7 @@ def top_k(x: Tensor, dim: Any, k_dim: Dim) -> tuple[Tensor, Tensor]:
     array = fill_padding(in_form(x), x.dims, home(x), _below_all(x.dtype), only=[chosen])
     block = array.shape[place]
     values, indices = lax.top_k(array, min(new.size, block), axis=place)
+    indices = indices.astype(jnp.int32)  # JAX gives them the weak type of the values
     if axes:
         indices = indices + jnp.int32(start_of(axes, block))
         values = collectives.all_gather(values, axes, place)
@@ -210,8 +211,8 @@ _SCALED_PRODUCT = _Running(
 def _running(x: Tensor, dim: Any, exclusive: bool, reverse: bool, kind: _Running) -> Tensor:
     chosen, place, axes = _along(x, dim)
     array = fill_padding(in_form(x), x.dims, home(x), kind.neutral, only=[chosen])
-    if array.dtype == jnp.bool_:
-        array = array.astype(jnp.int32)
+    # As jnp.cumsum's, the type of the result is strong.
+    array = array.astype(jnp.int32 if array.dtype == jnp.bool_ else array.dtype)
     block, neutral = array.shape[place], kind.enter(jnp.asarray(kind.neutral, array.dtype))
     # XLA takes the running sum of one element with zeros around it to be that element everywhere. Barriers
     # hide such a padding, in the backward pass too.

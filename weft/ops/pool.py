@@ -17,6 +17,7 @@ from ..errors import ShapeError
 from ..forms import as_slice, home, in_form, slice_tensor
 from ..padding import fill_padding, positions
 from ..tensor import Tensor
+from ..types import constant
 from .reduce import extreme, ordered
 from .slide import Slide, check_window, names_for_keys, slides_of, within_reach
 
@@ -46,7 +47,7 @@ def max_pool(x: Tensor, window: Mapping[Any, int], stride: Any = None, padding: 
         inside = (places >= 0) & (places < slide.dim.size)
         inside = inside.reshape([-1 if p == position else 1 for p in range(array.ndim)])
         axes = collectives.varying(array)
-        low = collectives.vary(jnp.asarray(lowest, array.dtype), axes)
+        low = collectives.vary(constant(lowest, array), axes)
         return jnp.where(collectives.vary(inside, axes), array, low)
 
     array = _pooled(x.dims, in_form(x), slides, lowest, lax.max, outside)

@@ -19,6 +19,7 @@ from ..errors import TensorTypeError
 from ..forms import as_slice, check_along, home, in_form, slice_tensor
 from ..padding import fill_padding, valid
 from ..tensor import Tensor, describe
+from ..types import typed
 from . import products
 from .elementwise import elementwise, stays_pending
 
@@ -221,7 +222,7 @@ def prod(x: Tensor, dims: Any = None) -> Tensor:
         if axes:
             m, e = (collectives.all_gather(one[None], axes, 0) for one in pair)
             pair = products.product((m, e), (0,))
-        result = products.whole(pair, array.dtype)
+        result = typed(products.whole(pair, array.dtype), array)
     else:
         result = jnp.prod(array, axis=places)
         if axes:

@@ -15,13 +15,15 @@ from ..layout import Layout
 from ..mesh import Mesh
 from ..placing import place
 from ..spmd import Program, spmd
-from ..tensor import Tensor, describe, is_tensor
+from ..tensor import Tensor, describe, is_tensor, short_type
+from ..types import weak_type
 from .arguments import check_arguments
 
 # What another order of additions may change, relative to the largest value: of sums in float32, and of a
 # result in its own type, in units in its last place.
 ROUNDING = 100 * float(np.finfo(np.float32).eps)
 LAST_PLACES = 4
+HINT = "look for raw JAX on slices (wf.local, jax.tree.map), or report it with this program"
 
 
 class Differs(WeftError, AssertionError):
@@ -57,7 +59,7 @@ def verify(
     *,
     tolerance: float | None = None,
 ) -> list[Compared]:
-    """Run the same call on one device and under each layout, and compare every output by name.
+    """Run the same call on one device and under each layout, and compare every output's type and values.
 
     Args:
       fn: the function, or a program of it; to compare gradients too, pass `wf.value_and_grad(fn)`.
@@ -124,10 +126,25 @@ def _compare(one: Any, other: Any, shown: str, tolerance: float | None) -> Any:
         ).located("verify")
     for (path, a), b in zip(left, right, strict=True):
         name = "result" + jax.tree_util.keystr(path)
+        types = _type(a), _type(b)
+        if types[0] != types[1]:
+            raise Differs(
+                f"{name} has another type under {shown}",
+                f"on one device {types[0]}, there {types[1]}",
+                rule="layouts never change results: neither dtypes, nor whether they are weak, nor values",
+                hint=HINT,
+            ).located("verify")
         want, have = _values(a, a), _values(b, a)
         allowed = _rounding(want.dtype) if tolerance is None else tolerance
         want, have = _wide(want), _wide(have)
         yield Compared(shown, name, _difference(want, have), allowed), (a, want, have)
+
+
+def _type(result: Any) -> str:
+    """`bf16`, or `weak f32` for one that gives way to the type of another operand."""
+    if not hasattr(result, "dtype"):
+        return type(result).__name__
+    return f"{'weak ' * weak_type(result)}{short_type(result.dtype)}"
 
 
 def _values(t: Any, like: Any) -> np.ndarray:
@@ -179,5 +196,5 @@ def _differs(entry: Compared, like: Any, want: np.ndarray, have: np.ndarray) -> 
         f"{have[where]} there",
         f"rounding explains {entry.tolerance:.2g}",
         rule="layouts never change results",
-        hint="look for raw JAX on slices (wf.local, jax.tree.map), or report it with this program",
+        hint=HINT,
     )

@@ -5,7 +5,7 @@ with concrete NumPy values at hand, which compile nothing, so that what would de
 comparison of nearly equal numbers, a logarithm near 0) is seen and not drawn.
 """
 
-from . import calculus, control, elementwise, lookup, moves, neighbours, order, random, reduce, shape
+from . import calculus, control, elementwise, lookup, moves, neighbours, numbers, order, random, reduce, shape
 from .rows import Op as Op
 from .rows import Rows
 
@@ -24,4 +24,11 @@ FAMILIES: dict[str, Rows] = {
     "control": control.CONTROL,
     "calculus": calculus.CALCULUS,
 }
-OPS = {name: row for rows in FAMILIES.values() for name, row in rows.items()}
+# For typed programs: more of what rounding leaves alone, and numbers among tensors.
+TYPED: dict[str, Rows] = FAMILIES | {"mixed": numbers.MIXED}
+TYPED |= {
+    f"{name}, exact": {n: row for n, row in rows.items() if row.exact}
+    for name, rows in FAMILIES.items()
+    if any(row.exact for row in rows.values())
+}
+OPS = {name: row for rows in TYPED.values() for name, row in rows.items()}

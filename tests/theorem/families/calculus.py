@@ -13,7 +13,7 @@ import numpy as np
 import weft as wf
 
 from ..program import Body, Named, run_oracle, run_weft, weights
-from .control import draw_operands
+from .control import draw_operands, like
 from .rows import A, Op, Rows, along, broadcast, integers, lined, one, one_along, sampled, several, union
 
 
@@ -134,7 +134,7 @@ def _own_rule_weft(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
     def backward(kept: Any, g: wf.Tensor) -> Any:
         x, y = kept
         to = lambda t, like: wf.sum(t, [d for d in t.dims if d not in like.dims])
-        return to(g * wf.cos(y), x), to(g * x * 0.5, y)
+        return like(to(g * wf.cos(y), x), x), like(to(g * x * 0.5, y), y)
 
     rule.defvjp(lambda x, y: (x * wf.tanh(y), (x, y)), backward)
     return rule(x, y)

@@ -22,11 +22,18 @@ def without(x: Named, dim: str, place: int = 0) -> Named:
     if dim not in x.names:
         return x
     axis = x.names.index(dim)
-    return Named(A.take(x.array, place, axis=axis), tuple(n for n in x.names if n != dim), x.exact)
+    names = tuple(n for n in x.names if n != dim)
+    return dataclasses.replace(x, array=A.take(x.array, place, axis=axis), names=names)
+
+
+def like(x: wf.Tensor, other: wf.Tensor) -> wf.Tensor:
+    """A tensor in the dtype of another: a carry keeps its own, and both branches return one."""
+    return x if x.dtype == other.dtype else x.astype(other.dtype)
 
 
 def stacked(rows: Sequence[Named], dim: str) -> Named:
-    return Named(A.stack([r.array for r in rows]), (dim, *rows[0].names))
+    narrow = all(r.narrow for r in rows)
+    return Named(A.stack([r.array for r in rows]), (dim, *rows[0].names), narrow=narrow)
 
 
 def draw_carry(d: Any, avoid: Sequence[str] = ()) -> tuple[int, tuple[int, ...]]:
@@ -72,7 +79,7 @@ def _scan_weft(
 ) -> list[wf.Tensor]:
     def step(carry: wf.Tensor, row: wf.Tensor) -> Any:
         env = run_weft(body.steps, [carry, row, *extra])
-        return env[body.result], None if keep is None else env[keep]
+        return like(env[body.result], carry), None if keep is None else env[keep]
 
     last, kept = wf.scan(step, carry, x, dim, reverse=reverse)
     return [last] if keep is None else [last, kept]
@@ -99,7 +106,10 @@ def draw_loop(d: Any) -> Any:
 
 
 def _for_weft(carry: wf.Tensor, *extra: wf.Tensor, body: Body, trips: int) -> wf.Tensor:
-    return wf.fori_loop(0, trips, lambda n, c: run_weft(body.steps, [c, n, *extra])[body.result], carry)
+    def step(n: wf.Tensor, c: wf.Tensor) -> wf.Tensor:
+        return like(run_weft(body.steps, [c, n, *extra])[body.result], c)
+
+    return wf.fori_loop(0, trips, step, carry)
 
 
 def _while_weft(carry: wf.Tensor, *extra: wf.Tensor, body: Body, trips: int) -> wf.Tensor:
@@ -110,7 +120,7 @@ def _while_weft(carry: wf.Tensor, *extra: wf.Tensor, body: Body, trips: int) -> 
 
     def step(state: Any) -> Any:
         env = run_weft(body.steps, [state["carry"], state["n"], *extra])
-        return {"n": state["n"] + 1, "carry": env[body.result]}
+        return {"n": state["n"] + 1, "carry": like(env[body.result], state["carry"])}
 
     return wf.while_loop(go, step, {"n": wf.zeros("", jnp.int32), "carry": carry})["carry"]
 
@@ -149,14 +159,16 @@ def _cond_weft(
     decides: wf.Tensor, *xs: wf.Tensor, than: float, yes: Body, no: Body, handed: int
 ) -> wf.Tensor:
     def branch(body: Body) -> Callable[..., Any]:
-        return lambda *some: run_weft(body.steps, [*some, *xs[handed:]])[body.result]
+        return lambda *some: like(run_weft(body.steps, [*some, *xs[handed:]])[body.result], xs[0])
 
     return wf.cond(wf.mean(decides) > than, branch(yes), branch(no), *xs[:handed])
 
 
 def _cond(decides: Named, *xs: Named, than: float, yes: Body, no: Body, handed: int) -> Named:
     first, second = (run_oracle(b.steps, xs)[b.result] for b in (yes, no))
-    return Named(A.where(A.mean(decides.array) > than, first.array, second.array), first.names)
+    narrow = decides.narrow and first.narrow and second.narrow
+    chosen = A.where(A.mean(decides.array) > than, first.array, second.array)
+    return Named(chosen, first.names, narrow=narrow)
 
 
 def draw_vmap(d: Any) -> Any:

@@ -68,5 +68,5 @@ LOOKUP: Rows = {
         lambda ids, dim: _chosen(ids, *dim),
         exact=True,
     ),
-    "scatter_add": Op(draw_scatter, wf.scatter_add, _scatter, exact=True),
+    "scatter_add": Op(draw_scatter, wf.scatter_add, _scatter, exact=True, adds=True),
 }

@@ -163,5 +163,5 @@ NEIGHBOURS: Rows = {
         lambda x, **_: distinct(x) and not x.exact,
     ),
     "avg_pool": Op(draw_pool, wf.avg_pool, _pool("nanmean", np.nan)),
-    "conv": Op(draw_conv, _conv_weft, _conv, exact=True, apart=True),
+    "conv": Op(draw_conv, _conv_weft, _conv, exact=True, adds=True, apart=True),
 }

@@ -59,6 +59,7 @@ ORDER: Rows = {
         wf.cumsum,
         along(_running),
         exact=True,
+        adds=True,
     ),
     "cumprod": Op(one_along(), wf.cumprod, along(lambda a, n: A.cumprod(a, axis=n))),
     "sort": Op(

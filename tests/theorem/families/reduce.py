@@ -24,8 +24,8 @@ from .rows import (
 )
 
 
-def draw_einsum(d: Any) -> Any:
-    found, _ = several(d.draw(integers(1, 3)), most=4)(d)
+def draw_einsum(d: Any, kinds: str = "f") -> Any:
+    found, _ = several(d.draw(integers(1, 3)), kinds, most=4)(d)
     names = union(*[d.env[n] for n in found])
     out = d.some(names, least=0)
     return found, {"out": out[: 3 if len(out) > 3 else len(out)]}
@@ -42,6 +42,7 @@ CONTRACT: Rows = {
         lambda *xs, out: wf.einsum(*xs, out=out),
         lambda *xs, out: einsum(*xs, out=out),
         exact=True,
+        adds=True,
     ),
     "einsum reduce": Op(
         draw_einsum,
@@ -51,6 +52,7 @@ CONTRACT: Rows = {
         ),
         lambda *xs, out: einsum(*xs, out=[n for n in union(*xs) if n in out]),
         exact=True,
+        adds=True,
     ),
     # both operands are the same tensor, one dim renamed
     "x @ x": Op(
@@ -58,12 +60,13 @@ CONTRACT: Rows = {
         lambda x, dim, new: wf.einsum(x, x.rename(**{dim: new}), out=[dim, new]),
         lambda x, dim, new: einsum(x, renamed(x, {dim: new}), out=(dim, new)),
         exact=True,
+        adds=True,
     ),
 }
 
 
-def _reduction(name: str, sound: Any = None, kinds: str = "f", exact: bool = False) -> Op:
-    return Op(one_over(kinds), getattr(wf, name), over(getattr(A, name)), sound, exact=exact)
+def _reduction(name: str, sound: Any = None, kinds: str = "f", exact: bool = False, adds: bool = False) -> Op:
+    return Op(one_over(kinds), getattr(wf, name), over(getattr(A, name)), sound, exact=exact, adds=adds)
 
 
 def _logsumexp(a: Any, axis: Any) -> Any:
@@ -71,7 +74,7 @@ def _logsumexp(a: Any, axis: Any) -> Any:
 
 
 REDUCE: Rows = {
-    "sum": _reduction("sum", exact=True),
+    "sum": _reduction("sum", exact=True, adds=True),
     "mean": _reduction("mean"),
     "max": _reduction("max", distinct, exact=True),
     "min": _reduction("min", distinct, exact=True),
@@ -80,7 +83,7 @@ REDUCE: Rows = {
     "std": _reduction("std", spread),
     "any": _reduction("any", kinds="bi"),
     "all": _reduction("all", kinds="bi"),
-    "sum whole": _reduction("sum", kinds="bi"),
+    "sum whole": _reduction("sum", kinds="bi", adds=True),
     "max whole": _reduction("max", kinds="bi"),
     "logsumexp": Op(one_over(), wf.logsumexp, over(_logsumexp)),
     "softmax": Op(

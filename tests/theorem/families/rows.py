@@ -30,6 +30,7 @@ class Op:
       weft, oracle: take the operands and, by keyword, the options.
       sound: whether the oracle's concrete operands are such that rounding decides nothing.
       exact: whether exact operands give exact results.
+      adds: whether elements are added up, so that a result is narrow only if the sum of absolute values is.
       apart: whether the layout may put dims of operands and results on one axis, as no tensor has
         both; else all of them have to be legal together.
     """
@@ -39,6 +40,7 @@ class Op:
     oracle: Callable[..., Any]
     sound: Callable[..., bool] | None = None
     exact: bool = False
+    adds: bool = False
     apart: bool = False
 
     def apply(self, operands: Sequence[Named], options: dict[str, Any]) -> list[Named]:
@@ -50,16 +52,33 @@ class Op:
         with np.errstate(all="ignore"):
             results = _listed(self.oracle(*operands, **options))
         exact = self.exact and all(x.exact for x in operands)
+        whole = self.exact or all(x.kind != "f" for x in results)
+        narrow = whole and all(x.narrow for x in operands) and self._stays_narrow(operands, options)
         checked = []
         for x in results:
             array = np.asarray(x.array)
             if array.size > MOST_ELEMENTS or not np.all(np.abs(array.astype(float)) <= LARGEST):
                 raise Unfit
-            checked.append(Named(array, x.names, exact=exact or x.exact or x.kind != "f"))
+            fits = (narrow or x.narrow) and is_narrow(array)
+            checked.append(Named(array, x.names, exact=exact or x.exact or x.kind != "f", narrow=fits))
         return checked
+
+    def _stays_narrow(self, operands: Sequence[Named], options: dict[str, Any]) -> bool:
+        """Whether no order of additions leads out of the numbers that 16 bits hold exactly."""
+        if not self.adds:
+            return True
+        sizes = [Named(np.abs(x.array) if x.kind != "b" else x.array, x.names) for x in operands]
+        return all(is_narrow(np.asarray(x.array)) for x in _listed(self.oracle(*sizes, **options)))
 
 
 Rows = dict[str, "Op"]
+
+
+def is_narrow(array: np.ndarray) -> bool:
+    """Whether bfloat16 (8 digits) holds these numbers exactly, or 8 bits if they are integers."""
+    if array.dtype.kind == "f":
+        return bool(np.all(np.abs(array) <= 32) and np.all(array * 4 == np.round(array * 4)))
+    return array.dtype.kind == "b" or bool(np.all((array >= 0) & (array <= 32)))
 
 
 def _listed(out: Any) -> list[Named]:
