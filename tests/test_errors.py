@@ -208,7 +208,7 @@ def truth_of_many():
 # -- look-up, order, neighbours, draws -----------------------------------------------------------
 
 MISTAKES |= {
-    "take_out_of_range": lambda: wf.take(ones("vocab=3 d_model=2"), wf.tensor([0, 3, 5], "length=3"), "vocab"),  # wrong
+    "take_out_of_range": lambda: wf.take(ones("vocab=3 d_model=2"), 3, "vocab"),  # wrong
     "take_by_floats": lambda: wf.take(ones("vocab=3 d_model=2"), ones("length=3"), "vocab"),  # wrong
     "take_with_ids_that_have_the_dim": lambda: wf.take(ones("vocab=3 d_model=2"), ones("vocab=3", np.int32), "vocab"),  # wrong
     "scatter_of_a_lost_dim": lambda: wf.scatter_add(ones("vocab=3"), ones("length=3", np.int32), ones("length=3 heads=2"), "vocab"),  # wrong

@@ -10,22 +10,17 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import context
-from .dims import Dim, as_dims, show
+from .dims import as_dims, show
 from .errors import ProgramError, ShapeError, TensorTypeError, nearest
 from .layout import ROLES, Layout, Splits
 from .mesh import Mesh
-from .tensor import Tensor, at_rest, awaited, describe, entry, is_tensor
+from .shapes import stored_shape, true_shape
+from .tensor import Tensor, at_rest, awaited, check_shape, describe, entry, is_tensor
 
 
 def partition_spec(splits: Splits) -> PartitionSpec:
     """JAX's word for splits."""
     return PartitionSpec(*[axes if len(axes) != 1 else axes[0] for axes in splits])
-
-
-def stored_shape(dims: tuple[Dim, ...], splits: Splits, mesh: Mesh | None) -> tuple[int, ...]:
-    """The padded shape at rest: each split dim rounded up to a multiple of its pieces."""
-    ways = [mesh.ways(axes) if mesh is not None else 1 for axes in splits]
-    return tuple(-(-dim.size // n) * n for dim, n in zip(dims, ways, strict=True))
 
 
 @entry
@@ -53,6 +48,7 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
             rule="a program's tensors are placed by the program's own layout",
             hint="place tensors outside; inside, rename a dim to change its split",
         )
+    check_shape(t)
     if isinstance(t._array, jax.ShapeDtypeStruct):
         t = without_values(t)
     if mesh is None:
@@ -122,8 +118,7 @@ def _put_traced(array: Any, sharding: NamedSharding) -> Any:
 
 def without_values(t: Tensor) -> Tensor:
     """The tensor's dims, type and role."""
-    shape = tuple(d.size for d in t.dims)
-    return Tensor(jax.ShapeDtypeStruct(shape, t.dtype), t.dims, role=t.role)
+    return Tensor(jax.ShapeDtypeStruct(true_shape(t.dims), t.dtype), t.dims, role=t.role)
 
 
 def _padded(array: Any, shape: tuple[int, ...]) -> Any:

@@ -38,7 +38,7 @@ from .mesh import Mesh
 from .placing import partition_spec, place, put, without_values
 from .signature import NUMBERS, Static, is_dynamic, is_leaf, reason, shown, unhashable, weak_type
 from .staging import Call, CapturedAnew, Staged, add_output, outputs, rebuild, slice_of, template
-from .tensor import Tensor, asked, at_rest, check_has_values, describe
+from .tensor import Tensor, asked, at_rest, check_has_values, check_shape, describe
 
 ATTEMPTS = 3  # to find what a function captures: one is enough, unless it captures what it did not before
 
@@ -268,6 +268,8 @@ class Program:
             if isinstance(leaf, Tensor):
                 if leaf.mesh is not self.mesh or leaf.layout is not self.layout or leaf.splits is not None:
                     leaf = self._place(leaf)
+                else:
+                    check_shape(leaf)
                 array = leaf._array
                 key.append((leaf.dims, array.dtype, weak_type(array), leaf.role))
                 arrays.append(array)
@@ -305,6 +307,7 @@ class Program:
                 rule="a program's tensors can be used inside it only; return them to use them outside",
                 hint="return the tensor from the program that made it",
             )
+        check_shape(t)
         if not self._eager and t.mesh is not None and t.mesh != self.mesh:
             check_same_place(t, Context(self.mesh, self.layout))
         return self._put(t)

@@ -22,7 +22,7 @@ from .layout import Layout
 from .mesh import Mesh
 from .placing import partition_spec
 from .signature import Static, is_dynamic
-from .tensor import Tensor
+from .tensor import Tensor, check_shape
 
 
 @dataclass(eq=False)
@@ -119,6 +119,7 @@ def add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
     if isinstance(leaf, Tensor):
         if isinstance(leaf._held, Promise):
             return False
+        check_shape(leaf)
         leaf = settle(leaf)
         outs.append(leaf._array)
         specs.append(partition_spec(leaf.splits or ()))
