@@ -48,7 +48,7 @@ def needed_shape(
     return true_shape(dims) if layout is None else stored_shape(dims, layout.splits(dims, mesh, role), mesh)
 
 
-def mismatch(tensor: str, dims: tuple[Dim, ...], array: Any, needed: Shape) -> ShapeError:
+def mismatch(tensor: str, dims: tuple[Dim, ...], array: Any, needed: Shape, is_slice: bool) -> ShapeError:
     """The error for a tensor whose array doesn't have the shape that its dims need."""
     if not hasattr(array, "shape"):
         return ShapeError(
@@ -58,10 +58,10 @@ def mismatch(tensor: str, dims: tuple[Dim, ...], array: Any, needed: Shape) -> S
         )
     shape = tuple(array.shape)
     fact, hint = _difference(dims, shape, needed)
-    padded = f", padding included: [{', '.join(map(repr, dims))}] is stored in equal blocks"
+    why = ", that of one device's slice" if is_slice else ", padded so that all devices have equal slices"
     return ShapeError(
         f"{tensor} holds an array of shape {shape}, {fact}",
-        f"its dims need the shape {needed}{padded if needed != true_shape(dims) else ''}",
+        f"its dims need the shape {needed}{why if needed != true_shape(dims) else ''}",
         rule="jax.tree.map, jax.vmap and jax.lax.scan change a tensor's array and not its dims; "
         "an array that does not have the shape of its dims can't be used",
         hint=hint,
@@ -71,6 +71,12 @@ def mismatch(tensor: str, dims: tuple[Dim, ...], array: Any, needed: Shape) -> S
 def _difference(dims: tuple[Dim, ...], shape: Shape, needed: Shape) -> tuple[str, str]:
     """How a shape differs from the one needed, and what to write instead."""
     names = [dim.name for dim in dims]
+    if shape == true_shape(dims):
+        return (
+            "without its padding",
+            "x.array is the array without padding, and a new array becomes a tensor by "
+            "wf.place(wf.tensor(array, x.dims), x.mesh, x.layout)",
+        )
     if len(shape) == len(needed) + 1:
         for place, size in enumerate(shape):
             if _without(shape, place) == needed:

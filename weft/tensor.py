@@ -59,11 +59,16 @@ def asked(name: str, args: Any, kwargs: Any) -> str:
             text = ", ".join(f"{k}: {shown(v)}" for k, v in x.items())
             return f"{{{text}}}" if len(text) < LONG else "{…}"
         if isinstance(x, slice):
-            ends = ["" if n is None else str(n) for n in (x.start, x.stop, x.step)]
+            ends = [
+                "" if n is None else "…" if context.is_traced(n) else str(n)
+                for n in (x.start, x.stop, x.step)
+            ]
             return ":".join(ends if x.step is not None else ends[:2])
         if hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, type):  # np.float32 is one
             kind = "key" if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else "array"
             return f"{kind} of shape {tuple(x.shape)}" if x.shape or kind == "array" else kind
+        if type(x).__repr__ is object.__repr__:  # which has an address in it
+            return f"{type(x).__name__}(…)"
         text = getattr(x, "__name__", None) or repr(x)
         if len(text) < 60 and "\n" not in text:
             return text
@@ -407,7 +412,7 @@ def check_shape(t: Tensor) -> None:
     """An error if a tensor's array has another shape than its dims need; see `shapes.py`."""
     needed = _needed_shape(t)
     if getattr(t._held, "shape", None) != needed:
-        raise mismatch(describe(t), t.dims, t._held, needed)
+        raise mismatch(describe(t), t.dims, t._held, needed, t.is_slice)
 
 
 def check_has_values(*leaves: Any) -> None:
@@ -474,7 +479,15 @@ def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
         _reject_optax(t)
     # JAX fills trees with placeholders of its own, some of which are types; those have no form.
     is_array = hasattr(t._held, "dtype") and not isinstance(t._held, jax.core.ShapedArray)
-    settled = t._settled() if is_array else t
+    try:
+        settled = t._settled() if is_array else t
+    except jax.errors.UnexpectedTracerError:
+        raise ProgramError(
+            f"{describe(t)} leaves a function that JAX transforms",
+            rule="jax.jvp flattens the results of a function when its trace is over, and a pending sum can't "
+            "be resolved then",
+            hint="wf.jvp(f, primals, tangents) resolves it in time",
+        ).located("jax.jvp") from None
     return (settled._array,), (t.dims, t.role, t.mesh, t.layout, t.splits is not None)
 
 
