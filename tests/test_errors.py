@@ -208,7 +208,7 @@ def truth_of_many():
 # -- look-up, order, neighbours, draws -----------------------------------------------------------
 
 MISTAKES |= {
-    "take_out_of_range": lambda: wf.take(ones("vocab=3 d_model=2"), wf.tensor([0, 3, 5], "length=3"), "vocab"),  # wrong
+    "take_out_of_range": lambda: wf.take(ones("vocab=3 d_model=2"), 3, "vocab"),  # wrong
     "take_by_floats": lambda: wf.take(ones("vocab=3 d_model=2"), ones("length=3"), "vocab"),  # wrong
     "take_with_ids_that_have_the_dim": lambda: wf.take(ones("vocab=3 d_model=2"), ones("vocab=3", np.int32), "vocab"),  # wrong
     "scatter_of_a_lost_dim": lambda: wf.scatter_add(ones("vocab=3"), ones("length=3", np.int32), ones("length=3 heads=2"), "vocab"),  # wrong
@@ -552,6 +552,98 @@ def optimizer_with_gradients_of_other_dims():
     opt.apply(ones("length=4"), opt.init(w), w)  # wrong
 
 
+@mistake
+def optax_outside_on_a_padded_tensor():
+    w = wf.place(ones("batch=6"), MESH, "batch:data")
+    optax.adafactor(0.1).init(w)  # wrong
+
+
+# -- arrays that JAX has changed --------------------------------------------------------------------
+
+MISTAKES |= {
+    "array_sliced_by_tree_map": lambda: wf.mean(jax.tree.map(lambda a: a[:2], ones("batch=6 length=3"))),  # wrong
+    "array_stacked_by_tree_map": lambda: wf.sum(jax.tree.map(lambda *a: jnp.stack(a), ones("d_model=3"), ones("d_model=3"))),  # wrong
+    "array_transposed_by_tree_map": lambda: jax.tree.map(jnp.transpose, ones("batch=6 length=3")).numpy(),  # wrong
+    "array_of_another_shape_by_tree_map": lambda: wf.sum(jax.tree.map(lambda a: jnp.tile(a, 2), ones("batch=6 length=3"))),  # wrong
+    "no_array_by_tree_map": lambda: wf.sum(jax.tree.map(lambda a: True, ones("batch=6 length=3"))),  # wrong
+    "jax_vmap_over_a_tensor": lambda: jax.vmap(lambda row: wf.sum(row))(ones("batch=6 length=3")),  # wrong
+    "jax_scan_over_a_tensor": lambda: jax.lax.scan(lambda c, row: (c, wf.sum(row)), 0.0, ones("batch=6 length=3")),  # wrong
+}  # fmt: skip
+
+
+@mistake
+def padded_array_sliced_by_tree_map():
+    placed = wf.place(ones("batch=6 length=3"), MESH, "batch:data")
+    wf.sum(jax.tree.map(lambda a: a[:6], placed))  # wrong
+
+
+@mistake
+def jax_vmap_of_a_draw():
+    drawn = jax.vmap(lambda key: wf.random.normal(key, "d_model=3"))(jax.random.split(jax.random.key(0), 4))
+    wf.sum(drawn)  # wrong
+
+
+@mistake
+def slice_changed_by_tree_map():
+    def program(x):
+        return wf.sum(jax.tree.map(lambda a: a[1:], x))  # wrong
+
+    staged(program, ones("batch=12 length=3"))
+
+
+@mistake
+def jax_jvp_in_a_program():
+    def program(x):
+        return jax.jvp(wf.sum, (x,), (x,))[1]  # wrong
+
+    staged(program, ones("batch=4"))
+
+
+# -- objects, and numbers that are inputs -----------------------------------------------------------
+
+
+class Scaled:
+    """An object that is no pytree."""
+
+    def __init__(self):
+        self.scale = 2.0
+
+    @wf.spmd
+    def call(self, x):
+        return x * self.scale
+
+
+MISTAKES |= {
+    "object_as_an_argument": lambda: wf.spmd(lambda batch, x: x)({"scaled": Scaled()}, ones("batch=4")),  # wrong
+    "object_as_self": lambda: Scaled().call(ones("batch=4")),  # wrong
+    "method_as_an_argument": lambda: wf.spmd(lambda f, x: f(x))(Scaled().__init__, ones("batch=4")),  # wrong
+    "static_object": lambda: wf.spmd(lambda scaled, x: x, static=("scaled",))(Scaled(), ones("batch=4")),  # wrong
+    "generator_returned": lambda: wf.spmd(lambda x: (t * 2 for t in [x]))(ones("batch=4")),  # wrong
+    "range_of_a_number_argument": lambda: wf.spmd(lambda x, n: [x for _ in range(n)])(ones("batch=4"), 3),  # wrong
+    "branch_on_a_number_argument": lambda: wf.spmd(lambda x, n, rate: x if n else -x)(ones("batch=4"), 1, rate=0.5),  # wrong
+    "branch_on_an_array_argument": lambda: wf.spmd(lambda x, a: x if a.sum() else -x)(ones("batch=4"), np.ones(2)),  # wrong
+    "dim_of_a_number_argument": lambda: wf.spmd(lambda n: wf.zeros([wf.Dim("new", n)]))(3),  # wrong
+    "dropout_by_a_number_argument": lambda: wf.spmd(lambda x, rate: wf.dropout(x, rate, jax.random.key(0)))(ones("batch=4"), 0.5),  # wrong
+    "shift_by_a_number_argument": lambda: wf.spmd(lambda x, n: wf.shift(x, "batch", n))(ones("batch=4"), 1),  # wrong
+    "pad_by_a_number_argument": lambda: wf.spmd(lambda x, n: wf.pad(x, "batch", n, 0))(ones("batch=4"), 1),  # wrong
+    "stride_by_a_number_argument": lambda: wf.spmd(lambda x, n: wf.max_pool(x, {"batch": 2}, stride={"batch": n}))(ones("batch=4"), 1),  # wrong
+    "slice_by_a_number_argument": lambda: wf.spmd(lambda x, n: x["batch", :n])(ones("batch=4"), 1),  # wrong
+    "index_by_an_array": lambda: ones("batch=4")["batch", np.array([0, 1])],  # wrong
+    "local_that_branches": lambda: wf.local(lambda a: a if a.sum() > 0 else -a, ones("batch=4"), out="batch", splittable=["batch"]),  # wrong
+}  # fmt: skip
+
+
+@mistake
+def branch_inside_a_program():
+    def program(x, flag):
+        scale = wf.sum(x).array
+        if scale > flag:  # wrong
+            return x
+        return -x
+
+    staged(program, ones("batch=4"), 1.0)
+
+
 # -- control flow --------------------------------------------------------------------------------
 
 MISTAKES |= {
@@ -565,6 +657,21 @@ MISTAKES |= {
     "scan_of_a_number": lambda: wf.scan(lambda c, x: (c, None), 0.0, (ones("step=4"), 2.0), "step"),  # wrong
     "scan_of_two_lengths": lambda: wf.scan(lambda c, x: (c, None), 0.0, (ones("step=3"), ones("step=4")), "step"),  # wrong
 }  # fmt: skip
+
+
+@mistake
+def grad_of_a_while_loop():
+    double = lambda x: wf.while_loop(lambda c: wf.sum(c) < 9, lambda c: c * 2, x)
+    wf.grad(lambda x: wf.sum(double(x)))(ones("batch=4"))  # wrong
+
+
+@mistake
+def grad_of_a_while_loop_in_a_program():
+    def program(x):
+        double = lambda x: wf.while_loop(lambda c: wf.sum(c) < 9, lambda c: c * 2, x)
+        return wf.grad(lambda x: wf.sum(double(x)))(x)  # wrong
+
+    staged(program, ones("batch=4"))
 
 
 @mistake

@@ -106,19 +106,32 @@ def test_take_one_number():
     np.testing.assert_array_equal(wf.take(table, 7, "vocab").numpy(), table.numpy()[7])
 
 
-@pytest.mark.parametrize("where", ["plain", "placed"])
-def test_take_eagerly_tells_the_index(where):
-    table, ids = normal(0, vocab=9, d=3), wf.tensor(np.array([0, 12, 3]), "length=3")
-    if where == "placed":
-        table = wf.place(table, wf.Mesh("x=4"), wf.Layout("vocab:x"))
-    with pytest.raises(ShapeError, match="index 12 is out of range for vocab=9") as caught:
-        wf.take(table, ids, "vocab")
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8])
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "staged"])
+@pytest.mark.parametrize("place", [(None, None), ("x=4", "vocab:x"), ("x=2", "length:x")], ids=str)
+def test_take_out_of_range_is_one_rule(place, staged, dtype):
+    """Outside programs it was an error, inside NaN. `jnp.take` fills alike."""
+    ids = np.array([0, 12, -1, 8, 9])
+    table = wf.tensor(np.arange(27).reshape(9, 3).astype(dtype), "vocab=9 d=3")
+    named = wf.place((table, wf.tensor(ids, "length=5")), *place)
+    raw = np.where(ids < 0, 9, ids)  # jnp counts negative ones from the end
+    for fill in (None, 7):
+        look_up = lambda t, i, fill=fill: wf.take(t, i, "vocab", fill=fill)
+        got = (wf.spmd(look_up, *place) if staged else look_up)(*named)
+        want = jnp.take(jnp.asarray(table.numpy()), raw, axis=0, mode="fill", fill_value=fill)
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got.numpy("length", "d"), want)
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["eager", "staged"])
+@pytest.mark.parametrize("index", [9, -1, np.int64(12)], ids=str)
+def test_take_of_a_number_out_of_range(index, staged):
+    """A Python number is known in a program too, where it gave NaN."""
+    look_up = lambda table: wf.take(table, index, "vocab")
+    with pytest.raises(ShapeError, match=f"index {index} is out of range for vocab=9") as caught:
+        (wf.spmd(look_up, "x=4", "vocab:x") if staged else look_up)(normal(0, vocab=9, d=3))
     assert "test_lookup.py" in str(caught.value) and "in take(f32[vocab=9" in str(caught.value)
-    with pytest.raises(ShapeError, match="index -1 is"):
-        wf.take(table, -1, "vocab")
-    filled = wf.take(table, ids, "vocab", fill=np.nan).numpy("length", "d")
-    np.testing.assert_array_equal(filled[[0, 2]], table.numpy()[[0, 3]])
-    assert np.isnan(filled[1]).all()
+    assert wf.take(normal(0, vocab=9), index, "vocab", fill=0).item() == 0
 
 
 # Collectives

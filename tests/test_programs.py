@@ -4,6 +4,7 @@ import inspect
 import itertools
 import re
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -370,7 +371,7 @@ def test_captured_tensors_that_hold_one_array():
 
 
 def test_a_method_has_all_that_a_program_has():
-    class Model:
+    class Model(eqx.Module):
         @wf.spmd
         def double(self, x):
             return 2.0 * x

@@ -1,5 +1,6 @@
 """What the theorem's test (`test_theorem.py`) and reviews found, each as small as it became, under a name."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -170,14 +171,14 @@ def test_tensors_with_values_can_be_planned_on_a_mesh_without_devices():
 
 
 def test_a_staged_method_is_bound_to_its_owner():
-    class Scaled:
+    class Scaled(eqx.Module):
+        factor: float
+
         @wf.spmd(mesh="p=2", layout="a:p")
         def call(self, x):
             return x * self.factor
 
-        factor = 3.0
-
-    assert Scaled().call(wf.ones("a=3")).numpy().tolist() == [3, 3, 3]
+    assert Scaled(3.0).call(wf.ones("a=3")).numpy().tolist() == [3, 3, 3]
 
 
 def test_local_in_a_scan_that_made_its_operands_varying_beforehand():

@@ -147,7 +147,8 @@ def _eager(call: Any, leaves: list[Any]) -> tuple[Any, list[Any], Any]:
         value, aux = call(leaves)
         return value.array, (value, aux)
 
-    (_, (value, aux)), grads = jax.value_and_grad(arrays, has_aux=True)(leaves)
+    with _reverse_mode():
+        (_, (value, aux)), grads = jax.value_and_grad(arrays, has_aux=True)(leaves)
     return value, _typed(grads, leaves), aux
 
 
@@ -158,6 +159,22 @@ def _typed(derivatives: Any, like: Any) -> Any:
         return derivative if derivative.dtype == jax.dtypes.float0 else typed(derivative, jax.typeof(x))
 
     return jax.tree.map(one, derivatives, like)
+
+
+@contextlib.contextmanager
+def _reverse_mode() -> Iterator[None]:
+    """The error for a loop that JAX can't differentiate backwards."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("Reverse-mode differentiation does not work for lax.while_loop"):
+            raise
+        raise ProgramError(
+            "a gradient is needed of a while_loop, or of a fori_loop whose bounds are not Python numbers",
+            rule="the backward pass needs the carry of every step, and their number is not known before",
+            hint="use wf.scan, or wf.fori_loop between Python numbers; or wf.jvp; or give the loop a "
+            "derivative of its own with wf.custom_vjp",
+        ) from None
 
 
 def _staged(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, list[Any], Any]:
@@ -218,7 +235,8 @@ def _pulled(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, Any, A
 
     def pull(cotangent: Any) -> list[Any]:
         given = jax.tree.leaves(_alike(cotangent, value), is_leaf=is_tensor)
-        (cotangents,) = pull_arrays(list(map(array_of, given)))
+        with _reverse_mode():
+            (cotangents,) = pull_arrays(list(map(array_of, given)))
         return [
             _gradient(t, [part for part in zip(mine, arrays, strict=True) if (n, part[0][0]) in used], arrays)
             for n, (t, mine, arrays) in enumerate(zip(slices, forms, cotangents, strict=True))
@@ -319,7 +337,12 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False, zeros: bool
     program = context.current()
     if program is None:
         out, pull, *aux = jax.vjp(f, *primals, has_aux=True) if has_aux else jax.vjp(f, *primals)
-        return out, lambda cotangent: _typed(pull(_alike(cotangent, out)), primals), *aux
+
+        def pull_whole(cotangent: Any) -> Any:
+            with _reverse_mode():
+                return _typed(pull(_alike(cotangent, out)), primals)
+
+        return out, entry(pull_whole, "vjp of "), *aux
     leaves, tree = jax.tree.flatten(primals, is_leaf=is_tensor)
 
     def call(leaves: list[Any]) -> tuple[Any, Any]:

@@ -70,6 +70,9 @@ class Function:
             self.key, self.tensors = None, []
         self._seen.clear()
 
+    def __repr__(self) -> str:
+        return getattr(self.fn, "__name__", None) or repr(self.fn)
+
     def _key(self, value: Any) -> Any:
         if isinstance(value, PLAIN):
             return Static(value)

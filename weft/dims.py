@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from .errors import DimError, caret, nearest
+from .errors import DimError, caret, is_tracer, nearest, wrong_number
 
 EXAMPLES = {"dims": "batch=64 length=128", "Mesh": "data=4 model=2", "Layout": "batch:data d_ff:model"}
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.']*")
@@ -55,11 +55,13 @@ class Dim:
         try:
             object.__setattr__(self, "size", operator.index(self.size))
         except TypeError:
-            raise DimError(
-                f"the size of dim {self.name} is {self.size!r}",
-                rule="a size is a whole number, at least 1",
+            raise wrong_number(
+                DimError,
+                f"the size of dim {self.name}",
+                self.size,
+                rule="a size is an integer, at least 1",
                 hint=f'for example Dim("{self.name}", 64)',
-            ).located(f"Dim({self.name!r}, {self.size!r})") from None
+            ).located(f"Dim({self.name!r}, {'…' if is_tracer(self.size) else repr(self.size)})") from None
         if self.size < 1:
             raise DimError(
                 f"the size of dim {self.name} is {self.size}",

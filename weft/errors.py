@@ -17,8 +17,8 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable
-from types import FrameType
-from typing import Self
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -41,6 +41,16 @@ class WeftError(Exception):
         lines += ["  at " + self.where] if self.where else []
         lines += ["", "hint: " + self.hint] if self.hint else []
         return "\n".join(lines)
+
+    def located_in(self, traceback: TracebackType | None, asked: str) -> Self:
+        """The same error with the user's innermost line of another error, which it replaces."""
+        while traceback is not None:
+            if is_users(traceback.tb_frame):
+                self._frame = id(traceback.tb_frame)
+                self.where = show_line(traceback.tb_frame, traceback.tb_lineno)
+            traceback = traceback.tb_next
+        self.asked = asked
+        return self
 
     def located(self, asked: str = "") -> Self:
         """The same error with the user's line and what was asked there: the outermost of our functions
@@ -106,14 +116,17 @@ class DataWarning(UserWarning):
 def user_frame() -> FrameType | None:
     """The innermost frame that is the user's: not ours, not a library's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        # A dataclass's __init__ has no file: it is told by its module.
-        made = name == "<string>" and frame.f_globals.get("__name__", "").startswith("weft.")
-        if not made and not is_library(name):
-            return frame
+    while frame is not None and not is_users(frame):
         frame = frame.f_back
-    return None
+    return frame
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame is the user's: not ours, not a library's."""
+    name = frame.f_code.co_filename
+    # A dataclass's __init__ has no file: it is told by its module.
+    made = name == "<string>" and frame.f_globals.get("__name__", "").startswith("weft.")
+    return not made and not is_library(name)
 
 
 def is_library(file: str) -> bool:
@@ -122,13 +135,36 @@ def is_library(file: str) -> bool:
     return installed or file.startswith((PACKAGE, "<frozen"))
 
 
-def show_line(frame: FrameType | None) -> str:
-    """`file:line` of a frame, relative to where we are."""
+def show_line(frame: FrameType | None, line: int | None = None) -> str:
+    """`file:line` of a frame, relative to where we are; by default the line that it is at."""
     if frame is None:
         return ""
     name = frame.f_code.co_filename
     short = os.path.relpath(name) if os.path.isabs(name) else name
-    return f"{name if short.startswith('..') else short}:{frame.f_lineno}"
+    return f"{name if short.startswith('..') else short}:{frame.f_lineno if line is None else line}"
+
+
+Kind = TypeVar("Kind", bound=WeftError)
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether a value is one of JAX's tracers."""
+    from jax.core import Tracer  # not above: commands that need no JAX import this file
+
+    return isinstance(value, Tracer)
+
+
+def wrong_number(kind: type[Kind], what: str, value: Any, *, rule: str, hint: str) -> Kind:
+    """The error for something that has to be a Python number; numbers passed to a program are not."""
+    if not is_tracer(value):
+        return kind(f"{what} is {value!r}", rule=rule, hint=hint)
+    if value.shape:
+        return kind(f"{what} is an array of shape {value.shape}", rule=rule, hint=hint)
+    return kind(
+        f"{what} is not known while the program is traced",
+        rule=f"numbers passed to a program are inputs, which have no value yet; {rule}",
+        hint='declare the argument static: wf.spmd(fn, mesh, layout, static=("n",))',
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

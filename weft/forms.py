@@ -22,7 +22,7 @@ from .errors import LayoutError, ProgramError, TensorTypeError
 from .layout import Layout, Splits, axes_of
 from .mesh import Mesh
 from .relayout import relayout
-from .tensor import Tensor, describe
+from .tensor import Tensor, check_shape, describe
 from .types import typed
 
 
@@ -100,6 +100,7 @@ def as_slice(x: Any) -> Tensor:
     """An operand as a slice: whole tensors become inputs of the program, numbers become constants."""
     if isinstance(x, Tensor):
         _check_there(x)
+        check_shape(x)
         return _branched(_unmapped(x if x.is_slice else _capture(x)))
     if getattr(x, "shape", ()) == () and (hasattr(x, "dtype") or isinstance(x, int | float | complex)):
         return slice_tensor(jnp.asarray(x), ())

@@ -20,8 +20,9 @@ from .errors import ProgramError
 from .forms import Absent, as_slice, settle
 from .layout import Layout
 from .mesh import Mesh
-from .placing import partition_spec, stored_shape
-from .tensor import Tensor, is_tensor
+from .placing import partition_spec
+from .shapes import stored_shape
+from .tensor import Tensor, check_shape, is_tensor
 from .types import weak_type
 
 LABEL = "optimizer[optax]"  # in plans
@@ -148,6 +149,8 @@ def _input(leaf: Any) -> Any:
 
 def true_shape(leaf: Any) -> Any:
     """The true shape of a tensor, or of an array."""
+    if isinstance(leaf, Tensor) and _promise_of(leaf) is None:
+        check_shape(leaf)
     shape = tuple(d.size for d in leaf.dims) if isinstance(leaf, Tensor) else leaf.shape
     return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=weak_type(leaf))
 

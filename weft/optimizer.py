@@ -40,6 +40,12 @@ class Optimizer:
     def __repr__(self) -> str:
         return "optimizer(tx)"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Optimizer) and self.tx == other.tx
+
+    def __hash__(self) -> int:
+        return hash(self.tx)
+
     @entry
     def init(self, params: Any) -> Any:
         """The state to begin with: what is shaped like a parameter has its dims."""

@@ -10,23 +10,18 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import context
-from .dims import Dim, as_dims, show
+from .dims import as_dims, show
 from .errors import ProgramError, ShapeError, TensorTypeError, nearest
 from .layout import ROLES, Layout, Splits
 from .mesh import Mesh
-from .tensor import Tensor, at_rest, awaited, describe, entry, is_tensor
+from .shapes import stored_shape, true_shape
+from .tensor import Tensor, at_rest, awaited, check_shape, describe, entry, is_tensor
 from .types import typed, weak_type
 
 
 def partition_spec(splits: Splits) -> PartitionSpec:
     """JAX's word for splits."""
     return PartitionSpec(*[axes if len(axes) != 1 else axes[0] for axes in splits])
-
-
-def stored_shape(dims: tuple[Dim, ...], splits: Splits, mesh: Mesh | None) -> tuple[int, ...]:
-    """The padded shape at rest: each split dim rounded up to a multiple of its pieces."""
-    ways = [mesh.ways(axes) if mesh is not None else 1 for axes in splits]
-    return tuple(-(-dim.size // n) * n for dim, n in zip(dims, ways, strict=True))
 
 
 @entry
@@ -54,6 +49,7 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
             rule="a program's tensors are placed by the program's own layout",
             hint="place tensors outside; inside, rename a dim to change its split",
         )
+    check_shape(t)
     if isinstance(t._array, jax.ShapeDtypeStruct):
         t = without_values(t)
     if mesh is None:
@@ -124,8 +120,7 @@ def _put_traced(array: Any, sharding: NamedSharding) -> Any:
 
 def without_values(t: Tensor) -> Tensor:
     """The tensor's dims, type and role."""
-    shape = tuple(d.size for d in t.dims)
-    held = jax.ShapeDtypeStruct(shape, t.dtype, weak_type=weak_type(t._held))
+    held = jax.ShapeDtypeStruct(true_shape(t.dims), t.dtype, weak_type=weak_type(t._held))
     return Tensor(held, t.dims, role=t.role)
 
 

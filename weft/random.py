@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from . import context, counter, keys
 from .dims import as_dims
 from .eager import op
-from .errors import ShapeError, TensorTypeError
+from .errors import ShapeError, TensorTypeError, wrong_number
 from .forms import as_slice, slice_tensor
 from .ops.elementwise import elementwise
 from .ops.order import argmax
@@ -197,11 +197,11 @@ def dropout(x: Tensor, rate: float, key: Any) -> Tensor:
     """
     x = as_slice(x)
     if isinstance(rate, bool) or not isinstance(rate, NUMBERS):
-        raise TensorTypeError(
-            f"the rate of dropout is {'a key' if keys.is_key(rate) else repr(rate)}",
-            rule="a rate is a number; the arguments are a tensor, a rate and a key, in this order",
-            hint="dropout(x, 0.1, key)",
-        )
+        rule = "a rate is a number; the arguments are a tensor, a rate and a key, in this order"
+        hint = "dropout(x, 0.1, key)"
+        if keys.is_key(rate):
+            raise TensorTypeError("the rate of dropout is a key", rule=rule, hint=hint)
+        raise wrong_number(TensorTypeError, "the rate of dropout", rate, rule=rule, hint=hint)
     if not 0 <= rate < 1:
         raise ShapeError(
             f"the rate of dropout is {rate}",

@@ -1,21 +1,56 @@
 """Signatures: what a program's arguments are apart from their values, and why two of them differ.
 
-Tensors, arrays and numbers are inputs; truth values, strings, functions and what else there is are static.
+Tensors, arrays and numbers are inputs. Plain values (booleans, strings, dtypes, dims, functions, …) are
+static. Any other object has to be declared `static=`, and compared by value: one that is compared by identity
+may hold other values at the next call, and the program would go on with those of the first trace.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from .errors import (
-    TensorTypeError,
-)
+from .dims import Dim
+from .errors import ProgramError, TensorTypeError
+from .layout import Layout
+from .mesh import Mesh
 from .tensor import Tensor, short_type
 
 NUMBERS = (int, float, complex, np.number)
+# What JAX raises where Python needs the value of a tracer.
+UNKNOWN = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+# Compared by value, and never changed.
+PLAIN = (
+    bool,
+    np.bool_,
+    str,
+    bytes,
+    range,
+    enum.Enum,
+    type,
+    np.dtype,
+    Dim,
+    Mesh,
+    Layout,
+    type(...),
+    type(None),
+)
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.ufunc)
+# Functions in these packages may be objects: jax.nn.relu is one, and so are a jitted function and a program.
+LIBRARIES = ("jax", "jaxlib", "numpy", "functools", "weft")
 
 
 class Static:
@@ -56,6 +91,123 @@ def is_dynamic(leaf: Any, static_numbers: tuple[type, ...]) -> bool:
     return isinstance(leaf, Tensor | jax.Array | np.ndarray | jax.ShapeDtypeStruct)
 
 
+def is_plain(x: Any) -> bool:
+    """Whether x may be an argument that is neither an input nor declared static."""
+    return isinstance(x, PLAIN) or _is_function(x)
+
+
+def _is_function(x: Any) -> bool:
+    """Whether x is a function, known by its identity as the program's own is, and bound to no object."""
+    if isinstance(x, types.MethodType):
+        return _is_by_value(x.__self__)
+    if isinstance(x, functools.partial):
+        return all(map(_is_by_value, (x.func, *x.args, *x.keywords.values())))
+    return isinstance(x, FUNCTIONS) or (callable(x) and type(x).__module__.partition(".")[0] in LIBRARIES)
+
+
+def _is_by_value(x: Any) -> bool:
+    """Whether x and its parts are compared by value: a change of them is then one of the signature."""
+    if is_plain(x) or isinstance(x, (*NUMBERS, Tensor, jax.Array)):
+        return True
+    if isinstance(x, tuple | frozenset):
+        return all(map(_is_by_value, x))
+    if isinstance(x, types.MethodType | functools.partial) or type(x).__eq__ is object.__eq__:
+        return False
+    fields = dataclasses.fields(x) if dataclasses.is_dataclass(x) else ()
+    return all(_is_by_value(getattr(x, field.name)) for field in fields if field.compare)
+
+
+def check_arguments(fn: Callable[..., Any], leaves: list[tuple[Any, Any]]) -> None:
+    """An error for an object whose values a program would freeze, among the leaves of (args, kwargs)."""
+    for path, leaf in leaves:
+        if isinstance(leaf, Static):
+            if not _is_by_value(leaf.value):
+                raise _compared_by_identity(_argument_name(fn, path), leaf.value)
+        elif not is_dynamic(leaf, ()) and not is_plain(leaf):
+            raise _not_a_pytree(_argument_name(fn, path), leaf)
+
+
+def _argument_name(fn: Callable[..., Any], path: Any) -> str:
+    """What the user calls a leaf of (args, kwargs): `batch['x']`."""
+    which, first, *rest = path
+    if which.idx:
+        name = first.key
+    else:
+        names = _parameters(fn)
+        name = names[first.idx] if first.idx < len(names) else f"argument {first.idx}"
+    return f"{name}{jax.tree_util.keystr(tuple(rest))}"
+
+
+def _parameters(fn: Callable[..., Any]) -> list[str]:
+    """The names of a function's arguments that can be given by position."""
+    try:
+        found = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return []
+    return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _not_a_pytree(name: str, x: Any) -> TensorTypeError:
+    bound = isinstance(x, types.MethodType | functools.partial)
+    argument = name.partition("[")[0].partition(".")[0]
+    way = (
+        "make its class an equinox.Module, or register it with jax.tree_util.register_dataclass; or pass the "
+    )
+    way += "values themselves"
+    if bound:
+        way = "pass a plain function, and what it needs as arguments"
+    elif type(x).__module__ == "builtins":
+        way = "pass a list, tuple or dict"
+    return TensorTypeError(
+        f"{name} is a {type(x).__name__}{' bound to an object' * bound}, which is not a pytree",
+        rule="arguments are pytrees of tensors, arrays and numbers; the values in any other object would be "
+        "frozen when the program is traced, and later changes of them ignored",
+        hint=f'{way}; or declare static=("{argument}",) if it is compared by value, as a frozen dataclass is',
+    )
+
+
+def _compared_by_identity(name: str, x: Any) -> TensorTypeError:
+    return TensorTypeError(
+        f"the static argument {name} is a {type(x).__name__}, which is, or holds, an object compared "
+        "by identity",
+        rule="a static argument is part of the signature: if its values change, the program is traced again",
+        hint="make its class a dataclass with frozen=True, or define __eq__ and __hash__; or make it a "
+        "pytree and don't declare it static",
+    )
+
+
+def check_result(x: Any) -> None:
+    """An error for an object that a program returns: each call would return that of the first trace."""
+    if _is_by_value(x) and not isinstance(x, Iterator | types.CoroutineType):
+        return
+    if isinstance(x, types.CoroutineType):
+        x.close()  # or Python warns that it was never awaited
+    raise TensorTypeError(
+        f"the program returns a {type(x).__name__}",
+        rule="a program returns a pytree of tensors, arrays, numbers and plain values",
+        hint="return a list, tuple or dict of tensors; or make the object's class an equinox.Module",
+    )
+
+
+def number_names(fn: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
+    """The arguments of a call that are Python numbers."""
+    named = {**dict(zip(_parameters(fn), args, strict=False)), **kwargs}
+    return [name for name, given in named.items() if type(given) in (int, float)]
+
+
+def not_known(error: Exception, numbers: list[str]) -> ProgramError:
+    """The error for Python code that needs the value of a tracer; `numbers` may be declared static."""
+    names = ", ".join(f'"{name}"' for name in numbers) + "," * (len(numbers) == 1)
+    declare = f"declare the number static: wf.spmd(fn, mesh, layout, static=({names})); " if numbers else ""
+    return ProgramError(
+        "Python needs a value that is not known while the program is traced",
+        f"JAX: {str(error).splitlines()[0].strip()}",
+        rule="numbers and arrays passed to a program are inputs, which have no value yet: if, while, range, "
+        "int() and sizes can't depend on them",
+        hint=f"{declare}to branch or loop on values use wf.where, wf.cond, wf.while_loop or wf.fori_loop",
+    )
+
+
 def unhashable(key: list[Any]) -> TensorTypeError:
     shown = []
     for leaf in key:
@@ -66,7 +218,8 @@ def unhashable(key: list[Any]) -> TensorTypeError:
     return TensorTypeError(
         f"{', '.join(shown)} is a static argument, and can't be hashed",
         rule="what is not a tensor, an array or a number is part of the program's signature",
-        hint="pass a tuple instead of a list or a set; lists and dicts of tensors need not be static",
+        hint="pass a tuple instead of a list or a set, a frozen dataclass instead of one that can change; "
+        "lists and dicts of tensors need not be static",
     )
 
 

@@ -33,13 +33,25 @@ from .errors import (
     nearest,
     user_frame,
 )
-from .forms import capture_key, check_same_place
+from .forms import Elsewhere, capture_key, check_same_place
 from .layout import Layout
 from .mesh import Mesh
 from .placing import partition_spec, place, put, without_values
-from .signature import NUMBERS, Static, is_dynamic, is_leaf, reason, shown, unhashable
+from .signature import (
+    NUMBERS,
+    UNKNOWN,
+    Static,
+    check_arguments,
+    is_dynamic,
+    is_leaf,
+    not_known,
+    number_names,
+    reason,
+    shown,
+    unhashable,
+)
 from .staging import Call, CapturedAnew, Staged, add_output, outputs, rebuild, slice_of, templates_of
-from .tensor import Tensor, asked, at_rest, check_has_values, describe
+from .tensor import Tensor, asked, at_rest, check_has_values, check_shape, describe
 from .types import weak_type
 
 KEPT = 512  # traces of an eager op that takes functions; the oldest is dropped for a new one
@@ -198,6 +210,8 @@ class Program:
     def _nested(self, outer: Context, args: Any, kwargs: Any) -> Any:
         mine = (self.mesh, self.layout)
         if mine not in ((outer.mesh, outer.layout), (Mesh(), Layout())):
+            if outer.adopts and not outer.is_over:
+                raise Elsewhere(*mine)  # an eager vmap or scan around a program runs where the program does
             raise LayoutError(
                 f'a program on mesh "{self.mesh}" with layout "{self.layout}" was called inside one '
                 f'on mesh "{outer.mesh}" with layout "{outer.layout}"',
@@ -218,6 +232,11 @@ class Program:
         except WeftError as error:
             # An op that runs eagerly says itself what was asked.
             raise error.located("" if self._eager else self._asked(args, kwargs)) from None
+        except UNKNOWN as error:
+            numbers = [] if self._eager else number_names(self.fn, args, kwargs)
+            raise not_known(error, numbers).located_in(
+                error.__traceback__, self._asked(args, kwargs)
+            ) from error
 
     def _asked(self, args: Any, kwargs: Any) -> str:
         name = getattr(self.fn, "__name__", "")
@@ -289,16 +308,24 @@ class Program:
         try:
             staged = self._staged.get(tuple(key))
         except TypeError:
+            self._check_arguments(args, kwargs)
             raise unhashable(key) from None
         if staged is None or staged.is_stale:
+            self._check_arguments(args, kwargs)
             staged = self._stage(leaves, tree, tuple(key), arrays)
         arrays += [t._array for t in staged.captured]
         return staged, arrays
 
     def _array_of(self, t: Tensor) -> Any:
         if t.mesh is not self.mesh or t.layout is not self.layout or t.splits is not None:
-            t = self._place(t)
+            return self._place(t)._array
+        check_shape(t)
         return t._array
+
+    def _check_arguments(self, args: Any, kwargs: Any) -> None:
+        """An error for an object among the arguments; an eager op checks its arguments itself."""
+        if not self._eager:
+            check_arguments(self.fn, jax.tree.leaves_with_path((args, kwargs), is_leaf=is_leaf))
 
     def _on_all(self, array: Any) -> Any:
         """A raw array on all devices, where a call's results are too: JAX tells the two types apart."""
@@ -318,6 +345,7 @@ class Program:
                 rule="a program's tensors can be used inside it only; return them to use them outside",
                 hint="return the tensor from the program that made it",
             )
+        check_shape(t)
         if not self._eager and t.mesh is not None and t.mesh != self.mesh:
             check_same_place(t, Context(self.mesh, self.layout))
         return self._put(t)
@@ -518,7 +546,8 @@ def spmd(
       fn: takes and returns pytrees of tensors; left out, `spmd` is a decorator.
       mesh: a `Mesh`, or what makes one.
       layout: a `Layout`, or what makes one.
-      static: positions or names of arguments that are part of the signature.
+      static: positions or names of arguments that are part of the signature: numbers that Python needs to
+        know, and objects that are not pytrees. They are hashed and compared by value.
       donate: positions or names of arguments whose memory the program may reuse.
 
     Returns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +23,8 @@ from .later import Promise
 from .layout import Layout
 from .mesh import Mesh
 from .placing import partition_spec
-from .signature import Static, is_dynamic
-from .tensor import Tensor
+from .signature import Static, check_result, is_dynamic
+from .tensor import Tensor, check_shape
 
 
 @dataclass(eq=False)
@@ -131,12 +131,13 @@ def outputs(staged: Staged, result: Any) -> tuple[list[Any], list[Any]]:
         elif add_output(leaf, outs, specs):
             staged.out_leaves.append(("now", None, named))
         else:
+            check_result(leaf)
             staged.out_leaves.append(("static", leaf, None))
     return outs, specs
 
 
 def _is_output(x: Any) -> bool:
-    return isinstance(x, Tensor | Promise)
+    return isinstance(x, Tensor | Promise | Iterator)  # JAX warns of an iterator that it is not told of
 
 
 def add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
@@ -144,6 +145,7 @@ def add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
     if isinstance(leaf, Tensor):
         if isinstance(leaf._held, Promise):
             return False
+        check_shape(leaf)
         leaf = settle(leaf)
         outs.append(leaf._array)
         specs.append(partition_spec(leaf.splits or ()))

@@ -30,6 +30,7 @@ from .dims import Dim, pick, show
 from .errors import ProgramError, ShapeError, TensorTypeError, WeftError
 from .layout import Layout, Splits
 from .mesh import Mesh
+from .shapes import mismatch, needed_shape, true_shape
 from .types import weak_type
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,11 +60,16 @@ def asked(name: str, args: Any, kwargs: Any) -> str:
             text = ", ".join(f"{k}: {shown(v)}" for k, v in x.items())
             return f"{{{text}}}" if len(text) < LONG else "{…}"
         if isinstance(x, slice):
-            ends = ["" if n is None else str(n) for n in (x.start, x.stop, x.step)]
+            ends = [
+                "" if n is None else "…" if context.is_traced(n) else str(n)
+                for n in (x.start, x.stop, x.step)
+            ]
             return ":".join(ends if x.step is not None else ends[:2])
         if hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, type):  # np.float32 is one
             kind = "key" if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else "array"
             return f"{kind} of shape {tuple(x.shape)}" if x.shape or kind == "array" else kind
+        if type(x).__repr__ is object.__repr__:  # which has an address in it
+            return f"{type(x).__name__}(…)"
         text = getattr(x, "__name__", None) or repr(x)
         if len(text) < 60 and "\n" not in text:
             return text
@@ -179,14 +185,16 @@ class Tensor:
     @property
     def storage(self) -> Any:
         """The array at rest, padding included."""
+        check_shape(self)
         return self._settled()._array
 
     @property
     def array(self) -> Any:
         """The whole array in its true size; inside a program this device's slice."""
+        check_shape(self)
         if self.is_slice:
             return self._settled()._array
-        shape = tuple(dim.size for dim in self.dims)
+        shape = true_shape(self.dims)
         if tuple(self._array.shape) == shape:
             return self._array
         return awaited(self._array[tuple(slice(size) for size in shape)])
@@ -206,6 +214,7 @@ class Tensor:
                 hint="return the tensor from the program, or print it with wf.debug(x)",
             )
         check_has_values(self)
+        check_shape(self)
         order = order or self.dims
         wanted = pick(self.dims, order)
         if len(wanted) != len(self.dims):
@@ -245,6 +254,11 @@ class Tensor:
 
     def __repr__(self) -> str:
         text = describe(self)
+        shape = getattr(self._held, "shape", None)
+        if shape is None:
+            return f"{text} holding {self._held!r}"
+        if shape != _needed_shape(self):
+            return f"{text} holding an array of shape {shape}"
         if not self.is_slice and not context.is_traced(self._held):
             if isinstance(self._array, jax.ShapeDtypeStruct):
                 return text
@@ -396,6 +410,17 @@ def awaited(array: Any) -> Any:
     return jax.block_until_ready(array) if jax.default_backend() == "cpu" else array
 
 
+def _needed_shape(t: Tensor) -> tuple[int, ...]:
+    return needed_shape(t.dims, t.role, t.mesh, t.layout, t.splits)
+
+
+def check_shape(t: Tensor) -> None:
+    """An error if a tensor's array has another shape than its dims need; see `shapes.py`."""
+    needed = _needed_shape(t)
+    if getattr(t._held, "shape", None) != needed:
+        raise mismatch(describe(t), t.dims, t._held, needed, t.is_slice)
+
+
 def check_has_values(*leaves: Any) -> None:
     """An error if something is a spec."""
     specs = [x for x in leaves if isinstance(getattr(x, "_held", x), jax.ShapeDtypeStruct)]
@@ -439,7 +464,8 @@ def describe(t: Tensor) -> str:
         ways = f"/{'+'.join(axes)}·{mesh.ways(axes)}" if axes and mesh is not None else ""
         parts.append(f"{dim}{ways}")
     pending = f" pending sum over {', '.join(sorted(t.pending))}" if t.pending else ""
-    return f"{short_type(t.dtype)}[{', '.join(parts)}]{pending}"
+    kind = short_type(t._held.dtype) if hasattr(t._held, "dtype") else "?"
+    return f"{kind}[{', '.join(parts)}]{pending}"
 
 
 def at_rest(t: Tensor) -> Splits:
@@ -455,16 +481,24 @@ def at_rest(t: Tensor) -> Splits:
 
 
 def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
-    if t.splits is not None:
-        _refuse_optax()
+    if t.splits is not None or (t.mesh is not None and _needed_shape(t) != true_shape(t.dims)):
+        _reject_optax(t)
     # JAX fills trees with placeholders of its own, some of which are types; those have no form.
     is_array = hasattr(t._held, "dtype") and not isinstance(t._held, jax.core.ShapedArray)
-    settled = t._settled() if is_array else t
+    try:
+        settled = t._settled() if is_array else t
+    except jax.errors.UnexpectedTracerError:
+        raise ProgramError(
+            f"{describe(t)} leaves a function that JAX transforms",
+            rule="jax.jvp flattens the results of a function when its trace is over, and a pending sum can't "
+            "be resolved then",
+            hint="wf.jvp(f, primals, tangents) resolves it in time",
+        ).located("jax.jvp") from None
     return (settled._array,), (t.dims, t.role, t.mesh, t.layout, t.splits is not None)
 
 
-def _refuse_optax() -> None:
-    """An error if it is optax that takes a slice apart."""
+def _reject_optax(t: Tensor) -> None:
+    """An error if it is optax that flattens a tensor whose array is a slice, or padded."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(12):
         if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] == "optax":
@@ -477,12 +511,24 @@ def _refuse_optax() -> None:
             ("optax", "jax")
         ):
             frame = frame.f_back
+        what, why, more = (
+            (
+                "slices inside a program",
+                "inside a program those are slices, and a global norm, say, would be that of one slice",
+                "",
+            )
+            if t.is_slice
+            else (
+                f"{describe(t)}, which is stored with padding",
+                "a shape, a mean or a random draw there would include the padding",
+                "; or take the tensors off the mesh: wf.place(params, None, None)",
+            )
+        )
         raise ProgramError(
-            "an optax transformation was called on slices inside a program",
-            rule="optax sees plain arrays: inside a program those are slices, and a global norm, "
-            "say, would be that of one slice",
+            f"an optax transformation was called on {what}",
+            rule=f"optax sees plain arrays: {why}",
             hint="wrap it: opt = wf.optimizer(tx); state = opt.init(params); "
-            "params, state = opt.apply(grads, state, params)",
+            f"params, state = opt.apply(grads, state, params){more}",
         ).located(f"optax's {frame.f_code.co_name.removesuffix('_fn')}")
 
 

@@ -20,11 +20,11 @@ from .. import blocks, collectives, context
 from ..collectives import Axes
 from ..dims import Dim, check_distinct, pick, pick_one, show, union
 from ..eager import op
-from ..errors import DimError, ShapeError, TensorTypeError, WeftError
+from ..errors import DimError, ShapeError, TensorTypeError, WeftError, wrong_number
 from ..forms import as_slice, check_along, home, in_form, slice_tensor, together
 from ..layout import Splits
 from ..padding import fill_padding, positions, start_of
-from ..tensor import Tensor, asked, describe
+from ..tensor import Tensor, asked
 from ..types import constant, typed
 from .elementwise import align
 from .moves import along, as_it_is, choose, flipped, placed, resolved, whole_number
@@ -102,9 +102,12 @@ def _hashable(what: Any) -> Any:
     try:
         return Range(*[None if n is None else operator.index(n) for n in bounds])
     except TypeError:
-        raise TensorTypeError(
-            f"the slice {what} has bounds that are not whole numbers",
-            rule="the size of a dim is known when the program is traced",
+        wrong = next(n for n in bounds if n is not None and not isinstance(n, int | np.integer))
+        raise wrong_number(
+            TensorTypeError,
+            "a bound of the slice",
+            wrong,
+            rule="a bound is an integer: the size of a dim is known when the program is traced",
             hint="wf.slice(x, dim, start, size) takes a start that is a tensor",
         ) from None
 
@@ -372,9 +375,11 @@ def _scalar(x: Any, what: str) -> Any:
     good = isinstance(x, Tensor) or (hasattr(x, "dtype") and getattr(x, "shape", None) == ())
     t = as_slice(x) if good else None
     if t is None or t.dims or not jnp.issubdtype(t.dtype, jnp.integer):
-        raise TensorTypeError(
-            f"{what} is {describe(t) if t is not None else repr(x)}",
-            rule=f"{what} is a whole number, or an integer tensor without dims",
+        raise wrong_number(
+            TensorTypeError,
+            what,
+            x if t is None else t,
+            rule=f"{what} is an integer, or an integer tensor without dims",
             hint="for many places at once use wf.take(x, ids, dim)",
         )
     return in_form(t).astype(jnp.int32)

@@ -35,10 +35,11 @@ def take(table: Tensor, ids: Any, dim: Any, fill: Any = None) -> Tensor:
 
     Args:
       table: the tensor to look up in.
-      ids: whole numbers, a tensor or one number; negative ones are out of range.
+      ids: integers, a tensor or one number; negative ones are out of range.
       dim: the dim of the table that they index.
-      fill: what an index out of range gives. By default it is an error where the indices are known
-        (outside programs), and else NaN, or for integers the lowest (unsigned: the greatest) one.
+      fill: the result for an index in a tensor that is out of range; by default NaN, for an integer
+        table the lowest (unsigned: the greatest) integer. The same inside programs and outside. A Python
+        number out of range is an error.
 
     >>> import weft as wf
     >>> table = wf.tensor([[1.0, 2.0], [3.0, 4.0]], "vocab=2 d_model=2")
@@ -46,8 +47,8 @@ def take(table: Tensor, ids: Any, dim: Any, fill: Any = None) -> Tensor:
     [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]
     """
     try:
-        if fill is None and context.current() is None:
-            _check_range(table, ids, dim)
+        if fill is None and isinstance(ids, int | np.integer) and isinstance(table, Tensor):
+            _check_range(table, int(ids), dim)
         return _take(table, ids, dim, fill)
     except WeftError as error:
         raise error.located(asked("take", (table, ids, dim), {})) from None
@@ -263,30 +264,12 @@ def _default_fill(dtype: Any) -> Any:
     return info.max if info.min == 0 else info.min
 
 
-def _some(numbers: np.ndarray) -> str:
-    """`index 3 is`, or `indices 3, 5, … are`: the first few, each once."""
-    found = list(dict.fromkeys(numbers.flat))
-    shown = ", ".join(map(str, found[:5])) + (", …" if len(found) > 5 else "")
-    return f"indices {shown} are" if len(found) > 1 else f"index {shown} is"
-
-
-def _check_range(table: Tensor, ids: Any, dim: Any) -> None:
-    """An error that tells an index out of range, where the indices are known."""
-    array = ids._held if isinstance(ids, Tensor) else ids
-    known = isinstance(array, int | np.integer) or (
-        isinstance(array, jax.Array)
-        and not context.is_traced(array)
-        and array.is_fully_addressable
-        and jnp.issubdtype(array.dtype, jnp.integer)
-    )
-    if not known or not isinstance(table, Tensor):
-        return  # there is nothing to look at, or the op will say what is wrong
+def _check_range(table: Tensor, index: int, dim: Any) -> None:
+    """An error if a number is out of range. Those of a tensor are data, unknown while a program is traced."""
     chosen = pick_one(table.dims, dim)
-    values = ids.numpy() if isinstance(ids, Tensor) else np.asarray(ids)
-    wrong = values[(values < 0) | (values >= chosen.size)]
-    if wrong.size:
+    if not 0 <= index < chosen.size:
         raise ShapeError(
-            f"{_some(wrong)} out of range for {chosen}",
+            f"index {index} is out of range for {chosen}",
             rule=f"indices along {chosen.name} are 0 to {chosen.size - 1}",
-            hint="fix the index, or say what it gives: take(…, fill=0)",
+            hint="fix the index, or give the result for it: take(…, fill=0)",
         )

@@ -16,7 +16,8 @@ from ..forms import as_slice, in_form, slice_tensor
 from ..layout import Layout
 from ..mesh import Mesh
 from ..padding import fill_padding, positions
-from ..placing import known_dtype, partition_spec, stored_shape
+from ..placing import known_dtype, partition_spec
+from ..shapes import stored_shape
 from ..tensor import Tensor, entry
 
 

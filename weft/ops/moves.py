@@ -17,10 +17,10 @@ from .. import blocks, collectives, context
 from ..collectives import Axes
 from ..dims import Dim, pick_one, show
 from ..eager import op
-from ..errors import DimError, ShapeError, TensorTypeError
+from ..errors import DimError, ShapeError, TensorTypeError, wrong_number
 from ..forms import as_slice, as_slices, check_along, home, in_form, slice_tensor, together
 from ..padding import fill_padding, positions
-from ..tensor import Tensor, describe
+from ..tensor import Tensor
 from ..types import constant, joint_type, typed
 from .elementwise import align
 
@@ -285,8 +285,10 @@ def whole_number(number: Any, what: str) -> int:
     try:
         return operator.index(number)
     except TypeError:
-        raise TensorTypeError(
-            f"{what} is {describe(number) if isinstance(number, Tensor) else repr(number)}",
-            rule=f"{what} is a whole number, known when the program is traced",
+        raise wrong_number(
+            TensorTypeError,
+            what,
+            number,
+            rule=f"{what} is an integer, known when the program is traced",
             hint="to move by a tensor's value, use wf.slice and wf.update",
         ) from None

@@ -28,7 +28,7 @@ from .. import collectives, context
 from ..autodiff import remat as computed_again
 from ..dims import Dim
 from ..eager import op
-from ..errors import DimError, ProgramError, TensorTypeError, nearest
+from ..errors import DimError, ProgramError, TensorTypeError, nearest, wrong_number
 from ..forms import Overcast, settle
 from ..tensor import Tensor, describe, is_tensor
 from .leaves import Form, around, common_dim, flatten
@@ -128,9 +128,11 @@ def _as_count(micro: Any) -> int | None:
     try:
         return None if micro is None else operator.index(micro)
     except TypeError:
-        raise TensorTypeError(
-            f"the number of micro-batches is {micro!r}",
-            rule="it is a whole number, or None",
+        raise wrong_number(
+            TensorTypeError,
+            "the number of micro-batches",
+            micro,
+            rule="it is an integer, or None",
             hint="micro=4; None is for as many as are usual",
         ) from None
 

@@ -13,7 +13,7 @@ from jax import lax
 from .. import blocks, context
 from ..collectives import Axes
 from ..dims import Dim
-from ..errors import DimError, ShapeError, TensorTypeError, WeftError, nearest
+from ..errors import DimError, ShapeError, TensorTypeError, WeftError, nearest, wrong_number
 from ..forms import check_along
 from ..tensor import asked
 
@@ -116,9 +116,11 @@ def _by_dim(dims: Sequence[Dim], given: Any, default: Any, what: str) -> list[An
 def _count(dim: Dim, value: Any, what: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
-    raise ShapeError(
-        f"the {what} along {dim.name} is {value!r}",
-        rule=f"a {what} is a whole number, at least 1",
+    raise wrong_number(
+        ShapeError,
+        f"the {what} along {dim.name}",
+        value,
+        rule=f"a {what} is an integer, at least 1",
         hint=f'for example {what}={{"{dim.name}": 2}}',
     )
 
@@ -126,8 +128,11 @@ def _count(dim: Dim, value: Any, what: str) -> int:
 def _pair(dim: Dim, padding: Any) -> tuple[int, int]:
     if isinstance(padding, tuple | list) and [type(n) for n in padding] == [int, int]:
         return padding[0], padding[1]
-    raise ShapeError(
-        f"the padding along {dim.name} is {padding!r}",
+    unknown = [n for n in padding if context.is_traced(n)] if isinstance(padding, tuple | list) else []
+    raise wrong_number(
+        ShapeError,
+        f"the padding along {dim.name}",
+        unknown[0] if unknown else padding,
         rule='a padding is "SAME", "VALID", or how many places to add before and behind',
         hint=f'for example padding=(1, 1), or padding={{"{dim.name}": (1, 1)}}',
     )

@@ -21,7 +21,7 @@ from ..dims import Dim
 from ..errors import TensorTypeError
 from ..layout import Splits, axes_of
 from ..mesh import Mesh
-from ..placing import stored_shape
+from ..shapes import stored_shape
 from ..tensor import Tensor, is_tensor, short_type
 from .facts import VERSION, Advice, Collective, Event, Loop, Memory, Moved, Stages, Stored, Work, as_data
 from .memory import Placed, memory_of, placed

@@ -17,7 +17,8 @@ from weft.errors import ModelError, ProgramError
 from weft.layout import Layout
 from weft.mesh import Mesh
 from weft.nn.module import Declared, check_drawn, is_parameter, path_name
-from weft.placing import partition_spec, put, stored_shape
+from weft.placing import partition_spec, put
+from weft.shapes import stored_shape
 from weft.tensor import Tensor, check_has_values
 
 Where = tuple[Mesh, Layout]
