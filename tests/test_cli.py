@@ -3,9 +3,11 @@
 import functools
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -78,6 +80,7 @@ def returns_nothing():
 def returns_too_much():
     return step, example()[1], {}
 """
+ROOT = Path(__file__).parent.parent
 MESH = ["--mesh", "data=4 model=2", "--layout", "batch:data d_ff:model"]
 
 
@@ -131,7 +134,7 @@ def test_too_little_memory_is_a_message(error, capsys, monkeypatch):
     def fails(_):
         raise error
 
-    monkeypatch.setattr("weft.cli.main._chosen", fails)
+    monkeypatch.setattr("weft.cli.dispatch._chosen", fails)
     code, out, err = run(capsys, "models")
     assert (code, out) == (1, "") and err.startswith("error: the memory is not enough\n")
     assert str(error).split("\n")[0] in err and "more lines" not in err
@@ -146,7 +149,7 @@ def test_others_are_told_of_a_process_that_fails(error, code, capsys, monkeypatc
         raise error
 
     told = []
-    monkeypatch.setattr("weft.cli.main._chosen", fails)
+    monkeypatch.setattr("weft.cli.dispatch._chosen", fails)
     monkeypatch.setattr("weft.train.hosts.fail", told.append)
     assert run(capsys, "models")[0] == code and told == [code]
 
@@ -167,18 +170,65 @@ def test_letters_that_a_stream_lacks_are_escaped():
 def test_an_interrupt_is_not_lost_in_a_callback():
     """As one is that comes while Python collects garbage."""
     script = [
-        "import sys, weft.cli.main as m",
+        "import sys, weft.cli.dispatch as d, weft.cli.main as m",
         "def interrupt(self): raise KeyboardInterrupt",
-        "m._chosen = lambda given: type('Asked', (), {'run': print, '__del__': interrupt})()",
+        "d._chosen = lambda given: type('Asked', (), {'run': print, '__del__': interrupt})()",
         "sys.exit(m.main())",
     ]
     asked = [sys.executable, "-c", "\n".join(script)]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (130, "")
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+ENTRY = "import sys; from weft.cli.main import main; print('on', flush=True); sys.exit(main())"
+
+
+def test_an_interrupt_at_any_moment_prints_one_line():
+    """From the first import of the command line on: in imports, while tracing, while searching."""
+    asked = ["search", "lm-4.9b", "--train", "adafactor", "--devices", "512", "--hardware", "tpu-v2"]
+    for seconds in (0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0):
+        command = [sys.executable, "-c", ENTRY, *asked]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout.readline() == "on\n"
+                time.sleep(seconds)
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        assert (process.returncode, out, err) == (130, "", "interrupted\n"), seconds
+
+
+IMPORTS = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except BaseException:  # as an extension that is initialized may fail
+    raise ImportError("initialization failed") from None
+"""
+
+
+def test_an_interrupt_in_an_import_is_no_import_error(folder):
+    (folder / "imports.py").write_text(IMPORTS)
+    done = weft("plan", "imports.py:example")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_little_runs_before_an_interrupt_is_handled():
+    """Nothing outside the standard library, and none of its slow modules."""
+    script = "import re, sys; before = {*sys.modules}; import weft.cli.main; print(*{*sys.modules} - before)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    loaded = {*done.stdout.split()}
+    assert {one for one in loaded if one.startswith("weft")} == {"weft", "weft.cli", "weft.cli.main"}
+    assert len(loaded) < 25 and not loaded & {"typing", "pathlib", "importlib.metadata", "warnings"}
 
 
 def test_another_error_of_jax_is_not_hidden(capsys, monkeypatch):
-    monkeypatch.setattr("weft.cli.main._chosen", lambda _: (_ for _ in ()).throw(RuntimeError("INTERNAL")))
+    monkeypatch.setattr(
+        "weft.cli.dispatch._chosen", lambda _: (_ for _ in ()).throw(RuntimeError("INTERNAL"))
+    )
     with pytest.raises(RuntimeError, match="INTERNAL"):
         main(["models"])
 
