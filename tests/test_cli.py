@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -222,7 +223,7 @@ def test_little_runs_before_an_interrupt_is_handled():
     )
     loaded = {*done.stdout.split()}
     assert {one for one in loaded if one.startswith("weft")} == {"weft", "weft.cli", "weft.cli.main"}
-    assert len(loaded) < 25 and not loaded & {"typing", "pathlib", "importlib.metadata", "warnings"}
+    assert len(loaded) < 25 and not loaded & {"typing", "pathlib", "importlib.metadata"}
 
 
 def test_another_error_of_jax_is_not_hidden(capsys, monkeypatch):
@@ -360,15 +361,43 @@ def test_html_is_written_whole(folder, capsys):
     assert sorted(p.name for p in folder.glob("*page*")) == ["page.html"]
 
 
-def test_a_rule_without_effect_is_a_warning_on_stderr(folder, capsys, monkeypatch):
-    import warnings
-
+@pytest.mark.parametrize("rule", ["other:data", "heads:data"], ids=["far from any dim", "a dim of presets"])
+def test_a_rule_without_effect_is_a_warning_on_stderr(rule, folder, capsys):
+    """Also where it is one letter away from a dim, but known models have a dim of that name."""
+    (folder / "head.py").write_text(PROGRAM.replace("d_ff", "head"))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        code, out, err = run(capsys, "plan", "train.py:example", "--mesh", "data=4", "--layout", "bach:data")
-    assert (
-        code == 0 and err.startswith("warning: rule bach:data has no effect") and "warning" not in out[:200]
-    )
+        code, out, err = run(capsys, "plan", "head.py:example", "--mesh", "data=4", "--layout", rule)
+    assert code == 0 and err.startswith(f"warning: rule {rule} has no effect") and "warning" not in out[:200]
+
+
+MISSPELT = {
+    "plan": ["--mesh", "data=4", "--layout", "bacth:data"],
+    "plan params": ["--mesh", "data=4", "--params", "bach:data"],
+    "plan optimizer": ["--mesh", "data=4", "--optimizer", "batchh:data"],
+    "plan diff": ["--mesh", "data=4", "--diff", "data=4", "match:data"],
+    "search": ["--devices", "4", "--hardware", "a100", "--compare", "btach:data"],
+    "verify": ["--mesh", "data=4", "--layouts", "d_ff:data", "botch:data"],
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_misspelt_rule_is_an_error_before_anything_runs(name, folder, capsys, monkeypatch):
+    monkeypatch.setattr(wf.Program, "_run", None)
+    monkeypatch.setattr(sys.modules["weft.search"], "search", None)
+    code, out, err = run(capsys, name.split()[0], "train.py:example", *MISSPELT[name])
+    assert (code, out) == (2, "")
+    assert err.startswith("LayoutError: no tensor of the program has a dim ") and "did you mean batch?" in err
+    rules, carets = err.splitlines()[1:3]
+    assert rules[carets.index("^") :].startswith(MISSPELT[name][-1])
+
+
+def test_all_misspelt_rules_are_reported(folder, capsys):
+    asked = ["--mesh", "data=4 model=2", "--layout", "bacth:data d_ff:model", "--params", "d_modl:data"]
+    code, out, err = run(capsys, "plan", "train.py:staged", *asked)
+    assert (code, out) == (2, "")
+    assert "a dim bacth (did you mean batch?), d_modl (did you mean d_model?)\n" in err
+    assert "  rules: bacth:data d_ff:model (params d_modl:data)\n         ^ " in err
 
 
 def test_a_reader_that_has_enough_is_no_failure(folder):

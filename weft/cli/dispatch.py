@@ -15,7 +15,7 @@ from typing import Annotated, Any, Union, get_args, get_type_hints
 
 import tyro
 
-from ..errors import WeftError, nearest
+from ..errors import LayoutWarning, WeftError, nearest
 from .checkpoint import Checkpoint
 from .demo import Demo
 from .evaluate import Evaluate
@@ -66,7 +66,7 @@ READ_BY_THEMSELVES = ("train", "eval")
 
 def dispatch(arguments: Sequence[str]) -> int:
     """Run a command; its exit code."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = _warnings_shown()
     _open_streams()
     given = list(arguments)
     if given == ["--version"]:
@@ -185,8 +185,18 @@ def _first(kind: type) -> str:
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
 
-def _show_warning(message: Any, *_: Any, **__: Any) -> None:
-    print(f"warning: {_of_user(str(message))}", file=sys.stderr)
+def _warnings_shown() -> Any:
+    """Prints warnings; of a rule without effect only the first, as a command may have several programs."""
+    shown: set[str] = set()
+
+    def show(message: Any, *_: Any, **__: Any) -> None:
+        text = str(message)
+        fact = text.partition("\n")[0]
+        if fact not in shown:
+            print(f"warning: {_of_user(text)}", file=sys.stderr)
+        shown.update([fact] if isinstance(message, LayoutWarning) else [])
+
+    return show
 
 
 def _of_user(text: str) -> str:

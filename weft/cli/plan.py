@@ -115,11 +115,11 @@ class Plan:
             print(plan.explain(machine), end="")
 
     def _program(self, fn: Any, mesh: Any, layout: str | None) -> Any:
-        from ..layout import Layout
+        from ..models.spelling import CheckedLayout
         from ..spmd import Program, spmd
 
         if not isinstance(fn, Program):
-            return spmd(fn, mesh, Layout(layout or "", params=self.params, optimizer=self.optimizer))
+            return spmd(fn, mesh, CheckedLayout(layout or "", params=self.params, optimizer=self.optimizer))
         rules = _with_own(fn.layout, layout, self.params, self.optimizer)
         return spmd(fn.fn, fn.mesh if mesh is None else mesh, rules, static=fn.static, donate=fn.donate)
 
@@ -131,7 +131,8 @@ class Plan:
 
 def _with_own(own: Any, rules: Any, params: Any, optimizer: Any) -> Any:
     """A layout of the rules that are given, and of a program's own where they are None."""
-    from ..layout import ROLES, Layout
+    from ..layout import ROLES
+    from ..models.spelling import CheckedLayout
 
     base, stored, state = map(own.rules_for, ROLES)
     further = [{n: axes for n, axes in more.items() if base.get(n) != axes} for more in (stored, state)]
@@ -139,7 +140,7 @@ def _with_own(own: Any, rules: Any, params: Any, optimizer: Any) -> Any:
     params = further[0] if params is None else params
     if optimizer is None and state != stored:  # if they are the same, it goes on having those of params
         optimizer = further[1]
-    return Layout(rules, params=params, optimizer=optimizer)
+    return CheckedLayout(rules, params=params, optimizer=optimizer)
 
 
 def _stored(path: Path) -> dict[str, Any]:

@@ -203,13 +203,13 @@ class Search:
 
     def _compared(self, fn: Any, args: Any, machine: Any, cap: int | None) -> Any:
         """The user's own rules on the best mesh that they can have."""
-        from ..layout import Layout
         from ..mesh import Mesh
+        from ..models.spelling import CheckedLayout
         from ..search.best import Ranked
         from ..search.opened import on
         from ..search.space import Candidate, factorisations
 
-        layout = Layout(self.compare)
+        layout = CheckedLayout(self.compare)
         axes = list(dict.fromkeys(axis for names in layout.rules_for().values() for axis in names))
         if self.mesh is not None:
             meshes = [Mesh(self.mesh)]
