@@ -1,6 +1,7 @@
 """The command line, as a user meets it: a process with stdout, stderr and an exit code."""
 
 import functools
+import io
 import json
 import os
 import signal
@@ -234,6 +235,14 @@ def test_another_error_of_jax_is_not_hidden(capsys, monkeypatch):
         main(["models"])
 
 
+def test_known_models_as_data(capsys):
+    code, out, _ = run(capsys, "models", "--json")
+    assert code == 0 and {"name": "tiny-lm", "parameters": 172352} in json.loads(out)
+    assert run(capsys, "models", "list", "--json") == (0, out, "")
+    code, out, _ = run(capsys, "models", "show", "tiny-lm", "--json")
+    assert code == 0 and run(capsys, "models", "--json", "show", "tiny-lm") == (0, out, "")
+
+
 # -- plan -------------------------------------------------------------------------------------------
 
 
@@ -349,14 +358,40 @@ def test_verify_fails_where_results_differ(folder, capsys):
     assert code == 1 and "differs by" in err
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_a_plan_is_as_wide_as_the_terminal(width, folder, capsys, monkeypatch):
+    """Nothing is lost where it is narrow; a file or a pipe has 118 columns whatever the terminal has."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    asked = ["plan", "train.py:example", *MESH, "--hardware", "tpu-v4"]
+    _, wide, _ = run(capsys, *asked)
+    assert 100 < max(map(len, wide.splitlines())) <= 118
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert main(asked) == 0
+    text = terminal.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    headers = "line" * 2 if width < 118 else ""  # there lines of source have no column of their own
+    letters, all_letters = (sorted("".join(one.replace("─", "").split())) for one in (text + headers, wide))
+    assert letters == all_letters
+    for words in ("predicted time", "all-reduce", "train.py:8", "train.py:9", "328 KFLOP"):
+        assert words in text, words
+
+
 def test_diff_of_two_layouts(folder, capsys):
     code, out, _ = run(capsys, "plan", "train.py:example", *MESH, "--diff", "data=8", "batch:data")
     assert code == 0 and 'mesh "data=8"' in out and "all-reduce" in out
 
 
 def test_html_is_written_whole(folder, capsys):
+    """Beside the plan itself on stdout, which is that without a page."""
+    _, plan, _ = run(capsys, "plan", "train.py:example", *MESH)
     code, out, err = run(capsys, "plan", "train.py:example", *MESH, "--html", "page.html")
-    assert (code, out) == (0, "") and "page.html" in err
+    assert (code, out, err) == (0, plan, "wrote page.html\n") and "on each device" in out
     assert (folder / "page.html").read_text().lstrip().lower().startswith("<!doctype html")
     assert sorted(p.name for p in folder.glob("*page*")) == ["page.html"]
 
@@ -437,7 +472,7 @@ MISTAKES = {
         ["--diff has 1 values, not 2: 'data=2'", "each in quotes", "hint: --diff "],
     ),
     "no diff": (["train.py:example", "--diff"], ["--diff has 0 values, not 2: none"]),
-    "two outputs": (["train.py:example", "--json", "--html", "x.html"], ["are different outputs"]),
+    "two outputs": (["train.py:example", "--json", "--compile"], ["are different outputs"]),
     "no folder": (["train.py:example", "--html", "no/x.html"], ["no folder no"]),
     "a folder": (["train.py:example", "--html", "."], ["is a folder"]),
     "in a file": (["train.py:example", "--html", "train.py/x.html"], ["train.py is a file", "hint: "]),
