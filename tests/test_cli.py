@@ -1,11 +1,15 @@
 """The command line, as a user meets it: a process with stdout, stderr and an exit code."""
 
 import functools
+import io
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
+import time
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -78,6 +82,7 @@ def returns_nothing():
 def returns_too_much():
     return step, example()[1], {}
 """
+ROOT = Path(__file__).parent.parent
 MESH = ["--mesh", "data=4 model=2", "--layout", "batch:data d_ff:model"]
 
 
@@ -131,7 +136,7 @@ def test_too_little_memory_is_a_message(error, capsys, monkeypatch):
     def fails(_):
         raise error
 
-    monkeypatch.setattr("weft.cli.main._chosen", fails)
+    monkeypatch.setattr("weft.cli.dispatch._chosen", fails)
     code, out, err = run(capsys, "models")
     assert (code, out) == (1, "") and err.startswith("error: the memory is not enough\n")
     assert str(error).split("\n")[0] in err and "more lines" not in err
@@ -146,7 +151,7 @@ def test_others_are_told_of_a_process_that_fails(error, code, capsys, monkeypatc
         raise error
 
     told = []
-    monkeypatch.setattr("weft.cli.main._chosen", fails)
+    monkeypatch.setattr("weft.cli.dispatch._chosen", fails)
     monkeypatch.setattr("weft.train.hosts.fail", told.append)
     assert run(capsys, "models")[0] == code and told == [code]
 
@@ -167,20 +172,75 @@ def test_letters_that_a_stream_lacks_are_escaped():
 def test_an_interrupt_is_not_lost_in_a_callback():
     """As one is that comes while Python collects garbage."""
     script = [
-        "import sys, weft.cli.main as m",
+        "import sys, weft.cli.dispatch as d, weft.cli.main as m",
         "def interrupt(self): raise KeyboardInterrupt",
-        "m._chosen = lambda given: type('Asked', (), {'run': print, '__del__': interrupt})()",
+        "d._chosen = lambda given: type('Asked', (), {'run': print, '__del__': interrupt})()",
         "sys.exit(m.main())",
     ]
     asked = [sys.executable, "-c", "\n".join(script)]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (130, "")
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+ENTRY = "import sys; from weft.cli.main import main; print('on', flush=True); sys.exit(main())"
+
+
+def test_an_interrupt_at_any_moment_prints_one_line():
+    """From the first import of the command line on: in imports, while tracing, while searching."""
+    asked = ["search", "lm-4.9b", "--train", "adafactor", "--devices", "512", "--hardware", "tpu-v2"]
+    for seconds in (0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0):
+        command = [sys.executable, "-c", ENTRY, *asked]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout.readline() == "on\n"
+                time.sleep(seconds)
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        assert (process.returncode, out, err) == (130, "", "interrupted\n"), seconds
+
+
+IMPORTS = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except BaseException:  # as an extension that is initialized may fail
+    raise ImportError("initialization failed") from None
+"""
+
+
+def test_an_interrupt_in_an_import_is_no_import_error(folder):
+    (folder / "imports.py").write_text(IMPORTS)
+    done = weft("plan", "imports.py:example")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_little_runs_before_an_interrupt_is_handled():
+    """Nothing outside the standard library, and none of its slow modules."""
+    script = "import re, sys; before = {*sys.modules}; import weft.cli.main; print(*{*sys.modules} - before)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    loaded = {*done.stdout.split()}
+    assert {one for one in loaded if one.startswith("weft")} == {"weft", "weft.cli", "weft.cli.main"}
+    assert len(loaded) < 25 and not loaded & {"typing", "pathlib", "importlib.metadata"}
 
 
 def test_another_error_of_jax_is_not_hidden(capsys, monkeypatch):
-    monkeypatch.setattr("weft.cli.main._chosen", lambda _: (_ for _ in ()).throw(RuntimeError("INTERNAL")))
+    monkeypatch.setattr(
+        "weft.cli.dispatch._chosen", lambda _: (_ for _ in ()).throw(RuntimeError("INTERNAL"))
+    )
     with pytest.raises(RuntimeError, match="INTERNAL"):
         main(["models"])
+
+
+def test_known_models_as_data(capsys):
+    code, out, _ = run(capsys, "models", "--json")
+    assert code == 0 and {"name": "tiny-lm", "parameters": 172352} in json.loads(out)
+    assert run(capsys, "models", "list", "--json") == (0, out, "")
+    code, out, _ = run(capsys, "models", "show", "tiny-lm", "--json")
+    assert code == 0 and run(capsys, "models", "--json", "show", "tiny-lm") == (0, out, "")
 
 
 # -- plan -------------------------------------------------------------------------------------------
@@ -298,27 +358,81 @@ def test_verify_fails_where_results_differ(folder, capsys):
     assert code == 1 and "differs by" in err
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_a_plan_is_as_wide_as_the_terminal(width, folder, capsys, monkeypatch):
+    """Nothing is lost where it is narrow; a file or a pipe has 118 columns whatever the terminal has."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    asked = ["plan", "train.py:example", *MESH, "--hardware", "tpu-v4"]
+    _, wide, _ = run(capsys, *asked)
+    assert 100 < max(map(len, wide.splitlines())) <= 118
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert main(asked) == 0
+    text = terminal.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    headers = "line" * 2 if width < 118 else ""  # there lines of source have no column of their own
+    letters, all_letters = (sorted("".join(one.replace("─", "").split())) for one in (text + headers, wide))
+    assert letters == all_letters
+    for words in ("predicted time", "all-reduce", "train.py:8", "train.py:9", "328 KFLOP"):
+        assert words in text, words
+
+
 def test_diff_of_two_layouts(folder, capsys):
     code, out, _ = run(capsys, "plan", "train.py:example", *MESH, "--diff", "data=8", "batch:data")
     assert code == 0 and 'mesh "data=8"' in out and "all-reduce" in out
 
 
 def test_html_is_written_whole(folder, capsys):
+    """Beside the plan itself on stdout, which is that without a page."""
+    _, plan, _ = run(capsys, "plan", "train.py:example", *MESH)
     code, out, err = run(capsys, "plan", "train.py:example", *MESH, "--html", "page.html")
-    assert (code, out) == (0, "") and "page.html" in err
+    assert (code, out, err) == (0, plan, "wrote page.html\n") and "on each device" in out
     assert (folder / "page.html").read_text().lstrip().lower().startswith("<!doctype html")
     assert sorted(p.name for p in folder.glob("*page*")) == ["page.html"]
 
 
-def test_a_rule_without_effect_is_a_warning_on_stderr(folder, capsys, monkeypatch):
-    import warnings
-
+@pytest.mark.parametrize("rule", ["other:data", "heads:data"], ids=["far from any dim", "a dim of presets"])
+def test_a_rule_without_effect_is_a_warning_on_stderr(rule, folder, capsys):
+    """Also where it is one letter away from a dim, but known models have a dim of that name."""
+    (folder / "head.py").write_text(PROGRAM.replace("d_ff", "head"))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        code, out, err = run(capsys, "plan", "train.py:example", "--mesh", "data=4", "--layout", "bach:data")
-    assert (
-        code == 0 and err.startswith("warning: rule bach:data has no effect") and "warning" not in out[:200]
-    )
+        code, out, err = run(capsys, "plan", "head.py:example", "--mesh", "data=4", "--layout", rule)
+    assert code == 0 and err.startswith(f"warning: rule {rule} has no effect") and "warning" not in out[:200]
+
+
+MISSPELT = {
+    "plan": ["--mesh", "data=4", "--layout", "bacth:data"],
+    "plan params": ["--mesh", "data=4", "--params", "bach:data"],
+    "plan optimizer": ["--mesh", "data=4", "--optimizer", "batchh:data"],
+    "plan diff": ["--mesh", "data=4", "--diff", "data=4", "match:data"],
+    "search": ["--devices", "4", "--hardware", "a100", "--compare", "btach:data"],
+    "verify": ["--mesh", "data=4", "--layouts", "d_ff:data", "botch:data"],
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_misspelt_rule_is_an_error_before_anything_runs(name, folder, capsys, monkeypatch):
+    monkeypatch.setattr(wf.Program, "_run", None)
+    monkeypatch.setattr(sys.modules["weft.search"], "search", None)
+    code, out, err = run(capsys, name.split()[0], "train.py:example", *MISSPELT[name])
+    assert (code, out) == (2, "")
+    assert err.startswith("LayoutError: no tensor of the program has a dim ") and "did you mean batch?" in err
+    rules, carets = err.splitlines()[1:3]
+    assert rules[carets.index("^") :].startswith(MISSPELT[name][-1])
+
+
+def test_all_misspelt_rules_are_reported(folder, capsys):
+    asked = ["--mesh", "data=4 model=2", "--layout", "bacth:data d_ff:model", "--params", "d_modl:data"]
+    code, out, err = run(capsys, "plan", "train.py:staged", *asked)
+    assert (code, out) == (2, "")
+    assert "a dim bacth (did you mean batch?), d_modl (did you mean d_model?)\n" in err
+    assert "  rules: bacth:data d_ff:model (params d_modl:data)\n         ^ " in err
 
 
 def test_a_reader_that_has_enough_is_no_failure(folder):
@@ -358,7 +472,7 @@ MISTAKES = {
         ["--diff has 1 values, not 2: 'data=2'", "each in quotes", "hint: --diff "],
     ),
     "no diff": (["train.py:example", "--diff"], ["--diff has 0 values, not 2: none"]),
-    "two outputs": (["train.py:example", "--json", "--html", "x.html"], ["are different outputs"]),
+    "two outputs": (["train.py:example", "--json", "--compile"], ["are different outputs"]),
     "no folder": (["train.py:example", "--html", "no/x.html"], ["no folder no"]),
     "a folder": (["train.py:example", "--html", "."], ["is a folder"]),
     "in a file": (["train.py:example", "--html", "train.py/x.html"], ["train.py is a file", "hint: "]),

@@ -1,12 +1,15 @@
 """Data: files, tokenizers, packing, and a stream whose order nothing but its seed changes."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 
 import jax
 import numpy as np
 import pytest
+import zstandard
 
 import weft as wf
 from weft import nn
@@ -142,6 +145,28 @@ def test_files_that_are_not_there(tmp_path):
         PlainText([tmp_path / "train.en", tmp_path / "*.fr"]).open()
     with pytest.raises(DataError, match="1 source files, but 2 target files"):
         Parallel(tmp_path / "train.en", [tmp_path / "train.en"] * 2).open()
+
+
+PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_compressed_files(suffix, tmp_path, monkeypatch):
+    """By their names or by their first bytes; several parts in a row are one file, and a cut is an error."""
+    monkeypatch.setattr("weft.data.compression.CHUNK", 1000)
+    pack = PACKERS[suffix]
+    lines = [f"line {n} of some text" for n in range(10_000)]
+    first, second = ("\n".join(part).encode() + b"\n" for part in (lines[:6_000], lines[6_000:]))
+    packed = pack(first) + pack(second)
+    for name in (f"a.txt.{suffix}", "a.txt"):
+        (tmp_path / name).write_bytes(packed)
+        found = PlainText(tmp_path / name).open()
+        assert len(found) == 10_000 and [found[0], found[-1]] == [lines[0], lines[-1]]
+        assert Documents(tmp_path / name).open()[0].encode() == first + second
+    for broken in (packed[:-9], packed[:-9] + bytes(9), pack(first)[:-30] + b"!" * 30):
+        (tmp_path / "broken.txt").write_bytes(broken)
+        with pytest.raises(DataError, match="can't be unpacked"):
+            PlainText(tmp_path / "broken.txt").open()
 
 
 def test_nothing_to_read(tmp_path):

@@ -1,6 +1,7 @@
 """What is said of bad data: every message has its four parts, and shows the line that asked for it."""
 
 import gzip
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,8 @@ FILES = {
     "table.tsv": b"a\tb\nlonely\nc\t \n",
     "rows.jsonl": b'{"text": "a"}\n{"txet": "b"}\n{"text": 3}\n{"text": ""}\n[1]\n{"text": "\\ud83d"}\n{\n',
     "cut.gz": gzip.compress(b"text" * 99, mtime=0)[:20],
+    "text.zip": b"PK\x03\x04 and so on",
+    "text.jsonl.zst": b"\x28\xb5\x2f\xfd and so on",
     "no.model": b"text",
 }
 
@@ -64,6 +67,8 @@ MISTAKES = {
     "faults_of_json_lines": lambda: Jsonl("rows.jsonl").open(),  # wrong
     "half_a_pair": lambda: Jsonl("rows.jsonl", source="text").open(),  # wrong
     "cut_short": lambda: PlainText("cut.gz").open(),  # wrong
+    "an_archive": lambda: PlainText("text.zip").open(),  # wrong
+    "no_zstandard": lambda: Jsonl("text.jsonl.zst").open(),  # wrong
     "no_examples": lambda: Stream([], Bytes(), rows=2, length=8),  # wrong
     "rows_that_are_none": lambda: Windows(TEXT, Bytes(), rows=0, length=8),  # wrong
     "buckets_of_packed_rows": lambda: Stream(TEXT, Bytes(), rows=2, length=8, buckets=(4,)),  # wrong
@@ -89,6 +94,7 @@ def test_messages(name, mistake, monkeypatch, tmp_path):
     for file, content in FILES.items():
         (tmp_path / file).write_bytes(content)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "zstandard", None)  # as if it were not installed
     mistake(name, MISTAKES[name], "messages/data")
 
 

@@ -9,7 +9,7 @@ import pytest
 from depends import depends
 
 from weft import train
-from weft.cli.main import ABOUT, COMMANDS
+from weft.cli.dispatch import ABOUT, COMMANDS
 from weft.train.config import OPTIMIZERS, Optimize
 
 PACKAGE = Path(__file__).parent.parent / "weft"

@@ -281,6 +281,19 @@ def test_when_the_last_layer_is_tied(said, stored, tied, tmp_path):
         np.testing.assert_array_equal(model.last.weight.numpy("vocab", "d_model"), tensors["lm_head.weight"])
 
 
+def test_a_config_needs_no_tensors(tmp_path):
+    """So a model can be planned before it is downloaded, or while that is going on."""
+    folder = made(tmp_path)
+    config = huggingface.config_of(folder)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert huggingface.config_of(folder) == config
+    for path in folder.glob("model*"):
+        path.unlink()
+    assert huggingface.config_of(folder) == config
+
+
 def test_how_a_model_is_computed_can_be_chosen(tmp_path):
     model = huggingface.load(made(tmp_path), compute="bfloat16", dropout=0.1)
     assert (model.config.compute, model.config.dropout, model.decoder.config.compute) == (

@@ -14,6 +14,7 @@ from weft import nn, train
 from weft.errors import ModelError
 from weft.models import Batch, Config, Transformer, preset, presets, shifted
 from weft.models.presets import batch_specs, kinds
+from weft.models.spelling import PRESET_DIMS
 from weft.plan.hardware import Hardware
 
 BASE = Config(vocab=131, d_model=32, d_ff=48, heads=6, d_kv=8, layers=3, longest=12, dropout=0.1)
@@ -354,6 +355,27 @@ def test_a_sequence_longer_than_its_positions():
     model = nn.specs(Transformer(BASE))
     with pytest.raises(ModelError, match="has learned 12"):
         wf.spmd(lambda model, batch: model.logits(batch)).plan(model, batch_specs(BASE, 2, 13))
+
+
+def test_the_dims_of_presets_are_known():
+    """What is no dim of any preset may be a misspelling. Sizes don't matter, so equal models are traced once."""
+    found = set()
+
+    class Layout(wf.Layout):
+        def check_dims(self, occurring):
+            found.update(occurring)
+
+    small = {"vocab": 16, "d_model": 8, "d_ff": 8, "heads": 4, "d_kv": 4, "layers": 2, "longest": 8}
+    configs = {}
+    for config in (preset(name).config for name in presets()):
+        shares = config.kv_heads not in (None, config.heads)
+        config = config.replace(**small, kv_heads=2 if shares else None, compute="float32")
+        kind = ("kind", "positions", "experts", "residual", "kv_heads", "tied", "bias")
+        configs.setdefault(tuple(getattr(config, name) for name in kind), config)
+    for config in configs.values():
+        program = wf.spmd(wf.value_and_grad(lambda model, batch: model.loss(batch)), None, Layout())
+        program.jaxpr(nn.specs(Transformer(config)), batch_specs(config, 2, 8))
+    assert found == PRESET_DIMS
 
 
 def test_an_unknown_preset_has_a_near_name():

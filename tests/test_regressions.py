@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.plan.advice import too_large
 
 
 def values(dims):
@@ -342,6 +343,25 @@ def test_a_plan_says_that_it_does_not_fit_the_machine():
     plan = wf.spmd(lambda x: x * 2.0, "data=2", "batch:data").plan(wf.spec("batch=4 d_model=1000000000"))
     assert "does not fit: a device of tpu-v2 has 8 GiB of memory" in plan.explain("tpu-v2")
     assert "does not fit" not in plan.explain("h100") and "does not fit" not in plan.explain()
+
+
+def test_a_plan_that_does_not_fit_says_what_would_help():
+    """The page said "Nothing to warn of, nothing to advise." beside "does not fit", and the text nothing."""
+    batch, d_model, layers = wf.dims("batch=1048576 d_model=1024 layers=16")
+
+    def layer(x, w):
+        return wf.relu(wf.einsum(x, w, reduce="d_model")).rename(d_out="d_model"), None
+
+    def loss(w, x):
+        return wf.mean(wf.scan(layer, x, w, "layers")[0])
+
+    w = wf.spec([layers, d_model, d_model.rename("d_out")], role="param")
+    plan = wf.spmd(wf.grad(loss), "data=2", "batch:data").plan(w, wf.spec([batch, d_model]))
+    asked = "are kept for the backward pass: recompute them (wf.remat; --model.remat nothing)"
+    for shown in (" ".join(plan.explain("tpu-v2").split()), plan.to_html("tpu-v2")):
+        assert "the peak exceeds the memory of a device by" in shown and asked in shown
+        assert "are parameters" not in shown  # they are small
+    assert not [*too_large(plan, plan.memory.peak)]
 
 
 def test_the_running_sum_of_one_element_among_zeros():

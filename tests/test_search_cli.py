@@ -88,7 +88,8 @@ def test_text_page_and_comparison(program, capsys, tmp_path):
     out, _ = asked(capsys, *arguments, "--front", "--compare", "b:model")
     for words in ("legal candidates", "with less and less memory", 'compared with mesh "model=4"', "network"):
         assert words in out
-    asked(capsys, *arguments, "--html", "page.html")
+    text, _ = asked(capsys, *arguments)
+    assert asked(capsys, *arguments, "--html", "page.html") == (text, "wrote page.html\n")
     page = (tmp_path / "page.html").read_text()
     assert page.startswith("<!doctype html>") and "<svg" in page and "http" not in page.split("</head>")[1]
 
@@ -216,7 +217,6 @@ MISTAKES = {
     "no such file": ("other.py:product", "--devices", "8", "--hardware", "cpu"),
     "can't be traced": ("program.py:broken", "--devices", "8", "--hardware", "cpu"),
     "no size": ("program.py:product", "--devices", "8", "--hardware", "cpu", "--memory", "much"),
-    "two outputs": ("program.py:product", "--devices", "8", "--hardware", "cpu", "--json", "--html", "x"),
     "remat of a file": ("program.py:product", "--devices", "8", "--hardware", "cpu", "--remat", "dots"),
     "illegal rules": ("program.py:product", "--devices", "8", "--hardware", "cpu", "--compare", "a:x b:x"),
     "a mesh and devices": ("program.py:product", "--devices", "8", "--mesh", "x=4", "--hardware", "cpu"),

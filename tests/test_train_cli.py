@@ -26,6 +26,7 @@ from weft.models import preset
 from weft.train import config_file, config_flags
 from weft.train.config import Data, recipe, recipes, schedule
 from weft.train.inputs import TOKENIZER
+from weft.train.progress import Pace, Progress
 
 TINY = "--model.d-model 16 --model.d-ff 32 --model.heads 2 --model.d-kv 8 --model.layers 1"
 RUN = f"lm --folder run --steps 2 --data.kind lines --data.rows 4 --data.length 16 {TINY}"
@@ -155,6 +156,8 @@ MISTAKES = {
     "batch_smaller_than_the_mesh": [f"{LINES} --layout.rules batch:data --layout.mesh data=8"],
     "unknown_axis": [f"{LINES} --layout.rules batch:dta --layout.mesh data=2"],
     "unknown_axis_of_parameters": [f"{LINES} --layout.params d_model:dta --layout.mesh data=2"],
+    "misspelt_dim": [f"{LINES} --data.train txet.txt --layout.rules bacth:data --layout.mesh data=2"],
+    "misspelt_dim_of_parameters": [f"{LINES} --layout.params d_modle:data --layout.mesh data=2"],
     "two_dims_on_one_axis": [f"{LINES} --layout.mesh data=2", "--layout.rules", "batch:data vocab:data"],
     "unknown_hardware": [f"{LINES} --layout.hardware tpu-v44"],
     "micro_that_does_not_divide": [f"{LINES} --optimizer.micro 3"],
@@ -364,9 +367,33 @@ def test_a_tokenizer_by_path_stays_the_one_that_is_kept(folder, capsys, golden):
 def test_a_rule_of_no_dim_is_a_warning(run, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        code, out, err = weft(capsys, f"{LINES} --layout.rules bach:data --layout.mesh data=2")
+        line = f"{LINES} --steps 3 --data.valid text.txt --layout.rules experts:data --layout.mesh data=2"
+        code, out, err = weft(capsys, line)
     assert (code, out) == (0, "")
-    assert "warning: rule bach:data has no effect" in err and "did you mean batch?" in err
+    assert err.count("warning: rule experts:data has no effect") == 1  # also evaluation has that layout
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 160])
+def test_a_narrow_terminal_shows_what_matters_most(width, monkeypatch):
+    """The step, a bar, the time that is left and the loss; then as much as there is room for."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress(100_000, 12_340, Pace(0.07, 1e9, 1e11), 10) as shown:
+        for step in range(12_341, 12_345):
+            shown.step(step, {"loss": 4.6748, "rate": 2.9e-4, "seconds": 0.078, "tokens": 2048})
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).splitlines()
+    line = next(line for line in reversed(lines) if line.strip())
+    assert len(line) <= width and "…" not in line
+    assert re.match(r"step 12344/100000 [━╸╺]{16,24} +[-\d]:[-\d]{2}:[-\d]{2} loss 4.6748", line), line
+    for words, least in {"rate 2.90e-04": 80, "26,256 tokens/s": 120, "78 ms/step (planned 70)": 160}.items():
+        assert (words in line) == (width >= least), words
 
 
 TOO_FAST = "--optimizer.rate 1e30 --optimizer.warmup 0 --optimizer.clip 0 --optimizer.schedule constant"

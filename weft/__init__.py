@@ -4,19 +4,24 @@ The names are those of `language.py`. They are loaded when one of them is first 
 what needs none, like the command line's help, does not wait for it.
 """
 
+from __future__ import annotations as _annotations
+
 import importlib as _importlib
+import os.path as _path
 import sys as _sys
 import types as _types
-import typing as _typing
-from pathlib import Path as _Path
 
-if _typing.TYPE_CHECKING:
+# typing and pathlib are not imported: this file runs before the command line can handle Ctrl-C.
+TYPE_CHECKING = False  # a type checker takes it for True
+if TYPE_CHECKING:
+    import typing as _typing
+
     from .language import *  # noqa: F403
 
     def __getattr__(name: str) -> _typing.Any: ...
 
 
-_HERE = _Path(__file__).parent
+_HERE = _path.dirname(__file__)
 _PUBLIC_MODULES = {"data", "decode", "models", "nn", "random", "serve", "train"}
 _FUNCTIONS = {"dims", "optimizer", "search", "spmd", "tensor"}  # named like the files that they are in
 _ELSEWHERE = {  # what other libraries call it, and what it is here
@@ -35,7 +40,8 @@ class _Weft(_types.ModuleType):
     """The package: its files, and the names of the language."""
 
     def __getattr__(self, name: str) -> _typing.Any:
-        is_file = (_HERE / name).is_dir() or (_HERE / f"{name}.py").exists()
+        file = _path.join(_HERE, name)
+        is_file = _path.isdir(file) or _path.exists(f"{file}.py")
         if is_file and name not in _FUNCTIONS:
             return _importlib.import_module(f"{__name__}.{name}")
         if name == "__version__":

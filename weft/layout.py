@@ -106,6 +106,10 @@ class Layout:
                 else f'give a mesh too, such as "{wanted}"',
             )
 
+    def check_dims(self, occurring: Iterable[str]) -> None:
+        """Called with the names of a program's dims. An error if a rule is a mistake; here none is, as one
+        layout may serve several programs."""
+
     def splits(self, dims: Sequence[Dim], mesh: Mesh, role: str = "value") -> Splits:
         """For each dim the axes that split it (axes of size 1 left out); an error if illegal."""
         return _splits(self, tuple(dims), mesh, role)

@@ -490,7 +490,10 @@ class Program:
         return tuple(place for place, n in enumerate(dynamic) if n in chosen)
 
     def _warn_unused(self, met: dict[str, Any]) -> None:
+        self.layout.check_dims(met)
         frame = user_frame()
+        # Run as `python -m weft.cli.main`, no frame is the user's.
+        place = ("<command line>", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         for name in sorted(self.layout.dim_names - set(met)):
             axes = self.layout.rules_for("param").get(name)
             axes = axes or self.layout.rules_for("optimizer")[name]
@@ -501,9 +504,7 @@ class Program:
                 hint=f"the dims are {', '.join(sorted(met)) or 'none'}; "
                 "correct the rule's name, or drop the rule",
             ).located(repr(self).strip("<>"))
-            if frame is not None:
-                place = (frame.f_code.co_filename, frame.f_lineno)
-                warnings.warn_explicit(str(text), LayoutWarning, *place)
+            warnings.warn_explicit(str(text), LayoutWarning, *place)
 
 
 def _unsettled(found: list[Tensor]) -> ProgramError:

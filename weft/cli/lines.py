@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import sys
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +35,7 @@ def read(name: str, *, as_they_come: bool = False) -> Lines:
     """The lines of a file; `-` is stdin.
 
     Args:
-      name: the file, unpacked if it ends in .gz.
+      name: the file, unpacked if it is compressed (`data/compression.py`).
       as_they_come: whether lines of stdin are given on before all of them are there.
     """
     if name != STDIN:
@@ -86,6 +84,8 @@ def pairs(lines: Lines) -> Lines:
 
 
 def _content(name: str) -> bytes:
+    from ..data.compression import opened
+
     path = Path(name)
     if path.is_dir() or not path.exists():
         folder = path.parent
@@ -96,13 +96,13 @@ def _content(name: str) -> bytes:
             hint="paths are relative to where the command is started",
         )
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if name.endswith(".gz") else content
-    except (OSError, EOFError, zlib.error) as error:
+        with opened(name) as file:
+            return file.read()
+    except OSError as error:
         raise DataError(
             f"{name} can't be read",
-            getattr(error, "strerror", None) or str(error),
-            rule="texts are in a file that can be read; one whose name ends in .gz is a whole gzip file",
+            error.strerror or str(error),
+            rule="texts are in a file that can be read",
             hint="look at its rights; download or write it again",
         ) from None
 

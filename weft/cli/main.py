@@ -1,220 +1,104 @@
-"""`weft`: reads the command line and hands it to a command.
+"""The entry point of `weft`: sets up Ctrl-C, then loads the command line and runs it.
 
-Results go to stdout, everything else to stderr. Exit 2 is a mistake in what was asked, 1 a failure.
+Ctrl-C ends the process with one line on stderr and exit code 130, whatever it is doing. Python's default is
+to raise KeyboardInterrupt at the next instruction. In the middle of an import that is a traceback, or an
+ImportError from an extension that was initialized halfway. So this file imports next to nothing before its
+own handler is installed: only Python's startup and `weft/__init__.py`, which is small, run earlier.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
+import signal
 import sys
-import warnings
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
-from typing import Annotated, Any, NoReturn, Union, get_args, get_type_hints
 
-import tyro
+TYPE_CHECKING = False  # a type checker takes it for True; typing's own takes milliseconds to import
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+    from typing import Any, NoReturn
 
-from ..errors import WeftError, nearest
-from .checkpoint import Checkpoint
-from .demo import Demo
-from .evaluate import Evaluate
-from .generate import Generate
-from .hardware import Hardware
-from .launch import Launch
-from .loading import Failure, UserError
-from .models import Models
-from .numbers import REGISTRY
-from .plan import Plan
-from .score import Score
-from .search import Search
-from .serve import Serve
-from .train import Train
-from .translate import Translate
-from .verify import Verify
-
-ABOUT = """Maths over named dimensions, split over a processor mesh by a one-line layout.
-
-weft plan says what a program will do and cost, before it runs; weft search finds the mesh and the layout that
-cost least. weft verify runs a program under several layouts and compares the results. weft train trains a
-model, on one device or many, and weft eval scores it; weft demo does both in a few minutes. weft translate,
-weft generate and weft score use a trained model on files of texts, weft serve lets it answer over HTTP. weft
-checkpoint looks at what training stores, weft launch runs it in several processes. weft hardware shows the
-machines that a plan's time can be predicted for, weft models the known models. Each has a --help; weft
---version says which Weft it is."""
-
-COMMANDS = {
-    "plan": Plan,
-    "search": Search,
-    "verify": Verify,
-    "demo": Demo,
-    "train": Train,
-    "eval": Evaluate,
-    "translate": Translate,
-    "generate": Generate,
-    "score": Score,
-    "serve": Serve,
-    "launch": Launch,
-    "checkpoint": Checkpoint,
-    "hardware": Hardware,
-    "models": Models,
-}
-
-
-READ_BY_THEMSELVES = ("train", "eval")
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code. Without arguments this is the process's own, and Ctrl-C ends it."""
-    warnings.showwarning = _show_warning
-    _open_streams()
-    if arguments is None:
-        sys.unraisablehook = _unraisable
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given == ["--version"]:
-        print(f"weft {version('weft')}")
-        return 0
+    """Run a command and return its exit code. Without arguments it reads those of the process, and handles
+    Ctrl-C for all of the process."""
+    if arguments is not None:
+        try:
+            return _command(arguments)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+    interrupts = Interrupts()
+    # A process that was started with SIGINT ignored (a shell's background job) keeps ignoring it.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupts)
+    sys.unraisablehook = _unraisable
     try:
-        _check_text(given)
-        _chosen(given).run()
-        sys.stdout.flush()
-    except WeftError as error:
-        kind = "error" if isinstance(error, UserError) else type(error).__name__
-        print(f"{kind}: {_of_user(str(error))}", file=sys.stderr)
-        _fail(2)
-        return 2
-    except Failure as failure:
-        print(failure, file=sys.stderr)
-        return failure.code
-    except BrokenPipeError:  # the reader, `head` perhaps, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:  # a full disk, no permission
-        print(f"error: {error}", file=sys.stderr)
-        _fail(1)
-        return 1
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):  # JAX's
-            raise
-        print(f"error: {_short_of_memory(error)}", file=sys.stderr)
-        _fail(1)
-        return 1
+        code = _command(sys.argv[1:])
     except KeyboardInterrupt:
-        if arguments is None:
-            _end(130)
-        return 130
-    return 0
+        _end()
+    except BaseException:
+        if interrupts.raised:  # what a library made of the KeyboardInterrupt
+            _end()
+        raise
+    if interrupts.raised:  # something caught the KeyboardInterrupt and carried on
+        _end()
+    return code
 
 
-def _open_streams() -> None:
-    """A stream that is closed (`weft models >&-`) is empty, and a letter that it does not have is escaped."""
-    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the exit)
-    if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
+def _command(arguments: Sequence[str]) -> int:
+    from .dispatch import dispatch
+
+    return dispatch(arguments)
 
 
-def _fail(code: int) -> None:
-    """If this is one of several processes, the others need not wait for it."""
-    if "weft.train.hosts" in sys.modules:
-        sys.modules["weft.train.hosts"].fail(code)
+class Interrupts:
+    """The handler of SIGINT.
+
+    While a command runs it raises KeyboardInterrupt, so that the command can clean up. It ends the process
+    immediately where that would be unsafe: in an import, outside the command (nothing catches it there), and
+    at the second Ctrl-C.
+
+    Attributes:
+      raised: whether KeyboardInterrupt was raised.
+    """
+
+    def __init__(self) -> None:
+        self.raised = False
+
+    def __call__(self, _: int, frame: FrameType | None) -> None:
+        if self.raised or not _can_raise(frame):
+            _end()
+        self.raised = True
+        raise KeyboardInterrupt
 
 
-def _short_of_memory(error: Exception) -> UserError:
-    said = (str(error).splitlines() or [""])[0]
-    return UserError(
-        "the memory is not enough",
-        *([said] if said else []),
-        rule="what a program needs is in its plan, before it runs: weft plan, and plan.txt in a run's folder",
-        hint='fewer --data.rows or --rows; "When memory is short" in docs/training.md has more settings',
-    )
+def _can_raise(frame: FrameType | None) -> bool:
+    """Whether the innermost frames are a command's, and no import is under way in it."""
+    while frame is not None and frame.f_code is not _command.__code__:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return False
+        frame = frame.f_back
+    return frame is not None
 
 
 def _unraisable(error: Any) -> None:
-    """Ctrl-C while Python collects garbage, for which JAX has a callback, would be shown and forgotten."""
+    """Python prints and forgets what is raised during garbage collection, for which JAX has a callback."""
     if issubclass(error.exc_type, KeyboardInterrupt):
-        _end(130)
+        _end()
     sys.__unraisablehook__(error)
 
 
-def _end(code: int) -> NoReturn:
-    """End the process at once: Python's own exit may take from devices at work what they use."""
+def _end() -> NoReturn:
+    """End the process without Python's own exit, which may free what devices are still using."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):  # closed, missing, or interrupted in the middle of a write
             stream.flush()
-    os._exit(code)
-
-
-def _check_text(given: list[str]) -> None:
-    """An error now for what can't be written down later: names in settings, results and messages."""
-    readable = [one.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for one in given]
-    wrong = [shown for shown, one in zip(readable, given, strict=True) if shown != one]
-    if wrong:
-        raise UserError(
-            f"{' and '.join(wrong)} is not UTF-8",
-            rule="words on the command line are text in UTF-8, names of files and folders too",
-            hint="give the file or folder another name",
-        )
-
-
-def _chosen(given: list[str]) -> Any:
-    """The command, with what it was given. The flags of some depend on their first argument."""
-    if not given or given[0].startswith("-"):
-        return _parsed(_any_of(COMMANDS), "weft", given, ABOUT)
-    name, *rest = given
-    kind = _known(COMMANDS, name, "weft")
-    if name in READ_BY_THEMSELVES:
-        return kind(tuple(rest))
-    inner = _inner(kind)
-    if not inner or not rest or rest[0].startswith("-"):
-        return _parsed(kind, f"weft {name}", rest)
-    chosen = _known(inner, rest[0], f"weft {name}")
-    return kind(_parsed(chosen, f"weft {name} {rest[0]}", rest[1:]))
-
-
-def _parsed(kind: Any, called: str, given: list[str], about: str | None = None) -> Any:
-    options = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
-    return tyro.cli(kind, prog=called, description=about, args=given, config=options, registry=REGISTRY)
-
-
-def _known(commands: Mapping[str, Any], name: str, called: str) -> Any:
-    if name not in commands:
-        raise UserError(
-            f"there is no command {called} {name}{nearest(name, commands)}",
-            rule=f"the commands are {', '.join(commands)}",
-            hint=f"{called} --help says what each does",
-        )
-    return commands[name]
-
-
-def _any_of(commands: Mapping[str, type]) -> Any:
-    """One of the commands, each described by its first sentence."""
-    kinds = [
-        Annotated[kind, tyro.conf.subcommand(name, description=_first(kind))]
-        for name, kind in commands.items()
-    ]
-    return Union[tuple(kinds)]  # noqa: UP007 (made of a list)
-
-
-def _inner(kind: type) -> dict[str, type]:
-    """The commands that a command has, by name."""
-    choice = get_type_hints(kind, include_extras=True).get("do")
-    return {one.__metadata__[0].name: one.__origin__ for one in get_args(choice)}
-
-
-def _first(kind: type) -> str:
-    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
-
-
-def _show_warning(message: Any, *_: Any, **__: Any) -> None:
-    print(f"warning: {_of_user(str(message))}", file=sys.stderr)
-
-
-def _of_user(text: str) -> str:
-    """A message without the line in our own start-up script, which errors take for the user's."""
-    script = re.escape(os.path.basename(sys.argv[0]))
-    return re.sub(rf"\n  at \S*\b{script}:\d+(?=\n|$)", "", text)
+    with contextlib.suppress(OSError):
+        os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 import tyro
@@ -90,6 +90,8 @@ class Models:
     do: Annotated[List, tyro.conf.subcommand("list")] | Annotated[Show, tyro.conf.subcommand("show")] = field(
         default_factory=List
     )
+    json: bool = False
+    """Print JSON instead of text."""
 
     def run(self) -> None:
-        self.do.run()
+        replace(self.do, json=self.json or self.do.json).run()

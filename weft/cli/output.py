@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -65,6 +67,11 @@ def write(path: Path, text: str) -> None:
     check_folder(path)
     with writing(path):
         write_text(path, text)
+
+
+def columns() -> int | None:
+    """The width of the terminal that stdout is; None for a file or a pipe, whose text is always the same."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def table(rows: Sequence[Sequence[str]], *, header: bool = True) -> None:

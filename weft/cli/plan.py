@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from .loading import Failure, UserError, user_code, virtual_devices
-from .output import check_folder, write
+from .output import check_folder, columns, write
 from .presets import plannable
 
 
@@ -59,7 +59,7 @@ class Plan:
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of text."""
     html: Annotated[Path | None, arg(metavar="OUT", help_behavior_hint="")] = None
-    """Write one self-contained page to this file."""
+    """Also write one self-contained page to this file."""
     diff: Annotated[tuple[str, ...] | None, arg(metavar="MESH LAYOUT", help_behavior_hint="")] = None
     """Print what this second mesh and layout does differently."""
     check: Annotated[Path | None, arg(metavar="GOLDEN", help_behavior_hint="")] = None
@@ -69,16 +69,10 @@ class Plan:
 
     def run(self) -> None:
         """Plan, and print or write the plan."""
-        asked = [
-            self.json,
-            self.html is not None,
-            self.diff is not None,
-            self.check is not None,
-            self.compile,
-        ]
+        asked = [self.json, self.diff is not None, self.check is not None, self.compile]
         if sum(asked) > 1:
             raise UserError(
-                "--json, --html, --diff, --check and --compile are different outputs",
+                "--json, --diff, --check and --compile are different outputs",
                 hint="ask for one of them",
             )
         if self.diff is not None and len(self.diff) != 2:
@@ -100,26 +94,26 @@ class Plan:
         fn, args = plannable(self.target, self.train, self.batch, self.length)
         program = self._program(fn, self.mesh, self.layout)
         plan = self._planned(program, args)
+        if self.html is not None:
+            write(self.html, plan.to_html(machine))
+            print(f"wrote {self.html}", file=sys.stderr)
         if golden is not None:
             _check(golden, plan, self.check)
         elif self.compile:
             print(_beside_xla(program, args, plan))
         elif self.json:
             print(_as_json(plan, machine))
-        elif self.html is not None:
-            write(self.html, plan.to_html(machine))
-            print(f"wrote {self.html}", file=sys.stderr)
         elif self.diff is not None:
             print(plan.diff(self._planned(self._program(fn, *self.diff), args)), end="")
         else:
-            print(plan.explain(machine), end="")
+            print(plan.explain(machine, columns()), end="")
 
     def _program(self, fn: Any, mesh: Any, layout: str | None) -> Any:
-        from ..layout import Layout
+        from ..models.spelling import CheckedLayout
         from ..spmd import Program, spmd
 
         if not isinstance(fn, Program):
-            return spmd(fn, mesh, Layout(layout or "", params=self.params, optimizer=self.optimizer))
+            return spmd(fn, mesh, CheckedLayout(layout or "", params=self.params, optimizer=self.optimizer))
         rules = _with_own(fn.layout, layout, self.params, self.optimizer)
         return spmd(fn.fn, fn.mesh if mesh is None else mesh, rules, static=fn.static, donate=fn.donate)
 
@@ -131,7 +125,8 @@ class Plan:
 
 def _with_own(own: Any, rules: Any, params: Any, optimizer: Any) -> Any:
     """A layout of the rules that are given, and of a program's own where they are None."""
-    from ..layout import ROLES, Layout
+    from ..layout import ROLES
+    from ..models.spelling import CheckedLayout
 
     base, stored, state = map(own.rules_for, ROLES)
     further = [{n: axes for n, axes in more.items() if base.get(n) != axes} for more in (stored, state)]
@@ -139,7 +134,7 @@ def _with_own(own: Any, rules: Any, params: Any, optimizer: Any) -> Any:
     params = further[0] if params is None else params
     if optimizer is None and state != stored:  # if they are the same, it goes on having those of params
         optimizer = further[1]
-    return Layout(rules, params=params, optimizer=optimizer)
+    return CheckedLayout(rules, params=params, optimizer=optimizer)
 
 
 def _stored(path: Path) -> dict[str, Any]:

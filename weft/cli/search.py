@@ -75,12 +75,10 @@ class Search:
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of text."""
     html: Annotated[Path | None, arg(metavar="OUT", help_behavior_hint="")] = None
-    """Write one self-contained page to this file."""
+    """Also write one self-contained page to this file."""
 
     def run(self) -> None:
         """Search, and print or write what was found."""
-        if self.json and self.html is not None:
-            raise UserError("--json and --html are different outputs", hint="ask for one of them")
         if self.devices is not None and self.mesh is not None:
             raise UserError(
                 f"--devices {self.devices} and --mesh {self.mesh!r}",
@@ -133,13 +131,13 @@ class Search:
             )
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr)
+        if self.html is not None:
+            write(self.html, found.to_html(other))
+            print(f"wrote {self.html}", file=sys.stderr)
         if self.json:
             import json
 
             print(json.dumps(found.to_data(other), indent=1))
-        elif self.html is not None:
-            write(self.html, found.to_html(other))
-            print(f"wrote {self.html}", file=sys.stderr)
         else:
             print(found.explain(other), end="")
             if found.best is not None and self.train is not None:
@@ -203,13 +201,13 @@ class Search:
 
     def _compared(self, fn: Any, args: Any, machine: Any, cap: int | None) -> Any:
         """The user's own rules on the best mesh that they can have."""
-        from ..layout import Layout
         from ..mesh import Mesh
+        from ..models.spelling import CheckedLayout
         from ..search.best import Ranked
         from ..search.opened import on
         from ..search.space import Candidate, factorisations
 
-        layout = Layout(self.compare)
+        layout = CheckedLayout(self.compare)
         axes = list(dict.fromkeys(axis for names in layout.rules_for().values() for axis in names))
         if self.mesh is not None:
             meshes = [Mesh(self.mesh)]

@@ -326,7 +326,7 @@ class Saying:
     folder: Annotated[Positional[str], arg(metavar="FOLDER")]
     """The folder of a run, or one of Hugging Face."""
     file: Annotated[Positional[str], arg(metavar="[FILE]", help_behavior_hint="")] = STDIN
-    """Texts, one to a line, in UTF-8; - or nothing is stdin. One that ends in .gz is unpacked."""
+    """Texts, one to a line, in UTF-8; - or nothing is stdin. .gz, .bz2, .xz and .zst are unpacked."""
     out: Annotated[Path | None, arg(metavar="OUT", aliases=["-o"], help_behavior_hint="")] = None
     """Write to this file instead of stdout; run the same command again to resume."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False

@@ -39,16 +39,18 @@ class Verify:
         """Run, compare, and print a line for each result."""
         import jax
 
+        from ..models.spelling import CheckedLayout
         from ..plan.verify import Differs, verify
 
         jax.config.update("jax_platforms", "cpu")
         if not self.layouts:
             raise UserError("no layouts to compare", hint='--layouts "batch:data" "d_ff:model"')
         virtual_devices(self.mesh)
+        layouts = [CheckedLayout(rules) for rules in self.layouts]
         fn, args = verifiable(self.target)
         try:
             with user_code(f"{self.target} failed"):
-                found = verify(fn, _filled(args, self.seed, _ids(self.target)), self.mesh, list(self.layouts))
+                found = verify(fn, _filled(args, self.seed, _ids(self.target)), self.mesh, layouts)
         except Differs as error:
             raise Failure(str(error)) from None
         for entry in found:

@@ -1,8 +1,8 @@
 """From text files to examples: which files there are, where each line begins, and which lines are no good.
 
 A source is a frozen description of files; `open` reads them once, and gives a sequence of examples. Only the
-places of the lines are kept in memory: an example is read from its file when it is asked for. Files that end
-in `.gz` are unpacked into temporary files, which have places too.
+places of the lines are kept in memory: an example is read from its file when it is asked for. Compressed
+files (`compression.py`) are unpacked into temporary files, which have places too.
 
     Parallel("train.*.en", "train.*.fr")      a line of one file and the same line of the other
     Tsv("train.tsv.gz")                       two columns of a file
@@ -16,14 +16,10 @@ A malformed line is left out, counted and reported with its file and number. Abo
 from __future__ import annotations
 
 import glob
-import gzip
 import json
 import mmap
 import os
-import shutil
-import tempfile
 import warnings
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,6 +28,8 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from weft.errors import DataError, DataWarning, nearest
+
+from . import compression
 
 SHOWN = 5  # so many malformed lines are shown; all are counted
 CHUNK = 1 << 24  # bytes searched for line ends at once
@@ -94,7 +92,7 @@ class Whole(Lines):
 
     def __init__(self, path: str):
         self.path, self._ends = path, np.zeros(1, np.int64)
-        with _readable(path):  # an error now, not when it is asked for
+        with compression.opened(path):  # an error now, not when it is asked for
             pass
 
     def __getitem__(self, number: Any) -> Any:
@@ -102,40 +100,19 @@ class Whole(Lines):
             return super().__getitem__(number)
         if number:
             raise IndexError(number)
-        with _readable(self.path) as file:
-            file.seek(0)
+        with compression.opened(self.path) as file:
             return file.read().removeprefix(b"\xef\xbb\xbf")
 
 
 def _mapped(path: str) -> Any:
     """The bytes of a file, read where they are asked for."""
-    with _readable(path) as file:
+    with compression.opened(path) as file:
         empty = os.fstat(file.fileno()).st_size == 0
         return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _line_ends(chunk: bytes, at: int) -> np.ndarray:
     return np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + at
-
-
-def _readable(path: str) -> Any:
-    """The file, or a temporary one with what it unpacks to."""
-    if not path.endswith(".gz"):
-        return open(path, "rb")
-    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (whoever reads it closes it)
-    try:
-        with gzip.open(path) as packed:
-            shutil.copyfileobj(packed, unpacked)
-    except (OSError, EOFError, zlib.error) as error:
-        unpacked.close()
-        raise DataError(
-            f"{path} can't be unpacked",
-            str(error),
-            rule="a file whose name ends in .gz is a whole gzip file",
-            hint="download it again, or rename it if it is plain text",
-        ) from None
-    unpacked.flush()
-    return unpacked
 
 
 def find_files(files: Files) -> tuple[str, ...]:

@@ -35,6 +35,28 @@ def advice_on(plan: Plan) -> Iterator[Advice]:
         yield from kind(plan)
 
 
+def too_large(plan: Plan, device: int) -> Iterator[Advice]:
+    """What would help where a device's memory is not enough: what takes most of it comes first.
+
+    Args:
+      device: the bytes of memory that it has.
+    """
+    m = plan.memory
+    if m.peak <= device:
+        return
+    ways = {
+        "are kept for the backward pass: recompute them (wf.remat; --model.remat nothing), or use "
+        "micro-batches (train_step(micro=4); --optimizer.micro 4)": m.activations,
+        'are parameters: store them split (params="dim:axis")': m.params,
+        'are optimizer state: store it split (optimizer="dim:axis")': m.optimizer,
+    }
+    largest = sorted(((size, way) for way, size in ways.items() if size > LEAST_SHARE * m.peak), reverse=True)
+    helps = [f"{human_bytes(size)} {way}" for size, way in largest]
+    helps.append("a smaller batch, rules for more dims, or more devices need less of everything")
+    fact = f"the peak exceeds the memory of a device by {human_bytes(m.peak - device)}"
+    yield Advice("warning", f"{fact}; {'; '.join(helps)}; weft search finds what fits")
+
+
 def open_loops(plan: Plan) -> Iterator[Advice]:
     """Loops that run as often as they run: the totals are too low."""
     for loop in plan.loops:

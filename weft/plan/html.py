@@ -11,6 +11,8 @@ import json
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from .advice import too_large
+from .facts import as_data
 from .stages import described, svg
 
 if TYPE_CHECKING:
@@ -30,7 +32,9 @@ def page(plan: Plan, hardware: Any = None) -> str:
     data = plan.to_data()
     if hardware is not None:
         time = plan.time(hardware)
-        data["time"] = time.to_data() | {"memory_bytes": time.hardware.memory_bytes}
+        room = time.hardware.memory_bytes
+        data["time"] = time.to_data() | {"memory_bytes": room}
+        data["advice"] = as_data(tuple(too_large(plan, room))) + data["advice"]
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     before, after = template.split("{{data}}")
     before = before.replace("{{title}}", html.escape(plan.name)).replace("{{pipelines}}", _pipelines(plan))

@@ -127,11 +127,16 @@ class Plan:
 
         return time_of(self, hardware)
 
-    def explain(self, hardware: Any = None) -> str:
-        """The plan as text."""
+    def explain(self, hardware: Any = None, width: int | None = None) -> str:
+        """The plan as text.
+
+        Args:
+          hardware: adds the predicted time on this machine.
+          width: the columns of a line; by default 118.
+        """
         from .text import explain
 
-        return explain(self, hardware)
+        return explain(self, hardware, width)
 
     def diff(self, other: Plan) -> str:
         """What another plan does differently, as text."""

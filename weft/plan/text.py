@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .advice import too_large
 from .facts import Collective
 from .stages import described
 from .units import human_bytes, human_count, human_seconds
@@ -21,26 +22,41 @@ if TYPE_CHECKING:
 WIDTH = 118
 
 
-def explain(plan: Plan, hardware: Any = None) -> str:
+def explain(plan: Plan, hardware: Any = None, width: int | None = None) -> str:
     """The plan as plain text, a table for each question."""
     text = io.StringIO()
-    console = Console(file=text, width=WIDTH, color_system=None, highlight=False, soft_wrap=False)
+    console = Console(file=text, width=width or WIDTH, color_system=None, highlight=False, soft_wrap=False)
     time = plan.time(hardware) if hardware is not None else None
     _totals(console, plan, time)
     _axes(console, plan)
     _ops(console, plan)
     _memory(console, plan)
-    for advice in plan.advice:
+    short = too_large(plan, time.hardware.memory_bytes) if time is not None else ()
+    for advice in (*short, *plan.advice):
         at = f" ({advice.source})" if advice.source else ""
         console.print(f"{advice.level}: {advice.text}{at}", markup=False)
     return text.getvalue().rstrip() + "\n"
 
 
-def _table(*columns: str) -> Table:
+def _print_table(console: Console, columns: list[str], rows: list[list[str]]) -> None:
+    """Columns whose names begin with `>` are numbers. Where it is narrow, the line goes below the op."""
+    narrow = console.width < WIDTH
+    if narrow and columns[-1] == "line":
+        op = next(n for n, name in enumerate(columns) if name in ("op", "made by"))
+        rows = [[*row[:op], f"{row[op]}\n{row[-1]}".rstrip(), *row[op + 1 : -1]] for row in rows]
+        columns = columns[:-1]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left")
-    return table
+        number = column.startswith(">")
+        table.add_column(
+            column.lstrip(">"),
+            justify="right" if number else "left",
+            no_wrap=narrow and number,
+            overflow="fold" if narrow else "ellipsis",
+        )
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def _totals(console: Console, plan: Plan, time: Any) -> None:
@@ -77,38 +93,39 @@ def _axes(console: Console, plan: Plan) -> None:
     if not plan.collectives:
         console.print("no collectives\n")
         return
-    table = _table("over", "kind", ">calls", ">bytes", ">sent in a ring")
     groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
     for c in plan.collectives:
         groups[c.over, c.kind].append(c)
-    for (axes, kind), some in sorted(groups.items()):
-        table.add_row(
+    rows = [
+        [
             axes,
             kind,
             str(sum(c.count for c in some)),
             human_bytes(sum(c.bytes * c.count for c in some)),
             human_bytes(sum(c.wire_bytes * c.count for c in some)),
-        )
-    console.print(table)
+        ]
+        for (axes, kind), some in sorted(groups.items())
+    ]
+    _print_table(console, ["over", "kind", ">calls", ">bytes", ">sent in a ring"], rows)
     console.print()
 
 
 def _ops(console: Console, plan: Plan) -> None:
-    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    ops: dict[tuple[str, str, str], dict[str, Any]] = {}
     for e in plan.events:
         if isinstance(e, Collective) or e.flops:
-            row = rows.setdefault((e.op, e.phase, e.source), {"flops": 0, "sent": defaultdict(int)})
+            row = ops.setdefault((e.op, e.phase, e.source), {"flops": 0, "sent": defaultdict(int)})
             if isinstance(e, Collective):
                 row["sent"][f"{e.kind} {e.over}"] += e.bytes * e.count
             else:
                 row["flops"] += e.flops * e.count
-    table = _table("phase", "op", ">FLOP", "collective", ">bytes", "line")
-    for (op, phase, source), row in rows.items():
+    rows = []
+    for (op, phase, source), row in ops.items():
         sent = list(row["sent"].items()) or [("", 0)]
         for n, (what, size) in enumerate(sent):
             flops = human_count(row["flops"]) if row["flops"] and not n else ""
-            table.add_row(phase, escape(op), flops, what, human_bytes(size) if size else "", source)
-    console.print(table)
+            rows.append([phase, escape(op), flops, what, human_bytes(size) if size else "", source])
+    _print_table(console, ["phase", "op", ">FLOP", "collective", ">bytes", "line"], rows)
     console.print()
 
 
@@ -121,7 +138,5 @@ def _memory(console: Console, plan: Plan) -> None:
         markup=False,
     )
     if m.largest:
-        table = _table(">bytes", "alive at the peak", "made by", "line")
-        for live in m.largest:
-            table.add_row(human_bytes(live.bytes), escape(live.shape), escape(live.op), live.source)
-        console.print(table)
+        rows = [[human_bytes(one.bytes), escape(one.shape), escape(one.op), one.source] for one in m.largest]
+        _print_table(console, [">bytes", "alive at the peak", "made by", "line"], rows)

@@ -94,14 +94,16 @@ def verify(
         ).located("verify")
     fn = fn.fn if isinstance(fn, Program) else fn
     args = jax.tree.map(lambda x: place(x, None, None) if is_tensor(x) else x, args, is_leaf=is_tensor)
-    one = spmd(fn, Mesh(), Layout())(*args)
     several = isinstance(mesh, list | tuple) and len(mesh) == len(layouts) and not all(map(_is_axis, mesh))
     meshes = list(mesh) if several else [mesh] * len(layouts)
+    programs = [spmd(fn, *pair) for pair in zip(meshes, layouts, strict=True)]
+    for program in programs:  # an error in any layout comes before the first compilation
+        program.jaxpr(*args)
+    one = spmd(fn, Mesh(), Layout())(*args)
     compared = []
-    for where, layout in zip(meshes, layouts, strict=True):
-        other = spmd(fn, where, layout)(*args)
-        shown = f'{Layout.of(layout)!r} on mesh "{Mesh.of(where)}"'
-        for entry, pair in _compare(one, other, shown, tolerance):
+    for program in programs:
+        shown = f'{program.layout!r} on mesh "{program.mesh}"'
+        for entry, pair in _compare(one, program(*args), shown, tolerance):
             compared.append(entry)
             if not entry.agrees:
                 raise _differs(entry, *pair).located("verify")

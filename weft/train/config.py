@@ -31,7 +31,8 @@ class Data:
     """Python's own documentation; files that are a text each; files with a text in each line; generated
     English-French phrases; two parallel files; files with two columns; JSON lines."""
     train: tuple[str, ...] = ()
-    """Files to train on, patterns with * allowed, .gz unpacked; of parallel text, the source side."""
+    """Files to train on, patterns with * allowed, .gz, .bz2, .xz and .zst unpacked; of parallel text, the
+    source side."""
     train_targets: tuple[str, ...] = ()
     """Of parallel text, the target side."""
     valid: tuple[str, ...] = ()

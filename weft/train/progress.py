@@ -13,6 +13,8 @@ from datetime import timedelta
 from typing import Any
 
 RECENT = 50  # steps whose speed is shown
+BAR, SMALLEST_BAR = 24, 6  # columns
+LEFT = 9  # columns of the time that is left, 123:45:59
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,12 @@ class Progress:
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            columns = (TextColumn("step {task.completed}/{task.total}"), BarColumn(bar_width=24))
             self._bar = Bar(
-                *columns, TimeRemainingColumn(), TextColumn("{task.description}"), console=self._console
+                TextColumn("step {task.completed}/{task.total}"),
+                BarColumn(bar_width=BAR),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+                console=self._console,
             )
             self._task = self._bar.add_task("", total=steps, completed=done)
 
@@ -76,12 +81,32 @@ class Progress:
             self._recent.append((numbers["seconds"], numbers["tokens"]))
         self._first = False
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step, description=self.line(numbers))
+            description = self._fitted(step, self._parts(numbers))
+            self._bar.update(self._task, completed=step, description=description)
         elif step % self.every == 0 or step == self.steps:
             self.say(f"step {step:>6}/{self.steps}  {self.line(numbers)}{self._left(step)}")
 
     def line(self, numbers: dict[str, float]) -> str:
         """The numbers of a step, and the speed of the last ones if it is known, in words."""
+        return "  ".join(self._parts(numbers))
+
+    def _fitted(self, step: int, parts: list[str]) -> str:
+        """Those of the parts that the terminal has room for beside the step, the bar and the time left. (Rich
+        would shorten all columns alike, the step and the time first.)
+        """
+        assert self._bar is not None and self._console is not None
+        room = self._console.width - len(f"step {step}/{self.steps}") - LEFT - 3  # a space between columns
+        bar = min(BAR, max(SMALLEST_BAR, room - len(parts[0])))
+        self._bar.columns[1].bar_width = bar  # type: ignore[union-attr]
+        shown = parts[0]
+        for part in parts[1:]:
+            if len(f"{shown}  {part}") > room - bar:
+                break
+            shown = f"{shown}  {part}"
+        return shown
+
+    def _parts(self, numbers: dict[str, float]) -> list[str]:
+        """The same, the most important first."""
         parts = [f"loss {numbers['loss']:.4f}", f"rate {numbers['rate']:.2e}"]
         if self._recent:
             seconds = self._seconds()
@@ -91,7 +116,7 @@ class Progress:
                 f"{100 * self.pace.flops / seconds / self.pace.peak:.0f} % of peak",
                 f"{1e3 * seconds:.0f} ms/step (planned {1e3 * self.pace.seconds:.0f})",
             ]
-        return "  ".join(parts)
+        return parts
 
     def _seconds(self) -> float:
         return sum(s for s, _ in self._recent) / len(self._recent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from weft.errors import LayoutError, ModelError
 from weft.layout import Layout
 from weft.mesh import Mesh
 from weft.models import Transformer, preset
+from weft.models.presets import batch_specs
+from weft.models.spelling import CheckedLayout
 from weft.placing import without_values
 
 from . import hosts, inputs
@@ -67,6 +70,7 @@ def prepare(config: TrainConfig) -> Run:
     mesh = with_devices(config.layout.mesh)
     if config.layout.rules != AUTO:
         _check_rows(config, mesh, _layout(config, mesh))
+        _check_dims(config, mesh)
     texts = inputs.examples(config.data, held_out=False)
     held_out = inputs.examples(config.data, held_out=True)
     assert texts is not None
@@ -134,6 +138,19 @@ def _check_rows(config: TrainConfig, mesh: Mesh, layout: Layout) -> None:
             rule="each device that the batch is split over has at least one row",
             hint=f"--data.rows {ways} or more, or a smaller mesh",
         )
+
+
+def _check_dims(config: TrainConfig, mesh: Mesh) -> None:
+    """An error for a misspelt rule now, before data are read and a tokenizer is trained."""
+    place = config.layout
+    layout = CheckedLayout(place.rules, params=place.params or None, optimizer=place.optimizer or None)
+    if not layout.suspects:  # a trace takes seconds
+        return
+    how = learner(config, mesh, layout)
+    rows = batch_specs(config.model, config.data.rows, config.data.length)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", wf.LayoutWarning)  # the run's own program warns
+        how.program.jaxpr(*how.init(nn.specs(Transformer(config.model))), rows, jax.random.key(config.seed))
 
 
 def _check_kind(config: TrainConfig, pairs: bool) -> None:

@@ -91,8 +91,16 @@ def save(model: Transformer, folder: Any, dtype: str = "float32") -> None:
 
 
 def config_of(folder: Any) -> Config:
-    """What the model in a folder is, without its parameters."""
-    with _asked(f"huggingface.config_of({str(folder)!r})"), Checkpoint(folder) as checkpoint:
+    """What the model in a folder is, without its parameters.
+
+    Args:
+      folder: holds config.json. Tensors need not be there; if they are, they decide whether the last layer
+        is tied.
+    """
+    with (
+        _asked(f"huggingface.config_of({str(folder)!r})"),
+        Checkpoint(folder, needs_tensors=False) as checkpoint,
+    ):
         return _understood(checkpoint)[1]
 
 

@@ -72,13 +72,16 @@ class Checkpoint:
       entries: each tensor's file, shape and type.
     """
 
-    def __init__(self, folder: Any):
+    def __init__(self, folder: Any, *, needs_tensors: bool = True):
         self.folder = Path(folder)
         _check_folder(self.folder)
+        if needs_tensors:
+            _check_tensors(self.folder)
         self.settings = read_json(self.folder / CONFIG)
         self._open = ExitStack()
         try:
-            self._files = {name: self._opened(name) for name in _files(self.folder)}
+            there = [name for name in _files(self.folder) if (self.folder / name).is_file()]
+            self._files = {name: self._opened(name) for name in there}
             self.entries = dict(self._entries())
         except BaseException:
             self._open.close()
@@ -140,7 +143,20 @@ def _check_folder(folder: Path) -> None:
             rule="config.json says what the tensors are",
             hint="give the folder that holds config.json and model.safetensors",
         )
+
+
+def _check_tensors(folder: Path) -> None:
+    """An error if not all files of tensors are there."""
+    present = sorted(p.name for p in folder.iterdir())
     if MODEL in present or INDEX in present:
+        files = _files(folder)
+        missing = [name for name in files if not (folder / name).is_file()]
+        if missing:
+            raise ModelError(
+                f"{folder} lacks {len(missing)} of {len(files)} files of tensors: {', '.join(missing)}",
+                rule=f"all files that {INDEX} lists are needed",
+                hint="copy or download the missing ones",
+            )
         return
     pickles = [name for name in present if Path(name).suffix in PICKLES]
     if pickles:
@@ -159,8 +175,8 @@ def _check_folder(folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """The files of a folder's tensors."""
-    if (folder / MODEL).exists():
+    """The files of a folder's tensors, there or not."""
+    if (folder / MODEL).exists() or not (folder / INDEX).exists():
         return [MODEL]
     names = read_json(folder / INDEX).get("weight_map")
     if not isinstance(names, dict) or not names:
@@ -169,15 +185,7 @@ def _files(folder: Path) -> list[str]:
             rule="it says which file each tensor is in",
             hint="take the file that came with the tensors",
         )
-    files = sorted(set(names.values()))
-    missing = [name for name in files if not (folder / name).is_file()]
-    if missing:
-        raise ModelError(
-            f"{folder} lacks {len(missing)} of {len(files)} files of tensors: {', '.join(missing)}",
-            rule=f"all files that {INDEX} lists are needed",
-            hint="copy or download the missing ones",
-        )
-    return files
+    return sorted(set(names.values()))
 
 
 # Writing
