@@ -4,6 +4,7 @@ import functools
 import math
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -42,7 +43,31 @@ def programs(layout):
     )
 
 
-def started(vocab, prompts, limits, ends, layout, penalty=1.0, models=1):
+def chain(logits):
+    """A Transformer whose logits are a table's: over the position, the last token, and the next one.
+
+    The table is a sum of one for each position and one for each token. Features are one-hot vectors of both,
+    since the layers add zero; the last layer is the table.
+    """
+    places, size, _ = logits.shape
+    sizes = SIZES | dict(d_model=size + places, positions="learned", longest=places, epsilon=1e-12)
+    model = nn.init(Transformer(Config(vocab=size, **sizes)), jax.random.key(0))
+
+    def parts(m):
+        return m.decoder.blocks, m.embedding.weight, m.decoder.positions.weight, m.last.weight
+
+    blocks, *rest = parts(model)
+    zero = jax.tree.map(lambda t: wf.parameter(t * 0), blocks, is_leaf=wf.is_tensor)
+    one_hot = np.eye(size + places)
+    last = np.concatenate([logits[0], (logits - logits[0])[:, 0]])
+    # The last norm multiplies the sum of two one-hot vectors by this.
+    last = last / np.sqrt((size + places) / 2)
+    arrays = zip((one_hot[:size], one_hot[size:], last), rest, strict=True)
+    new = [wf.parameter(wf.tensor(np.float32(a), t.dims)) for a, t in arrays]
+    return eqx.tree_at(parts, model, (zero, *new))
+
+
+def started(model, prompts, limits, ends, layout, penalty=1.0, models=1):
     batch, most = wf.Dim("batch", len(prompts)), max(map(len, prompts))
     tokens = np.array([[*p, *[2] * (most - len(p))] for p in prompts], np.int32)  # filled with anything
     every = np.array([[*ends, *[-1] * (ENDS - len(ends))]] * len(prompts), np.int32)
@@ -55,13 +80,17 @@ def started(vocab, prompts, limits, ends, layout, penalty=1.0, models=1):
         wf.ones([batch, wf.Dim("said", 8)]),
     )
     prompts = Batch(wf.tensor(tokens, [batch, wf.Dim("length", most)]))
-    return programs(layout)[0]((model_of(vocab),) * models, prompts, rows, 11)
+    return programs(layout)[0]((model,) * models, prompts, rows, 11)
 
 
 def find(vocab, how, prompts, limits, ends, layout="one device"):
     """Each row's sequences: tokens, score and logarithm, best first."""
-    state = started(vocab, prompts, limits, ends, layout)
-    found = programs(layout)[1]((model_of(vocab),), state, how)
+    return find_with(model_of(vocab), how, prompts, limits, ends, layout)
+
+
+def find_with(model, how, prompts, limits, ends, layout="one device"):
+    state = started(model, prompts, limits, ends, layout)
+    found = programs(layout)[1]((model,), state, how)
     said, *rest = found.said.numpy("batch", "beam", "said"), found.count, found.score, found.log
     columns = zip(said, *(t.numpy("batch", "beam") for t in rest), strict=True)
     return [
@@ -125,7 +154,7 @@ def plainly(vocab, how, prompt, limit, ends):
         ]
         longer.sort(key=lambda one: -one[1])
         over = {s for s, _ in longer if s[-1] in ends or count == limit}
-        found += [(s, divided(how, log, count), log) for s, log in longer[: how.size] if s in over]
+        found += [(s, divided(how, log, count), log) for s, log in longer[: 2 * how.size] if s in over]
         found = sorted(found, key=lambda one: -one[1])[: how.size]
         beams = [one for one in longer if one[0] not in over][: how.size]
         if len(found) == how.size and beams:
@@ -232,20 +261,29 @@ def test_a_layout_changes_nothing(layout):
     )
 
 
-def test_one_beam_is_the_likeliest_token_each_time():
-    found = find(USUAL, Beams(1, 1.0, stop="first"), MORE, LIMITS, (1, 4))
-    state = started(USUAL, MORE, LIMITS, (1, 4), "one device")
+def test_one_beam_follows_the_likeliest_token():
+    """Its text ends at the likeliest token too, or at an end that is the second likeliest."""
+    ends = (1, 3, 8)
+    found = find(USUAL, Beams(1, 1.0, stop="first"), MORE, LIMITS, ends)
+    state = started(model_of(USUAL), MORE, LIMITS, (), "one device")
     state = programs("one device")[2]((model_of(USUAL),), state, 8)
-    for ((said, _, log),), tokens, count, scores in zip(
-        found, state.said.numpy(), state.count.numpy(), state.scores.numpy(), strict=True
+    seconds = 0
+    for ((said, _, log),), tokens, limit, scores in zip(
+        found, state.said.numpy(), LIMITS, state.scores.numpy(), strict=True
     ):
-        assert said == tuple(tokens[:count])
-        assert log == pytest.approx(scores[:count].sum(), abs=1e-4)
+        count = len(said)
+        assert said[:-1] == tuple(tokens[: count - 1])
+        assert said[-1] in ends or count == limit
+        if said[-1] == tokens[count - 1]:
+            assert log == pytest.approx(scores[:count].sum(), abs=1e-4)
+        else:
+            seconds += 1
+    assert 0 < seconds < len(found)
 
 
 @pytest.mark.parametrize("models", [1, 2])  # two that are the same say what one says
 def test_a_penalty_is_of_the_logits(models):
-    state = started(USUAL, MORE, LIMITS, (7,), "one device", 2.5, models)
+    state = started(model_of(USUAL), MORE, LIMITS, (7,), "one device", 2.5, models)
     state = programs("one device")[2]((model_of(USUAL),) * models, state, 8)
     rows = list(MORE)
     for _ in range(max(LIMITS)):
@@ -259,6 +297,95 @@ def test_a_penalty_is_of_the_logits(models):
     counts, tokens = state.count.numpy(), state.said.numpy()
     for row, prompt, count, said in zip(rows, MORE, counts, tokens, strict=True):
         assert row[len(prompt) :] == tuple(said[:count])
+
+
+# -- against Mesh-TensorFlow ------------------------------------------------------------------------
+
+END = 1
+ROWS = (3, 4, 5, 6, 7, 8)  # limits, which differ by row
+PLACES = 11
+
+
+def mesh_tensorflow(logs, first, how, limit):
+    """Mesh-TensorFlow's search in plain Python: what finished, the beams at the end, and after how many tokens.
+
+    Of the 2K best candidates, the K best unfinished ones are the next beams, and those that end join the
+    finished ones, of which the K best stay. It stops once no beam can beat the worst finished one.
+    """
+    beams, finished = [((), 0.0)], []
+    for count in range(1, limit + 1):
+        grown = [
+            ((*s, token), log + logs[len(s), s[-1] if s else first, token])
+            for s, log in beams
+            for token in range(logs.shape[-1])
+        ]
+        grown = sorted(grown, key=lambda one: -one[1])[: 2 * how.size]
+        beams = [one for one in grown if one[0][-1] != END][: how.size]
+        finished += [(s, divided(how, log, count), log) for s, log in grown if s[-1] == END]
+        finished = sorted(finished, key=lambda one: -one[1])[: how.size]
+        if finished and finished[-1][1] > divided(how, beams[0][1], limit):
+            break
+    return finished, beams, count
+
+
+# A chain that gives the scores recorded with Mesh-TensorFlow: after 0 comes 2 or 4, after 2 comes 3 or the end.
+# With two beams, [2, 3] and [4, 5] are likelier than the end after 2, which is the third of four candidates.
+RECORDED = np.array(
+    [
+        [0.05, 0.01, 0.50, 0.10, 0.30, 0.02, 0.02],
+        [0.10, 0.10, 0.10, 0.10, 0.20, 0.20, 0.20],
+        [0.10, 0.30, 0.05, 0.41, 0.05, 0.05, 0.04],
+        [0.10, 0.585, 0.05, 0.065, 0.05, 0.05, 0.10],
+        [0.10, 0.05, 0.05, 0.10, 0.05, 0.60, 0.05],
+        [0.10, 0.20, 0.10, 0.10, 0.20, 0.20, 0.10],
+        [0.10, 0.20, 0.10, 0.10, 0.20, 0.10, 0.20],
+    ]
+)
+
+
+@pytest.mark.parametrize("beams", [2, 3])
+@pytest.mark.parametrize(
+    "alpha, best, score", [(0.0, (2, 1), -1.897), (0.6, (2, 1), -1.730), (1.0, (2, 3, 1), -1.591)]
+)
+def test_the_recorded_chain(beams, alpha, best, score):
+    how = Beams(beams, alpha)
+    logs = np.broadcast_to(np.log(RECORDED), (PLACES, 7, 7))
+    found = find_with(chain(logs), how, [(0,)] * len(ROWS), ROWS, (END,))
+    assert [row[0][0] for row in found] == [best] * len(ROWS)
+    np.testing.assert_allclose([row[0][1] for row in found], score, atol=5e-4)
+    for row, limit in zip(found, ROWS, strict=True):
+        assert mesh_tensorflow(logs, 0, how, limit)[0][0][0] == row[0][0]
+
+
+@pytest.mark.parametrize(
+    "size, alpha, layout",
+    [
+        (1, 0.6, "one device"),
+        (2, 0.0, "one device"),
+        (2, 0.6, "one device"),
+        (3, 1.0, "both"),
+        (5, 0.6, "model"),
+    ],
+)
+def test_a_search_is_that_of_mesh_tensorflow(size, alpha, layout):
+    """Of random tables. A text cut off at the limit counts here, and there only if none has finished."""
+    how, cut, ended = Beams(size, alpha), 0, 0
+    for seed in range(8):
+        draw = np.random.default_rng(seed)
+        logits = draw.normal(0, 1.5, (7, 7)) + draw.normal(0, 0.5, (PLACES, 1, 7))
+        logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        firsts = [(0,), (2,), (3,), (4,), (5,), (6,)]
+        found = find_with(chain(logits), how, firsts, ROWS, (END,), layout)
+        for row, (first,), limit in zip(found, firsts, ROWS, strict=True):
+            want, beams, count = mesh_tensorflow(logs, first, how, limit)
+            if count == limit:
+                want = want + [(s, divided(how, log, limit), log) for s, log in beams]
+                want = sorted(want, key=lambda one: -one[1])[:size]
+            # It may stop with fewer than K finished; what is found after that is no better than these.
+            same([row[: len(want)]], [want])
+            assert [s for _, s, _ in row] == sorted((s for _, s, _ in row), reverse=True)
+            cut, ended = cut + (count == limit), ended + (count < limit)
+    assert cut > 2 and ended > 2
 
 
 # -- mistakes --------------------------------------------------------------------------------------

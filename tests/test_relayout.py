@@ -8,14 +8,19 @@ with dims and rules of its own: one compilation checks them all. `make test` run
 import itertools
 import math
 import random
+from collections import Counter
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hlo import collective_bytes
 
 import weft as wf
 from weft.errors import LayoutError
 
+PHASES = ("forward", "backward")
 MESHES = ["x=2", "x=2 y=2", "x=2 y=4", "x=2 y=2 z=2"]
 PROGRAM = 40  # relayouts in one program
 CHUNK = 200  # relayouts in one test of the soak
@@ -104,6 +109,9 @@ RESHAPES = [
     ("reshape", (24,), (2, 3, 4)),
     ("reshape", (2, 3, 4), (24,)),
     ("reshape", (4, 6, 5), (8, 3, 5)),
+    ("reshape", (4, 4), (2, 8)),
+    ("reshape", (8, 8), (4, 16)),
+    ("reshape", (4, 12, 5), (16, 3, 5)),
     ("split", (5, 8), (5, 4, 2)),
     ("merge", (4, 5, 2), (5, 8)),
 ]
@@ -356,3 +364,94 @@ def test_collectives_of_reshapes(name):
     new = list(map(wf.Dim, "pqr", new_sizes))
     made = wf.spmd(lambda x: wf.reshape(x, new), "x=2 y=2", layout).collectives(x)
     assert [c.kind for c in made] == want
+
+
+# Reshapes that move splits, on x=2 y=2 or z=4: what is sent forward. The tensor is of float32.
+
+MOVED = {
+    "an inner dim's to the first dim": ("b:x p:x", (4, 4), (2, 8), [("all-to-all", "x", 32)]),
+    "the first dim's to an inner one": ("a:x q:x", (4, 4), (2, 8), [("all-to-all", "x", 32)]),
+    "four pieces": ("b:z p:z", (256, 256), (64, 1024), [("all-to-all", "z", 65536)]),
+    "into a merged dim": ("b:x p:x", (4, 4), (16,), [("all-to-all", "x", 32)]),
+    "three dims": ("c:x q:x", (2, 4, 4), (4, 4, 2), [("all-to-all", "x", 64)]),
+    "two axes as one": ("b:x+y p:x+y", (8, 8), (4, 16), [("all-to-all", "xy", 64)]),
+    "two axes to two dims": (
+        "b:x+y p:x q:y",
+        (8, 8),
+        (4, 16),
+        [("all-to-all", "y", 64), ("all-to-all", "x", 64)],
+    ),
+    "behind another": ("a:x b:y p:x+y", (8, 8), (4, 16), [("all-to-all", "y", 64)]),
+    "beside a new split": ("b:x p:x q:y", (8, 8), (4, 16), [("all-to-all", "x", 64)]),
+    "beside one that stays": ("a:y b:x p:y q:x", (8, 8), (4, 16), [("all-to-all", "x", 64)]),
+    "beside an uneven dim": ("b:x c:y p:x r:y", (4, 4, 5), (2, 8, 5), [("all-to-all", "x", 96)]),
+    "to another run": ("b:x r:x", (4, 6, 4), (8, 3, 4), [("all-to-all", "x", 192)]),
+    "from another run": ("c:x q:x", (4, 6, 5), (3, 8, 5), [("all-to-all", "x", 288)]),
+    "two axes over two dims, none moved": ("a:x+y p:x q:y", (24,), (2, 12), []),
+    "with a dim of size 1": ("b:x r:x", (4, 4, 1), (1, 2, 8), [("all-to-all", "x", 32)]),
+    "gathered: 6 and 8 have no common factors": ("b:x p:x", (3, 8), (4, 6), [("all-gather", "x", 96)]),
+    "gathered: 5 is uneven": ("b:x p:x", (4, 5), (2, 10), [("all-gather", "x", 96)]),
+    "gathered: half of an axis would move": ("a:z q:z", (4, 4), (2, 8), [("all-gather", "z", 64)]),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_reshape_moves_a_split_by_an_all_to_all(name):
+    layout, sizes, new_sizes, want = MOVED[name]
+    new = list(map(wf.Dim, "pqr", new_sizes))
+    values, weights = numbers(sizes, 0).astype(np.float32), numbers(new_sizes, 1).astype(np.float32)
+    args = wf.tensor(values, list(map(wf.Dim, "abc", sizes))), wf.tensor(weights, new)
+
+    def forward(x):
+        return wf.reshape(x, new)
+
+    def both(x, w):
+        y, pull = wf.vjp(forward, x)
+        return y, pull(w)[0]
+
+    mesh = "z=4" if "z" in layout else "x=2 y=2"
+    made = wf.spmd(forward, mesh, layout).collectives(args[0])
+    assert [(c.kind, "".join(c.axes), c.bytes * c.count) for c in made] == want
+    program = wf.spmd(both, mesh, layout)
+    y, gradient = program(*args)
+    expected, pull = jax.vjp(lambda x: jnp.reshape(x, new_sizes), values)
+    check_elements(y, expected, "value")
+    check_elements(gradient, pull(weights)[0], "gradient")
+
+    plan = program.plan(*args).collectives
+    moves = [
+        [(c.axes, c.bytes) for c in plan if (c.kind, c.phase) == ("all-to-all", phase)] for phase in PHASES
+    ]
+    assert moves[0] == moves[1][::-1]  # the transpose sends as much back
+    total = Counter()
+    for c in plan:
+        total[c.kind, c.axes] += c.bytes * c.count
+    assert collective_bytes(program.compile(*args).as_text(), program.mesh) == dict(total)
+
+
+def test_a_pending_sum_is_scattered_where_a_reshape_moves_a_split():
+    def run(x):
+        return wf.reshape(wf.sum(x, "k"), "p=4 q=16")
+
+    program = wf.spmd(run, "x=2 y=2", "k:y b:x p:x q:y")
+    x = wf.tensor(numbers((2, 8, 8), 0).astype(np.float32), "k=2 a=8 b=8")
+    made = program.collectives(x)
+    assert [(c.kind, c.axes, c.bytes) for c in made] == [
+        ("reduce-scatter", ("y",), 128),
+        ("all-to-all", ("x",), 64),
+    ]
+    check_elements(program(x), x.numpy().sum(0).reshape(4, 16), "value")
+
+
+def test_equal_reshapes_share_an_all_to_all_outside_of_loops():
+    def run(x):
+        def body(total, _):
+            return total + wf.reshape(x, "p=4 q=16"), None
+
+        start = wf.reshape(x, "p=4 q=16")
+        return wf.scan(body, start, wf.zeros("steps=3"), "steps")[0]
+
+    program = wf.spmd(run, "x=2", "b:x p:x")
+    x = wf.tensor(numbers((8, 8), 0).astype(np.float32), "a=8 b=8")
+    assert [(c.kind, c.bytes, c.count) for c in program.collectives(x)] == [("all-to-all", 128, 1)]
+    check_elements(program(x), 4 * x.numpy().reshape(4, 16), "value")

@@ -2,9 +2,9 @@
 
     found = search(models, begin(models, batch, rows, room), Beams(4))
 
-At each step every beam is followed by every token, and of these the best are kept: as many as there are beams
-among those that go on, and among those that have ended by their penalised scores. All beams of a row share
-its cache: see `cache`.
+At each step every beam is extended by every token. With K beams, the K best unfinished candidates are the
+next beams. Candidates that finish count if they are among the 2K best, as in Mesh-TensorFlow; the K of them
+with the best penalised scores are kept. All beams of a row share its cache: see `cache`.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
         parent = follow(best.beam).rename(beam="next")
         kept = tuple(own.follow(parent) for own in kept)
 
-        # Those that have ended, with those that had before.
-        counted = ends & (wf.arange(pick) < how.size) & (best.log > NEVER / 2) & ~s.done
+        # Those that have ended, with those that had before. Of 2K candidates, K may finish while K go on, so
+        # a likely end is not lost to K likelier continuations.
+        counted = ends & (wf.arange(pick) < 2 * how.size) & (best.log > NEVER / 2) & ~s.done
         ended = Found(
             said_now,
             wf.where(counted, now, 0),
@@ -192,7 +193,10 @@ class _Best:
 
 
 def _best(logits: Tensor, level: Tensor, log: Tensor, beam: wf.Dim, vocab: wf.Dim, ends: int) -> _Best:
-    """So many continuations that as many as there are beams go on, even if each beam ends in every way.
+    """The best continuations of all K beams, enough for the 2K that may finish and the K that go on.
+
+    Each beam contributes up to 2K, since the best 2K may all continue the same beam (in the first step they
+    do). K go on even if all beams have each of their ends among the best.
 
     Args:
       logits, level: what the models think of all tokens, see `together`.
@@ -200,11 +204,11 @@ def _best(logits: Tensor, level: Tensor, log: Tensor, beam: wf.Dim, vocab: wf.Di
       beam, vocab: the dims.
       ends: how many tokens may end a row.
     """
-    few = wf.Dim("few", min(beam.size + ends, vocab.size))
+    few = wf.Dim("few", min(beam.size + max(beam.size, ends), vocab.size))
     some, token = wf.top_k(logits, vocab, few)  # of each beam by itself: what is split stays where it is
     some = log + (some - level)
     every = wf.Dim("every", beam.size * few.size)
-    pick = wf.Dim("pick", min(beam.size * (1 + ends), every.size))
+    pick = wf.Dim("pick", min(beam.size * (1 + max(1, ends)), every.size))
     best, place = wf.top_k(wf.merge(some, [beam, few], every), every, pick)
     return _Best(place // few.size, wf.take(wf.merge(token, [beam, few], every), place, every), best)
 

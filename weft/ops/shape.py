@@ -1,7 +1,8 @@
 """Renaming and reshaping: how a tensor changes its layout.
 
-None of these moves data by itself. A renamed tensor keeps the split it has; if its new name is split
-otherwise, the gather, slice, all-to-all or reduce-scatter happens where it is first used.
+Renaming moves no data by itself. A renamed tensor keeps the split it has; if its new name is split
+otherwise, the gather, slice, all-to-all or reduce-scatter happens where it is first used. So it is with a
+reshape whose pieces stay where they are. Where they can't, it moves them at once (`refine.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from ..dims import Dim, as_dims, check_distinct, pick, pick_one, show, union
 from ..eager import op
 from ..errors import DimError, ShapeError
 from ..forms import as_slice, as_slices, check_along, home, in_form, relabelled, slice_tensor, together
-from ..layout import axes_of
+from ..layout import Splits, axes_of
 from ..padding import fill_padding
 from ..tensor import Tensor
 from .elementwise import align
+from .refine import Group, refined
 
 
 @op
@@ -176,9 +178,9 @@ def _same_size(old: Sequence[Dim], new: Sequence[Dim]) -> None:
         )
 
 
-def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[tuple[list[Dim], list[Dim]]]:
+def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[Group]:
     """Both lists, but for dims of size 1, cut into runs of equal product, as short as can be."""
-    groups: list[tuple[list[Dim], list[Dim]]] = []
+    groups: list[Group] = []
     rest_old, rest_new = ([d for d in dims if d.size != 1] for dims in (old, new))
     while rest_old:
         left, right = [rest_old.pop(0)], [rest_new.pop(0)]
@@ -191,14 +193,17 @@ def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[tuple[list[Dim], lis
 
 def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     program = context.require()
-    program.splits(new)
+    # A dim of one place is not moved; where it is split, its consumer slices it.
+    target = {d: axes if d.size > 1 else () for d, axes in zip(new, program.splits(new), strict=True)}
     program.renamed.add(frozenset(d.name for d in {*x.dims} ^ {*new}))
     assert x.splits is not None
     now = dict(zip(x.dims, x.splits, strict=True))
     before: dict[Dim, tuple[str, ...]] = {}
     after: dict[Dim, tuple[str, ...]] = {}
+    stays = dict(target)
     check_along(d for d in x.dims if d not in new)
-    for left, right in _groups(x.dims, new):
+    groups = _groups(x.dims, new)
+    for left, right in groups:
         check_along(left if left != right else ())
         ways = program.ways(now[left[0]])
         # A split run can be reshaped locally where only its leading dim is split, and the pieces of
@@ -207,12 +212,40 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
         whole = left[0].size % ways == 0 and right[0].size % ways == 0
         if (same or whole) and not any(now[d] for d in left[1:]):
             before[left[0]] = after[right[0]] = now[left[0]]
+            stays |= dict.fromkeys(right, ()) | {right[0]: now[left[0]]}
     splits = tuple(before.get(d, ()) for d in x.dims)
     new_splits = tuple(after.get(d, ()) for d in new)
     shape = program.slice_shape(new, new_splits)
     if x.splits == splits:
         return relabelled(x, x._array.reshape(shape), new, new_splits)
+    # Runs that can stay where they are do, unless an axis that leaves another run is wanted in one of them.
+    leaving = axes_of(x.splits) & axes_of(target.values()) - axes_of(stays.values())
+    for wanted in (target, stays) if leaving else (stays, target):
+        moved = _moved(x, groups, new, tuple(wanted.values()))
+        if moved is not None:
+            return moved
     return slice_tensor(in_form(x, splits).reshape(shape), new, new_splits)
+
+
+def _moved(x: Tensor, groups: Sequence[Group], new: tuple[Dim, ...], splits: Splits) -> Tensor | None:
+    """A reshaped tensor split as told, by a relayout of finer dims; None if there are no such dims."""
+    program = context.require()
+    assert x.splits is not None
+    now, then = dict(zip(x.dims, x.splits, strict=True)), dict(zip(new, splits, strict=True))
+    axes = [axis for one in splits for axis in one]
+    ones = [axis for d, one in now.items() if d.size == 1 for axis in one]
+    fine = refined(groups, now, then, program.ways)
+    if fine is None or ones or len({*axes}) < len(axes) or program.mapped & {*axes}:
+        return None
+    dims, old, target = fine
+    if x.pending:
+        program.resolves(x._held)
+    shape = program.slice_shape(dims, old)
+    # Remembered like its relayout: equal reshapes of a tensor share both, and both are outside of loops.
+    array = program.remember(x._held, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
+    finer = Tensor(array, dims, mesh=program.mesh, layout=program.layout, splits=old, pending=x.pending)
+    finer.origin = x.origin
+    return slice_tensor(in_form(finer, target).reshape(program.slice_shape(new, splits)), new, splits)
 
 
 @op
