@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft import models, nn, train
+from weft import models, nn, processes, train
 from weft.train import hosts
 
 OPTIMIZER = train.AdamW(0.01)
@@ -114,6 +114,24 @@ def fail(victim):
             raise ValueError("an error of its own")
 
 
+def stuck(when):
+    """Process 1 is alive and never comes to the third step, or to the checkpoint after it; the other waits for it."""
+    folder, when = when.split("@")[::-1] if "@" in when else ("", when)
+    total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
+    checkpoints = train.Checkpoints(folder or ".")
+    with hosts.Stop(grace=4) as stop:
+        for step in range(5):
+            if jax.process_index() == 1 and step == 3 and when == "step":
+                time.sleep(600)
+            with processes.limit(f"step {step}"):
+                total(wf.ones("a=4"))
+            print("step", step, flush=True)
+            assert not stop.asked
+        if jax.process_index() == 1:
+            time.sleep(600)
+        checkpoints.save(1, {"w": wf.ones("a=4")}, None, wait=True)
+
+
 def arguments():
     """Programs take what each process has for itself: arrays, keys and numbers of all kinds."""
 
@@ -141,5 +159,5 @@ def all(folder):
 
 
 if __name__ == "__main__":
-    hosts.join(timeout=60)
+    hosts.join(timeout=60, wait=float(os.environ.get("WAIT", "1800")))
     globals()[sys.argv[1]](sys.argv[2])

@@ -19,6 +19,7 @@ from weft.layout import Layout
 from weft.mesh import Mesh
 from weft.models import Transformer, preset
 from weft.placing import without_values
+from weft.shared_folder import check_shared
 
 from . import hosts, inputs
 from .auto import AUTO, chosen
@@ -63,7 +64,8 @@ def prepare(config: TrainConfig) -> Run:
     """From settings to what is run: data found, tokenizer loaded or trained, mesh checked, step staged."""
     config.check()
     h = config.hosts
-    hosts.join(h.coordinator, h.processes, h.process)
+    hosts.join(h.coordinator, h.processes, h.process, wait=h.wait)
+    check_shared(config.folder)
     mesh = with_devices(config.layout.mesh)
     if config.layout.rules != AUTO:
         _check_rows(config, mesh, _layout(config, mesh))
