@@ -11,7 +11,7 @@ import numpy as np
 
 import weft as wf
 from weft import models, nn, processes, train
-from weft.train import hosts
+from weft.train import checkpoint, hosts
 
 OPTIMIZER = train.AdamW(0.01)
 LAYOUT = wf.Layout("batch:data", params="d_ff:data", optimizer="d_ff:data")
@@ -114,22 +114,25 @@ def fail(victim):
             raise ValueError("an error of its own")
 
 
-def stuck(when):
-    """Process 1 is alive and never comes to the third step, or to the checkpoint after it; the other waits for it."""
-    folder, when = when.split("@")[::-1] if "@" in when else ("", when)
+def stuck(how):
+    """One process is alive and never comes to a step, or hangs in the middle of a checkpoint; the other waits for it."""
+    where, _, folder = how.partition("@")
+    hangs = jax.process_index() == (0 if where == "seal" else 1)
     total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
-    checkpoints = train.Checkpoints(folder or ".")
-    with hosts.Stop(grace=4) as stop:
-        for step in range(5):
-            if jax.process_index() == 1 and step == 3 and when == "step":
-                time.sleep(600)
+    with hosts.Stop(grace=4), train.Checkpoints(folder) as checkpoints:
+        for step in (1, 2):
+            if hangs and step == 2:
+                setattr(checkpoint, {"write": "orbax_writer", "seal": "seal"}.get(where, "-"), hang)
+                if where == "step":
+                    hang()
             with processes.limit(f"step {step}"):
                 total(wf.ones("a=4"))
             print("step", step, flush=True)
-            assert not stop.asked
-        if jax.process_index() == 1:
-            time.sleep(600)
-        checkpoints.save(1, {"w": wf.ones("a=4")}, None, wait=True)
+            checkpoints.save(step, {"w": wf.ones("a=4")}, None)
+
+
+def hang(*_):
+    time.sleep(600)
 
 
 def arguments():
