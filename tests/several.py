@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft import models, nn, train
-from weft.train import hosts
+from weft import models, nn, processes, train
+from weft.train import checkpoint, hosts
 
 OPTIMIZER = train.AdamW(0.01)
 LAYOUT = wf.Layout("batch:data", params="d_ff:data", optimizer="d_ff:data")
@@ -114,6 +114,27 @@ def fail(victim):
             raise ValueError("an error of its own")
 
 
+def stuck(how):
+    """One process is alive and never comes to a step, or hangs in the middle of a checkpoint; the other waits for it."""
+    where, _, folder = how.partition("@")
+    hangs = jax.process_index() == (0 if where == "seal" else 1)
+    total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
+    with hosts.Stop(grace=4), train.Checkpoints(folder) as checkpoints:
+        for step in (1, 2):
+            if hangs and step == 2:
+                setattr(checkpoint, {"write": "orbax_writer", "seal": "seal"}.get(where, "-"), hang)
+                if where == "step":
+                    hang()
+            with processes.limit(f"step {step}"):
+                total(wf.ones("a=4"))
+            print("step", step, flush=True)
+            checkpoints.save(step, {"w": wf.ones("a=4")}, None)
+
+
+def hang(*_):
+    time.sleep(600)
+
+
 def arguments():
     """Programs take what each process has for itself: arrays, keys and numbers of all kinds."""
 
@@ -141,5 +162,5 @@ def all(folder):
 
 
 if __name__ == "__main__":
-    hosts.join(timeout=60)
+    hosts.join(timeout=60, wait=float(os.environ.get("WAIT", "1800")))
     globals()[sys.argv[1]](sys.argv[2])

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "weft"
 
 # Each room may use itself and the rooms before it.
 ROOMS = [
-    {"errors", "files", "dims", "mesh", "cpu", "layout", "shapes"},
+    {"errors", "files", "dims", "mesh", "cpu", "layout", "shapes", "processes", "shared_folder"},
     {
         "context",
         "collectives",

@@ -51,7 +51,7 @@ class Launch:
     devices_per_process: Annotated[int, arg(metavar="K")] = 1
     """How many devices each process has: virtual ones on a CPU, the next K on GPUs."""
     grace: Annotated[float, arg(metavar="SECONDS")] = 10.0
-    """How long a process may take to stop after another one failed, before it is killed."""
+    """How long a process may take to stop after another one failed or stopped, before it is killed."""
 
     def run(self) -> None:
         """Start, watch, and start again; leaves with the processes' exit code."""
@@ -204,14 +204,16 @@ class Group:
 
     def _note(self, number: int, code: int) -> None:
         del self.running[number]
-        if code == 0:
+        if code:
+            how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+            _log(f"process {number} ended with {how}")
+            self.code = self.code or (code if code > 0 else 128 - code)
+        if not self.running or self.deadline is not None:
             return
-        how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-        _log(f"process {number} ended with {how}")
-        self.code = self.code or (code if code > 0 else 128 - code)
-        if self.running and self.deadline is None and not self.stopping.signals:
+        if code and not self.stopping.signals:
             _log(f"stopping {_named(self.running)}")
             self.send(signal.SIGTERM)
+        if code or self.stopping.signals:  # processes that stop together end together
             self.deadline = time.monotonic() + self.asked.grace
 
     def send(self, number: int) -> None:
@@ -220,6 +222,7 @@ class Group:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, number)
+                    os.kill(process.pid, signal.SIGCONT)  # one that is frozen would never notice
 
     def _kill(self) -> None:
         for process in list(self.running.values()):

@@ -90,6 +90,7 @@ def settings(arguments: list[str]) -> Any:
 
 def finish(config: Any, *, kept: bool = True) -> Any:
     """Train, and say how it went, and where that is written down if the folder is kept."""
+    from ..processes import WaitError
     from ..train import hosts
     from ..train.loop import train as run
     from ..train.record import TrainingError
@@ -97,7 +98,11 @@ def finish(config: Any, *, kept: bool = True) -> Any:
     _check_writable(config.folder)
     try:
         outcome = run(config)
-    except (TrainingError, OSError) as error:  # OSError: checkpoints and journals that can't be written too
+    except (
+        TrainingError,
+        WaitError,
+        OSError,
+    ) as error:  # OSError: checkpoints and journals that can't be written too
         hosts.fail()
         raise Failure(f"{type(error).__name__}: {error}") from None
     if outcome.stopped:

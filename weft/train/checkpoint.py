@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import sys
 import threading
 import warnings
@@ -30,14 +31,15 @@ from typing import Any, Self
 
 import jax
 
-from weft import context
+from weft import context, processes
 from weft.errors import ProgramError, TensorTypeError, user_frame
 from weft.layout import Layout
 from weft.mesh import Mesh
+from weft.shared_folder import check_shared
 
-from . import hosts
 from .checkpoint_files import (
     ARRAYS,
+    MANIFEST,
     CheckpointError,
     CheckpointWarning,
     Damage,
@@ -51,6 +53,7 @@ from .checkpoint_files import (
     unfinished,
     writing_folder,
 )
+from .checkpoint_orbax import writer as orbax_writer
 from .checkpoint_tensors import check_fit, entries, from_files, leaves, on_host, stored_entries
 from .parameters import asking
 
@@ -80,6 +83,7 @@ class Checkpoints:
         self._error: CheckpointError | None = None
         self._damaged: set[int] = set()  # known from restoring
         self._waited_at_exit = False
+        self._shared = False  # whether it is known that all hosts see the folder
 
     def save(
         self, step: int, model: Any, state: Any, extra: dict[str, Any] | None = None, wait: bool = False
@@ -101,8 +105,12 @@ class Checkpoints:
             _check_call(step, extra or {})
             found = leaves(model, state)
             said = {name: entry.as_json() for name, entry in entries(found).items()}
-            arrays = on_host(found)
-            self._begin(int(step), arrays, {"step": int(step), "extra": extra or {}, "tensors": said})
+            if not self._shared:
+                check_shared(self.folder)
+                self._shared = True
+            with processes.limit(f"the checkpoint of step {step}"):
+                arrays = on_host(found)
+                self._begin(int(step), arrays, {"step": int(step), "extra": extra or {}, "tensors": said})
             if wait:
                 self._finish()
 
@@ -116,7 +124,7 @@ class Checkpoints:
 
         Of several processes only the next `save` raises it: until then they may be at different steps.
         """
-        if self._thread is not None and not self._thread.is_alive() and not hosts.several():
+        if self._thread is not None and not self._thread.is_alive() and not processes.several():
             with asking("Checkpoints.check()"):
                 self._finish()
 
@@ -180,14 +188,18 @@ class Checkpoints:
         import orbax.checkpoint as ocp  # here, since it takes a second
 
         self._wait_at_exit()
-        first, name = jax.process_index() == 0, hosts.name("saved")
+        first, part = jax.process_index() == 0, writing_folder(self.folder, step)
+        # All names at once: a process that fails in between has taken as many as the others.
+        begun, met, done = (processes.name(f"the checkpoint of step {step}") for _ in range(3))
+
+        def room() -> str:
+            _check_room(begin(self.folder, step), sum(array.nbytes for array in arrays.values()))
+            return ""
+
         with self._writing(step):
-            if first:
-                part = begin(self.folder, step)
-                _check_room(part, sum(array.nbytes for array in arrays.values()))
-            else:
-                part = writing_folder(self.folder, step)
-            writer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+            processes.from_first(begun, room)
+            processes.meet(met)
+            writer = orbax_writer(met)
             try:
                 if arrays:
                     chunks = {name: ocp.SaveArgs(chunk_byte_size=CHUNK) for name in arrays}
@@ -212,7 +224,7 @@ class Checkpoints:
                 with self._writing(step):
                     if not first:
                         written()
-                    hosts.from_first(name, sealed)
+                    processes.from_first(done, sealed)
                 if first:
                     self._remove_old(step)
             except CheckpointError as error:
@@ -249,7 +261,8 @@ class Checkpoints:
 
     def _finish(self) -> None:
         if self._thread is not None:
-            self._thread.join()
+            with processes.limit("a checkpoint that is being written"):
+                self._thread.join()
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
@@ -281,20 +294,30 @@ class Checkpoints:
 
         def look() -> str:
             found.append(self._whole(step))
-            return found[0][0].name
+            path, manifest = found[0]
+            return f"{path.name} {manifest['sha256']}"
 
-        name = hosts.from_first(hosts.name("restored"), look)
-        if found:
+        said = processes.from_first(processes.name("a checkpoint to restore"), look)
+        if not processes.several():
             return found[0]
-        try:
-            return self.folder / name, read_manifest(self.folder / name)
-        except Damage as damage:
+        folder, _, digest = said.partition(" ")
+        problem = ""
+        if not found:
+            try:
+                found.append((self.folder / folder, read_manifest(self.folder / folder)))
+                problem = "" if found[0][1]["sha256"] == digest else f"{MANIFEST} is another one"
+            except Damage as damage:
+                problem = str(damage)
+        mine = f"process {processes.number()} on {socket.gethostname()}: {problem}" if problem else ""
+        wrong = [one for one in processes.gather(processes.name("a checkpoint to restore"), mine) if one]
+        if wrong:  # in all processes: else those that can read it would wait for the others
             raise CheckpointError(
-                f"process 0 restores {self.folder / name}, and process {jax.process_index()} can't read it",
-                str(damage),
+                f"process 0 restores {self.folder / folder}, and not all processes can read it",
+                *wrong,
                 rule="all processes read the same files",
                 hint="put the folder on a disk that all hosts share",
-            ) from None
+            )
+        return found[0]
 
     def _whole(self, step: int | None) -> tuple[Path, dict[str, Any]]:
         """The newest checkpoint, or one of a step, that is as it was written."""

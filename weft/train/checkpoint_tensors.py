@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from weft import processes
 from weft.errors import ModelError, ProgramError
 from weft.layout import Layout
 from weft.mesh import Mesh
@@ -20,6 +21,8 @@ from weft.nn.module import Declared, check_drawn, is_parameter, path_name
 from weft.placing import partition_spec, put
 from weft.shapes import stored_shape
 from weft.tensor import Tensor, check_has_values
+
+from .checkpoint_orbax import reader
 
 Where = tuple[Mesh, Layout]
 
@@ -172,7 +175,7 @@ def from_files(
     folder: Path, stored: Mapping[str, Entry], like_model: Any, like_state: Any, place: Where | None
 ) -> tuple[Any, Any]:
     """The trees with their tensors read: each device's slices, and no more."""
-    import orbax.checkpoint as ocp  # here, since it takes a second
+    import orbax.checkpoint as ocp
 
     like = {"model": like_model, "state": like_state}
     paths, tree = jax.tree_util.tree_flatten_with_path(like, is_leaf=is_parameter)
@@ -196,11 +199,12 @@ def from_files(
     }
     read: dict[str, Any] = {}
     if args:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        with reader() as files:
             asked = ocp.args.PyTreeRestore(
                 item=dict.fromkeys(args, 0), restore_args=args, partial_restore=True
             )
-            read = reader.restore(folder, args=asked)
+            read = files.restore(folder, args=asked)
+    processes.meet(processes.name("a checkpoint is restored"))
 
     def made(name: str, leaf: Any) -> Any:
         entry = stored[name]
@@ -227,14 +231,14 @@ def read_arrays(folder: Path, stored: Mapping[str, Entry]) -> Iterator[tuple[str
     import orbax.checkpoint as ocp
 
     how = ocp.RestoreArgs(restore_type=np.ndarray)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    with reader() as files:
         for name, entry in stored.items():
             if not _has_bytes(entry):
                 yield name, np.zeros(entry.shape, "uint32" if is_key(entry) else entry.dtype)
                 continue
             safe = quote(name, safe="")
             asked = ocp.args.PyTreeRestore(item={safe: 0}, restore_args={safe: how}, partial_restore=True)
-            yield name, reader.restore(folder, args=asked)[safe]
+            yield name, files.restore(folder, args=asked)[safe]
 
 
 def _has_bytes(entry: Entry) -> bool:

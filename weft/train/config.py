@@ -156,6 +156,10 @@ class Hosts:
     """How many processes there are."""
     process: int | None = None
     """The number of this one, from 0 on."""
+    wait: float = 1800.0
+    """Seconds that a process waits for the others at any one point, before it ends with an error."""
+    grace: float = 300.0
+    """Seconds that a run has to stop and save, from SIGTERM or SIGINT on, before it ends without."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +272,8 @@ _RANGES = {
     "--diloco.every": (1, _ANY),
     "--diloco.rate": (0, _ANY),
     "--diloco.momentum": (0, _SHARE),
+    "--hosts.wait": (1, _ANY),
+    "--hosts.grace": (1, _ANY),
 }
 
 

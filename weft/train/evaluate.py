@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 import weft as wf
-from weft import nn
+from weft import nn, processes
 from weft.models import Batch
 
 
@@ -71,7 +71,8 @@ def evaluate(program: wf.Program, model: Any, batches: Iterable[Batch], words: i
     """
     totals = {"loss": 0.0, "right": 0.0, "tokens": 0.0}  # Python's: 64 bits
     for batch in batches:
-        found = program(model, batch)
-        totals = {name: total + float(found[name].array) for name, total in totals.items()}
+        with processes.limit("a batch of the evaluation"):
+            found = program(model, batch)
+            totals = {name: total + float(found[name].array) for name, total in totals.items()}
     tokens = max(totals["tokens"], 1.0)
     return Score(totals["loss"] / tokens, totals["right"] / tokens, int(totals["tokens"]), words)

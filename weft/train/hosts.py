@@ -8,31 +8,41 @@
                 break                   # all processes are at this step
 
 Each process runs the same program. `join` connects them through the coordinator, which is process 0's; after
-that `jax.devices()` are the devices of all, and a mesh spans them. Beside JAX's collectives the coordinator
-keeps a few words that all can read (`tell`, `told`): these may be used from threads at any time, where a
-collective has to come in the same order everywhere.
+that `jax.devices()` are the devices of all, and a mesh spans them. How they talk beside JAX's collectives is
+in `weft/processes.py`.
 """
 
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
-import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import TracebackType
+from typing import Any
 
 import jax
 
 from weft import cpu
-from weft.errors import WeftError
+from weft.processes import (
+    WAIT,
+    HostsError,
+    WaitError,
+    count,
+    end_after,
+    longest_wait,
+    number,
+    several,
+    tell,
+    told,
+)
+
+from . import gloo
+from .stopping import Stop as Stop
 
 COORDINATOR, PROCESSES, PROCESS, DEVICES = (
     "WEFT_COORDINATOR",
@@ -40,13 +50,6 @@ COORDINATOR, PROCESSES, PROCESS, DEVICES = (
     "WEFT_PROCESS",
     "WEFT_DEVICES",
 )
-FOREVER = 10 * 365 * 24 * 3600.0  # seconds
-_count = itertools.count()
-
-
-class HostsError(WeftError, RuntimeError):
-    """Processes that can't find each other."""
-
 
 # Joining
 
@@ -68,6 +71,7 @@ def join(
     devices: int | None = None,
     timeout: float = 300.0,
     heartbeat: int = 20,
+    wait: float = WAIT,
 ) -> None:
     """Join the other processes of this run; call it before the first use of JAX.
 
@@ -82,6 +86,8 @@ def join(
       devices: on a CPU, how many virtual devices a process has; by default 1.
       timeout: how many seconds to wait for the others.
       heartbeat: after so many seconds without a sign of life a process counts as dead, and all others end.
+      wait: how many seconds a process waits for the others at any later point, such as a step or a
+        checkpoint, before it ends with an error.
     """
     if jax.distributed.is_initialized():
         return
@@ -90,6 +96,7 @@ def join(
         found = None if member is not None else detected()
         if member is None and found is None:
             return
+        longest_wait(wait)
         _prepare(devices, os.environ)
         _connect(member, found, timeout, heartbeat)
     except HostsError as error:
@@ -197,10 +204,12 @@ def _connect(member: Member | None, found: str | None, timeout: float, heartbeat
             "process_id": member.process,
             "cluster_detection_method": "deactivate",
         }
-    timer = threading.Timer(left, _give_up, [_alone(member, found, timeout)])
-    timer.start()
+    timer = end_after(left, _alone(member, found, timeout))  # later JAX would, from C++, with its stack
     try:
         jax.distributed.initialize(**more)
+        gloo.use_reachable_address(left)
+    except HostsError:
+        raise
     except Exception as error:
         if "before any JAX calls" in str(error):
             raise _late() from None
@@ -220,12 +229,6 @@ def _alone(member: Member | None, found: str | None, timeout: float, *details: s
         hint="look at the logs of the others, whether one failed first; at firewalls and proxies; "
         "or set WEFT_COORDINATOR, WEFT_PROCESSES and WEFT_PROCESS yourself",
     )
-
-
-def _give_up(error: HostsError) -> None:
-    """End the process with a message; a little later JAX would, from C++ and with a page of its stack."""
-    print(f"HostsError: {error}", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 def _await_coordinator(member: Member, timeout: float) -> None:
@@ -250,6 +253,7 @@ def _await_coordinator(member: Member, timeout: float) -> None:
 
 # Failing
 
+LAST = 3.0  # seconds that process 0 waits for others that have failed too
 _failed: list[int] = []  # the exit code, once it is known
 
 
@@ -275,193 +279,20 @@ def _end_when_failed() -> None:
         if _failed:
             sys.stdout.flush()
             sys.stderr.flush()
+            with suppress(WaitError, jax.errors.JaxRuntimeError):
+                _end_last()
             os._exit(_failed[0])
 
     sys.excepthook = hook
     atexit.register(end)  # the last one is called first: this one before JAX's
 
 
-# Words that all processes can read
-
-
-def _client() -> Any:
-    from jax._src import distributed  # JAX has no public name for it
-
-    return distributed.global_state.client
-
-
-def several() -> bool:
-    """Whether this run has several processes. It can be asked before JAX is used."""
-    from jax._src import distributed
-
-    return _client() is not None and distributed.global_state.num_processes > 1
-
-
-def tell(name: str, text: str) -> bool:
-    """Tell the other processes something, once; False if that was told already."""
-    try:
-        _client().key_value_set(name, text)
-    except jax.errors.JaxRuntimeError as error:
-        if "ALREADY_EXISTS" not in str(error):
-            raise
-        return False
-    return True
-
-
-def told(name: str, seconds: float = FOREVER) -> str:
-    """What was told under that name; waits until it is."""
-    end = time.monotonic() + seconds
-    while True:
-        left = end - time.monotonic()
-        try:
-            return _client().blocking_key_value_get(name, max(1, int(1000 * min(left, 3600))))
-        except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error) or time.monotonic() >= end:
-                raise
-
-
-def name(what: str) -> str:
-    """A name to tell something by, new each time. All processes take theirs in the same order."""
-    return f"weft/{what}/{next(_count)}"
-
-
-def from_first(name: str, work: Callable[[], str]) -> str:
-    """What process 0 makes of some work; the others wait for it. If it fails, all do."""
-    if not several():
-        return work()
-    if jax.process_index() > 0:
-        kind, _, text = told(name).partition(" ")
-        if kind == "failed":
-            raise HostsError(
-                "process 0 failed, and this one waited for it",
-                text,
-                rule="what one process does for all is done when it succeeds",
-                hint="the log of process 0 says more",
-            )
-        return text
-    try:
-        text = work()
-    except BaseException as error:
-        tell(name, f"failed {type(error).__name__}: {error}")
-        raise
-    tell(name, f"done {text}")
-    return text
-
-
-# Stopping
-
-OVER = "over"
-
-
-class Stop:
-    """Whether the run is to stop, because SIGTERM or SIGINT came: a context around a loop.
-
-    A signal reaches the processes at different steps, or only one of them. They agree on a step: whoever
-    gets the signal tells the others, all hold still for a moment and say how often they have asked, and the
-    next time after the largest of these is when they stop. Nothing is sent before a signal comes.
-
-    A second SIGINT ends the process at once.
-
-    Attributes:
-      reason: the signal's name, once all know of it.
-    """
-
-    def __init__(self) -> None:
-        self.reason = ""
-        self._times = 0  # how often it was asked
-        self._at: int | None = None  # at which time of asking all stop
-        self._lock = threading.Lock()
-        self._name = name("stop")
-
-    @property
-    def asked(self) -> bool:
-        """Whether to stop now. Every process asks once a step, also those that got no signal."""
-        with self._lock:
-            self._times += 1
-            return self._at is not None and self._times >= self._at
-
-    def __enter__(self) -> Self:
-        # Python runs its handlers between two lines of the main thread, which may be inside a long step. What
-        # it writes into this pipe comes at once.
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-        self._catch()
-        targets = [self._listen, self._agree] if several() else [self._listen]
-        self._threads = [threading.Thread(target=one, name="weft stop", daemon=True) for one in targets]
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._release()
-        os.close(self._write)
-        if several():
-            with suppress(jax.errors.JaxRuntimeError):  # the coordinator is gone
-                tell(self._name, OVER)
-        for thread in self._threads:
-            thread.join(timeout=10)
-        os.close(self._read)
-
-    def _catch(self) -> None:
-        self._before: dict[int, Any] = {}
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # others may not; they hear of others' signals
-            self._pipe_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            self._before = {one: signal.signal(one, _ignored) for one in (signal.SIGTERM, signal.SIGINT)}
-            _catching.append(self)
-
-    def _release(self) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, signal.SIG_DFL if handler is None else handler)
-        if self._before:
-            signal.set_wakeup_fd(self._pipe_before)
-            _catching.remove(self)
-
-    def _listen(self) -> None:
-        """Wait for signals."""
-        interrupted = False
-        while byte := os.read(self._read, 1):
-            if byte[0] == signal.SIGINT and interrupted:
-                os._exit(130)
-            if byte[0] == signal.SIGINT:
-                interrupted = True
-                print("stopping after this step; once more ends it at once", file=sys.stderr, flush=True)
-            if byte[0] not in (signal.SIGTERM, signal.SIGINT) or self.reason:
-                continue
-            reason = signal.Signals(byte[0]).name
-            if several():
-                with suppress(jax.errors.JaxRuntimeError):
-                    tell(self._name, reason)
-            else:
-                self.reason, self._at = reason, 0
-
-    def _agree(self) -> None:
-        """Wait until one of the processes has told of a signal, then agree on when to stop."""
-        with suppress(jax.errors.JaxRuntimeError):  # then JAX ends the process: another one has died
-            reason = told(self._name)
-            if reason == OVER:
-                return
-            with self._lock:  # whoever asks now waits: its answer is not known yet
-                tell(f"{self._name}/times/{jax.process_index()}", str(self._times))
-                _client().wait_at_barrier(f"{self._name}/barrier", 3_600_000)
-                times = [int(one) for _, one in _client().key_value_dir_get(f"{self._name}/times/")]
-                self.reason, self._at = reason, max(times) + 1
-
-
-_catching: list[Stop] = []
-
-
-def _forked() -> None:
-    """A worker that is forked off ends by SIGTERM, and does not write into our pipe."""
-    for stop in reversed(_catching.copy()):
-        stop._release()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-def _ignored(number: int, frame: FrameType | None) -> None:
-    """A handler has to be there for Python to write into the pipe."""
+def _end_last() -> None:
+    """Let process 0 end after the others that have failed: with the coordinator gone JAX aborts them, and an
+    error that all have would not be shown by all."""
+    if number() > 0:
+        tell(f"weft/failed/{number()}", "")
+        return
+    end = time.monotonic() + LAST
+    for other in range(1, count()):
+        told(f"weft/failed/{other}", max(0.0, end - time.monotonic()))

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft import data
+from weft import data, processes
 from weft.errors import DataError, ModelError, nearest
 from weft.files import whole
 
-from . import hosts
 from .config import Data
 
 PHRASES = 200_000  # generated phrases to train on
@@ -108,7 +107,7 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
                     raise
             return str(path)
 
-        return data.SentencePiece(hosts.from_first(hosts.name("tokenizer"), trained))
+        return data.SentencePiece(processes.from_first(processes.name("tokenizer"), trained))
     if not Path(d.tokenizer).is_file():
         if path.is_file():  # the run's own copy is all that it needs
             warnings.warn(f"there is no {d.tokenizer}: {path} is used, as before", stacklevel=2)

@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from weft import nn
+from weft import nn, processes
 from weft.errors import ModelError, ProgramError, WeftError
 from weft.plan.hardware import Hardware
 
@@ -52,7 +52,7 @@ def begin(run: Run, checkpoints: Checkpoints) -> Standing:
     """The newest checkpoint, a model that was imported, or parameters drawn anew."""
     seed = run.config.seed
     # Of several processes the first looks: all begin at the same place.
-    there = hosts.from_first(hosts.name("begun"), lambda: _newest(run.checkpoints))
+    there = processes.from_first(processes.name("begun"), lambda: _newest(run.checkpoints))
     like = nn.specs(run.model)
     if there == "imported":
         step, model, _, _ = checkpoints.restore(like, None, run.mesh, run.layout)
@@ -77,8 +77,9 @@ def begin(run: Run, checkpoints: Checkpoints) -> Standing:
             CheckpointWarning,
             stacklevel=2,
         )
-    model = nn.init(run.model, jax.random.key(seed), run.mesh, run.layout)
-    return Standing(0, 0, *run.learner.init(model))
+    with processes.limit("the parameters to begin with"):
+        model = nn.init(run.model, jax.random.key(seed), run.mesh, run.layout)
+        return Standing(0, 0, *run.learner.init(model))
 
 
 def _newest(checkpoints: Path) -> str:
@@ -179,7 +180,7 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
     # Signals are caught until the last checkpoint is on the disk.
     with (
         _alone(c.folder),
-        hosts.Stop() as stop,
+        hosts.Stop(c.hosts.grace) as stop,
         Checkpoints(run.checkpoints, c.save.keep) as checkpoints,
     ):
         standing = begin(run, checkpoints)
@@ -198,9 +199,10 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
             while standing.step < c.steps:
                 batch, standing.position = next(batches)
                 key, standing.step = run.key(standing.step), standing.step + 1
-                metrics, standing.model, standing.state = run.learner.learn(
-                    standing.step, standing.model, standing.state, batch, key
-                )
+                with processes.limit(f"step {standing.step}"):
+                    metrics, standing.model, standing.state = run.learner.learn(
+                        standing.step, standing.model, standing.state, batch, key
+                    )
                 record.step(metrics)
                 checkpoints.check()
                 last = standing.step == c.steps or stop.asked
@@ -228,7 +230,7 @@ def _alone(folder: Path) -> Iterator[None]:
     """An error if another run writes into the folder: each would remove what the other has half-written."""
     handle = os.open(folder, os.O_RDONLY)  # the folder itself is locked: nothing to clean up after a kill
     try:
-        hosts.from_first(hosts.name("alone"), lambda: _lock(handle, folder))
+        processes.from_first(processes.name("alone"), lambda: _lock(handle, folder))
         yield
     finally:
         os.close(handle)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import weft as wf
-from weft import nn
+from weft import nn, processes
 from weft.errors import WeftError
 from weft.plan.hardware import Hardware
 from weft.plan.stages import described
@@ -89,7 +89,8 @@ class Record:
         if waiting is None:
             return
         step, metrics = waiting
-        numbers = {name: value.item() for name, value in metrics.items()}
+        with processes.limit(f"step {step}"):
+            numbers = {name: value.item() for name, value in metrics.items()}
         now = time.monotonic()
         numbers["seconds"], self._time = now - self._time, now
         finite = bool(numbers.pop("finite", True)) and all(map(math.isfinite, numbers.values()))

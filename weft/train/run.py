@@ -22,6 +22,7 @@ from weft.models import Transformer, preset
 from weft.models.presets import batch_specs
 from weft.models.spelling import CheckedLayout
 from weft.placing import without_values
+from weft.shared_folder import check_shared
 
 from . import hosts, inputs
 from .auto import AUTO, chosen
@@ -66,7 +67,8 @@ def prepare(config: TrainConfig) -> Run:
     """From settings to what is run: data found, tokenizer loaded or trained, mesh checked, step staged."""
     config.check()
     h = config.hosts
-    hosts.join(h.coordinator, h.processes, h.process)
+    hosts.join(h.coordinator, h.processes, h.process, wait=h.wait)
+    check_shared(config.folder)
     mesh = with_devices(config.layout.mesh)
     if config.layout.rules != AUTO:
         _check_rows(config, mesh, _layout(config, mesh))

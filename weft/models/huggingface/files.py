@@ -23,7 +23,9 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from weft import processes
 from weft.errors import ModelError
+from weft.shared_folder import check_shared
 
 MODEL, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
@@ -230,6 +232,7 @@ def writing(
             hint="name another folder; it is made if need be",
         )
     try:
+        check_shared(folder)
         if first:
             partial.mkdir(parents=True, exist_ok=True)
             (partial / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
@@ -301,10 +304,7 @@ def _remove(partial: Path) -> None:
 
 def _meet(what: str) -> None:
     """Wait for the other hosts."""
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(f"weft checkpoint {what}")
+    processes.meet(processes.name(f"files are {what}"))
 
 
 def same(checkpoint: Checkpoint, one: str, other: str, rows: int = 1024) -> bool:
