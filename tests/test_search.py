@@ -11,7 +11,6 @@ from weft.errors import WeftError
 from weft.plan.hardware import Hardware
 from weft.search import best, search
 from weft.search.facts import dims_named, facts_of
-from weft.search.space import LEVELS
 
 MACHINES = ("tpu-v2", "a100", "h100", "cpu")
 
@@ -23,14 +22,12 @@ def every(name):
     fn, args = make()
     dims = [*facts_of(fn, tuple(args)).dims]
     space = best.Space("", fn, tuple(args), devices, axes, Hardware.of("cpu"), dims=dims)
-    roles = {one.role for one in space.bound.state}
     found = {}
-    for sizes, level in itertools.product(space.meshes, LEVELS):
-        if level and level.rstrip("s") not in roles:
-            continue
-        for place in itertools.product(range(len(space.groups)), repeat=len(sizes)):
-            candidate = space.candidate(sizes, level, place)
-            found[candidate] = space.planned(candidate)
+    for sizes in space.meshes:
+        for levels in space.levels(sizes, stored=True):
+            for place in itertools.product(range(len(space.groups)), repeat=len(sizes)):
+                for candidate in space.candidates(sizes, levels, place):
+                    found[candidate] = space.planned(candidate)
     return space, found
 
 
@@ -44,7 +41,7 @@ def holds(name, machine, monkeypatch):
             continue
         seconds[candidate] = plan.time(hardware).overlapped_seconds
         place = tuple(space.groups.index(group) for group in candidate.groups)
-        loose = bound.seconds(candidate.sizes, candidate.level)[place]
+        loose = bound.seconds(candidate.sizes, candidate.levels)[place]
         assert loose <= seconds[candidate] * (1 + 1e-9), (candidate.mesh, candidate.layout)
         assert bound.tight(candidate) <= seconds[candidate] * (1 + 1e-9), (candidate.mesh, candidate.layout)
         assert bound.bytes(candidate) <= plan.memory.peak * (1 + 1e-9), (candidate.mesh, candidate.layout)
@@ -105,7 +102,7 @@ def test_the_best_ten(monkeypatch):
     found = search(*make(), devices=devices, axes=axes, hardware="h100", top=10)
 
     def is_own(c):
-        return space.is_own(c.sizes, c.level)[tuple(space.groups.index(group) for group in c.groups)]
+        return space.is_own(c.sizes, c.levels)[tuple(space.groups.index(group) for group in c.groups)]
 
     own = [plan for c, plan in plans.items() if is_own(c) and not isinstance(plan, WeftError)]
     times = sorted(plan.time("h100").overlapped_seconds for plan in own)

@@ -28,7 +28,7 @@ from ..plan.time import Time
 from .bound import SLACK, Bound
 from .facts import facts_of
 from .opened import on
-from .space import LEVELS, Candidate, Sizes, factorisations, independent
+from .space import LEVELS, Candidate, Group, Levels, Sizes, factorisations, independent, orders
 
 OBJECTIVES = ("time", "memory")
 BATCH = 4096  # candidates of a mesh that are put in order at a time
@@ -195,8 +195,7 @@ def search(
     }
     if dims is not None:
         _check_dims(dims, spaces.values())
-    levels = LEVELS if stored else LEVELS[:1]
-    run = _Run(spaces, machine, devices, levels, objective, top, progress)
+    run = _Run(spaces, machine, devices, stored, objective, top, progress)
     found = run.best(cap)
     if not found.ranked:
         smallest = replace(run, objective="memory", top=1).best(sys.maxsize)
@@ -301,28 +300,58 @@ class Space:
                 self.plans[candidate] = error
         return self.plans[candidate]
 
-    def is_own(self, sizes: Sizes, level: str) -> np.ndarray:
+    def levels(self, sizes: Sizes, stored: bool) -> Iterator[Levels]:
+        """What may be stored in further pieces, for the axes of a mesh."""
+        roles = {one.role for one in self.bound.state} if stored else set()
+        some = [level for level in LEVELS if not level or level.rstrip("s") in roles]
+        return itertools.product(some, repeat=len(sizes))
+
+    def is_own(self, sizes: Sizes, levels: Levels) -> np.ndarray:
         """Which candidates of a mesh are not the same as others of fewer axes, or with less in pieces."""
         shape = [len(self.groups)] * len(sizes)
         places = np.indices(shape)
         own = np.ones(shape, bool)
-        for one, two in itertools.pairwise(places):
-            own &= (one != two) | (one == 0)
+        for n in range(1, len(sizes)) if not self.axes else ():
+            if levels[n - 1] == levels[n]:
+                is_one = self._is_one_axis(sizes[n - 1], sizes[n], levels[n])
+                own &= (places[n - 1] != places[n]) | ~is_one[places[n]]
         if self.needed:
             splits = np.array([self.needed in group for group in self.groups])
             own &= np.any([splits[place] for place in places], axis=0) if sizes else False
-        if level:
-            own &= level.rstrip("s") in {one.role for one in self.bound.state}
-            more = [[bool(self.bound.further(g, n)) for g in self.groups] for n in sizes]
-            further = [np.array(one)[place] for one, place in zip(more, places, strict=True)]
-            own &= np.any(further, axis=0) if further else False
+        for size, level, place in zip(sizes, levels, places, strict=True):
+            if level:
+                own &= np.array([bool(self.bound.further(group, size)) for group in self.groups])[place]
         return own
 
-    def candidate(self, sizes: Sizes, level: str, place: tuple[int, ...]) -> Candidate:
+    def _is_one_axis(self, one: int, two: int, level: str) -> np.ndarray:
+        """Which groups are laid out alike on two neighbouring axes and on one in place of both.
+
+        Not those that leave other pieces of state to store there.
+        """
+        if not level:
+            return np.ones(len(self.groups), bool)
+        of = self.bound.further
+        return np.array([of(g, one) == of(g, two) == of(g, one * two) for g in self.groups])
+
+    def orders(self, sizes: Sizes) -> np.ndarray:
+        """How many orders of their dims' axes the candidates of a mesh have."""
+        places = np.indices([len(self.groups)] * len(sizes))
+        found = np.ones(places.shape[1:], int)
+        ways = np.array([math.factorial(n) for n in range(len(sizes) + 1)])
+        for family in self.facts.families if len(sizes) > 1 else ():
+            has = {dim: np.array([dim in group for group in self.groups])[places] for dim in family}
+            for dim, axes in has.items():
+                shared = np.any([axes & other for kin, other in has.items() if kin != dim], axis=(0, 1))
+                found *= np.where(shared, ways[axes.sum(axis=0)], 1)
+        return found
+
+    def candidates(self, sizes: Sizes, levels: Levels, place: tuple[int, ...]) -> Iterator[Candidate]:
+        """The candidates with these groups on their axes: one for each order that may matter."""
         groups = tuple(self.groups[n] for n in place)
-        both = zip(groups, sizes, strict=True)
-        further = tuple(self.bound.further(group, n) for group, n in both) if level else ()
-        return Candidate(sizes, groups, level, further, self.name, self.axes)
+        all_ = zip(groups, sizes, levels, strict=True)
+        further = tuple(self.bound.further(group, n) if level else Group() for group, n, level in all_)
+        for order in orders(groups, self.facts.families):
+            yield Candidate(sizes, groups, levels, further, order, self.name, self.axes)
 
 
 @dataclass
@@ -332,15 +361,18 @@ class _Counts:
 
 
 def _in_order(
-    space: Space, sizes: Sizes, level: str, cap: int, by_time: bool, counts: _Counts
+    space: Space, sizes: Sizes, levels: Levels, cap: int, by_time: bool, counts: _Counts
 ) -> Iterator[tuple[float, Candidate]]:
     """The candidates of a mesh, those with the least bounds first."""
-    stored = space.bound.stored(sizes, level)
-    bounds = space.bound.seconds(sizes, level) if by_time else stored
-    own = space.is_own(sizes, level)
+    own = space.is_own(sizes, levels)
+    if not own.any():
+        return
+    stored = space.bound.stored(sizes, levels)
+    bounds = space.bound.seconds(sizes, levels) if by_time else stored
     fits = own & (stored <= cap)
-    counts.legal += int(own.sum())
-    counts.by_memory += int(own.sum() - fits.sum())
+    orders = space.orders(sizes)
+    counts.legal += int(orders[own].sum())
+    counts.by_memory += int(orders[own & ~fits].sum())
     left = np.flatnonzero(fits)
     bounds = bounds.ravel()[left]
     while len(left):
@@ -348,7 +380,8 @@ def _in_order(
         first = first[np.argsort(bounds[first], kind="stable")]
         for bound, flat in zip(bounds[first], left[first], strict=True):
             place = np.unravel_index(flat, [len(space.groups)] * len(sizes)) if sizes else ()
-            yield float(bound), space.candidate(sizes, level, tuple(map(int, place)))
+            for candidate in space.candidates(sizes, levels, tuple(map(int, place))):
+                yield float(bound), candidate
         rest = np.ones(len(left), bool)
         rest[first] = False
         left, bounds = left[rest], bounds[rest]
@@ -361,7 +394,7 @@ class _Run:
     spaces: Mapping[str, Space]
     hardware: Hardware
     devices: int
-    levels: Sequence[str]
+    stored: bool
     objective: str
     top: int
     progress: Callable[[int, Ranked | None], None] | None
@@ -377,8 +410,9 @@ class _Run:
                 heapq.heappush(waiting, (bound, candidate.rank, next(order), candidate, queue))
 
         for space in self.spaces.values():
-            for sizes, level in itertools.product(space.meshes, self.levels):
-                push(_in_order(space, sizes, level, cap, by_time, counts))
+            for sizes in space.meshes:
+                for levels in space.levels(sizes, self.stored):
+                    push(_in_order(space, sizes, levels, cap, by_time, counts))
         ranked: list[Ranked] = []
         too_large: list[Ranked] = []
         refused = 0

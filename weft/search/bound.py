@@ -32,12 +32,14 @@ from ..plan.memory import Buffer
 from ..plan.time import collective_seconds, hideable, main_dtype, work_seconds
 from ..plan.walk import wire_bytes
 from .facts import Facts, Part
-from .space import Candidate, Group, Sizes, further
+from .space import Candidate, Group, Levels, Sizes, further
 
 SLACK = 1 - 2e-3  # for sizes that are rounded, and for what is fused a little otherwise
 LEAST_BUFFERS = 0.8  # of the memory of buffers: a split program may be fused better than the opened one
 MANY = 1 << 40  # bytes
 PHASES = ("forward", "backward", "update")
+SPLITS = ("plain", "param", "state")  # how values are split, stored parameters, and optimizer state
+LEVEL_OF = {"param more": "params", "state more": "optimizer"}  # where a collective is only for that
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,12 @@ class Sent:
     """A collective: the dims that call for it, and those that what is sent has beside them.
 
     Attributes:
-      on: which dims of an axis count: the "plain" rules', the "stored" state's, or what it has "further".
+      on: which dims of an axis call for it: those of one of SPLITS, or those that "param" or "state" adds.
+      beside: which of SPLITS the other axes cut what is sent by.
     """
 
     on: str
+    beside: str
     kind: str
     over: Group
     dims: Group
@@ -99,21 +103,21 @@ class Bound:
 
     # Time
 
-    def seconds(self, sizes: Sizes, level: str) -> np.ndarray:
+    def seconds(self, sizes: Sizes, levels: Levels) -> np.ndarray:
         """The least seconds of all candidates of a mesh: an array with a dim of groups for each axis."""
         nothing = np.zeros([len(self.groups)] * len(sizes))
         plain, work, hidden = nothing, dict.fromkeys(PHASES, nothing), dict.fromkeys(PHASES, nothing)
         for phase, parts in self.work.items():
             shares = []
-            for size in sizes:
+            for size, level in zip(sizes, levels, strict=True):
                 on = self._on(size, level)
-                some = [on[self._where(phase, part.dims, level)] for part in parts]
+                some = [on[self._where(phase, part.dims, levels)] for part in parts]
                 shares.append(
                     self._shares([part.dims for part in parts], some, size) * self._ticks(parts, some, size)
                 )
             work[phase] = _summed(np.array([part.seconds for part in parts]), shares)
-        for (phase, hides), sent in (*self.sent.items(), *self._gathers(level).items()):
-            seconds = self._all_sent(sent, sizes, level)
+        for (phase, hides), sent in (*self.sent.items(), *self._gathers(levels).items()):
+            seconds = self._all_sent(sent, sizes, levels)
             if hides:
                 hidden[phase] = hidden[phase] + seconds
             else:
@@ -122,32 +126,31 @@ class Bound:
 
     def tight(self, candidate: Candidate) -> float:
         """The least seconds of one candidate: closer where one dim is on several axes."""
-        level, sizes = candidate.level, candidate.sizes
+        levels, sizes = candidate.levels, candidate.sizes
         on = self._on_axes(candidate)
         plain, work, hidden = 0.0, defaultdict[str, float](float), defaultdict[str, float](float)
         left = functools.cache(lambda dims, where: self._left_of(dims, sizes, on[where]))
         stages = self._ways(frozenset(self.facts.pipelines), sizes, candidate.groups)
         for part in self.facts.work:
-            seconds = self._of_part(part, left, level)
+            seconds = self._of_part(part, left, levels)
             if part.staged in stages and part.work.kind == "matmul":
                 seconds *= self._stretch(part.staged, stages[part.staged])
                 if self._again(part):
                     work["backward"] += seconds
             work[part.work.phase] += seconds
-        for (phase, hides), sent in (*self.sent.items(), *self._gathers(level).items()):
+        for (phase, hides), sent in (*self.sent.items(), *self._gathers(levels).items()):
             for s in sent:
                 weights = [self._weight(s, group) for group in on[s.on]]
                 axes = tuple(place for place, weight in enumerate(weights) if weight)
                 if not axes:
                     continue
-                latency, pace = self._pace(sizes, axes, self._kind(s, level))
+                latency, pace = self._pace(sizes, axes, self._kind(s, levels, axes))
                 beside = [
-                    frozenset[str]() if place in axes else group
-                    for place, group in enumerate(on["stored" if s.on == "stored" else "plain"])
+                    frozenset[str]() if place in axes else group for place, group in enumerate(on[s.beside])
                 ]
                 bytes = s.bytes * self._left_of(s.dims, sizes, beside)
-                if s.on == "further":
-                    bytes *= self._padded(s.dims, sizes, on["stored"])
+                if s.on in LEVEL_OF:
+                    bytes *= self._padded(s.dims, sizes, on[s.on.partition(" ")[0]])
                 latency *= not s.is_gradient  # all of these begin once
                 seconds = self.times * s.count * (latency + bytes * pace)
                 seconds *= math.prod(weights[place] for place in axes)
@@ -174,13 +177,13 @@ class Bound:
         one = self.facts.pipelines[layers]
         return 1 + (stages - 1) / (one.micro or min(4 * stages, one.batch.size))
 
-    def _of_part(self, part: Part, left: Callable[[Group, str], float], level: str) -> float:
+    def _of_part(self, part: Part, left: Callable[[Group, str], float], levels: Levels) -> float:
         """The least seconds of some work: what it reads and writes is cut along its own dims only."""
-        where = self._where(part.work.phase, part.dims, level)
+        where = self._where(part.work.phase, part.dims, levels)
         whole = work_seconds(part.work, self.hardware, self.dtype)
         compute, memory = (seconds * left(part.dims, where) for seconds in whole)
         touched = sum(bytes * left(dims, where) for bytes, dims in part.touched)
-        if where == "stored" and part.work.phase == "backward" and part.work.op.startswith("astype"):
+        if where == "param" and part.work.phase == "backward" and part.work.op.startswith("astype"):
             bytes, dims = part.touched[-1]  # a gradient, which is scattered when it is whole in its own type
             touched += bytes * (left(dims, "plain") - left(dims, where))
         memory = max(memory, touched / self.hardware.memory_bandwidth)
@@ -189,10 +192,10 @@ class Bound:
 
     def _on_axes(self, candidate: Candidate) -> dict[str, list[Group]]:
         """The dims on each axis of a candidate, as `_on` has them."""
-        pairs = zip(candidate.groups, candidate.sizes, strict=True)
-        more = [self.further(group, n) if candidate.level else frozenset() for group, n in pairs]
-        stored = [a | b for a, b in zip(candidate.groups, more, strict=True)]
-        return {"plain": list(candidate.groups), "stored": stored, "further": more}
+        levels = candidate.levels
+        both = zip(candidate.groups, candidate.sizes, strict=True)
+        more = [self.further(group, n) for group, n in both]
+        return _split(candidate.groups, more, levels)
 
     def _left_of(self, dims: Group, sizes: Sizes, split: Sequence[Group]) -> float:
         """What is left on a device of a whole with these dims; an axis cuts it along one of them."""
@@ -212,15 +215,16 @@ class Bound:
         ways = self._ways(dims, sizes, split)
         return math.prod(n * self._share(frozenset([dim]), n) for dim, n in ways.items())
 
-    def _where(self, phase: str, dims: Group, level: str) -> str:
+    def _where(self, phase: str, dims: Group, levels: Levels) -> str:
         """Whether work is done on what is stored: an update, or a cast before parameters are gathered."""
-        early = level == "params" and any(dims <= one for one, _ in self._roles.get("param", ()))
-        return "stored" if phase == "update" or early else "plain"
+        early = "params" in levels and any(dims <= one for one, _ in self._roles.get("param", ()))
+        return "state" if phase == "update" else "param" if early else "plain"
 
     @staticmethod
-    def _kind(sent: Sent, level: str) -> str:
+    def _kind(sent: Sent, levels: Levels, axes: tuple[int, ...]) -> str:
         """A sum of gradients is a reduce-scatter where state is stored in further pieces."""
-        return "reduce-scatter" if level and sent.is_gradient and sent.kind == "all-reduce" else sent.kind
+        scattered = sent.is_gradient and any(levels[n] for n in axes)
+        return "reduce-scatter" if scattered and sent.kind == "all-reduce" else sent.kind
 
     def _again(self, part: Part) -> bool:
         """Whether stages do some work once more, in the backward pass."""
@@ -267,41 +271,47 @@ class Bound:
                 seen.add(alike)
             gradient = gradient or (c.phase == "backward" and any(dims <= one for one in stored if dims))
             hides = not self.hardware.shared_cores and (gradient or hideable(c, self.facts.plan))
-            on = "stored" if c.phase == "update" else "plain"
-            found[c.phase, hides].append(Sent(on, c.kind, over, dims, c.bytes, count, gradient, number))
+            on = "state" if c.phase == "update" else "plain"
+            # What is stored in further pieces may be cut before the sum.
+            beside = "state" if gradient else on
+            found[c.phase, hides].append(
+                Sent(on, beside, c.kind, over, dims, c.bytes, count, gradient, number)
+            )
         return found
 
-    def _gathers(self, level: str) -> dict[tuple[str, bool], list[Sent]]:
+    def _gathers(self, levels: Levels) -> dict[tuple[str, bool], list[Sent]]:
         """The gathers of parameters that are stored, or updated, in further pieces.
 
         Those that are stored so are gathered where they are used, perhaps in half of their type.
         """
         some = self._roles.get("param", [])
-        if not level or not some:
-            return {}
-        stored = level == "params"
-        gathers = [
-            Sent("further", "all-gather", dims, dims, bytes / (2 if stored else 1), 1, False, number)
-            for number, (dims, bytes) in enumerate(some)
-        ]
-        place = ("forward", not self.hardware.shared_cores) if stored else ("update", False)
-        return {place: gathers}
+        found: dict[tuple[str, bool], list[Sent]] = {}
+        if some and "params" in levels:
+            found["forward", not self.hardware.shared_cores] = [
+                Sent("param more", "plain", "all-gather", dims, dims, bytes / 2, 1, False, number)
+                for number, (dims, bytes) in enumerate(some)
+            ]
+        if some and "optimizer" in levels:
+            found["update", False] = [
+                Sent("state more", "param", "all-gather", dims, dims, bytes, 1, False, number)
+                for number, (dims, bytes) in enumerate(some)
+            ]
+        return found
 
-    def _all_sent(self, sent: list[Sent], sizes: Sizes, level: str) -> np.ndarray:
+    def _all_sent(self, sent: list[Sent], sizes: Sizes, levels: Levels) -> np.ndarray:
         """The seconds of collectives: over each set of axes, those that are over these and no others."""
         places = range(len(sizes))
         hits, inside = [], []
-        for size in sizes:
+        for size, level in zip(sizes, levels, strict=True):
             on = self._on(size, level)
             hits.append(np.array([[self._weight(s, group) for group in on[s.on]] for s in sent]))
-            beside = [on["stored"] if s.on == "stored" else self.groups for s in sent]
-            inside.append(self._shares([s.dims for s in sent], beside, size))
+            inside.append(self._shares([s.dims for s in sent], [on[s.beside] for s in sent], size))
         counts = np.array([s.count * self.times for s in sent])
         begun = counts * [not s.is_gradient for s in sent]  # sums of gradients begin once, all of them
         bytes = np.array([s.bytes for s in sent])
         total = np.zeros([len(self.groups)] * len(sizes))
         for axes in _subsets(places):
-            latency, pace = np.array([self._pace(sizes, axes, self._kind(s, level)) for s in sent]).T
+            latency, pace = np.array([self._pace(sizes, axes, self._kind(s, levels, axes)) for s in sent]).T
             over = [hits[p] if p in axes else 1.0 * (hits[p] == 0) for p in places]
             cut = [over[p] if p in axes else over[p] * inside[p] for p in places]
             total += _summed(begun * latency, over) + _summed(counts * bytes * pace, cut)
@@ -311,7 +321,7 @@ class Bound:
         """How much of a collective a group of dims on an axis calls for."""
         if not sent.over & group:
             return 0.0
-        if sent.on == "further":
+        if sent.on in LEVEL_OF:
             return 1.0
         if group not in self._savings:
             renames = any(group & dims for dims in self.facts.renamed)
@@ -375,14 +385,9 @@ class Bound:
     # Storage
 
     def _on(self, size: int, level: str) -> dict[str, list[Group]]:
-        """What an axis can have on it: by the rules for all, where state is stored, what that adds."""
-        more = [self.further(group, size) if level else frozenset() for group in self.groups]
-        stored = [a | b for a, b in zip(self.groups, more, strict=True)]
-        return {"plain": list(self.groups), "stored": stored, "further": more}
-
-    def _groups(self, sizes: Sizes, level: str) -> list[list[Group]]:
-        """For each axis all groups, with the dims that are on it where state is stored."""
-        return [self._on(size, level)["stored"] for size in sizes]
+        """What an axis can have on it, for each of its groups: by SPLITS, and what these add."""
+        more = [self.further(group, size) for group in self.groups]
+        return _split(self.groups, more, [level] * len(more))
 
     def further(self, group: Group, size: int) -> Group:
         """The dims that state is stored along on an axis with a group, beside those of the group."""
@@ -390,26 +395,30 @@ class Bound:
             self._further[group, size] = further(group, size, self.state, self.facts.unsplittable)
         return self._further[group, size]
 
-    def stored(self, sizes: Sizes, level: str) -> np.ndarray:
+    def stored(self, sizes: Sizes, levels: Levels) -> np.ndarray:
         """The bytes of what goes in, for all candidates of a mesh."""
         total = np.zeros([len(self.groups)] * len(sizes))
+        split = [self._on(size, level) for size, level in zip(sizes, levels, strict=True)]
         for role, some in self._roles.items():
-            split = self._groups(sizes, level if _is_further(role, level) else "")
             dims = [dims for dims, _ in some]
-            shares = [self._shares(dims, [g] * len(dims), n) for n, g in zip(sizes, split, strict=True)]
+            shares = [
+                self._shares(dims, [on[_SPLIT_OF[role]]] * len(dims), n)
+                for n, on in zip(sizes, split, strict=True)
+            ]
             total += _summed(np.array([float(bytes) for _, bytes in some]), shares)
         return total
 
     def bytes(self, candidate: Candidate) -> float:
         """The least memory of one candidate, its buffers included."""
-        on, sizes, level = self._on_axes(candidate), candidate.sizes, candidate.level
+        on, sizes = self._on_axes(candidate), candidate.sizes
         stored = sum(
-            bytes * self._left_of(dims, sizes, on["stored" if _is_further(role, level) else "plain"])
+            bytes * self._left_of(dims, sizes, on[_SPLIT_OF[role]])
             for role, some in self._roles.items()
             for dims, bytes in some
         )
+        scattered = "params" in candidate.levels  # then gradients are in pieces in the backward pass
         split = {
-            phase: on["stored" if phase == "update" or (phase, level) == ("backward", "params") else "plain"]
+            phase: on["state" if phase == "update" or (phase == "backward" and scattered) else "plain"]
             for phase in PHASES
         }
         cut = self.facts.cut
@@ -426,9 +435,25 @@ class Bound:
         return SLACK * (stored + LEAST_BUFFERS * self.facts.whole * (returned + most))
 
 
-def _is_further(role: str, level: str) -> bool:
-    """Whether what has a role is stored in further pieces."""
-    return bool(level) and (role == "optimizer" or (role == "param" and level == "params"))
+_SPLIT_OF = {"value": "plain", "param": "param", "optimizer": "state"}
+
+
+def _split(groups: Sequence[Group], more: Sequence[Group], levels: Sequence[str]) -> dict[str, list[Group]]:
+    """The dims that are on axes by SPLITS, and those that are stored on top of the ones before.
+
+    Args:
+      groups: the dims that are on each axis.
+      more: those that may be stored beside them.
+      levels: for what they are.
+    """
+    none = frozenset[str]()
+    all_ = list(zip(groups, more, levels, strict=True))
+    return {
+        "plain": list(groups),
+        "param": [group | extra if level == "params" else group for group, extra, level in all_],
+        "state": [group | extra if level else group for group, extra, level in all_],
+        **{on: [extra if level == one else none for _, extra, level in all_] for on, one in LEVEL_OF.items()},
+    }
 
 
 def _subsets(places: Sequence[int]) -> list[tuple[int, ...]]:

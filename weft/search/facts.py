@@ -96,21 +96,33 @@ class Facts:
         """The dims that are worth a search.
 
         Not those of no weight; and not those that a loop runs along: such a dim is gathered before the loop,
-        and to store what it has in further pieces, which is searched, costs less.
+        and to store what it has in further pieces, which is searched, costs less. A dim that takes the place
+        of another one has the weight of both: where only one of them is split, there is a gather.
         """
         totals: dict[str, float] = defaultdict(float)
         weights: dict[tuple[str, str], float] = defaultdict(float)
         for what, amount, dims in (
             *(("flops", p.work.flops * p.work.count, p.dims) for p in self.work),
             *(("bytes", p.work.bytes * p.work.count, p.dims) for p in self.work),
+            *(("sent", c.bytes * c.count, dims) for c, _, dims in self.sent),
             *(("state", one.bytes, frozenset(name for name, _, _ in one.dims)) for one in self.inputs),
         ):
             totals[what] += amount
             for dim in dims:
                 weights[what, dim] += amount
+        heavy = {d for d in self.dims if any(weights[what, d] > totals[what] / LIGHT for what in totals)}
         loops = (over for c, over, _ in self.sent if c.kind == "all-gather" and c.op.startswith("scan["))
-        left = {*self.dims} - {dim for over in loops for dim in over}
-        return sorted(d for d in left if any(weights[what, d] > totals[what] / LIGHT for what in totals))
+        heavy = heavy.union(*(family for family in self.families if family & heavy))
+        return sorted(heavy - {dim for over in loops for dim in over})
+
+    @functools.cached_property
+    def families(self) -> list[Group]:
+        """Sets of dims that take the place of one another, directly or by way of others."""
+        found: list[Group] = []
+        for some in self.renamed:
+            near = [family for family in found if family & some]
+            found = [family for family in found if family not in near] + [some.union(*near)]
+        return [family for family in found if len(family) > 1]
 
 
 def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:

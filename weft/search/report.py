@@ -43,8 +43,7 @@ def said(one: Ranked) -> list[str]:
     """What to write down of a candidate: its mesh, its rules, and what it takes."""
     c = one.candidate
     lines = [f'mesh    "{c.mesh}"', f'layout  "{c.rules}"']
-    if c.level:
-        lines.append(f'{c.level:<7} "{c.stored_rules}"')
+    lines += [f'{name:<7} "{rules}"' for name, rules in c.stored.items()]
     if c.variant:
         lines.append(f"with    {c.variant}")
     time = one.time
@@ -58,8 +57,8 @@ def said(one: Ranked) -> list[str]:
 def train_flags(one: Ranked) -> str:
     """The flags of `weft train` that say the same."""
     c = one.candidate
-    flags = {"mesh": str(c.mesh), "rules": c.rules, c.level: c.stored_rules}
-    given = [f'--layout.{name} "{value}"' for name, value in flags.items() if name and value]
+    flags = {"mesh": str(c.mesh), "rules": c.rules, **c.stored}
+    given = [f'--layout.{name} "{value}"' for name, value in flags.items() if value]
     words = [word.partition(" ") for word in c.variant.split(", ")]
     return " ".join([*given, *(f"{FLAGS[name]} {value}" for name, _, value in words if name in FLAGS)])
 
@@ -133,7 +132,7 @@ def _table(some: Sequence[Ranked]) -> list[str]:
     rows = [("time", "memory", "bound by", "done", "mesh", "sent by each device", "layout")]
     for one in some:
         c = one.candidate
-        words = [c.rules or "nothing split", *([f"{c.level} {c.stored_rules}"] if c.level else [])]
+        words = [c.rules or "nothing split", *(f"{name} {rules}" for name, rules in c.stored.items())]
         sent = (f"{axes} {human_bytes(n)}" for axes, n in one.plan.comm_bytes.items())
         rows.append(
             (
@@ -156,8 +155,8 @@ def row(one: Ranked) -> dict[str, Any]:
     return {
         "mesh": str(c.mesh),
         "rules": c.rules,
-        "params": c.stored_rules if c.level == "params" else "",
-        "optimizer": c.stored_rules if c.level == "optimizer" else "",
+        "params": c.params,
+        "optimizer": c.optimizer,
         "variant": c.variant,
         "seconds": one.seconds,
         "total_seconds": one.time.total_seconds,

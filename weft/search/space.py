@@ -2,15 +2,17 @@
 
 A layout is legal if no tensor, and no union of dims of an op, has two dims on one axis. So each axis takes a
 set of dims of which no two ever meet, and the axes choose theirs independently: the layouts of a mesh are the
-product of these sets.
+product of these sets. A dim that several axes take is split in the mesh's order of them. Another order costs
+the same, unless the dim takes the place of another one (a rename, a reshape): there it is tried too.
 
 Beside that, state may be stored split over axes that leave it whole (ZeRO). Of the sets of dims that an axis
-can take for that, the one that leaves the least on a device is taken; what is open is whether it holds for
-nothing, for optimizer state, or for parameters too.
+can take for that, the one that leaves the least on a device is taken; what is open, for each axis, is whether
+it holds for nothing, for optimizer state, or for parameters too.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +24,10 @@ from ..plan.facts import Stored
 
 Sizes = tuple[int, ...]
 Group = frozenset[str]  # the names of dims that are on one axis, or that meet in one op
+Levels = tuple[str, ...]
+Order = tuple[tuple[str, tuple[int, ...]], ...]  # dims with their axes, as positions in the mesh
 
-LEVELS = ("", "optimizer", "params")  # what is stored split over axes that would leave it whole
+LEVELS = ("", "optimizer", "params")  # what is stored split over an axis that would leave it whole
 
 
 @dataclass(frozen=True)
@@ -33,23 +37,26 @@ class Candidate:
     Attributes:
       sizes: of the mesh's axes; members of the last one are neighbours.
       groups: for each axis the dims that are on it.
-      level: what is stored in further pieces, one of LEVELS.
+      levels: for each axis what is stored in further pieces, one of LEVELS.
       further: for each axis the dims that are on it where such things are stored.
+      order: the dims whose axes are not in the mesh's order, and their axes.
       variant: which of the functions that are searched.
       axes: the names of the mesh's axes, if they are given.
     """
 
     sizes: Sizes
     groups: tuple[Group, ...]
-    level: str = ""
+    levels: Levels = ()
     further: tuple[Group, ...] = ()
+    order: Order = ()
     variant: str = ""
     axes: tuple[str, ...] = ()
 
     @property
     def rank(self) -> int:
         """How much there is to say: of equals the simplest comes first."""
-        return len(self.sizes) + sum(map(len, (*self.groups, *self.further)))
+        kinds = len({*self.levels} - {""})
+        return len(self.sizes) + sum(map(len, (*self.groups, *self.further))) + len(self.order) + kinds
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,27 +76,81 @@ class Candidate:
 
     @property
     def rules(self) -> str:
-        """The layout's rules for all tensors; a dim on several axes is split in the mesh's order of them."""
-        return self._shown(self._rules(self.groups))
+        """The layout's rules for all tensors."""
+        return self._shown(self._rules)
 
     @property
-    def stored_rules(self) -> str:
-        """Further rules for what is stored: the axes of the rules above come first, so that pieces nest."""
-        base, more = self._rules(self.groups), self._rules(self.further)
-        return self._shown({dim: (*base.get(dim, ()), *axes) for dim, axes in more.items()})
+    def params(self) -> str:
+        """Further rules for stored parameters."""
+        return self._stored("params")
+
+    @property
+    def optimizer(self) -> str:
+        """Further rules for optimizer state, if they are others than those for parameters."""
+        return self._stored("optimizer", "params") if "optimizer" in self.levels else ""
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """The further rules that there are, by what they are for."""
+        return {name: rules for name in LEVELS[1:] if (rules := getattr(self, name))}
 
     @property
     def layout(self) -> Layout:
-        further = {self.level: self.stored_rules} if self.level else {}
-        return Layout(self.rules, **further)
+        return Layout(self.rules, **self.stored)
 
-    def _rules(self, groups: Iterable[Group]) -> dict[str, tuple[str, ...]]:
-        pairs = list(zip(self.names, groups, strict=False))
-        dims = sorted(frozenset[str]().union(*(group for _, group in pairs)))
-        return {dim: tuple(name for name, group in pairs if dim in group) for dim in dims}
+    @property
+    def _rules(self) -> dict[str, tuple[str, ...]]:
+        order = dict(self.order)
+        return {
+            dim: tuple(self.names[n] for n in order.get(dim, axes))
+            for dim, axes in placed(self.groups).items()
+        }
+
+    def _stored(self, *levels: str) -> str:
+        """The rules of what is stored: the axes of the rules for all come first, so that pieces nest."""
+        more = placed(
+            [g if n in levels else frozenset() for g, n in zip(self.further, self.levels, strict=True)]
+        )
+        base = self._rules
+        return self._shown({d: (*base.get(d, ()), *(self.names[n] for n in more[d])) for d in more})
 
     def _shown(self, rules: Mapping[str, tuple[str, ...]]) -> str:
         return " ".join(f"{dim}:{'+'.join(axes)}" for dim, axes in rules.items())
+
+
+def placed(groups: Sequence[Group]) -> dict[str, tuple[int, ...]]:
+    """The dims of some axes' groups, and for each of them the positions of its axes.
+
+    >>> placed([frozenset("ab"), frozenset("a")])
+    {'a': (0, 1), 'b': (0,)}
+    """
+    dims = sorted(frozenset[str]().union(*groups))
+    return {dim: tuple(n for n, group in enumerate(groups) if dim in group) for dim in dims}
+
+
+def orders(groups: Sequence[Group], families: Iterable[Group]) -> list[Order]:
+    """The orders of dims' axes that may cost differently, the mesh's first.
+
+    Where a dim takes the place of another one, nothing is sent for the axes that both have first. So the
+    order matters to a dim with several axes if one of its family has some of them.
+
+    Args:
+      families: sets of dims that take the place of one another.
+
+    >>> orders([frozenset("ab"), frozenset("a")], [frozenset("ab")])
+    [(), (('a', (1, 0)),)]
+    >>> orders([frozenset("ab"), frozenset("a")], [])
+    [()]
+    """
+    axes = placed(groups)
+    free = [
+        dim
+        for family in families
+        for dim in sorted(family & axes.keys())
+        if len(axes[dim]) > 1 and any({*axes[dim]} & {*axes.get(kin, ())} for kin in family - {dim})
+    ]
+    ways = itertools.product(*(itertools.permutations(axes[dim]) for dim in free))
+    return [tuple((d, way) for d, way in zip(free, some, strict=True) if way != axes[d]) for some in ways]
 
 
 def factorisations(devices: int, axes: int) -> list[Sizes]:

@@ -85,6 +85,6 @@ def chosen(config: TrainConfig, batch: Any) -> Place:
         place,
         mesh=str(best.mesh),
         rules=c.rules,
-        params=c.stored_rules if c.level == "params" else "",
-        optimizer=c.stored_rules if c.level == "optimizer" else "",
+        params=c.params,
+        optimizer=c.optimizer,
     )
