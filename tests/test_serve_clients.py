@@ -61,7 +61,7 @@ def test_another_name_for_this_machine_is_refused(engine, url):
 
 
 def test_what_takes_too_long_is_ended(engine, monkeypatch):
-    monkeypatch.setattr(engine.speaker, "speak", Slow(engine, 0.3))
+    monkeypatch.setattr(engine.few, "advance", Slow(engine, 0.3))
     with (
         listening(engine, timeout=1) as url,
         httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client,
@@ -76,7 +76,7 @@ def test_what_takes_too_long_is_ended(engine, monkeypatch):
 
 def test_a_full_queue_asks_to_come_again(engine, url, monkeypatch):
     monkeypatch.setattr(engine, "most_waiting", 3)
-    monkeypatch.setattr(engine.speaker, "speak", Slow(engine, 0.2))
+    monkeypatch.setattr(engine.few, "advance", Slow(engine, 0.2))
     with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
         answer = client.post("/translate", json={"text": ["a"] * 4, "stream": True})  # can never be its turn
         assert answer.status_code == 400 and "4 texts; at most 3" in answer.json()["error"]["message"]
@@ -94,7 +94,7 @@ def test_a_full_queue_asks_to_come_again(engine, url, monkeypatch):
 
 
 def test_a_client_that_leaves_frees_its_slot(engine, url, monkeypatch):
-    monkeypatch.setattr(engine.speaker, "speak", Slow(engine, 0.2))
+    monkeypatch.setattr(engine.few, "advance", Slow(engine, 0.2))
     host, port = url.removeprefix("http://").split(":")
     for stream in (True, False):
         ask = {"prompt": "ab", "max_tokens": 64, "seed": 1, "repetition_penalty": 4.0, "stream": stream}

@@ -50,7 +50,7 @@ def wait_for_all(browser):
 
 
 def test_a_translation_appears_token_by_token(browser, translator, monkeypatch):
-    monkeypatch.setattr(translator.speaker, "speak", Slow(translator, 0.05))
+    monkeypatch.setattr(translator.few, "advance", Slow(translator, 0.05))
     alone = Speaker(translator.speaker.models, Bytes(), rows=1)
     (said,) = alone.say(["hello"], Ask(limit=10))
     (search,) = alone.say(["hello"], Ask(limit=10, beams=Beams(4)))
