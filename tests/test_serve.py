@@ -304,7 +304,7 @@ def test_a_long_answer_is_decoded_once(tmp_path, kind):
 
 
 def test_completions_are_as_openai_has_them(client):
-    ask = {"prompt": ["hello", "x y z"], "max_tokens": 12, "temperature": 0, "logprobs": 1, "model": "any"}
+    ask = {"prompt": ["hello", "x y z"], "max_tokens": 12, "temperature": 0, "logprobs": 1, "model": "tiny"}
     found = client.post("/v1/completions", json=ask).json()
     expected = [alone(text, Ask(limit=12), n) for n, text in enumerate(ask["prompt"])]
     assert [one["text"] for one in found["choices"]] == [one.text for one in expected]
@@ -411,7 +411,52 @@ def test_a_bad_request_is_told_what_is_wrong(client, name):
     answer = client.post("/v1/completions", content=body)
     error = answer.json()["error"]
     assert answer.status_code == code and words in error["message"], error
-    assert error.keys() >= {"message", "type", "param"} and len(answer.content) < 1000
+    assert error.keys() == {"message", "type", "param", "code"} and len(answer.content) < 1000
+    assert error["type"] == "invalid_request_error"
+
+
+CODES = {
+    "wrong model": ("/v1/completions", {"prompt": "a", "model": "gpt-4"}, 404, "model", "model_not_found"),
+    "too long": ("/v1/completions", {"prompt": "a" * 99}, 400, None, "context_length_exceeded"),
+    "too long to score": (
+        "/score",
+        {"text": "a" * 99, "target": "b"},
+        400,
+        "target",
+        "context_length_exceeded",
+    ),
+    "unknown field": ("/v1/completions", {"prompt": "a", "promt": 1}, 400, "promt", "unknown_parameter"),
+    "missing field": ("/v1/completions", {}, 400, "prompt", "missing_required_parameter"),
+    "wrong value": ("/v1/completions", {"prompt": "a", "top_p": 2}, 400, "top_p", "invalid_value"),
+    "not supported": (
+        "/v1/completions",
+        {"prompt": "a", "best_of": 2},
+        400,
+        "best_of",
+        "unsupported_parameter",
+    ),
+    "no such path": ("/v1/chat/completions", {}, 404, None, "unknown_url"),
+    "wrong method": ("/healthz", {}, 405, None, "method_not_supported"),
+    "no object": ("/score", [1], 400, None, None),
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_errors_have_the_codes_of_openai(client, name):
+    path, body, status, param, code = CODES[name]
+    answer = client.post(path, json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == status and (error["param"], error["code"]) == (param, code), error
+    assert error["type"] == "invalid_request_error" and isinstance(error["message"], str)
+
+
+def test_a_wrong_model_is_named_with_the_one_that_is_served(client):
+    answer = client.post("/v1/completions", json={"prompt": "a", "model": "any"})
+    assert answer.json()["error"]["message"] == "the model 'any' does not exist; this server has 'tiny'"
+    for model in ({}, {"model": None}, {"model": "tiny"}):
+        assert (
+            client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, **model}).status_code == 200
+        )
 
 
 def test_unknown_paths_and_methods(client):

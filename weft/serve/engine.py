@@ -279,7 +279,7 @@ class Engine:
                 work()
 
     def _compile_smaller(self) -> None:
-        """Compile the decode step for fewer rows, the fewest first: that is what a single client waits for."""
+        """Compile the decode step for fewer rows, the fewest first: a single client waits for that one."""
         *smaller, _ = self.few.row_counts(self.rows)
         models = self.speaker.models
         try:
