@@ -129,14 +129,14 @@ def events(answer):
 
 
 class Slow:
-    """A speak that takes as long as it is told to."""
+    """A decode step that takes at least this long."""
 
     def __init__(self, engine, seconds):
-        self.engine, self.seconds, self.speak = engine, seconds, engine.speaker.speak
+        self.advance, self.seconds = engine.few.advance, seconds
 
     def __call__(self, *args):
         time.sleep(self.seconds)
-        return self.speak(*args)
+        return self.advance(*args)
 
 
 def posted(path, body):

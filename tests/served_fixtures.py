@@ -11,6 +11,7 @@ from weft import serve
 def engine():
     """An engine that is warmed up once, whichever files ask for it."""
     with serve.Engine(served.speaker_of(), most_waiting=400) as made:
+        assert made.wait_compiled(served.PATIENCE)
         yield made
 
 

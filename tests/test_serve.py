@@ -41,9 +41,34 @@ def every(engine, cases):
     return [one.tokens() for one in heard]
 
 
+class Noted:
+    """A program that notes what it is called with, beside the models and the state."""
+
+    def __init__(self, program):
+        self.program, self.calls = program, []
+
+    def __call__(self, models, state, *more):
+        self.calls.append(more)
+        return self.program(models, state, *more)
+
+
+@pytest.fixture
+def compiled():
+    """What JAX compiles from now on, in any thread."""
+    found = []
+
+    def note(name, *_, fun_name="", **__):
+        if "backend_compile" in name:
+            found.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
 def test_answers_do_not_depend_on_what_else_is_said(engine):
     programs = engine.compilations
-    assert programs <= 8
+    assert programs <= 11
     cases = [(text, ask, n % 3) for n, text in enumerate(TEXTS) for ask in ASKS]
     random.Random(0).shuffle(cases)
     found = every(engine, cases)
@@ -62,6 +87,68 @@ def test_a_language_model_on_a_mesh_goes_on_the_same():
         assert every(engine, cases) == [
             next(plain.say([text], ask, first=n)).tokens for text, ask, n in cases
         ]
+
+
+LOADS = (1, 6, 1, 3, 2, 6)  # texts at once, one load after the other
+
+
+def up_and_down(engine, monkeypatch):
+    """What is generated while the load changes and rows move, with its cases; the row counts; the moves."""
+    steps, moves = Noted(engine.few.advance), Noted(engine.few.move)
+    monkeypatch.setattr(engine.few, "advance", steps)
+    monkeypatch.setattr(engine.few, "move", moves)
+    found, cases = [], []
+    for n, load in enumerate(LOADS):
+        # The last ones take longest: they are moved to the front as the others end.
+        asks = [Ask(limit=4 + 8 * k) for k in range(load)]
+        asks[::2] = [Ask(limit=ask.limit, temperature=1.2, top_k=50, seed=n) for ask in asks[::2]]
+        some = [(TEXTS[(n + k) % 4], ask, k) for k, ask in enumerate(asks)]
+        found += every(engine, some)
+        cases += some
+    return found, cases, [count for count, _ in steps.calls], moves.calls
+
+
+def test_rows_that_move_between_programs_say_the_same(engine, monkeypatch, compiled):
+    assert engine.row_counts == (1, 4, 6)
+    found, cases, counts, moves = up_and_down(engine, monkeypatch)
+    assert not compiled
+    assert found == [alone(*case).tokens for case in cases]
+    assert set(counts) == {1, 4, 6} and len(moves) >= 2
+    turns = [count for n, count in enumerate(counts) if n == 0 or counts[n - 1] != count]
+    assert turns[0] == 1 and turns[1:4] == [6, 4, 1]  # one text, then six of which one after the other ends
+
+
+def test_a_row_that_is_alone_costs_one_row(engine, monkeypatch):
+    steps = Noted(engine.few.advance)
+    monkeypatch.setattr(engine.few, "advance", steps)
+    every(engine, [("hello", ASKS[0], 0)])
+    assert {count for count, _ in steps.calls} == {1}
+
+
+@pytest.mark.parametrize(
+    "mesh, layout, row_counts",
+    [
+        ("model=2", "heads:model d_ff:model vocab:model", (1, 4, 6)),
+        ("model=3", "heads:model d_ff:model", (1, 4, 6)),  # uneven
+        ("data=2 model=2", "batch:data heads:model", (6,)),  # its rows are on both devices
+    ],
+    ids=str,
+)
+def test_rows_move_on_a_mesh(mesh, layout, row_counts, monkeypatch, compiled):
+    split, plain = (speaker_of(*where, kind="decoder") for where in ((mesh, layout), ()))
+    with serve.Engine(split) as engine:
+        assert engine.wait_compiled(PATIENCE) and engine.row_counts == row_counts
+        compiled.clear()
+        found, cases, counts, _ = up_and_down(engine, monkeypatch)
+        assert not compiled and set(counts) == set(row_counts)
+    assert found == [next(plain.say([text], ask, first=n)).tokens for text, ask, n in cases]
+
+
+def test_an_engine_that_stops_waits_for_what_is_compiled():
+    engine = serve.Engine(speaker_of(kind="decoder"))
+    with engine:
+        pass
+    assert engine.wait_compiled(0) and not engine._compiler.is_alive()
 
 
 def test_an_empty_state_is_split_from_the_beginning():
@@ -105,7 +192,7 @@ def test_a_failure_is_told_and_the_next_request_is_answered(engine, monkeypatch,
 
     first, second = Heard(), Heard()
     with monkeypatch.context() as patch:
-        patch.setattr(engine.speaker, "speak", fail)
+        patch.setattr(engine.few, "advance", fail)
         engine.ask([engine.say("ab", ASKS[0], first)])
         assert first.over.wait(PATIENCE)
     assert isinstance(first.events[0], RuntimeError)
@@ -217,7 +304,7 @@ def test_a_long_answer_is_decoded_once(tmp_path, kind):
 
 
 def test_completions_are_as_openai_has_them(client):
-    ask = {"prompt": ["hello", "x y z"], "max_tokens": 12, "temperature": 0, "logprobs": 1, "model": "any"}
+    ask = {"prompt": ["hello", "x y z"], "max_tokens": 12, "temperature": 0, "logprobs": 1, "model": "tiny"}
     found = client.post("/v1/completions", json=ask).json()
     expected = [alone(text, Ask(limit=12), n) for n, text in enumerate(ask["prompt"])]
     assert [one["text"] for one in found["choices"]] == [one.text for one in expected]
@@ -324,7 +411,52 @@ def test_a_bad_request_is_told_what_is_wrong(client, name):
     answer = client.post("/v1/completions", content=body)
     error = answer.json()["error"]
     assert answer.status_code == code and words in error["message"], error
-    assert error.keys() >= {"message", "type", "param"} and len(answer.content) < 1000
+    assert error.keys() == {"message", "type", "param", "code"} and len(answer.content) < 1000
+    assert error["type"] == "invalid_request_error"
+
+
+CODES = {
+    "wrong model": ("/v1/completions", {"prompt": "a", "model": "gpt-4"}, 404, "model", "model_not_found"),
+    "too long": ("/v1/completions", {"prompt": "a" * 99}, 400, None, "context_length_exceeded"),
+    "too long to score": (
+        "/score",
+        {"text": "a" * 99, "target": "b"},
+        400,
+        "target",
+        "context_length_exceeded",
+    ),
+    "unknown field": ("/v1/completions", {"prompt": "a", "promt": 1}, 400, "promt", "unknown_parameter"),
+    "missing field": ("/v1/completions", {}, 400, "prompt", "missing_required_parameter"),
+    "wrong value": ("/v1/completions", {"prompt": "a", "top_p": 2}, 400, "top_p", "invalid_value"),
+    "not supported": (
+        "/v1/completions",
+        {"prompt": "a", "best_of": 2},
+        400,
+        "best_of",
+        "unsupported_parameter",
+    ),
+    "no such path": ("/v1/chat/completions", {}, 404, None, "unknown_url"),
+    "wrong method": ("/healthz", {}, 405, None, "method_not_supported"),
+    "no object": ("/score", [1], 400, None, None),
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_errors_have_the_codes_of_openai(client, name):
+    path, body, status, param, code = CODES[name]
+    answer = client.post(path, json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == status and (error["param"], error["code"]) == (param, code), error
+    assert error["type"] == "invalid_request_error" and isinstance(error["message"], str)
+
+
+def test_a_wrong_model_is_named_with_the_one_that_is_served(client):
+    answer = client.post("/v1/completions", json={"prompt": "a", "model": "any"})
+    assert answer.json()["error"]["message"] == "the model 'any' does not exist; this server has 'tiny'"
+    for model in ({}, {"model": None}, {"model": "tiny"}):
+        assert (
+            client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, **model}).status_code == 200
+        )
 
 
 def test_unknown_paths_and_methods(client):

@@ -36,6 +36,7 @@ def test_a_token_is_asked_for(engine):
                 client.get("/metrics", headers=headers),
             ):
                 assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+                assert answer.json()["error"]["code"] == "invalid_api_key"
         right = {"Authorization": "Bearer s3cret"}
         assert client.post("/score", json=ask, headers=right, timeout=PATIENCE).status_code == 200
 
@@ -61,22 +62,22 @@ def test_another_name_for_this_machine_is_refused(engine, url):
 
 
 def test_what_takes_too_long_is_ended(engine, monkeypatch):
-    monkeypatch.setattr(engine.speaker, "speak", Slow(engine, 0.3))
+    monkeypatch.setattr(engine.few, "advance", Slow(engine, 0.3))
     with (
         listening(engine, timeout=1) as url,
         httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client,
     ):
         ask = {"prompt": "ab", "max_tokens": 64, "seed": 1, "repetition_penalty": 4.0}
         answer = client.post("/v1/completions", json=ask)
-        assert answer.status_code == 504 and answer.json()["error"]["type"] == "timeout"
+        assert answer.status_code == 504 and answer.json()["error"]["code"] == "timeout"
         lines = client.post("/v1/completions", json={**ask, "stream": True}).text.split("\n\n")
-        assert json.loads(lines[-2].removeprefix("data: "))["error"]["type"] == "timeout"
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
         until(lambda: engine.busy == 0)
 
 
 def test_a_full_queue_asks_to_come_again(engine, url, monkeypatch):
     monkeypatch.setattr(engine, "most_waiting", 3)
-    monkeypatch.setattr(engine.speaker, "speak", Slow(engine, 0.2))
+    monkeypatch.setattr(engine.few, "advance", Slow(engine, 0.2))
     with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
         answer = client.post("/translate", json={"text": ["a"] * 4, "stream": True})  # can never be its turn
         assert answer.status_code == 400 and "4 texts; at most 3" in answer.json()["error"]["message"]
@@ -90,11 +91,100 @@ def test_a_full_queue_asks_to_come_again(engine, url, monkeypatch):
         answer = client.post("/translate", json={"text": ["a"] * 3, "stream": True})
         engine.leave(jobs)
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["code"] == "server_is_overloaded"
     until(lambda: engine.busy == engine.waiting == 0)
 
 
+# -- On the wire ---------------------------------------------------------------------------------------
+
+
+def connected(url):
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), PATIENCE)
+
+
+def answered(connection):
+    """All that a server sends until it closes the connection: the status, and the body's JSON."""
+    found = b""
+    while part := connection.recv(1 << 16):
+        found += part
+    head, _, body = found.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower() and found.count(b"HTTP/1.1") == 1, found
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def test_keep_alive_requests_are_answered_at_once(url):
+    """With Nagle's algorithm each one but the first waits 40 ms for the client's delayed acknowledgement."""
+    with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
+        seconds = []
+        for _ in range(21):
+            began = time.perf_counter()
+            assert client.get("/v1/models").status_code == 200
+            seconds.append(time.perf_counter() - began)
+    assert sorted(seconds[1:])[10] < 0.02, seconds
+
+
+SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("method", ["POST /v1/completions", "POST /nowhere", "GET /healthz"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_body_with_two_ends_is_rejected(url, method, order):
+    """The one that a proxy believes may not be the one that this server does."""
+    ends = ["Content-Length: 5", "Transfer-Encoding: chunked"][::order]
+    head = "\r\n".join([f"{method} HTTP/1.1", "Host: localhost", *ends, "", ""]).encode()
+    with connected(url) as connection:
+        connection.sendall(head + b"0\r\n\r\n" + SMUGGLED)
+        status, error = answered(connection)
+    assert status == 400 and error["type"] == "invalid_request_error"
+    assert "Content-Length and Transfer-Encoding" in error["message"]
+
+
+def test_a_body_with_two_ends_is_rejected_before_it_arrives(url):
+    head = (
+        b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    with connected(url) as connection:
+        began = time.monotonic()
+        connection.sendall(head)
+        assert answered(connection)[0] == 400 and time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    "length, expect", [("5001", ""), ("99999999999", "Expect: 100-continue\r\n"), ("9" * 20, "")]
+)
+def test_too_long_a_body_is_rejected_before_it_arrives(url, length, expect):
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{expect}Content-Length: {length}\r\n\r\n"
+    with connected(url) as connection:
+        began = time.monotonic()
+        connection.sendall(head.encode())
+        found = b""
+        while not found.endswith(b"}}"):
+            found += connection.recv(1 << 16)
+        assert time.monotonic() - began < 0.5 and found.startswith(b"HTTP/1.1 413 ")
+        error = json.loads(found.partition(b"\r\n\r\n")[2])["error"]
+        assert length in error["message"] and "5000 bytes" in error["message"] and error["code"] is None
+        assert connection.recv(1) == b"" and time.monotonic() - began < 10  # it is closed
+
+
+def test_a_client_that_sends_too_much_still_reads_why(url):
+    body = b"a" * 60_000
+    with connected(url) as connection:
+        connection.sendall(posted("/score", body))
+        assert answered(connection)[0] == 413
+
+
+def test_a_length_that_is_no_number_is_rejected(url):
+    for length in (b"9" * 5000, b"-1", b"1e3", b"5, 6"):
+        with connected(url) as connection:
+            connection.sendall(
+                b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + length + b"\r\n\r\n"
+            )
+            assert connection.recv(1 << 16).split()[1] in (b"400", b"413")
+
+
 def test_a_client_that_leaves_frees_its_slot(engine, url, monkeypatch):
-    monkeypatch.setattr(engine.speaker, "speak", Slow(engine, 0.2))
+    monkeypatch.setattr(engine.few, "advance", Slow(engine, 0.2))
     host, port = url.removeprefix("http://").split(":")
     for stream in (True, False):
         ask = {"prompt": "ab", "max_tokens": 64, "seed": 1, "repetition_penalty": 4.0, "stream": stream}

@@ -1,5 +1,6 @@
 """The page of a server, in a real browser: a sentence is typed, and its translation appears."""
 
+import re
 import time
 from collections import namedtuple
 
@@ -50,7 +51,7 @@ def wait_for_all(browser):
 
 
 def test_a_translation_appears_token_by_token(browser, translator, monkeypatch):
-    monkeypatch.setattr(translator.speaker, "speak", Slow(translator, 0.05))
+    monkeypatch.setattr(translator.few, "advance", Slow(translator, 0.05))
     alone = Speaker(translator.speaker.models, Bytes(), rows=1)
     (said,) = alone.say(["hello"], Ask(limit=10))
     (search,) = alone.say(["hello"], Ask(limit=10, beams=Beams(4)))
@@ -129,6 +130,8 @@ def test_a_language_model_goes_on(browser):
         assert browser.text("#go") == "Go on"
         shown = "return ['#warm', '#key', '#look'].map(one => document.querySelector(one).offsetHeight > 0)"
         assert browser.run(shown) == [True, False, False]
+        assert browser.run("return at('temperature').value") == "0.8"  # at 0 a small model repeats itself
+        browser.run("at('temperature').value = '0'")  # what follows then is known
         browser.type("#text", "ab")
         browser.type("#most", "8")
         browser.click("#go")
@@ -139,6 +142,15 @@ def test_a_language_model_goes_on(browser):
         assert browser.errors() == []
 
 
+def page():
+    return (serve.http.resources.files("weft.serve") / "page.html").read_text(encoding="utf-8")
+
+
+def test_tokens_are_drawn_unless_the_temperature_is_changed():
+    (temperature,) = re.findall('<input id="temperature"[^>]*>', page())
+    assert 'value="0.8"' in temperature
+
+
 def test_the_page_asks_no_other_host():
-    text = (serve.http.resources.files("weft.serve") / "page.html").read_text(encoding="utf-8")
+    text = page()
     assert "http://" not in text and "https://" not in text and "innerHTML" not in text

@@ -67,7 +67,8 @@ class Speaker:
         self.start = START if self.translates else start(tokenizer)
         known = [config.longest for config in configs if config.positions == "learned"]
         self.longest = min(longest or 1024, *known) if known else longest or 1024
-        self.mesh, self.layout = mesh, layout
+        # One object each for all programs: they then know each other's results to be in place.
+        mesh, layout = self.mesh, self.layout = wf.Mesh.of(mesh), wf.Layout.of(layout)
         self.begin = wf.spmd(begin, mesh, layout, static=("room",))
         self.speak = wf.spmd(speak, mesh, layout, donate=("state",))
         self.search = wf.spmd(search, mesh, layout, static=("how",))

@@ -13,36 +13,48 @@ from weft.errors import nearest
 
 
 class Refused(Exception):
-    """A request that is not answered.
+    """A request that is rejected, in the terms of OpenAI's API.
 
     Attributes:
-      code: of HTTP.
+      status: the HTTP status.
       message: why.
-      kind: in one word, as OpenAI's `type`.
+      kind: OpenAI's `type`.
       param: the field that is wrong.
-      headers: that go with it.
+      headers: sent with the response.
+      code: OpenAI's `code`, where it has one.
     """
 
     def __init__(
         self,
-        code: int,
+        status: int,
         message: str,
         kind: str = "invalid_request_error",
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        code: str | None = None,
     ):
         super().__init__(message)
-        self.code, self.message, self.kind, self.param, self.headers = code, message, kind, param, headers
+        self.status, self.message, self.kind, self.param = status, message, kind, param
+        self.headers, self.code = headers, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What is sent as JSON."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
 
 
 @dataclass(frozen=True)
 class Field:
-    """What a field may be: in words, and whether a value is that; and what it is if it is not given."""
+    """What a field may be: in words, and whether a value is that; and what it is if it is not given.
+
+    `code` is the error's if a value does not fit."""
 
     words: str
     fits: Callable[[Any], bool]
     default: Any = None
     needed: bool = False
+    code: str = "invalid_value"
 
 
 def whole(least: int, most: int | None = None, default: int | None = None) -> Field:
@@ -71,7 +83,8 @@ def only(value: Any) -> Field:
     def fits(x: Any) -> bool:
         return x == value and (type(x) is bool) == (type(value) is bool)
 
-    return Field(f"{json.dumps(value)} alone: it is not supported", fits, value)
+    words = f"{json.dumps(value)} alone: it is not supported"
+    return Field(words, fits, value, code="unsupported_parameter")
 
 
 def _is_text(x: Any) -> bool:
@@ -162,16 +175,19 @@ def read(body: bytes, fields: Mapping[str, Field]) -> dict[str, Any]:
         if name not in fields:
             known = f"{nearest(name[:LONG], fields)}; known are {', '.join(fields)}"
             param = name[:LONG].encode(errors="replace").decode()  # a lone surrogate has no UTF-8
-            raise Refused(400, f"there is no field {_shown(name)}{known}", param=param)
+            message = f"there is no field {_shown(name)}{known}"
+            raise Refused(400, message, param=param, code="unknown_parameter")
     values = {}
     for name, field in fields.items():
         value = given.get(name)
         if value is None:
             if field.needed:
-                raise Refused(400, f"{name} is missing; it is to be {field.words}", param=name)
+                message = f"{name} is missing; it is to be {field.words}"
+                raise Refused(400, message, param=name, code="missing_required_parameter")
             value = field.default
         elif not field.fits(value):
-            raise Refused(400, f"{name} is {_shown(value)}; it is to be {field.words}", param=name)
+            message = f"{name} is {_shown(value)}; it is to be {field.words}"
+            raise Refused(400, message, param=name, code=field.code)
         values[name] = value
     return values
 

@@ -12,6 +12,7 @@ from .asked import Refused
 from .engine import Engine, Full, Job, NotReady, Piece
 
 BUSY = {"Retry-After": "1"}
+UNAVAILABLE = "service_unavailable_error"
 
 
 class Asking:
@@ -57,9 +58,11 @@ class Asking:
         try:
             self.engine.ask(jobs)
         except Full as error:
-            raise Refused(503, f"{error}: try again later", "overloaded", headers=BUSY) from None
+            message = f"{error}: try again later"
+            code = "server_is_overloaded"
+            raise Refused(503, message, UNAVAILABLE, headers=BUSY, code=code) from None
         except NotReady as error:
-            raise Refused(503, f"the server is {error}", "unavailable", headers=BUSY) from None
+            raise Refused(503, f"the server is {error}", UNAVAILABLE, headers=BUSY) from None
         self._jobs += jobs
         self._open = set(range(len(jobs)))
 
@@ -75,7 +78,7 @@ class Asking:
                 async with asyncio.timeout_at(self.until):
                     index, event = await self._told.get()
             except TimeoutError:
-                raise Refused(504, "the answer took too long", "timeout") from None
+                raise Refused(504, "the answer took too long", "server_error", code="timeout") from None
             if isinstance(event, Exception):
                 raise Refused(500, f"{type(event).__name__}: the answer failed", "server_error")
             if index not in self._open:

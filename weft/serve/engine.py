@@ -9,6 +9,9 @@ One thread owns the devices and has one call at a time under way. Again and agai
 2. reads texts that wait, as many as there are free slots, and puts them there;
 3. says some tokens more in all slots, and tells those who asked;
 4. does one batch of what is not said token by token: beam searches, scores, views of attention.
+
+The engine is ready as soon as it can answer every request. Another thread then compiles the decode step for
+fewer rows, and never runs anything. Until that is done, one busy slot costs as much as all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from weft.decode.rows import Sizes
 from weft.decode.texts import CONTINUED
 from weft.errors import ModelError
 
-from .shapes import Few, empty
+from .shapes import Few, abstract, empty, ends
 
 FEW = 4  # texts that are read, searched or scored at once
 
@@ -115,6 +118,10 @@ class Engine:
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="weft engine", daemon=True)
         self._state: Any = None
+        # Ascending. The compiler's thread replaces it, the engine's thread reads it.
+        self.row_counts: tuple[int, ...] = (self.rows,)
+        self._compiler = threading.Thread(target=self._compile_smaller, name="weft compiler", daemon=True)
+        self._compiled = threading.Event()
 
     def __enter__(self) -> Self:
         self.start()
@@ -193,12 +200,13 @@ class Engine:
     @property
     def compilations(self) -> int:
         """How many programs were compiled."""
-        programs = [self.few.begin, self.few.admit, self.few.search, self.speaker.speak, self.whole.scoring]
+        few = self.few
+        programs = [few.begin, few.admit, few.advance, few.move, few.search, self.whole.scoring]
         programs += [self.viewer.look] if self.viewer is not None else []
         return sum(len(program.traces) for program in programs)
 
     def start(self) -> None:
-        """Compile every program, then answer; returns at once."""
+        """Compile what requests need, then answer; returns at once."""
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -207,13 +215,18 @@ class Engine:
             self._news.wait_for(lambda: self.status != "starting", seconds)
         return self.status == "ready"
 
+    def wait_compiled(self, seconds: float | None = None) -> bool:
+        """Wait until the decode step is compiled for fewer rows too (or failed to); whether that is over."""
+        return self._compiled.wait(seconds)
+
     def stop(self, seconds: float | None = None) -> None:
         """Take no more, finish what was taken, and end."""
         with self._news:
             self.status = "stopping" if self.status != "failed" else "failed"
             self._news.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(seconds)
+        for thread in (self._thread, self._compiler):  # to exit within a compilation would crash
+            if thread.ident is not None:
+                thread.join(seconds)
 
     # The thread
 
@@ -224,7 +237,9 @@ class Engine:
             self.failure = error
             self._become("failed")
             return
+        self._like = abstract(self._state)
         self._become("ready")
+        self._compiler.start()
         while self._something():
             try:
                 self._turn()
@@ -262,6 +277,23 @@ class Engine:
         for work in works:
             if self.status == "starting":  # it may have been told to stop
                 work()
+
+    def _compile_smaller(self) -> None:
+        """Compile the decode step for fewer rows, the fewest first: a single client waits for that one."""
+        *smaller, _ = self.few.row_counts(self.rows)
+        models = self.speaker.models
+        try:
+            if smaller:
+                self.few.move.compile(models, self._like, ends(0, 0))
+            for count in smaller:
+                if self.status != "ready":
+                    break
+                self.few.advance.compile(models, self._like, count, self.stride)
+                self.row_counts = tuple(sorted((count, *self.row_counts)))
+        except Exception:  # the programs for more rows do the same
+            traceback.print_exc(file=sys.stderr)
+        finally:
+            self._compiled.set()
 
     def _try(self, item: Any) -> None:
         self._put([Job("say", _nobody, item=item)], [0])
@@ -316,8 +348,19 @@ class Engine:
             self._state = empty(new, self.rows)
         self._state = self.few.put(self._state, new, slots)
 
+    def _fit(self) -> int:
+        """The least row count with a program for all busy slots, which are moved to the front."""
+        count = next(n for n in self.row_counts if n >= self.busy)
+        behind = [n for n in range(count, self.rows) if self.slots[n] is not None]
+        free = [n for n in range(count) if self.slots[n] is None]
+        for source, target in zip(behind, free, strict=False):
+            self._state = self.few.move(self.speaker.models, self._state, ends(source, target))
+            self.slots[source], self.slots[target] = None, self.slots[source]
+        return count
+
     def _speak(self) -> None:
-        self._state = self.speaker.speak(self.speaker.models, self._state, self.stride)
+        count = self._fit()
+        self._state = self.few.advance(self.speaker.models, self._state, count, self.stride)
         counts, done = self._state.count.numpy(), self._state.done.numpy()
         said, logs = (t.numpy("batch", "said") for t in (self._state.said, self._state.scores))
         for n, job in enumerate(self.slots):

@@ -29,14 +29,15 @@ from .asked import COMPLETIONS, SCORE, TRANSLATE, Field, Refused, listed, read
 from .asking import Asking, unless_gone
 from .door import Door
 from .engine import Engine, Job
+from .framing import DRAINED, Framing
 from .metrics import Metrics
 from .reading import Reading
 
-DRAINED = 16  # how much more than its limit of a body is read, and thrown away, before the answer
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+TOO_LONG = "context_length_exceeded"  # OpenAI's code
 PLAIN = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -84,7 +85,10 @@ def app(
     made = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(Door, metrics=paths.metrics, known=known, timeout=timeout)],
+        middleware=[
+            Middleware(Door, metrics=paths.metrics, known=known, timeout=timeout),
+            Middleware(Framing, body_limit=body_limit),
+        ],
         exception_handlers={Refused: _refused, HTTPException: _unknown, Exception: _broken},
     )
     made.router.redirect_slashes = False
@@ -135,6 +139,7 @@ class Paths:
     async def completions(self, request: Request) -> Response:
         """What follows a text, or translates it, in OpenAI's words."""
         given = await self._given(request, COMPLETIONS)
+        self._check_model(given["model"])
         prompts, n = listed(given["prompt"]), given["n"]
         self._check_best("n", n, given["beams"])
         _check_search(given)
@@ -238,10 +243,11 @@ class Paths:
         texts, targets = listed(given["text"]), listed(given["target"])
         if len(texts) != len(targets):
             counts = f"{len(texts)} texts and {len(targets)} targets"
-            raise Refused(400, f"{counts}; each text is to have one target", param="target")
+            message = f"{counts}; each text is to have one target"
+            raise Refused(400, message, param="target", code="invalid_value")
         asking = Asking(self.engine, asyncio.get_running_loop().time() + self.timeout)
         pairs = enumerate(zip(texts, targets, strict=True))
-        with _told_to_client("target"):
+        with _told_to_client("target", TOO_LONG):
             jobs = [self.engine.score(*pair, asking.tell(n), n) for n, pair in pairs]
 
         async def whole() -> Any:
@@ -265,8 +271,8 @@ class Paths:
                 raise Refused(
                     401,
                     "this server wants a token: Authorization: Bearer TOKEN",
-                    "authentication_error",
                     headers={"WWW-Authenticate": "Bearer"},
+                    code="invalid_api_key",
                 )
         origin = request.headers.get("origin")
         if origin is not None and not _is_of(origin, request.headers.get("host")):
@@ -294,18 +300,25 @@ class Paths:
         except ClientDisconnect:
             raise Refused(499, "the client left before it had asked") from None
         except TimeoutError:
-            raise Refused(408, "the request took too long to arrive", "timeout") from None
+            raise Refused(408, "the request took too long to arrive", code="timeout") from None
         if size > self.body_limit:
             raise Refused(413, f"the body has more than {self.body_limit} bytes")
         return read(b"".join(parts), fields)
 
+    def _check_model(self, name: str | None) -> None:
+        """An error if a request names a model other than the one that is served."""
+        if name is not None and name != self.name:
+            message = f"the model {name[:100]!r} does not exist; this server has {self.name!r}"
+            raise Refused(404, message, param="model", code="model_not_found")
+
     def _check_best(self, name: str, best: int, beams: int | None) -> None:
         size = self.engine.beams.size
         if beams not in (None, 1, size):
-            raise Refused(400, f"beams is {beams}; it is to be 1 or {size}", param="beams")
+            message = f"beams is {beams}; it is to be 1 or {size}"
+            raise Refused(400, message, param="beams", code="invalid_value")
         if best > (beams or 1):
             known = f"it is to be at most as many as beams, which may be {size}"
-            raise Refused(400, f"{name} is {best}; {known}", param=name)
+            raise Refused(400, f"{name} is {best}; {known}", param=name, code="invalid_value")
 
     def _ask(self, given: Mapping[str, Any], **more: Any) -> Ask:
         beams = self.engine.beams if (given["beams"] or 1) > 1 else None
@@ -360,7 +373,7 @@ class Talk:
         self.paths, self.ask, self.stops, self.best = paths, ask, stops, best
         self.asking = Asking(paths.engine, asyncio.get_running_loop().time() + paths.timeout)
         engine = paths.engine
-        with _told_to_client(None):
+        with _told_to_client(None, TOO_LONG):
             self.jobs: list[Job] = [
                 engine.say(text, ask, self.asking.tell(n), n) for n, text in enumerate(texts)
             ]
@@ -434,7 +447,7 @@ class Live(Response):
                         await body(json.dumps(line))
                 await body("[DONE]")
             except Refused as error:
-                await body(json.dumps(_error(error)))
+                await body(json.dumps(error.body))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         async def body(text: str) -> None:
@@ -469,7 +482,8 @@ def _check_search(given: Mapping[str, Any]) -> None:
     wrong = [name for name, values in neutral.items() if given[name] not in values]
     if wrong and (given["beams"] or 1) > 1:
         rule = "a search takes the likeliest texts; nothing is drawn or made less likely"
-        raise Refused(400, f"beams is {given['beams']} with {' and '.join(wrong)}; {rule}", param=wrong[0])
+        message = f"beams is {given['beams']} with {' and '.join(wrong)}; {rule}"
+        raise Refused(400, message, param=wrong[0], code="invalid_value")
 
 
 def _finish(reading: Reading) -> str:
@@ -477,30 +491,27 @@ def _finish(reading: Reading) -> str:
 
 
 @contextlib.contextmanager
-def _told_to_client(param: str | None) -> Any:
+def _told_to_client(param: str | None, code: str | None = None) -> Any:
     """Mistakes in what was asked are the client's."""
     try:
         yield
     except WeftError as error:
         hint = f" (hint: {error.hint})" if error.hint else ""
-        raise Refused(400, f"{error.fact}; {error.rule}{hint}", param=param) from None
-
-
-def _error(error: Refused) -> dict[str, Any]:
-    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+        raise Refused(400, f"{error.fact}; {error.rule}{hint}", param=param, code=code) from None
 
 
 async def _refused(_: Request, error: Any) -> Response:
-    return JSONResponse(_error(error), error.code, {**PLAIN, **(error.headers or {})})
+    return JSONResponse(error.body, error.status, {**PLAIN, **(error.headers or {})})
 
 
 async def _unknown(request: Request, error: Any) -> Response:
-    words = {
-        404: f"there is no path {request.url.path[:100]}",
-        405: f"{request.url.path} does not answer {request.method[:20]}",
+    status, path = error.status_code, request.url.path[:100]
+    known = {
+        404: (f"there is no path {path}", "unknown_url"),
+        405: (f"{path} does not answer {request.method[:20]}", "method_not_supported"),
     }
-    refused = Refused(error.status_code, words.get(error.status_code, error.detail), headers=error.headers)
-    return await _refused(request, refused)
+    message, code = known.get(status, (error.detail, None))
+    return await _refused(request, Refused(status, message, headers=error.headers, code=code))
 
 
 async def _broken(request: Request, error: Exception) -> Response:

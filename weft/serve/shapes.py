@@ -2,6 +2,10 @@
 
 However long a text is, what has been read of it is filled up to one size: the rows of all texts lie beside
 each other in one state. Only what reads the texts is compiled for several lengths.
+
+The state always has all rows, but a decode step need not compute all of them. It is compiled for several row
+counts; each program advances the first rows of the state and leaves the others as they are. Rows are moved to
+the front when fewer are busy, so a single request costs one row.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft.decode import Kept, Rows, Speaker, State, admit, begin
+from weft.decode import Kept, Rows, Speaker, State, admit, begin, speak
 from weft.decode.rows import Item, Sizes, ready
 from weft.decode.texts import SIZES
 from weft.models import Batch
 
 LENGTHS = 3  # how many lengths texts are filled up to
+ROW_COUNTS = (1, 4, 16)  # the decode step is compiled for these, if the state has more rows
 
 
 class Few(Speaker):
@@ -43,6 +48,8 @@ class Few(Speaker):
 
         self.begin = wf.spmd(begun, *place, static=("room",))
         self.admit = wf.spmd(admitted, *place, donate=("state",))
+        self.advance = wf.spmd(advanced, *place, static=("count", "steps"), donate=("state",))
+        self.move = wf.spmd(moved, *place, donate=("state",))
 
     def size(self, count: int) -> int:
         """The length that a row of so many tokens is filled up to."""
@@ -65,6 +72,16 @@ class Few(Speaker):
         places = [*slots, *[slots[0]] * (self.rows - len(slots))]
         slots_of = wf.tensor(np.array(places, np.int32), [wf.Dim("batch", self.rows)])
         return self.admit(self.models, state, new, slots_of)
+
+    def row_counts(self, rows: int) -> tuple[int, ...]:
+        """The row counts that the decode step of a state is compiled for, in ascending order.
+
+        Where the batch is sharded there is only one: the first rows are on one device, and moving them to the
+        others at each step costs more than computing all rows.
+        """
+        layout, mesh = self.advance.layout, self.advance.mesh
+        (split,) = layout.splits([wf.Dim("batch", rows)], mesh)
+        return (rows,) if split else (*(n for n in ROW_COUNTS if n < rows), rows)
 
 
 def _filled(kept: Kept, memory: int) -> Kept:
@@ -93,6 +110,43 @@ def admitted(models: Sequence[Any], state: State, new: State, slots: Any) -> Sta
         row = jax.tree.map(lambda t, n=n: t["batch", n : n + 1], new, is_leaf=wf.is_tensor)
         state = admit(state, row, slots["batch", n])
     return state
+
+
+def advanced(models: Sequence[Any], state: State, count: int, steps: int) -> State:
+    """The state with up to `steps` more tokens in each of its first `count` rows."""
+    if count == state.token.dims[0].size:
+        return speak(models, state, steps)
+    first = jax.tree.map(lambda t: t["batch", :count], state, is_leaf=wf.is_tensor)
+    new = admit(state, speak(models, first, steps), 0)
+    return dataclasses.replace(new, rows=state.rows)  # they never change
+
+
+def moved(models: Sequence[Any], state: State, ends: Any) -> State:
+    """The state with the row of one slot in another slot too.
+
+    Args:
+      models: as for `admitted`.
+      state: the rows.
+      ends: the slot that is read and the one that is written, over `ends`.
+    """
+    source, target = ends["ends", 0], ends["ends", 1]
+    row = jax.tree.map(lambda t: wf.slice(t, "batch", source, 1), state, is_leaf=wf.is_tensor)
+    return admit(state, row, target)
+
+
+def ends(source: int, target: int) -> Any:
+    """What `moved` takes: a tensor, since numbers are compiled for another placement than calls have."""
+    return wf.tensor(np.array([source, target], np.int32), [wf.Dim("ends", 2)])
+
+
+def abstract(state: State) -> State:
+    """The same without values, on the same devices: enough to compile exactly what calls will run."""
+
+    def shape(array: Any) -> Any:
+        where = array.sharding if array.committed else None
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=where)
+
+    return jax.tree.map(shape, state)
 
 
 def empty(new: State, rows: int) -> State:
