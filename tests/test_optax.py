@@ -206,7 +206,7 @@ def net():
 
 def test_in_a_train_step():
     """An optax transformation, or wf.optimizer of it, is an optimizer like the package's own."""
-    options = {"clip": 0.5, "average": 0.9, "skip_nonfinite": True, "micro": 2}
+    options = {"clip": 0.5, "average": 0.9, "skip_nonfinite": True, "micro": 2, "weight": train.count_rows}
     tx = optax.adamw(0.01, weight_decay=0.1)
     found = {}
     for name, optimizer in {"ours": train.AdamW(0.01, weight_decay=0.1), "optax": tx}.items():

@@ -5,6 +5,7 @@ import functools
 import re
 from collections import Counter
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +33,12 @@ class Net(nn.Module):
         losses = nn.cross_entropy(logits, batch.targets, self.embedding.dims[0])
         if batch.weights is None:
             return wf.mean(losses)
-        return wf.sum(losses * batch.weights) / wf.maximum(wf.sum(batch.weights), 1.0)
+        return wf.sum(losses * batch.weights) / self.loss_weight(batch)
+
+    def loss_weight(self, batch):
+        if batch.weights is None:
+            return batch.targets.size
+        return wf.maximum(wf.sum(batch.weights), 1.0)
 
 
 def raw_loss(params, tokens, targets, weights):
@@ -269,6 +275,209 @@ def test_sequences_to_sequences():
         same(nn.parameters(new_by_parts)[name], p.array, name, rtol=2e-5, atol=2e-6)
 
 
+# -- micro-batches of any batch ----------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    x: Tensor
+    y: Tensor
+    importance: Tensor
+    scale: Tensor
+
+
+class Example(eqx.Module):
+    pair: tuple[Tensor, Tensor]
+    counts: Tensor
+    more: dict
+    kind: str = eqx.field(static=True)
+
+
+# How a batch is made of x, y, the weights of its rows and a scale without rows, and how these are found in it.
+BATCHES = {
+    "dict": (
+        lambda x, y, w, scale: {"x": x, "y": y, "importance": w, "scale": scale, "power": 2.0, "none": None},
+        lambda b: (b["x"], b["y"], b["importance"], b["scale"]),
+    ),
+    "dataclass": (Samples, lambda b: (b.x, b.y, b.importance, b.scale)),
+    "module": (
+        lambda x, y, w, scale: Example((x, y), w, {"scale": scale}, "training"),
+        lambda b: (*b.pair, b.counts, b.more["scale"]),
+    ),
+    "tuple": (lambda *given: (given[:2], given[2:]), lambda b: (*b[0], *b[1])),
+}
+
+
+class Regression(nn.Module):
+    """A linear map to a dim that is called micro; the loss is the weighted mean of its errors, 0 / 0 without weights."""
+
+    w: Tensor
+    fields: object = eqx.field(static=True)
+
+    def loss(self, batch, key=None):
+        x, y, weights, scale = self.fields(batch)
+        error = wf.square(wf.einsum(x, self.w, reduce=["d"]) - y) * scale
+        return wf.sum(wf.mean(error, "micro") * weights) / wf.sum(weights)
+
+
+def samples(rows=12, dtype=np.float32):
+    """Arrays: x, y, the weights of the rows and a scale. One in four rows, all in one micro-batch of four, weighs 0."""
+    draw = np.random.default_rng(0)
+    weights = draw.integers(1, 5, rows) * 0.25
+    weights[1::4] = 0.0
+    arrays = draw.normal(size=(rows, 5)), draw.normal(size=(rows, 2)), weights, draw.uniform(1, 2, 2)
+    return [np.asarray(a, dtype) for a in (*arrays, draw.normal(size=(5, 2)))]
+
+
+def regression(kind, dtype=np.float32):
+    """The model and the batch."""
+    make, fields = BATCHES[kind]
+    dims = ["batch=12 d=5", "batch=12 micro=2", "batch=12", "micro=2", "d=5 micro=2"]
+    *given, w = (wf.tensor(a, wf.dims(d)) for a, d in zip(samples(dtype=dtype), dims, strict=True))
+    return Regression(wf.parameter(w), fields), make(*given)
+
+
+def raw_regression(w, x, y, weights, scale):
+    return jnp.sum(jnp.mean((x @ w - y) ** 2 * scale, 1) * weights) / jnp.sum(weights)
+
+
+@pytest.mark.parametrize(
+    "kind, mesh, layout",
+    [
+        ("dict", None, None),
+        ("dict", MESH, wf.Layout("batch:data micro:model")),
+        ("dataclass", MESH, wf.Layout("batch:data", optimizer="d:model")),
+        ("module", MESH, wf.Layout("batch:data+model", params="d:data")),
+        ("tuple", MESH, wf.Layout("batch:data")),
+    ],
+    ids=["dict, one device", "dict", "dataclass", "module", "tuple"],
+)
+def test_any_batch_in_parts_is_the_full_batch(kind, mesh, layout):
+    """Whatever it is and whatever its weights are called. A part of 3 or 6 rows is uneven on 2 or 4 devices."""
+    model, rows = regression(kind)
+    *given, w = samples()
+    loss, grads = jax.value_and_grad(raw_regression)(w, *given)
+    for micro in (1, 2, 4):
+        step = train.train_step(
+            train.Momentum(1.0), micro=micro, norm=True, weight=lambda b: wf.sum(model.fields(b)[2])
+        )
+        metrics, new, _ = wf.spmd(step, mesh, layout)(model, {}, rows, None)
+        np.testing.assert_allclose(metrics["loss"].item(), loss, rtol=1e-6)
+        np.testing.assert_allclose(metrics["grad_norm"].item(), np.linalg.norm(grads), rtol=1e-6)
+        assert metrics["tokens"].item() == given[2].sum()
+        same(new.w, w - grads, f"micro={micro}", rtol=1e-5, atol=1e-6)
+
+
+class Weighted(Regression):
+    """The same with a weight of its own."""
+
+    def loss_weight(self, batch):
+        return wf.sum(self.fields(batch)[2])
+
+
+def test_a_loss_has_the_precision_of_its_model():
+    """A share that was rounded to float32 would show. The loss has the type that it has without parts."""
+    with jax.enable_x64(True):
+        model, rows = regression("dict", np.float64)
+        *given, w = samples(dtype=np.float64)
+        loss, grads = jax.value_and_grad(raw_regression)(w, *given)
+        for weight in (None, lambda b: wf.sum(b["importance"])):
+            own = Weighted(model.w, model.fields) if weight is None else model
+            step = train.train_step(train.Momentum(1.0), micro=3, weight=weight)
+            metrics, new, _ = step(own, {}, rows, None)
+            assert metrics["loss"].dtype == loss.dtype == np.float64
+            np.testing.assert_allclose(metrics["loss"].item(), loss, rtol=1e-14)
+            np.testing.assert_allclose(new.w.numpy(), w - grads, rtol=1e-12)
+    half = nn.cast(model, "bfloat16")
+    step = train.train_step(train.Momentum(1.0), micro=3, weight=lambda b: wf.sum(b["importance"]))
+    narrow = {n: t.astype(jnp.bfloat16) if wf.is_tensor(t) else t for n, t in regression("dict")[1].items()}
+    assert step(half, {}, narrow, None)[0]["loss"].dtype == half.loss(narrow).dtype == jnp.bfloat16
+
+
+class Plain(nn.Module):
+    """A loss of rows that all count the same: their mean, or their sum."""
+
+    w: Tensor
+    reduce: object = eqx.field(static=True)
+    loss_weight: Tensor | None = None  # a parameter of that name is not the method
+
+    def loss(self, batch, key=None):
+        return self.reduce(wf.square(batch * self.w))
+
+
+@pytest.mark.parametrize(
+    "reduce, weight",
+    [(wf.mean, train.count_rows), (wf.mean, lambda b: b.size), (wf.sum, lambda b: wf.ones(()))],
+    ids=["rows", "elements", "a sum"],
+)
+def test_rows_that_count_the_same(reduce, weight):
+    x, w = real(0, "batch=6 d=3"), real(1, "d=3")
+    model = Plain(wf.parameter(w), reduce)
+    found = []
+    for micro in (1, 3):
+        step = train.train_step(train.Momentum(1.0), micro=micro, weight=weight)
+        found.append(wf.spmd(step, "data=2", "batch:data")(model, {}, x, None))
+    for metrics, new, _ in found:
+        np.testing.assert_allclose(metrics["loss"].item(), reduce(wf.square(x * w)).item(), rtol=1e-6)
+        same(new.w, found[0][1].w.array, rtol=1e-6)
+
+
+def test_batches_that_weigh_nothing():
+    """A batch without any weight is 0 / 0 in parts too, or what the loss makes of it."""
+    model, rows = regression("dict")
+    empty = rows | {"importance": wf.zeros("batch=12")}
+    step = train.train_step(train.Momentum(1.0), micro=2, weight=lambda b: wf.sum(b["importance"]))
+    assert np.isnan(step(model, {}, empty, None)[0]["loss"].item())
+    nothing = dataclasses.replace(batch(0), weights=wf.zeros("batch=12 length=3"))
+    metrics, new, _ = train.train_step(train.Momentum(1.0), micro=2)(net(), {}, nothing, None)
+    assert metrics["loss"].item() == 0.0
+    same(new.wide, net().wide.array)
+
+
+def test_an_eager_step_in_parts_is_traced_once():
+    model, rows = regression("dict")
+    calls = []
+
+    def weight(batch):
+        calls.append(1)
+        return wf.sum(batch["importance"])
+
+    step = train.train_step(train.Momentum(0.1), micro=2, weight=weight)
+    _, model, state = step(model, {}, rows, None)
+    traced = len(calls)
+    step(model, state, rows, None)
+    assert len(calls) == traced > 0
+
+
+def test_inside_replicas():
+    """Replicas have parts of their own: the losses are those without parts."""
+    model, rows = regression("dict")
+    found = []
+    for micro in (1, 3):
+        step = train.train_step(train.Momentum(1.0), micro=micro, weight=lambda b: wf.sum(b["importance"]))
+        diloco = train.DiLoCo(step, replicas=2, every=1)
+        program = wf.spmd(diloco.step, "pod=2 data=2", "replicas:pod batch:data")
+        found.append(program(*diloco.init(model), rows, None))
+    for name in ("loss", "tokens"):
+        np.testing.assert_allclose(found[0][0][name].numpy(), found[1][0][name].numpy(), rtol=1e-6)
+    same(found[1][1].w, found[0][1].w.array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("experts", [0, 4], ids=["dense", "experts"])
+def test_weights_count_by_their_ratios(experts):
+    """Also where the weights of a part add up to less than 1: there a mixture's losses counted several times."""
+    config = TINY.replace(layers=1, experts=experts, router_z=0.1 if experts else 0.0)
+    model, rows = nn.init(Transformer(config), jax.random.key(0)), batch(0)
+    light = dataclasses.replace(rows, weights=rows.weights * 0.01)
+    for micro in (1, 3):
+        step = wf.spmd(train.train_step(train.Momentum(1.0), micro=micro, norm=True), "data=2", "batch:data")
+        (one, *_), (other, *_) = (step(model, {}, b, None) for b in (rows, light))
+        for name in ("loss", "grad_norm"):
+            np.testing.assert_allclose(one[name].item(), other[name].item(), rtol=1e-5)
+        np.testing.assert_allclose(other["tokens"].item(), 0.01 * one["tokens"].item(), rtol=1e-5)
+
+
 # -- steps that are skipped --------------------------------------------------------------------------
 
 
@@ -338,6 +547,13 @@ def test_narrow_computations_have_wide_parameters_state_and_sums():
 
 ADAM = train.AdamW(0.1)
 
+
+def parts(weight, **more):
+    model, rows = regression("dict")
+    step = wf.spmd(train.train_step(ADAM, micro=2, weight=weight))
+    return step(model, ADAM.init(model), rows | more, None)  # wrong
+
+
 MISTAKES = {
     "step_in_half_a_part": lambda: train.train_step(ADAM, micro=0.5),  # wrong
     "step_with_settings_out_of_range": lambda: train.train_step(ADAM, clip=0.0, average=1.0),  # wrong
@@ -347,6 +563,14 @@ MISTAKES = {
     "batch_without_rows": lambda: train.train_step(ADAM, micro=2)(  # wrong
         net(), ADAM.init(net()), Batch(wf.ones("rows=4 length=3", jnp.int32)), None
     ),
+    "micro_batches_of_unknown_weight": lambda: train.train_step(ADAM, micro=2)(  # wrong
+        regression("dict")[0], {}, regression("dict")[1], None
+    ),
+    "micro_batches_of_one_weight": lambda: parts(lambda batch: 1),
+    "weight_of_each_row": lambda: parts(lambda batch: batch["importance"]),
+    "weight_of_nothing": lambda: parts(lambda batch: 0),
+    "weight_that_is_a_tensor": lambda: train.train_step(ADAM, weight=wf.ones("batch=2")),  # wrong
+    "micro_batches_of_raw_arrays": lambda: parts(train.count_rows, mask=np.ones(12), key=jax.random.key(0)),
     "state_without_average": lambda: train.train_step(ADAM, average=0.9)(  # wrong
         net(), ADAM.init(net()), batch(0), None
     ),

@@ -510,8 +510,7 @@ class Transformer(nn.Module):
     def loss(self, batch: Batch, key: Any = None) -> Tensor:
         """The mean cross-entropy of the targets, with a mixture its own losses; with a key, under dropout."""
         c, batch = self.config, as_batch(batch, self.config)
-        if batch.targets is None:
-            raise bad_batch("a loss is asked of a batch without targets")
+        targets = _targets(batch)
         features, extra = self._features(batch, key)
 
         def of(features: Tensor, targets: Tensor) -> Tensor:
@@ -521,14 +520,29 @@ class Transformer(nn.Module):
             )
 
         if c.loss_chunks == 1:
-            losses = of(features, batch.targets)
+            losses = of(features, targets)
         else:
-            losses = nn.chunked(of, (features, batch.targets), "length", c.loss_chunks)
+            losses = nn.chunked(of, (features, targets), "length", c.loss_chunks)
         if batch.weights is None:
             loss = wf.mean(losses)
         else:
-            loss = wf.sum(losses * batch.weights) / wf.maximum(wf.sum(batch.weights), 1.0)
+            total = self.loss_weight(batch)
+            loss = wf.sum(losses * batch.weights) / wf.where(total > 0, total, 1.0)
         return loss if extra is None else loss + extra
+
+    def loss_weight(self, batch: Batch) -> Tensor | int:
+        """What `loss` divides by: the number of targets, or the sum of their weights. (By 1 if that is 0.)"""
+        targets = _targets(batch)
+        if batch.weights is None:
+            return targets.size
+        weights = batch.weights.astype(jnp.promote_types(batch.weights.dtype, jnp.float32))
+        return wf.sum(weights)
+
+
+def _targets(batch: Any) -> Tensor:
+    if not isinstance(batch, Batch) or batch.targets is None:
+        raise bad_batch("a loss is asked of a batch without targets")
+    return batch.targets
 
 
 def _memory(t: Any) -> Any:

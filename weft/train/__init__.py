@@ -15,6 +15,7 @@ from .optimizers import AdamW as AdamW
 from .optimizers import Lion as Lion
 from .optimizers import Momentum as Momentum
 from .optimizers import Optimizer as Optimizer
+from .rows import count_rows as count_rows
 from .schedules import Constant as Constant
 from .schedules import Cosine as Cosine
 from .schedules import LinearDecay as LinearDecay

@@ -1,62 +1,81 @@
-"""The rows of a batch: dealt out, to micro-batches or to replicas, and counted."""
+"""The rows of a batch: counted, and dealt out to micro-batches or to replicas.
+
+A batch is any pytree. Its rows are the dim `batch` of its tensors; tensors without that dim, and scalars,
+belong to all rows.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 import weft as wf
-from weft.errors import ShapeError
+from weft.errors import ShapeError, TensorTypeError
 from weft.tensor import Tensor, describe, is_tensor
 
 ROWS = "batch"  # the dim of a batch's rows
 
 
-def dealt(batch: Any, to: wf.Dim) -> Any:
-    """The batch with its rows dealt out like cards: row n goes to place n modulo the size of a new dim.
+def count_rows(batch: Any) -> int:
+    """The number of rows of a batch: the `weight=` of a loss that is a mean over equal rows.
 
-    So every device deals what it has, and nothing is sent, where each place's rows are split evenly. Tensors
-    without the dim `batch` are for all places alike and stay as they are; so do those that were dealt before.
+    >>> count_rows({"x": wf.ones("batch=8 d=4"), "scale": wf.ones("d=4")})
+    8
     """
+    found = [d for t in jax.tree.leaves(batch, is_leaf=is_tensor) if (d := _rows_of(t)) is not None]
+    if not found:
+        raise _without_rows("counted")
+    return found[0].size
 
-    def one(t: Any) -> Any:
-        if not isinstance(t, Tensor) or to in t.dims:
-            return t
-        rows = next((d for d in t.dims if d.name == ROWS), None)
-        if rows is None:
+
+def dealt(batch: Any, to: wf.Dim) -> Any:
+    """The batch with its rows dealt out like cards: row n goes to index n modulo the size of a new dim.
+
+    Each device deals the rows that it has, and nothing is sent, if every part is split evenly. Tensors
+    without the dim `batch`, and scalars, are shared by all parts. Tensors that already have the new dim stay
+    as they are.
+    """
+    name = to.name.lstrip("_")
+    shown = f"{name}={to.size}"
+
+    def one(path: Any, t: Any) -> Any:
+        rows = _rows_of(t)
+        if rows is None or to in t.dims:
+            _check_shared(path, t)
             return t
         if rows.size % to.size:
             raise ShapeError(
-                f"the rows of {describe(t)} can't be dealt to {to}: "
+                f"the rows of {describe(t)} can't be dealt to {shown}: "
                 f"{rows.size} = {rows.size // to.size} · {to.size} + {rows.size % to.size}",
-                rule=f"a batch is dealt out evenly, so {to.name} divides the number of its rows",
-                hint=f"a batch of {max(rows.size // to.size, 1) * to.size} rows, or another {to.name}",
+                rule=f"a batch is dealt out evenly, so {name} divides the number of its rows",
+                hint=f"a batch of {max(rows.size // to.size, 1) * to.size} rows, or another {name}",
             )
         return wf.split(t, rows, [rows.resize(rows.size // to.size), to])
 
-    made = jax.tree.map(one, batch, is_leaf=is_tensor)
+    made = jax.tree_util.tree_map_with_path(one, batch, is_leaf=is_tensor)
     if not any(is_tensor(t) and to in t.dims for t in jax.tree.leaves(made, is_leaf=is_tensor)):
-        raise ShapeError(
-            f"no tensor of the batch has a dim {ROWS} to be dealt to {to}",
-            rule=f"the rows of a batch are the dim {ROWS} of its tensors",
-            hint=f"call it {ROWS}: wf.tensor(array, [wf.Dim('{ROWS}', rows), length])",
-        )
+        raise _without_rows(f"dealt to {shown}")
     return made
 
 
-def counted(batch: Any, but: tuple[wf.Dim, ...] = ()) -> Tensor | None:
-    """How many targets a batch has, by their weights if there are any; None if it has none.
+def _rows_of(t: Any) -> wf.Dim | None:
+    return next((d for d in t.dims if d.name == ROWS), None) if isinstance(t, Tensor) else None
 
-    Args:
-      batch: with `targets` and `weights` or without, as `models.Batch`.
-      but: dims that are not counted together.
-    """
-    weights, targets = (getattr(batch, name, None) for name in ("weights", "targets"))
-    if weights is not None:
-        return wf.sum(weights.astype(jnp.float32), [d for d in weights.dims if d not in but])
-    if targets is None:
-        return None
-    each = targets.size // max(1, *(d.size for d in but)) if but else targets.size
-    return wf.full(but, float(each), jnp.float32)
+
+def _check_shared(path: Any, leaf: Any) -> None:
+    """An error for a raw array: nothing tells whether its first dimension is the rows."""
+    if not isinstance(leaf, Tensor) and getattr(leaf, "shape", ()):
+        raise TensorTypeError(
+            f"batch{jax.tree_util.keystr(path)} is a raw array of shape {tuple(leaf.shape)}",
+            rule=f"the rows of a batch are the dim {ROWS} of its tensors; a raw array does not name its dims",
+            hint=f"wf.tensor(array, dims), with {ROWS} among the dims if it has a value for each row",
+        )
+
+
+def _without_rows(what: str) -> ShapeError:
+    return ShapeError(
+        f"no tensor of the batch has a dim {ROWS} to be {what}",
+        rule=f"the rows of a batch are the dim {ROWS} of its tensors",
+        hint=f"call it {ROWS}: wf.tensor(array, [wf.Dim('{ROWS}', rows), length])",
+    )

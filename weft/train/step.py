@@ -26,16 +26,17 @@ from .accumulate import value_and_grad
 from .average import init_average, update_average
 from .clipping import clip_by_global_norm, global_norm
 from .parameters import asking
-from .rows import counted
 from .settings import check
 from .state_layout import as_stored, called, naming
+from .weight import Weight
 
 
 @dataclass(frozen=True)
 class TrainStep:
     """A function `(model, state, batch, key) -> (metrics, model, state)`; made by `train_step`.
 
-    The model has a method `loss(batch, key)`; the key is for dropout, None: without.
+    The model has a method `loss(batch, key)`; the key is for dropout, None: without. With micro-batches it
+    also has a method `loss_weight(batch)`, or the step a `weight`.
     """
 
     optimizer: Any
@@ -44,6 +45,7 @@ class TrainStep:
     average: float | None = None
     skip_nonfinite: bool = False
     norm: bool = False
+    weight: Weight | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, optax.GradientTransformation):
@@ -57,6 +59,12 @@ class TrainStep:
         optional = {"clip": "positive", "average": "share"}
         given = {name: rule for name, rule in optional.items() if getattr(self, name) is not None}
         check(self, {"micro": "count"} | given, "train_step(optimizer, clip=1.0, micro=4, average=0.999)")
+        if self.weight is not None and not callable(self.weight):
+            raise ProgramError(
+                f"train_step was given weight={self.weight!r}",
+                rule="weight= is a function from a batch to the number that its loss divides by",
+                hint='weight=lambda batch: wf.sum(batch["weights"])',
+            ).located("train_step(optimizer, weight=…)")
 
     @property
     def __name__(self) -> str:
@@ -72,9 +80,8 @@ class TrainStep:
         with asking("train_step(model, state, batch, key)"):
             if key is not None:
                 keys.check(key)
-            loss, grads = value_and_grad(model, batch, key, self.micro)
-            tokens = counted(batch)
-            metrics = {"loss": loss} | ({} if tokens is None else {"tokens": tokens})
+            loss, grads, weight = value_and_grad(model, batch, key, self.micro, self.weight)
+            metrics = {"loss": loss} | ({} if weight is None else {"tokens": weight})
             if self.clip is not None or self.skip_nonfinite or self.norm:
                 metrics["grad_norm"] = global_norm(grads)
             if self.clip is not None:
@@ -110,25 +117,30 @@ def train_step(
     average: float | None = None,
     skip_nonfinite: bool = False,
     norm: bool = False,
+    weight: Weight | None = None,
 ) -> TrainStep:
     """A step of training, to be staged with `donate=(0, 1)`.
 
     Args:
       optimizer: one of this package's, `wf.optimizer(tx)`, or an optax transformation.
       clip: the largest global norm of the gradients.
-      micro: in how many parts the batch is computed, one after the other; it divides the number of rows.
+      micro: in how many parts the batch is computed, one after the other; it divides the number of rows. The
+        result is that of the full batch.
       average: how much of an average of the parameters stays at each step, such as 0.999; `averaged` puts it
         into a model.
       skip_nonfinite: whether a step with a loss or a gradient that is not finite changes nothing.
       norm: whether the gradients' global norm is measured in any case.
+      weight: a function from a batch to the number that its loss divides by, such as
+        `lambda batch: wf.sum(batch["weights"])`, or `train.count_rows` for a mean over equal rows. By default
+        the model's method `loss_weight(batch)`, which Transformers have. Micro-batches need one of the two.
 
     Returns:
       A function `(model, state, batch, key) -> (metrics, model, state)`, with `init(model)` for the first
-      state. The metrics are tensors without dims: `loss`; `tokens`, the weights of the batch added up; with
-      `clip`, `skip_nonfinite` or `norm` also `grad_norm`, before clipping; with `skip_nonfinite` also
-      `finite`.
+      state. The metrics are tensors without dims: `loss`; `tokens`, the weight of the batch if it is
+      known (for a Transformer the number of targets); with `clip`, `skip_nonfinite` or `norm` also
+      `grad_norm`, before clipping; with `skip_nonfinite` also `finite`.
     """
-    return TrainStep(optimizer, clip, micro, average, skip_nonfinite, norm)
+    return TrainStep(optimizer, clip, micro, average, skip_nonfinite, norm, weight)
 
 
 def _chosen(good: Tensor, new: Any, old: Any) -> Any:
