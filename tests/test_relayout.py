@@ -366,7 +366,7 @@ def test_collectives_of_reshapes(name):
     assert [c.kind for c in made] == want
 
 
-# Reshapes that move splits, on x=2 y=2 or z=4: what is sent forward. The tensor is of float32.
+# Reshapes that move splits, on x=2 y=2 or x=2 z=4: what is sent forward. The tensor is of float32.
 
 MOVED = {
     "an inner dim's to the first dim": ("b:x p:x", (4, 4), (2, 8), [("all-to-all", "x", 32)]),
@@ -383,6 +383,7 @@ MOVED = {
     ),
     "behind another": ("a:x b:y p:x+y", (8, 8), (4, 16), [("all-to-all", "y", 64)]),
     "beside a new split": ("b:x p:x q:y", (8, 8), (4, 16), [("all-to-all", "x", 64)]),
+    "beside a new split across its pieces": ("b:x p:x q:z", (8, 8), (4, 16), [("all-to-all", "x", 128)]),
     "beside one that stays": ("a:y b:x p:y q:x", (8, 8), (4, 16), [("all-to-all", "x", 64)]),
     "beside an uneven dim": ("b:x c:y p:x r:y", (4, 4, 5), (2, 8, 5), [("all-to-all", "x", 96)]),
     "to another run": ("b:x r:x", (4, 6, 4), (8, 3, 4), [("all-to-all", "x", 192)]),
@@ -409,7 +410,7 @@ def test_a_reshape_moves_a_split_by_an_all_to_all(name):
         y, pull = wf.vjp(forward, x)
         return y, pull(w)[0]
 
-    mesh = "z=4" if "z" in layout else "x=2 y=2"
+    mesh = "x=2 z=4" if "z" in layout else "x=2 y=2"
     made = wf.spmd(forward, mesh, layout).collectives(args[0])
     assert [(c.kind, "".join(c.axes), c.bytes * c.count) for c in made] == want
     program = wf.spmd(both, mesh, layout)

@@ -7,6 +7,7 @@ reshape whose pieces stay where they are. Where they can't, it moves them at onc
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -220,7 +221,11 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
         return relabelled(x, x._array.reshape(shape), new, new_splits)
     # Runs that can stay where they are do, unless an axis that leaves another run is wanted in one of them.
     leaving = axes_of(x.splits) & axes_of(target.values()) - axes_of(stays.values())
-    for wanted in (target, stays) if leaving else (stays, target):
+    options = [target, stays] if leaving else [stays, target]
+    # Axes that the tensor is not on yet may be in the way; they are left to the consumer then.
+    have = axes_of(x.splits) | x.pending
+    options += [{d: tuple(itertools.takewhile(have.__contains__, axes)) for d, axes in options[0].items()}]
+    for wanted in options:
         moved = _moved(x, groups, new, tuple(wanted.values()))
         if moved is not None:
             return moved
