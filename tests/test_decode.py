@@ -4,6 +4,7 @@ import dataclasses
 from functools import cache
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 from untrained import untrained
 
 import weft as wf
-from weft import decode, nn
+from weft import decode, nn, serve
 from weft.data import Bytes, SentencePiece
 from weft.decode.cache import read, step, whole
+from weft.errors import ModelError
 from weft.models import Batch, Config, Transformer
 
 BASE = Config(vocab=37, d_model=16, d_ff=24, heads=4, d_kv=4, layers=2, longest=16)
@@ -290,6 +292,34 @@ def test_keys_stay_where_they_are_whichever_beams_go_on():
 
 # -- mistakes ----------------------------------------------------------------------------------------
 
+
+class Bigram(nn.Module):
+    """A user's own language model: the next token by the last one alone."""
+
+    table: nn.Embedding
+    config: dict = eqx.field(static=True)
+
+    def __init__(self):
+        self.table, self.config = nn.Embedding(wf.Dim("vocab", 259), wf.Dim("next", 259)), {"vocab": 259}
+
+    def project(self, x):
+        return x
+
+
+@cache
+def bigram():
+    return nn.init(Bigram(), jax.random.key(0))
+
+
+def state_of():
+    """One row that a Transformer has read."""
+    asked, row = decode.rows.ready([decode.rows.Item(0, (), (0,), 2)], [decode.Ask()], 1, SIZES, Bytes())
+    return decode.begin((untrained(BASE),), asked, row, 3)
+
+
+SIZES = decode.rows.Sizes(0, 1, 2)
+BEGIN = wf.spmd(decode.begin, static=("room",))
+TOKENS = Batch(wf.zeros([ROWS, PLACES], jnp.int32), targets=wf.zeros([ROWS, PLACES], jnp.int32))
 PAIR = [["a"], ["b"]]
 MISTAKES = {
     "settings_that_are_none": lambda: decode.Ask(limit=0, temperature=-1.0, top_p=0.0, top_k=-2),  # wrong
@@ -298,6 +328,9 @@ MISTAKES = {
     "one_text": lambda: list(speaker_of().say("hello")),  # wrong
     "limit_of_a_translation": lambda: list(speaker_of().say(WORDS, decode.Ask(limit=17))),  # wrong
     "limit_after_a_prompt": lambda: list(speaker_of(kind="decoder").say([], decode.Ask(limit=16))),  # wrong
+    "own_model": lambda: decode.Speaker(bigram(), Bytes()),  # wrong
+    "own_model_in_a_program": lambda: BEGIN([bigram()], TOKENS, state_of().rows, 9),  # wrong
+    "function_as_a_model": lambda: decode.Speaker(len, Bytes()),  # wrong
     "nobody_to_speak": lambda: decode.Speaker([], Bytes(), rows=0, longest=1),  # wrong
     "nothing_to_compare": lambda: decode.quality([], []),  # wrong
     "references_that_are_texts": lambda: decode.quality(["a", "b"], ["a", "b"]),  # wrong
@@ -309,6 +342,30 @@ MISTAKES = {
 def test_messages(name, mistake, monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
     mistake(name, MISTAKES[name], "messages/decode")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: decode.read(model, TOKENS, 9),
+        lambda model: decode.score([untrained(BASE), model], TOKENS),
+        lambda model: decode.speak([model], state_of(), 2),
+        lambda model: decode.search([model], state_of(), decode.Beams(2)),
+        lambda model: serve.app(decode.Speaker(model, Bytes())),
+    ],
+    ids=["read", "score", "speak", "search", "serve"],
+)
+def test_what_a_model_must_provide_is_listed(use):
+    with pytest.raises(
+        ModelError, match="Bigram does not provide config, embedding, decoder, read"
+    ) as caught:
+        use(bigram())
+    assert [detail.split()[0] for detail in caught.value.details] == [
+        "config",
+        "embedding",
+        "decoder",
+        "read",
+    ]
 
 
 def test_every_text_is_of_a_mistake():

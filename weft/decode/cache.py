@@ -34,6 +34,8 @@ from weft.nn.attention import HIDDEN
 from weft.nn.lsh import ITSELF
 from weft.tensor import Tensor
 
+from .needs import check_decodable
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def read(model: Any, batch: Batch, room: int) -> Kept:
         encoder-decoder, its inputs too.
       room: how many positions a row may have, with those of `batch`.
     """
+    check_decodable(model)
     if model.decoder is None:
         raise ModelError(
             f"a model of kind {model.config.kind!r} is decoded",
@@ -135,6 +138,7 @@ def whole(model: Any, batch: Batch) -> Tensor:
       model: a decoder or an encoder-decoder.
       batch: what it reads.
     """
+    check_decodable(model)
     return model.project(model.read(batch, listening(Listening))[0])
 
 
@@ -144,6 +148,7 @@ def apart(model: Any) -> Any:
     What takes many steps takes it apart first, so that not every step copies parameters out of those of all
     layers. (One that is apart is given back as it is.)
     """
+    check_decodable(model)
     stack = model.decoder
     if isinstance(stack.blocks, tuple):
         return model

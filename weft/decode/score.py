@@ -11,6 +11,7 @@ from weft.models import Batch
 from weft.tensor import Tensor
 
 from .cache import whole
+from .needs import check_decodable
 
 
 def score(models: Sequence[Any], batch: Batch) -> Tensor:
@@ -20,6 +21,8 @@ def score(models: Sequence[Any], batch: Batch) -> Tensor:
       models: decoders, or encoder-decoders, with one vocabulary.
       batch: with targets.
     """
+    for model in models:
+        check_decodable(model)
     vocab = models[0].embedding.vocab
     assert batch.targets is not None
     logs = []

@@ -22,6 +22,7 @@ from weft.tensor import Tensor
 
 from .cache import Kept, apart, read, step
 from .choose import Choice, choose, penalised
+from .needs import check_decodable
 
 
 @jax.tree_util.register_dataclass
@@ -79,6 +80,8 @@ def begin(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
       rows: what is asked.
       room: how many positions a row may have: those of the prompt and of all generated tokens but the last.
     """
+    for model in models:
+        check_decodable(model)
     batch_dim, length = batch.tokens.dims
     last = rows.length - 1
     own = wf.where(wf.arange(length) < rows.length, batch.tokens, -1).rename(length="places")

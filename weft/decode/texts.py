@@ -26,6 +26,7 @@ from weft.models.batch import START
 
 from .ask import NOTHING, Ask, Said
 from .beam import search
+from .needs import check_decodable
 from .rows import Item, Sizes, ready
 from .score import score
 from .speak import begin, speak
@@ -60,6 +61,8 @@ class Speaker:
         self.models = tuple(models) if isinstance(models, list | tuple) else (models,)
         self.tokenizer, self.rows = tokenizer, rows
         _check_sizes(len(self.models), rows, longest)
+        for model in self.models:
+            check_decodable(model, "Speaker")
         configs = [model.config for model in self.models]
         _check_alike(configs)
         check_vocab(tokenizer, configs[0].vocab)
