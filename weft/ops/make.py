@@ -19,6 +19,7 @@ from ..padding import fill_padding, positions
 from ..placing import known_dtype, partition_spec
 from ..shapes import stored_shape
 from ..tensor import Tensor, entry
+from ..types import typed
 
 
 @entry
@@ -84,7 +85,8 @@ def full_like(x: Tensor, value: Any, dtype: Any = None) -> Tensor:
     f32[a=3] [7., 7., 7.]
     """
     x = as_slice(x)
-    return full(x.dims, value, x.dtype if dtype is None else dtype)
+    made = full(x.dims, value, x.dtype if dtype is None else dtype)
+    return made if dtype is not None else slice_tensor(typed(made._array, x._held), made.dims, made.splits)
 
 
 @op

@@ -116,7 +116,7 @@ def _while_weft(carry: wf.Tensor, *extra: wf.Tensor, body: Body, trips: int) -> 
     carry, extra = wf.stop_gradient(carry), tuple(map(wf.stop_gradient, extra))
 
     def go(state: Any) -> wf.Tensor:
-        return wf.logical_and(state["n"] < trips, wf.sum(state["carry"]) < 1e6)
+        return wf.logical_and(state["n"] < trips, wf.sum(state["carry"]).astype(jnp.float32) < 1e6)
 
     def step(state: Any) -> Any:
         env = run_weft(body.steps, [state["carry"], state["n"], *extra])
