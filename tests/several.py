@@ -11,6 +11,7 @@ import numpy as np
 
 import weft as wf
 from weft import models, nn, processes, train
+from weft.models import huggingface
 from weft.train import checkpoint, hosts
 
 OPTIMIZER = train.AdamW(0.01)
@@ -112,6 +113,17 @@ def fail(victim):
         total(wf.ones("a=4"))
         if jax.process_index() == int(victim):
             raise ValueError("an error of its own")
+
+
+def export(folder):
+    """A Hugging Face folder that both write; one of them reads it back."""
+    config = models.preset("gpt2").config.replace(
+        d_model=12, d_ff=24, heads=2, d_kv=6, layers=1, vocab=31, longest=6
+    )
+    model = nn.init(models.Transformer(config), jax.random.key(0), everywhere(), LAYOUT)
+    huggingface.save(model, folder)
+    print(digest(model))
+    print(digest(huggingface.load(folder)))
 
 
 def stuck(how):

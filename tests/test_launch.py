@@ -106,6 +106,16 @@ def test_four_processes_and_back_on_two(tmp_path):
 
 
 @pytest.mark.slow
+def test_two_processes_write_one_hugging_face_folder(tmp_path):
+    saved, loaded = outputs(start(2, "export", tmp_path / "model"))
+    assert saved == loaded
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_four_processes_stop_at_one_step(name):
     (stopped,) = outputs(start(4, "stop", name))
@@ -312,8 +322,12 @@ def alive(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
-def test_nothing_is_left_behind(program, tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "frozen"),
+    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGKILL, False)],
+    ids=["SIGTERM", "SIGTERM-frozen", "SIGKILL"],
+)
+def test_nothing_is_left_behind(program, tmp_path, number, frozen):
     command = [sys.executable, "-m", "weft.cli.main", "launch", "-n", "2", "--", *program("waits")]
     launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     files, pids = [tmp_path / f"pids{n}" for n in (0, 1)], []
@@ -321,6 +335,8 @@ def test_nothing_is_left_behind(program, tmp_path, number):
         wait_for(lambda: all(file.exists() for file in files), LATEST)
         pids = [int(pid) for file in files for pid in file.read_text().split()]
         assert all(map(alive, pids))
+        if frozen:
+            os.kill(pids[0], signal.SIGSTOP)
         launcher.send_signal(number)
         assert launcher.wait(timeout=30) == (5 if number == signal.SIGTERM else -9)  # the first failing one's
         wait_for(lambda: not any(map(alive, pids)))
