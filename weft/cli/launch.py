@@ -89,7 +89,7 @@ class Launch:
                 rule="what is to be run in each process comes after --",
                 hint=EXAMPLE,
             )
-        from .main import COMMANDS
+        from .dispatch import COMMANDS
 
         name = self.command[0]
         if name not in COMMANDS:
