@@ -1,6 +1,7 @@
 """The command line, as a user meets it: a process with stdout, stderr and an exit code."""
 
 import functools
+import importlib
 import io
 import json
 import os
@@ -419,7 +420,7 @@ MISSPELT = {
 @pytest.mark.parametrize("name", MISSPELT)
 def test_a_misspelt_rule_is_an_error_before_anything_runs(name, folder, capsys, monkeypatch):
     monkeypatch.setattr(wf.Program, "_run", None)
-    monkeypatch.setattr(sys.modules["weft.search"], "search", None)
+    monkeypatch.setattr(importlib.import_module("weft.search"), "search", None)
     code, out, err = run(capsys, name.split()[0], "train.py:example", *MISSPELT[name])
     assert (code, out) == (2, "")
     assert err.startswith("LayoutError: no tensor of the program has a dim ") and "did you mean batch?" in err
