@@ -65,9 +65,10 @@ def _rows_of(t: Any) -> wf.Dim | None:
 
 def _check_shared(path: Any, leaf: Any) -> None:
     """An error for a raw array: nothing tells whether its first dimension is the rows."""
-    if not isinstance(leaf, Tensor) and getattr(leaf, "shape", ()):
+    shape = getattr(leaf, "shape", None)
+    if shape and not isinstance(leaf, Tensor):
         raise TensorTypeError(
-            f"batch{jax.tree_util.keystr(path)} is a raw array of shape {tuple(leaf.shape)}",
+            f"batch{jax.tree_util.keystr(path)} is a raw array of shape {tuple(shape)}",
             rule=f"the rows of a batch are the dim {ROWS} of its tensors; a raw array does not name its dims",
             hint=f"wf.tensor(array, dims), with {ROWS} among the dims if it has a value for each row",
         )
