@@ -412,7 +412,9 @@ class Plain(nn.Module):
     ids=["rows", "elements", "a sum"],
 )
 def test_rows_that_count_the_same(reduce, weight):
-    x, w = real(0, "batch=6 d=3"), real(1, "d=3")
+    """Even if a dim has the name that the dim of the parts would have, and its size."""
+    taken = wf.Dim("_micro", 3)
+    x, w = real(0, [wf.Dim("batch", 6), taken]), real(1, [taken])
     model = Plain(wf.parameter(w), reduce)
     found = []
     for micro in (1, 3):
