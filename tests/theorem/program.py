@@ -29,7 +29,7 @@ class Input:
         """The values in their type."""
         values = jnp.asarray(self.values())
         if self.dtype == "weak":
-            return typed(values, jax.typeof(0.0 if self.has_gradient else 0))
+            return typed(values, jax.typeof(0 if self.kind == "index" else 0.0))
         return values.astype(self.dtype) if self.dtype else values
 
     def values(self) -> np.ndarray:
