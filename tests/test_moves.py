@@ -315,7 +315,7 @@ MISTAKES = {
     "no pair": (lambda x: x[0], TensorTypeError, "indexed by 0"),
     "a list": (lambda x: x["a", [0, 1]], TensorTypeError, "the place of dim a is"),
     "a float": (lambda x: x["a", 1.0], TensorTypeError, "the place of dim a is"),
-    "bounds": (lambda x: x["a", 0.5:], TensorTypeError, "not whole numbers"),
+    "bounds": (lambda x: x["a", 0.5:], TensorTypeError, "a bound of the slice is 0.5"),
     "misspelt": (lambda x: x["aa", 0], DimError, "did you mean a"),
     "twice": (lambda x: x["a", 0, "a", 0], DimError, "occurs twice"),
     "too long": (lambda x: wf.slice(x, "a", 0, 7), ShapeError, "7 places don't fit into dim a=6"),
