@@ -9,20 +9,20 @@ ones, and relies on the plan to reject what is illegal.
 import itertools
 import math
 import random
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import weft as wf
 from weft import train
 from weft.errors import LayoutError
-from weft.plan.hardware import Hardware
 
 SIZES = (6, 8, 50, 64, 512, 1000, 4096, 16384)
 MESHES = ("one=8", "x=2 y=2", "pod=2 data=4", "data=4 model=2", "a=2 b=3", "far=8 near=2", "a=2 b=2 c=2")
 COUNTS = ((2, 1), (4, 2), (6, 2), (8, 2), (12, 2), (16, 2), (8, 3))  # devices, and the most axes
 MACHINES = ("h100", "tpu-v2", "a100", "cpu")
 KINDS = ("forward", "forward", "gradient", "train")
-DIMS = {"forward": {1: 5, 2: 4, 3: 3}, "gradient": {1: 5, 2: 4, 3: 3}, "train": {1: 4, 2: 3}}
+DIMS = {"forward": {1: 5, 2: 4, 3: 3}, "gradient": {1: 5, 2: 3, 3: 2}, "train": {1: 4, 2: 3}}
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,16 @@ class Drawn:
     args: tuple[Any, ...]
     dims: tuple[str, ...]
     stored: tuple[str, ...]  # the dims of parameters
+    state: tuple[str, ...]  # what has rules of its own
     hardware: str
     mesh: str = ""
     devices: int = 0
     axes: int = 2
 
-    def search(self, **options):
+    def search(self):
+        """What the search finds with as much memory as it takes."""
         where = {"mesh": self.mesh} if self.mesh else {"devices": self.devices, "axes": self.axes}
-        return wf.search(self.fn, self.args, hardware=self.hardware, **where, **options)
+        return wf.search(self.fn, self.args, hardware=self.hardware, memory=sys.maxsize, **where)
 
 
 def drawn(seed, *, fixed):
@@ -52,9 +54,10 @@ def drawn(seed, *, fixed):
     mesh, (devices, axes) = rng.choice(MESHES[:few]), rng.choice(COUNTS[:few])
     walk = Walk(rng, DIMS[kind][len(mesh.split()) if fixed else axes], differentiable=kind != "forward")
     fn, args = _of_kind(kind, walk, rng)
-    stored = tuple(dict.fromkeys(d for dims in walk.inputs[1:] for d in dims)) if kind == "train" else ()
+    state = {"forward": (), "gradient": ("params",), "train": ("params", "optimizer")}[kind]
+    stored = tuple(dict.fromkeys(d for dims in walk.inputs[1:] for d in dims))
     where = {"mesh": mesh} if fixed else {"devices": devices, "axes": axes}
-    return Drawn(f"{kind}: {walk}", fn, args, tuple(walk.sizes), stored, rng.choice(MACHINES), **where)
+    return Drawn(f"{kind}: {walk}", fn, args, tuple(walk.sizes), stored, state, rng.choice(MACHINES), **where)
 
 
 # The programs
@@ -74,9 +77,18 @@ class Walk:
         self.shapes = [*self.inputs]
         for n in range(1, len(self.inputs)):
             self.einsum(n) or self.binary(n)
-        kinds = [self.unary, self.along, self.reduce, self.again, self.rename, self.merge, self.split]
+        kinds = [
+            self.unary,
+            self.along,
+            self.reduce,
+            self.again,
+            self.rename,
+            self.merge,
+            self.split,
+            self.scan,
+        ]
         for _ in range(rng.randint(2, 5)):
-            rng.choice(kinds if differentiable else [*kinds, self.sort, self.take])()
+            rng.choice(kinds if differentiable else [*kinds, self.sort, self.take, self.one_hot])()
 
     def __str__(self):
         inputs = ", ".join("[" + " ".join(f"{d}={self.sizes[d]}" for d in dims) + "]" for dims in self.inputs)
@@ -208,6 +220,33 @@ class Walk:
         dims = [new, *(d for d in self.dims if d != old)]
         return self._add(f"take {old} {new}", lambda v: wf.take(v[n], wf.arange(ids) % 5, old), dims)
 
+    def one_hot(self):
+        """The position of the greatest, as one of a new dim."""
+        if not self.dims or not self._has_room():
+            return False
+        old, n, new = self.rng.choice(self.dims), self.place, self._dim()
+        dim = wf.Dim(new, self.sizes[new])
+        dims = [*(d for d in self.dims if d != old), new]
+        return self._add(
+            f"argmax {old}, one_hot {new}", lambda v: wf.one_hot(wf.argmax(v[n], old), dim), dims
+        )
+
+    def scan(self):
+        """A loop along a dim."""
+        if len(self.dims) < 2:
+            return False
+        old, n = self.rng.choice(self.dims), self.place
+        dims = [wf.Dim(d, self.sizes[d]) for d in self.dims if d != old]
+
+        def body(carry, x):
+            carry = wf.tanh(carry + x)
+            return carry, carry
+
+        def run(v):
+            return wf.scan(body, wf.zeros(dims), v[n], old)[1]
+
+        return self._add(f"scan {old}", run, [old, *(d for d in self.dims if d != old)])
+
 
 def _of_kind(kind, walk, rng):
     """A walk as it is, its gradients, or a step that trains its parameters."""
@@ -270,20 +309,19 @@ def plans_of(one):
         for rules in rules_of(one.dims, mesh.names):
             if planned(mesh, wf.Layout(rules)) is None:
                 continue
-            for params in rules_of(one.stored, mesh.names):
+            for params in rules_of(one.stored, mesh.names) if "params" in one.state else ():
                 if planned(mesh, wf.Layout(rules, params=params)) is None:
                     continue
-                for optimizer in rules_of(one.stored, mesh.names):
+                for optimizer in rules_of(one.stored, mesh.names) if "optimizer" in one.state else ():
                     planned(mesh, wf.Layout(rules, params=params, optimizer=optimizer))
     return {where: plan for where, plan in seen.items() if plan is not None}
 
 
 def best_of_all(one):
-    """The least seconds of what fits, with the mesh and the layout, and how many legal layouts there are."""
-    plans, memory = plans_of(one), Hardware.of(one.hardware).memory_bytes
+    """The least seconds, their mesh and layout, and how many legal layouts there are."""
+    plans = plans_of(one)
     found = (
         (plan.time(one.hardware).overlapped_seconds, str(mesh), repr(layout))
         for (mesh, layout), plan in plans.items()
-        if plan.memory.peak <= memory
     )
-    return (*min(found, default=(math.inf, "", "")), len(plans))
+    return (*min(found), len(plans))

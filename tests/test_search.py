@@ -4,6 +4,7 @@ import functools
 import itertools
 
 import pytest
+from every_layout import best_of_all, drawn
 from searched import LONG, PROGRAMS, QUICK, chain
 
 import weft as wf
@@ -92,6 +93,69 @@ def test_memory(name, monkeypatch):
     nothing = asked(memory=peaks[0] - 1)
     assert nothing.best is None
     assert nothing.legal == len(nothing.too_large) + nothing.refused + nothing.by_memory
+
+
+SEEDS = [(fixed, seed) for fixed in (True, False) for seed in range(15)]  # with a mesh, with a device count
+FAST = [(True, 0)]
+
+
+def is_best_of_all_layouts(fixed, seed):
+    one = drawn(seed, fixed=fixed)
+    best, mesh, layout, legal = best_of_all(one)
+    found = one.search().best
+    print(f"{one.name} on {one.mesh or one.devices} × {one.hardware}: {legal} layouts")
+    # Equal, but for the order in which a twin's seconds were added up.
+    assert found.seconds == pytest.approx(best, rel=1e-9), (
+        f'"{mesh}" {layout}, not "{found.mesh}" {found.layout!r}'
+    )
+
+
+@pytest.mark.parametrize(("fixed", "seed"), FAST)
+def test_random_programs(fixed, seed):
+    """The search finds the best of all legal layouts, planned one by one."""
+    is_best_of_all_layouts(fixed, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("fixed", "seed"), SEEDS)
+def test_random_programs_at_length(fixed, seed):
+    is_best_of_all_layouts(fixed, seed)
+
+
+GIVEN = {
+    "sort": (lambda x: wf.sort(wf.exp(x), "a"), "b:pod+data", "a=4096 b=64"),
+    "elementwise": (wf.exp, "batch:pod+data", "batch=4096 d=4"),
+    "mlp": (
+        lambda x, w: wf.relu(wf.einsum(x, w, reduce="d")),
+        "batch:pod+data",
+        "batch=65536 d=512",
+        "d=512 h=64",
+    ),
+    "merge": (lambda x: wf.merge(wf.exp(x), ["a", "b"], "c"), "a:data+pod c:data", "a=6 b=4096 d=3"),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_dim_on_both_axes_of_a_given_mesh(name):
+    """Equal neighbouring axes were left out, as if the mesh with one axis in their place were tried too."""
+    fn, rules, *dims = GIVEN[name]
+    args = tuple(map(wf.spec, dims))
+    better = wf.spmd(fn, "pod=2 data=4", rules).plan(*args).time("h100").overlapped_seconds
+    found = search(fn, args, mesh="pod=2 data=4", hardware="h100")
+    assert found.best.seconds <= better * (1 + 1e-9)
+
+
+def test_every_order_is_counted():
+    """The number of candidates is that of the orders of axes that are tried."""
+    x = wf.spec("a=64 b=64")
+    fn = functools.partial(wf.merge, dims=["a", "b"], into="c")
+    space = best.Space("", fn, (x,), 8, 3, Hardware.of("h100"), wf.Mesh("x=2 y=2 z=2"))
+    (sizes,) = space.meshes
+    counts = space.orders(sizes)
+    assert counts.max() == 36
+    for place in itertools.product(range(len(space.groups)), repeat=3):
+        assert counts[place] == len({*space.candidates(sizes, ("",) * 3, place)})
 
 
 def test_the_best_ten(monkeypatch):

@@ -6,7 +6,8 @@ import functools
 import math
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..context import Pipeline
@@ -24,6 +25,7 @@ from ..spmd import Program
 from .opened import OpenLayout, OpenMesh, on
 from .space import Group
 
+FEW = 8  # dims; a program with more of them is searched only along those that are worth it
 LIGHT = 500  # a dim that has a smaller part of all work and all state than one in this many is not searched
 
 # Ops that do the same work if their dims can be split; a convolution over split space does more.
@@ -93,12 +95,15 @@ class Facts:
 
     @functools.cached_property
     def searched(self) -> list[str]:
-        """The dims that are worth a search.
+        """The dims that are worth a search: if there are few, all of them.
 
-        Not those of no weight; and not those that a loop runs along: such a dim is gathered before the loop,
-        and to store what it has in further pieces, which is searched, costs less. A dim that takes the place
-        of another one has the weight of both: where only one of them is split, there is a gather.
+        Else not those of no weight: layouts that differ by them alone are about as good, and all of these
+        would have to be planned. And not those that a loop runs along: such a dim is gathered before the
+        loop, and to store what it has in further pieces, which is searched, mostly costs less. A dim that
+        takes the place of another one has the weight of both: if one of them is split, there is a gather.
         """
+        if len(self.dims) <= FEW:
+            return sorted(self.dims)
         totals: dict[str, float] = defaultdict(float)
         weights: dict[tuple[str, str], float] = defaultdict(float)
         for what, amount, dims in (
@@ -141,7 +146,7 @@ def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:
     if not all(is_plain(part.work) for part in parts):
         alone = on(fn, Mesh(), Layout()).plan(*args)
         others = [dims.rough_part(work) for work in alone.work if not is_plain(work)]
-        parts = [one for one in parts if is_plain(one.work)] + others
+        parts = _fused([one for one in parts if is_plain(one.work)], alone.work) + others
         whole = min(1.0, alone.memory.peak / max(reading.plan.memory.peak, 1))
     buffers = reading.buffers
     return Facts(
@@ -173,6 +178,29 @@ def _opened(fn: Any, args: tuple[Any, ...]) -> tuple[Program, OpenLayout, Readin
             if not error.unsplittable:
                 raise
             whole |= error.unsplittable
+
+
+def _fused(parts: Sequence[Part], alone: Sequence[Work]) -> list[Part]:
+    """Some work, with no more memory traffic than the same ops have on one device.
+
+    Where an op does other work on split dims, the ones before it may have to write out what it fuses with
+    on one device.
+    """
+
+    def totals(some: Iterable[Work]) -> dict[tuple[str, ...], float]:
+        found: dict[tuple[str, ...], float] = defaultdict(float)
+        for work in some:
+            found[work.phase, work.op, work.kind] += work.bytes * work.count
+        return found
+
+    most, have = totals(alone), totals(part.work for part in parts)
+    found = []
+    for part in parts:
+        key = part.work.phase, part.work.op, part.work.kind
+        share = min(1.0, most.get(key, 0.0) / have[key]) if have[key] else 1.0
+        touched = tuple((bytes * share, dims) for bytes, dims in part.touched)
+        found.append(replace(part, work=replace(part.work, bytes=part.work.bytes * share), touched=touched))
+    return found
 
 
 def is_plain(work: Work) -> bool:
