@@ -251,6 +251,25 @@ The same GPT-2 with random weights: in each of 16 rows 16 tokens are read, and m
 {run.stdout.strip()}"""
 
 
+def serving(rounds: int) -> str:
+    """A server beside transformers behind HTTP, measured from their common environment."""
+    python, module = ROOT / ".venv-peers" / "bin" / "python", "benchmarks.peers.serving"
+    run = subprocess.run(
+        [python, "-m", module, "--rounds", str(rounds)],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return f"""## Serving, beside transformers
+
+The same Llama of 3.9 million random weights: each request asks for 64 tokens, the likeliest each time. The
+peer is `transformers.generate` behind HTTP, one request at a time, with one thread (`peers/serving.py`),
+{rounds} rounds.
+
+{run.stdout.strip()}"""
+
+
 def write(text: str) -> None:
     print(text + "\n", flush=True)
     RESULTS.write_text(with_sections(RESULTS.read_text(), text))
@@ -259,7 +278,8 @@ def write(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", nargs="+", choices=[*GROUPS, "generate"], default=[*GROUPS, "generate"])
+    every = [*GROUPS, "generate", "serve"]
+    parser.add_argument("--only", nargs="+", choices=every, default=every)
     asked = parser.parse_args()
     rows = json.loads(DRAWN.read_text()) if DRAWN.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -275,6 +295,8 @@ def main() -> None:
     write(section(rows))
     if "generate" in asked.only:
         write(generating(max(asked.rounds // 2, 3)))
+    if "serve" in asked.only:
+        write(serving(max(asked.rounds // 2, 3)))
 
 
 if __name__ == "__main__":
