@@ -141,6 +141,7 @@ MIXED = {
     "sort of weak": lambda t: wf.sort(t["c"] + 1, "a"),
     "einsum": lambda t: wf.einsum(t["x"], t["c"] * 0.5, out=["b"]),
     "einsum of three": lambda t: wf.einsum(t["x"], t["y"], t["c"] + 1, out=["a"]),
+    "einsum of one and two weak": lambda t: wf.einsum(t["x"]["b", 0], t["d"] + 1, (t["c"] + 1)["a", 0], out=["a", "b"]),
     "einsum of weak": lambda t: wf.einsum(t["c"] * 0.5, t["c"] + 1, out=["a"]),
     "pending + number": lambda t: wf.sum(t["x"], "a") + 1.5,
     "pending + weak": lambda t: wf.sum(t["x"], "a") + wf.where(t["d"], 0.5, 1.0),

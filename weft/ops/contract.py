@@ -19,6 +19,7 @@ from ..errors import DimError, TensorTypeError
 from ..forms import as_slice, check_along, slice_tensor, together
 from ..padding import fill_padding
 from ..tensor import Tensor
+from ..types import joint_type, typed, weak_type
 
 
 @op
@@ -127,7 +128,14 @@ def _rows(operands: list[tuple[Dim, ...]], kept: tuple[Dim, ...]) -> tuple[int, 
 def _einsum(
     operands: list[tuple[Dim, ...]], arrays: list[Any], kept: tuple[Dim, ...], precision: Any
 ) -> jax.Array:
-    """jnp.einsum with numbers for dims: there are more of them than letters."""
+    """jnp.einsum with numbers for dims: there are more of them than letters.
+
+    Weak operands give way first. jnp multiplies in an order that depends on the sizes, so on the layout, and
+    refuses a product of two of them that is wider than the result.
+    """
+    if any(map(weak_type, arrays)):
+        common = joint_type(*arrays)
+        arrays = [typed(a, common) if weak_type(a) else a for a in arrays]
     number = {d: n for n, d in enumerate(union(operands))}
     terms = [
         term
