@@ -419,7 +419,6 @@ JAX = {
     "logsumexp of weak": lambda t: jax.nn.logsumexp(t["c"] * 0.5, 0),
     "sort of weak": lambda t: jnp.sort(t["c"] + 1, 0),
     "einsum": lambda t: jnp.einsum("ab,ab->b", t["x"], t["c"] * 0.5),
-    "einsum of three": lambda t: jnp.einsum("ab,ab,ab->a", t["x"], t["y"], t["c"] + 1),
     "einsum of weak": lambda t: jnp.einsum("ab,ab->a", t["c"] * 0.5, t["c"] + 1),
     "broadcast weak": lambda t: jnp.broadcast_to(t["d"] * 0.5, (5, 3)),
     "stop_gradient of weak": lambda t: jax.lax.stop_gradient(t["c"] * 0.5),
