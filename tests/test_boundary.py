@@ -14,7 +14,7 @@ import pytest
 
 import weft as wf
 from weft import train
-from weft.errors import ShapeError, TensorTypeError
+from weft.errors import ProgramError, ShapeError, TensorTypeError
 
 PLACES = {"unplaced": (None, None), "even": ("x=2", "a:x"), "uneven": ("x=4", "a:x")}
 
@@ -412,3 +412,13 @@ def test_numbers_that_are_static_are_known():
     with pytest.raises(wf.ProgramError) as caught:
         wf.spmd(lambda x, n: x if n else -x)(x, 1)
     assert isinstance(caught.value.__cause__, jax.errors.TracerBoolConversionError)
+
+
+def test_a_donated_tensor_is_shown_without_values():
+    """A message may show a dataclass that holds one, and must not fail itself."""
+    x = wf.place(wf.ones("a=6"), "x=2", "a:x")
+    step = wf.spmd(lambda x: x + 1, "x=2", "a:x", donate=(0,))
+    step(x)
+    assert repr(x) == "f32[a=6/x·2], donated to a program"
+    with pytest.raises(ProgramError, match="no longer there"):
+        step(x)

@@ -262,6 +262,8 @@ class Tensor:
         if not self.is_slice and not context.is_traced(self._held):
             if isinstance(self._array, jax.ShapeDtypeStruct):
                 return text
+            if isinstance(self._array, jax.Array) and self._array.is_deleted():
+                return f"{text}, donated to a program"
             if getattr(self._array, "is_fully_addressable", True):
                 shown = np.array2string(self.numpy(), threshold=20, edgeitems=2, precision=4, separator=", ")
                 return f"{text} {shown}" if "\n" not in shown else f"{text}\n{shown}"
