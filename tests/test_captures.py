@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from dataclasses import dataclass
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.errors import LayoutError
+from weft.errors import LayoutError, TensorTypeError
 
 X = wf.tensor(np.arange(15, dtype=np.float32).reshape(5, 3), "a=5 b=3")
 PLACES = {"unplaced": lambda t: t, "placed": lambda t: wf.place(t, "x=4", "a:x")}
@@ -163,6 +164,109 @@ def test_captured_tensors_are_inputs_and_python_values_are_not(way):
     with compiles(None):
         got = scanned(way(weights[2], 2))
     np.testing.assert_allclose(got, (weights[2].numpy() * rows**2).sum(0))
+
+
+class Nested:
+    class inner:
+        power = 1
+
+
+def in_nested_class(w, k):
+    Nested.inner.power = k
+    return lambda c, row: (c + w * row**Nested.inner.power, None)
+
+
+class Reader:
+    def power(self, row):
+        return row**POWER
+
+
+def in_method_of_a_class(w, k):
+    global POWER
+    POWER = k
+    return lambda c, row: (c + w * Reader().power(row), None)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    power: ClassVar[int] = 1
+
+
+def in_class_variable(w, k):
+    Frozen.power, one = k, Frozen()
+    return lambda c, row: (c + w * row**one.power, None)
+
+
+def in_attribute_of_a_function(w, k):
+    def power(row):
+        return row**power.k
+
+    power.k = k
+    return lambda c, row: (c + w * power(row), None)
+
+
+def in_keywords(w, k):
+    """Values in short-lived tuples: their ids are used again at once."""
+    steps = [functools.partial(lambda row, *, k: row**k, k=n) for n in (1, 1, k)]
+    return lambda c, row: (c + w * steps[2](steps[1](steps[0](row))), None)
+
+
+def in_keyword_defaults(w, k):
+    one, two, three = (lambda row, *, k=n: row**k for n in (1, k, 1))
+    return lambda c, row: (c + w * three(two(one(row))), None)
+
+
+REACHED = [
+    in_nested_class, in_method_of_a_class, in_class_variable, in_attribute_of_a_function, in_keywords,
+    in_keyword_defaults,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", REACHED, ids=lambda way: way.__name__)
+def test_a_changed_value_is_found_wherever_it_is(way):
+    w, rows = wf.ones("b=3"), X.numpy()
+    for k in (1, 2, 1, 3):
+        np.testing.assert_allclose(scanned(way(w, k)), (rows**k).sum(0), rtol=1e-6)
+
+
+class Scaled(eqx.Module):
+    scale: object = eqx.field(static=True)
+
+    def __call__(self, row):
+        return row * self.scale
+
+
+class Named(dict):
+    """A dict with attributes."""
+
+
+def test_equal_values_of_other_types_are_told_apart():
+    whole = wf.tensor([[1, 2], [3, 4]], "a=2 b=2")
+    types = [wf.vmap(Scaled(s), "a")(whole).dtype for s in (1, 1.0, True)]
+    assert types == [jnp.int32, jnp.float32, jnp.int32]
+    named, got = Named(), []
+    for named.scale in (1, 2):
+        got.append(wf.vmap(lambda row: row * named.scale, "a")(whole).numpy()[0, 0])
+    assert got == [1, 2]
+
+
+@dataclass(frozen=True)
+class Setting:
+    scale: object
+
+
+def test_static_arguments_tell_equal_values_apart():
+    run = wf.spmd(lambda s, x: x * s.scale, static=("s",))
+    x = wf.ones("a=3", jnp.int32)
+    assert [run(Setting(s), x).dtype for s in (1, 1.0)] == [jnp.int32, jnp.float32]
+
+
+def test_arguments_that_may_change_are_rejected():
+    x = wf.ones("d=3")
+    with pytest.raises(TensorTypeError, match="not a pytree"):
+        wf.spmd(lambda k, x: x * k.power)(Settings, x)
+    with pytest.raises(TensorTypeError, match="not a pytree"):
+        wf.spmd(lambda f, x: f(x))(functools.partial(lambda w, x: x * w[0], [2.0]), x)
 
 
 class Plain:

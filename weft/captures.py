@@ -21,7 +21,6 @@ import dataclasses
 import dis
 import enum
 import functools
-import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ import jax
 import numpy as np
 
 from .dims import Dim
-from .errors import is_library
+from .errors import is_library, is_library_module
 from .layout import Layout
 from .mesh import Mesh
 from .signature import Static
@@ -40,9 +39,12 @@ from .types import weak_type
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype, range)
 BY_VALUE = (Dim, Mesh, Layout, enum.Enum)
-CONTAINERS = (list, dict, set)
-LIBRARIES = ("jax", "jaxlib", "numpy", "ml_dtypes")
-DATA = (*PLAIN, *BY_VALUE, *CONTAINERS, tuple, Tensor, jax.Array, np.ndarray)
+BUILTIN = (tuple, list, dict, set, frozenset)
+MUTABLE = (list, dict, set)
+DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+# Their attributes never change, and what they wrap is compiled already.
+COMPILED = (np.ufunc, type(np.sum))
+INDIRECT = {"eval", "exec", "globals", "locals", "vars", "__import__"}  # reach anything
 SMALL = 1 << 16  # bytes of a NumPy array that is compared by its contents
 
 
@@ -62,7 +64,7 @@ class Function:
     def __init__(self, fn: Any):
         self.fn = fn
         self.tensors: list[Tensor] = []
-        self._seen: dict[int, int] = {}
+        self._seen: dict[int, tuple[int, Any]] = {}
         try:
             self.key = self._key(fn)
             hash(self.key)
@@ -83,8 +85,8 @@ class Function:
         if isinstance(value, BY_VALUE):
             return value
         if id(value) in self._seen:  # a function that calls itself
-            return ("seen", self._seen[id(value)])
-        self._seen[id(value)] = len(self._seen)
+            return ("seen", self._seen[id(value)][0])
+        self._seen[id(value)] = len(self._seen), value  # held: the id of a dead object may return
         return self._structure(value)
 
     def _structure(self, value: Any) -> Any:
@@ -93,32 +95,42 @@ class Function:
             return (value.__code__, *map(self._key, _reached(value)))
         if isinstance(value, types.MethodType):
             return ("method", self._key(value.__func__), self._key(value.__self__))
-        if isinstance(value, functools.partial):
-            return ("partial", *map(self._key, (value.func, value.args, *value.keywords.items())))
+        if type(value) is functools.partial:
+            return ("partial", *map(self._key, (value.func, value.args)), *self._fields(value.keywords))
         if isinstance(value, type):
-            return (_Same(value), *self._fields(_class_data(value)))
+            return (_Same(value), *self._fields(_attributes(value)))
         if isinstance(value, slice):
             return ("slice", *map(self._key, (value.start, value.stop, value.step)))
+        if isinstance(value, staticmethod | classmethod):
+            return (type(value), self._key(value.__func__))
+        if isinstance(value, property):
+            return ("property", *map(self._key, (value.fget, value.fset, value.fdel)))
         if _is_fixed(value):
             return _Same(value)
         if hasattr(value, "reached_values"):
             return (type(value), *map(self._key, value.reached_values()))
         before = len(self.tensors)
-        key = self._contents(value)
-        is_mutable = isinstance(value, CONTAINERS) and len(self.tensors) == before
+        key = (self._key(type(value)), self._contents(value))
+        is_mutable = isinstance(value, MUTABLE) and len(self.tensors) == before
         return (key, _Same(value)) if is_mutable else key
 
     def _contents(self, value: Any) -> Any:
-        if isinstance(value, frozenset | set):
-            return (type(value), frozenset(map(self._key, value)))
-        if isinstance(value, dict):  # in the user's order, which a trace may depend on
-            return (type(value), *self._fields(value))
-        if dataclasses.is_dataclass(value) and type(value).__dataclass_params__.frozen:  # type: ignore
-            return (type(value), *self._fields(vars(value)))
+        if type(value) in (set, frozenset):
+            return frozenset(map(self._key, value))
+        if type(value) is dict:  # in the user's order, which a trace may depend on
+            return tuple(self._fields(value))
+        tree: Any
         children, tree = jax.tree.flatten(value, is_leaf=lambda one: one is not value)
-        if len(children) == 1 and children[0] is value:
+        is_leaf = len(children) == 1 and children[0] is value
+        if dataclasses.is_dataclass(value):
+            if is_leaf and not getattr(value, "__dataclass_params__").frozen:  # noqa: B009
+                raise Opaque
+            return tuple(self._fields(vars(value)))  # static fields too, which a treedef compares by ==
+        if is_leaf:
             raise Opaque
-        return (tree, *map(self._key, children))
+        # What a user's class declares static may be anything.
+        static = None if type(value) in BUILTIN else self._key(tree.node_data()[1])
+        return (len(children), static, *map(self._key, children))
 
     def _fields(self, named: Any) -> list[Any]:
         return [(self._key(name), self._key(value)) for name, value in named.items()]
@@ -185,46 +197,70 @@ def _array(array: Any) -> Any:
 def _is_fixed(value: Any) -> bool:
     """Whether an object always behaves the same: a module of a library, a builtin, a compiled function."""
     if isinstance(value, types.ModuleType):
-        return _is_library_module(value.__name__)
+        return is_library_module(value.__name__)
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
-    return type(value).__module__.partition(".")[0] in LIBRARIES
+    is_jax = type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
+    return isinstance(value, COMPILED) or (is_jax and callable(value))
 
 
-def _is_library_module(name: str) -> bool:
-    module = sys.modules.get(name)
-    # Modules without a file are builtin, except the one of an interactive session.
-    return name != "__main__" and is_library(getattr(module, "__file__", None) or "<frozen")
-
-
-def _class_data(cls: type) -> dict[str, Any]:
-    """The values among the attributes of a user's class; its methods belong to its identity."""
+def _attributes(cls: type) -> dict[str, Any]:
+    """What a user's class defines, with the classes it is made of; those of libraries don't change."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if not _is_library_module(base.__module__):
-            found |= vars(base)
-    return {k: v for k, v in found.items() if not k.startswith("__") and isinstance(v, DATA)}
+        if not is_library_module(base.__module__):
+            found |= {name: _unwrapped(value) for name, value in vars(base).items() if _counts(name, value)}
+    return found
+
+
+def _counts(name: str, value: Any) -> bool:
+    """Whether an attribute of a class matters: of what Python adds (`__doc__`, ...) only functions do."""
+    return not isinstance(value, DESCRIPTORS) and (
+        not name.startswith(("__", "_abc_")) or isinstance(value, types.FunctionType)
+    )
+
+
+def _unwrapped(value: Any) -> Any:
+    """A method of an equinox.Module is wrapped into an object of equinox's."""
+    is_wrapper = type(value).__module__.partition(".")[0] == "equinox"
+    return getattr(value, "method", value) if is_wrapper else value
 
 
 def _reached(fn: types.FunctionType) -> Iterator[Any]:
     """The values that a function can use besides its arguments."""
     yield fn.__defaults__
-    yield tuple((fn.__kwdefaults__ or {}).items())
+    for name, value in (fn.__kwdefaults__ or {}).items():
+        yield name
+        yield value
     for cell in fn.__closure__ or ():
         try:
             yield cell.cell_contents
         except ValueError:  # not assigned yet
             yield None
-    if not is_library(fn.__code__.co_filename):
-        for name in _globals(fn.__code__):
-            yield fn.__globals__.get(name)
+    if is_library(fn.__code__.co_filename):
+        return
+    names, imports = _outside(fn.__code__)
+    if INDIRECT & {*names} or not all(map(is_library_module, imports)):
+        raise Opaque
+    for name in names:
+        yield fn.__globals__.get(name)
+    for name, value in fn.__dict__.items():
+        yield name
+        yield value
 
 
 @functools.lru_cache(maxsize=4096)
-def _globals(code: types.CodeType) -> tuple[str, ...]:
-    """The names of globals that code reads, nested functions included."""
-    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+def _outside(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of globals that code reads and of modules that it imports, nested functions included."""
+    names, imports = set(), set()
+    for one in dis.get_instructions(code):
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            names.add(one.argval)
+        elif one.opname == "IMPORT_NAME":
+            imports.add(one.argval or "__main__")  # a relative import has no name here, and is the user's
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= set(_globals(constant))
-    return tuple(sorted(found))
+            inner, more = _outside(constant)
+            names |= {*inner}
+            imports |= {*more}
+    return tuple(sorted(names)), tuple(sorted(imports))

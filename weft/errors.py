@@ -135,6 +135,13 @@ def is_library(file: str) -> bool:
     return installed or file.startswith((PACKAGE, "<frozen"))
 
 
+def is_library_module(name: str) -> bool:
+    """Whether a module belongs to Weft, to Python or to an installed package."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    # Modules without a file are builtin, except the one of an interactive session.
+    return name != "__main__" and is_library(file or "<frozen")
+
+
 def show_line(frame: FrameType | None, line: int | None = None) -> str:
     """`file:line` of a frame, relative to where we are; by default the line that it is at."""
     if frame is None:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from .dims import Dim
-from .errors import ProgramError, TensorTypeError
+from .errors import ProgramError, TensorTypeError, is_library_module
 from .layout import Layout
 from .mesh import Mesh
 from .tensor import Tensor, short_type
@@ -40,7 +40,6 @@ PLAIN = (
     bytes,
     range,
     enum.Enum,
-    type,
     np.dtype,
     Dim,
     Mesh,
@@ -74,6 +73,9 @@ def _told(value: Any) -> Any:
     """What tells a value from all others, those in tuples too."""
     if isinstance(value, tuple):
         return (type(value), *map(_told, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Dim):
+        compared = [field.name for field in dataclasses.fields(value) if field.compare]
+        return (type(value), value, *(_told(getattr(value, name)) for name in compared))
     # -0.0 == 0.0 and nan != nan; their text tells.
     return (type(value), repr(value) if isinstance(value, float | complex) else value)
 
@@ -93,6 +95,8 @@ def is_dynamic(leaf: Any, static_numbers: tuple[type, ...]) -> bool:
 
 def is_plain(x: Any) -> bool:
     """Whether x may be an argument that is neither an input nor declared static."""
+    if isinstance(x, type):  # a dtype, say; the attributes of a user's class may change
+        return is_library_module(x.__module__)
     return isinstance(x, PLAIN) or _is_function(x)
 
 
@@ -107,8 +111,10 @@ def _is_function(x: Any) -> bool:
 
 def _is_by_value(x: Any) -> bool:
     """Whether x and its parts are compared by value: a change of them is then one of the signature."""
-    if is_plain(x) or isinstance(x, (*NUMBERS, Tensor, jax.Array)):
+    if is_plain(x) or isinstance(x, (type, *NUMBERS, Tensor, jax.Array)):
         return True
+    if type(x).__hash__ is None:  # it can be changed
+        return False
     if isinstance(x, tuple | frozenset):
         return all(map(_is_by_value, x))
     if isinstance(x, types.MethodType | functools.partial) or type(x).__eq__ is object.__eq__:
