@@ -163,11 +163,10 @@ def _shown(one: Any) -> str:
 
 
 def _stored(one: Any) -> str:
-    """The rules of `params=`; another level, as `optimizer=`, by its name."""
-    c = one.candidate
-    if not c.level:
-        return "none"
-    return f"`{c.stored_rules}`" if c.level == "params" else f"{c.level}=`{c.stored_rules}`"
+    """The rules of `params=`; those of `optimizer=` by its name."""
+    rules = one.candidate.stored
+    shown = [f"`{text}`" if name == "params" else f"{name}=`{text}`" for name, text in rules.items()]
+    return ", ".join(shown) or "none"
 
 
 def main() -> None:

@@ -30,8 +30,9 @@ def at_random(space: Space, hardware: Hardware, known: set[Any]) -> list[Ranked]
     while len(found) < OTHERS:
         sizes = draw.choice(space.meshes)
         place = tuple(draw.randrange(len(space.groups)) for _ in sizes)
-        candidate = space.candidate(sizes, "", place)
-        if not space.is_own(sizes, "")[place] or candidate in known:
+        levels = ("",) * len(sizes)
+        candidate = next(space.candidates(sizes, levels, place))
+        if not space.is_own(sizes, levels)[place] or candidate in known:
             continue
         known.add(candidate)
         plan = space.planned(candidate)

@@ -446,7 +446,7 @@ class _Run:
             one = Ranked(candidate, plan, plan.time(self.hardware), bound)
             (ranked if one.bytes <= cap else too_large).append(one)
             exact = exact and self._value(one) * SLACK <= bound * (1 + 1e-6)
-            ranked.sort(key=lambda one: (self._value(one), one.candidate.rank))
+            ranked.sort(key=self._order)
             if self.progress is not None:
                 self.progress(len(ranked) + len(too_large), ranked[0] if ranked else None)
         return Found(
@@ -467,6 +467,10 @@ class _Run:
 
     def _value(self, one: Ranked) -> float:
         return one.seconds if self.objective == "time" else float(one.bytes)
+
+    def _order(self, one: Ranked) -> tuple[float, int]:
+        """The best first; of equals, but for the order in which seconds were added up, the simplest."""
+        return float(f"{self._value(one):.9g}"), one.candidate.rank
 
     def front(self, found: Found) -> Iterator[Ranked]:
         """The best, and then the fastest with a fifth less memory, and so on until nothing fits."""
