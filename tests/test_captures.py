@@ -242,7 +242,8 @@ class Named(dict):
 
 def test_equal_values_of_other_types_are_told_apart():
     whole = wf.tensor([[1, 2], [3, 4]], "a=2 b=2")
-    types = [wf.vmap(Scaled(s), "a")(whole).dtype for s in (1, 1.0, True)]
+    scaled = lambda m: wf.vmap(lambda row: m(row), "a")(whole)
+    types = [scaled(Scaled(s)).dtype for s in (1, 1.0, True)]
     assert types == [jnp.int32, jnp.float32, jnp.int32]
     named, got = Named(), []
     for named.scale in (1, 2):
