@@ -318,7 +318,7 @@ PLAIN = {
     "None": None,
     "dtype": np.dtype("float32"),
     "jnp type": jnp.bfloat16,
-    "class": Model,
+    "class": dict,
     "range": range(3),
     "dim": wf.Dim("a", 3),
     "mesh": wf.Mesh("x=2"),

@@ -105,16 +105,24 @@ def _is_function(x: Any) -> bool:
     if isinstance(x, types.MethodType):
         return _is_by_value(x.__self__)
     if isinstance(x, functools.partial):
-        return all(map(_is_by_value, (x.func, *x.args, *x.keywords.values())))
+        parts = (x.func, *x.args, *x.keywords.values())
+        return all(_is_hashable(part) and _is_by_value(part) for part in parts)
     return isinstance(x, FUNCTIONS) or (callable(x) and type(x).__module__.partition(".")[0] in LIBRARIES)
+
+
+def _is_hashable(x: Any) -> bool:
+    """Whether x can't be changed, as a list in it could. (Tensors have no hash, and don't change.)"""
+    try:
+        hash(x)
+    except TypeError:
+        return isinstance(x, Tensor)
+    return True
 
 
 def _is_by_value(x: Any) -> bool:
     """Whether x and its parts are compared by value: a change of them is then one of the signature."""
     if is_plain(x) or isinstance(x, (type, *NUMBERS, Tensor, jax.Array)):
         return True
-    if type(x).__hash__ is None:  # it can be changed
-        return False
     if isinstance(x, tuple | frozenset):
         return all(map(_is_by_value, x))
     if isinstance(x, types.MethodType | functools.partial) or type(x).__eq__ is object.__eq__:
