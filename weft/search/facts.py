@@ -199,7 +199,9 @@ def _fused(parts: Sequence[Part], alone: Sequence[Work]) -> list[Part]:
         key = part.work.phase, part.work.op, part.work.kind
         share = min(1.0, most.get(key, 0.0) / have[key]) if have[key] else 1.0
         touched = tuple((bytes * share, dims) for bytes, dims in part.touched)
-        found.append(replace(part, work=replace(part.work, bytes=part.work.bytes * share), touched=touched))
+        found.append(
+            replace(part, work=replace(part.work, bytes=round(part.work.bytes * share)), touched=touched)
+        )
     return found
 
 
