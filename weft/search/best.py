@@ -165,7 +165,8 @@ def search(
       mesh: the only mesh to try, in place of `devices`.
       memory: bytes that a device may use; by default all that the hardware has.
       axes: how many axes a mesh may have, 1 to 3.
-      dims: the only dims to try to split, or their names; by default all of weight that no loop runs along.
+      dims: the only dims to try to split, or their names; by default all, but in programs of more than 8 dims
+        only those of weight that no loop runs along.
       stored: whether to try storing parameters and optimizer state in further pieces (ZeRO).
       objective: what is to be least, "time" or "memory".
       variants: further functions with their arguments, by name: other remat policies, micro-batches. A third

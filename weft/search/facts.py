@@ -200,7 +200,7 @@ def _fused(parts: Sequence[Part], alone: Sequence[Work]) -> list[Part]:
         share = min(1.0, most.get(key, 0.0) / have[key]) if have[key] else 1.0
         touched = tuple((bytes * share, dims) for bytes, dims in part.touched)
         found.append(
-            replace(part, work=replace(part.work, bytes=int(part.work.bytes * share)), touched=touched)
+            replace(part, work=replace(part.work, bytes=round(part.work.bytes * share)), touched=touched)
         )
     return found
 
