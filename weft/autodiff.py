@@ -170,8 +170,10 @@ def _reverse_mode() -> Iterator[None]:
         if not str(error).startswith("Reverse-mode differentiation does not work for lax.while_loop"):
             raise
         raise ProgramError(
-            "a gradient is needed of a while_loop, or of a fori_loop whose bounds are not Python numbers",
-            rule="the backward pass needs the carry of every step, and their number is not known before",
+            "a while_loop, or a fori_loop whose bounds are not Python numbers, can't be differentiated "
+            "in reverse",
+            rule="the backward pass needs the carry of every step, and the number of steps is not known in "
+            "advance",
             hint="use wf.scan, or wf.fori_loop between Python numbers; or wf.jvp; or give the loop a "
             "derivative of its own with wf.custom_vjp",
         ) from None

@@ -112,7 +112,7 @@ def _result(array: Any, dims: tuple[Dim, ...]) -> Tensor:
         raise ProgramError(
             f"the local function's result differs between devices along {', '.join(sorted(extra))}, "
             f"which split none of its dims [{show(dims)}]",
-            rule="a result without a split dim does not depend on the slices of tensors that have it",
+            rule="a result without a split dim must be the same on all devices along its axes",
             hint="keep the dim in out=, and reduce the result outside: wf.sum(...)",
         )
     return slice_tensor(fill_padding(array, dims, splits), dims)

@@ -214,7 +214,7 @@ def not_known(error: Exception, numbers: list[str]) -> ProgramError:
     names = ", ".join(f'"{name}"' for name in numbers) + "," * (len(numbers) == 1)
     declare = f"declare the number static: wf.spmd(fn, mesh, layout, static=({names})); " if numbers else ""
     return ProgramError(
-        "Python needs a value that is not known while the program is traced",
+        "this Python code needs the value of a program input, which is not known while the program is traced",
         f"JAX: {str(error).splitlines()[0].strip()}",
         rule="numbers and arrays passed to a program are inputs, which have no value yet: if, while, range, "
         "int() and sizes can't depend on them",

@@ -541,7 +541,7 @@ class Transformer(nn.Module):
 
 def _targets(batch: Any) -> Tensor:
     if not isinstance(batch, Batch) or batch.targets is None:
-        raise bad_batch("a loss is asked of a batch without targets")
+        raise bad_batch("a loss needs targets, and this is a batch without targets")
     return batch.targets
 
 
