@@ -52,8 +52,8 @@ def drawn(seed, *, fixed):
     kind = rng.choice(KINDS)
     few = -3 if kind == "train" else None
     mesh, (devices, axes) = rng.choice(MESHES[:few]), rng.choice(COUNTS[:few])
-    walk = Walk(rng, DIMS[kind][len(mesh.split()) if fixed else axes], differentiable=kind != "forward")
-    fn, args = _of_kind(kind, walk, rng)
+    walk = Walk(rng, DIMS[kind][len(mesh.split()) if fixed else axes], kind)
+    fn, args = _of_kind(kind, walk)
     state = {"forward": (), "gradient": ("params",), "train": ("params", "optimizer")}[kind]
     stored = tuple(dict.fromkeys(d for dims in walk.inputs[1:] for d in dims))
     where = {"mesh": mesh} if fixed else {"devices": devices, "axes": axes}
@@ -66,13 +66,14 @@ def drawn(seed, *, fixed):
 class Walk:
     """A random walk over ops: each step takes the value at hand, and perhaps an earlier one, to the next."""
 
-    def __init__(self, rng, most_dims, differentiable):
+    def __init__(self, rng, most_dims, kind):
         self.rng, self.most_dims = rng, most_dims
         self.sizes = {}
         self.steps = []  # the name of an op, and a function of the list of all values so far
         self.shapes = []  # the dims of each value: of the inputs, then of the steps
         self.inputs = [self._input(rng.randint(1, 3))]
-        for _ in range(rng.randint(1, 2)):
+        is_short = kind == "train"  # such a program has many layouts, and takes longer to plan
+        for _ in range(1 if is_short else rng.randint(1, 2)):
             self.inputs.append(self._input(rng.randint(1, 2), near=self.inputs[-1]))
         self.shapes = [*self.inputs]
         for n in range(1, len(self.inputs)):
@@ -87,8 +88,10 @@ class Walk:
             self.split,
             self.scan,
         ]
-        for _ in range(rng.randint(2, 5)):
-            rng.choice(kinds if differentiable else [*kinds, self.sort, self.take, self.one_hot])()
+        if kind == "forward":
+            kinds += [self.sort, self.take, self.one_hot]  # these have no gradients, or none worth taking
+        for _ in range(rng.randint(1, 2) if is_short else rng.randint(2, 5)):
+            rng.choice(kinds)()
 
     def __str__(self):
         inputs = ", ".join("[" + " ".join(f"{d}={self.sizes[d]}" for d in dims) + "]" for dims in self.inputs)
@@ -248,7 +251,7 @@ class Walk:
         return self._add(f"scan {old}", run, [old, *(d for d in self.dims if d != old)])
 
 
-def _of_kind(kind, walk, rng):
+def _of_kind(kind, walk):
     """A walk as it is, its gradients, or a step that trains its parameters."""
     if kind == "forward":
         return walk, tuple(walk.specs(["value"] * len(walk.inputs)))
@@ -259,7 +262,7 @@ def _of_kind(kind, walk, rng):
 
     if kind == "gradient":
         return wf.value_and_grad(loss), (params, x)
-    optimizer = rng.choice([train.Momentum(0.1), train.AdamW(1e-3)])
+    optimizer = train.Momentum(0.1)
 
     def step(params, state, x):
         return optimizer.update(wf.grad(loss)(params, x), state, params)
