@@ -268,7 +268,7 @@ def test_greedy(peer, ours, penalty):
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_beams(peer, ours, alpha):
-    how = decode.Beams(4, alpha, "plain", "likely")
+    how = decode.Beams(4, alpha, "plain", "likely", window=1)
     check_beams(peer, ours.find(peer, how), how)
 
 
@@ -276,13 +276,13 @@ def test_beams(peer, ours, alpha):
     "peer, stop, alpha", [("gpt2", "first", 1.0), ("llama", "certain", 0.5)], indirect=["peer"]
 )
 def test_when_a_search_ends(peer, ours, stop, alpha):
-    how = decode.Beams(4, alpha, "plain", stop)
+    how = decode.Beams(4, alpha, "plain", stop, window=1)
     check_beams(peer, ours.find(peer, how), how)
 
 
 @pytest.mark.parametrize("peer", ["llama"], indirect=True)
 def test_on_a_mesh(peer):
-    ours, how = Ours(peer, "mesh"), decode.Beams(4, 1.0, "plain", "likely")
+    ours, how = Ours(peer, "mesh"), decode.Beams(4, 1.0, "plain", "likely", window=1)
     check_greedy(peer, ours.say(peer, penalty=1.5), 1.5)
     check_beams(peer, ours.find(peer, how), how)
 

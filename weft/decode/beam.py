@@ -3,8 +3,8 @@
     found = search(models, begin(models, batch, rows, room), Beams(4))
 
 At each step every beam is extended by every token. With K beams, the K best unfinished candidates are the
-next beams. Candidates that finish count if they are among the 2K best, as in Mesh-TensorFlow; the K of them
-with the best penalised scores are kept. All beams of a row share its cache: see `cache`.
+next beams. Candidates that finish count if they are among the 2K best, as in Mesh-TensorFlow (`window`); the
+K of them with the best penalised scores are kept. All beams of a row share its cache: see `cache`.
 """
 
 from __future__ import annotations
@@ -45,18 +45,27 @@ class Beams:
         paper (Wu et al. 2016), or "plain", count^alpha.
       stop: when a row is done. "certain": when no beam can still become better than those that ended;
         "likely": the same, as if they ended at once; "first": as soon as there are enough that ended.
+      window: an end counts if it is among the best `window * size` candidates of a step: 2 as in
+        Mesh-TensorFlow, 1 as in transformers.
     """
 
     size: int = 4
     alpha: float = 0.6
     penalty: str = "transformer"
     stop: str = "certain"
+    window: int = 2
 
     def __post_init__(self) -> None:
         asked = f"Beams(size={self.size}, alpha={self.alpha}, penalty={self.penalty!r}, stop={self.stop!r})"
         if self.size < 1:
             raise ShapeError(
                 f"a search with {self.size} beams", rule="it keeps at least one", hint="4 is usual"
+            ).located(asked)
+        if self.window not in (1, 2):
+            raise ShapeError(
+                f"a search whose ends are among the best {self.window} * {self.size} candidates",
+                rule="window is 1 or 2",
+                hint="2 is as in Mesh-TensorFlow, 1 as in transformers",
             ).located(asked)
         if not math.isfinite(self.alpha):
             raise ShapeError(
@@ -146,7 +155,7 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
 
         # Those that have ended, with those that had before. Of 2K candidates, K may finish while K go on, so
         # a likely end is not lost to K likelier continuations.
-        counted = ends & (wf.arange(pick) < 2 * how.size) & (best.log > NEVER / 2) & ~s.done
+        counted = ends & (wf.arange(pick) < how.window * how.size) & (best.log > NEVER / 2) & ~s.done
         ended = Found(
             said_now,
             wf.where(counted, now, 0),
