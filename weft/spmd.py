@@ -317,7 +317,9 @@ class Program:
         return staged, arrays
 
     def _array_of(self, t: Tensor) -> Any:
-        if t.mesh is not self.mesh or t.layout is not self.layout or t.splits is not None:
+        is_here = t.mesh is self.mesh and t.layout is self.layout
+        is_anywhere = t.mesh is None and self.mesh.is_anywhere  # nothing to move or to pad
+        if t.splits is not None or not (is_here or is_anywhere):
             return self._place(t)._array
         check_shape(t)
         return t._array

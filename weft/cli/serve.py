@@ -55,7 +55,7 @@ class Serve:
     """How many texts are said at once; memory grows with it, and answers don't depend on it."""
     longest: Annotated[int, arg(metavar="TOKENS")] = 256
     """How many tokens a text may have, and an answer (a language model's: both together)."""
-    stride: Annotated[int, arg(metavar="N")] = 4
+    stride: Annotated[int, arg(metavar="N")] = 8
     """How many tokens are said between two looks at who waits."""
     step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Which checkpoint; by default the newest."""

@@ -100,7 +100,7 @@ class Engine:
         speaker: Speaker,
         *,
         rows: int | None = None,
-        stride: int = 4,
+        stride: int = 8,
         beams: Beams | None = None,
         most_waiting: int = 256,
     ):
