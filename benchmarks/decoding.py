@@ -16,7 +16,7 @@ import weft as wf
 from benchmarks import handwritten, handwritten_decode, models
 from benchmarks.handwritten import Size
 from benchmarks.measure import Spread, compared, once
-from weft import decode
+from weft import generate
 from weft.models import Batch
 
 SIZE = Size()
@@ -29,16 +29,16 @@ def prompts() -> np.ndarray:
     return handwritten.batch(0, SIZE)[0][:, :PROMPT]
 
 
-def likeliest(rows: int, prompt: int, steps: int) -> decode.Rows:
+def likeliest(rows: int, prompt: int, steps: int) -> generate.Rows:
     """In all rows the likeliest tokens are generated, so many, whatever they are."""
     batch, said = wf.Dim("batch", rows), wf.Dim("said", steps)
 
     def each(value: Any, type: Any) -> wf.Tensor:
         return wf.full([batch], value, type)
 
-    how = decode.Choice(each(0, np.float32), each(0, np.int32), each(1, np.float32), each(1, np.float32))
+    how = generate.Choice(each(0, np.float32), each(0, np.int32), each(1, np.float32), each(1, np.float32))
     ends = wf.full([batch, wf.Dim("ends", 4)], -1, np.int32)
-    return decode.Rows(each(prompt, np.int32), each(steps, np.int32), ends, how, wf.ones([batch, said]))
+    return generate.Rows(each(prompt, np.int32), each(steps, np.int32), ends, how, wf.ones([batch, said]))
 
 
 class Weft:
@@ -48,8 +48,8 @@ class Weft:
         params = handwritten.init(0, SIZE)
         self.models = (models.filled(models.config(SIZE), params, models.LM_NAMES),)
         self.batch = Batch(wf.tensor(prompts(), [wf.Dim("batch", SIZE.batch), wf.Dim("length", PROMPT)]))
-        self.begin = wf.spmd(decode.begin, static=("room",))
-        self.speak = wf.spmd(decode.speak, donate=("state",))
+        self.begin = wf.spmd(generate.begin, static=("room",))
+        self.speak = wf.spmd(generate.speak, donate=("state",))
         self.state: Any = None
 
     def read(self) -> Any:

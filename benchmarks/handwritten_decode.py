@@ -1,4 +1,4 @@
-"""Greedy decoding with a cache, written by hand in plain JAX: the peer of `weft.decode`.
+"""Greedy decoding with a cache, written by hand in plain JAX: the peer of `weft.generate`.
 
 The model is that of `handwritten.py`, on one device. Keys and values are kept in one array for all layers, to
 which each step adds one place of each row.

@@ -21,7 +21,7 @@ import optax
 import weft as wf
 from benchmarks import lm
 from benchmarks.handwritten import LEARNING_RATE, STANDARD, Size
-from weft import models, nn, train
+from weft import models, nn, optim
 from weft.models.presets import batch_specs
 
 PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
@@ -112,7 +112,7 @@ def language_model(
 def transformer(mesh: str, layout: Any, **changes: Any) -> Made:
     """The train step of `weft.models`, where scores are the largest tensors."""
     config = models.Config(vocab=512, d_model=64, d_ff=256, heads=4, d_kv=16, layers=3, longest=256)
-    model, optimizer = nn.specs(models.Transformer(config.replace(**changes))), train.Momentum(0.1)
+    model, optimizer = nn.specs(models.Transformer(config.replace(**changes))), optim.Momentum(0.1)
     rows = batch_specs(config, 8, 256)
 
     def step(model: Any, state: Any, batch: Any) -> Any:

@@ -15,7 +15,7 @@ import weft as wf
 from benchmarks import handwritten, handwritten_tr, lm
 from benchmarks.handwritten import EPSILON, LEARNING_RATE, Size
 from benchmarks.measure import compared
-from weft import nn, train
+from weft import nn, optim, train
 from weft.models import Batch, Config, Transformer
 
 MESH, LAYOUT = "data=4 model=2", lm.LAYOUT
@@ -86,13 +86,13 @@ def filled(config: Config, params: dict[str, Any], names: dict[str, str]) -> Tra
 
 def step(mesh: str = MESH, layout: str = LAYOUT) -> wf.Program:
     """`(model, state, batch, key) -> (metrics, model, state)` of plain gradient descent."""
-    return wf.spmd(train.train_step(train.Momentum(LEARNING_RATE)), mesh, layout, donate=(0, 1))
+    return wf.spmd(train.train_step(optim.Momentum(LEARNING_RATE)), mesh, layout, donate=(0, 1))
 
 
 def case(program: wf.Program, model: Transformer, batch: Batch) -> Callable[[], Any]:
     """Each call is the next train step and returns its loss."""
     model, batch = wf.place((model, batch), program.mesh, program.layout)
-    state = train.Momentum(LEARNING_RATE).init(model)
+    state = optim.Momentum(LEARNING_RATE).init(model)
 
     def run() -> Any:
         nonlocal model, state
@@ -191,7 +191,7 @@ def sections(rounds: int) -> str:
     """The sections of RESULTS.md on models."""
     return f"""## The library's language model
 
-`weft.models.Transformer` of the same size as above with `train.train_step` and `train.Momentum`, against the
+`weft.models.Transformer` of the same size as above with `train.train_step` and `optim.Momentum`, against the
 same hand-written steps (`handwritten.py`), from the same numbers.
 
 {train_steps(handwritten.cases(), lambda *place: case(step(*place), *language_model()), rounds)}

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 
 import weft as wf
-from weft import nn, train
+from weft import nn, optim, train
+from weft.hardware.profile import Hardware
 from weft.models import preset
-from weft.plan.hardware import Hardware
 from weft.plan.plan import Plan
 from weft.plan.units import human_bytes
 
@@ -51,7 +51,7 @@ def plan_of(run: Run) -> Plan:
 
 def train_step_of(name: str) -> tuple[Any, tuple[Any, ...]]:
     """A model's train step, and what it is given."""
-    chosen, optimizer = preset(name), train.Adafactor(0.01)
+    chosen, optimizer = preset(name), optim.Adafactor(0.01)
     model, key = nn.specs(chosen.model()), jax.eval_shape(lambda: jax.random.key(0))
     return train.train_step(optimizer), (model, optimizer.init(model), chosen.batch_specs(), key)
 

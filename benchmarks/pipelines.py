@@ -12,9 +12,9 @@ import numpy as np
 
 import weft as wf
 from benchmarks.measure import alternate
-from weft import nn, train
+from weft import nn, optim, train
+from weft.hardware.measure import measure_cpu
 from weft.models import Batch, Config, Transformer
-from weft.plan.measure import measure_cpu
 from weft.plan.units import human_bytes
 
 ROWS, LENGTH = 16, 128
@@ -29,7 +29,7 @@ CASES = {  # mesh, layout, schedule, micro-batches
     "pipe=2, 1f1b, 8": ("pipe=2", PIPE, "1f1b", 8),
 }
 APART = 1.05  # plans closer than this say nothing of which is faster
-STEP = train.train_step(train.Momentum(0.01))
+STEP = train.train_step(optim.Momentum(0.01))
 
 
 def program(name: str) -> tuple[Any, Any]:

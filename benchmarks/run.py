@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 import weft as wf
 from benchmarks import decoding, handwritten, limit, lm, models, pipelines, searching, serving, training
 from benchmarks.measure import Spread, alternate
-from weft.plan.measure import measure_cpu
+from weft.hardware.measure import measure_cpu
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

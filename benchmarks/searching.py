@@ -15,10 +15,10 @@ import weft as wf
 from benchmarks import lm
 from benchmarks.handwritten import Size
 from benchmarks.measure import alternate
-from weft.errors import WeftError
-from weft.plan.hardware import Hardware
-from weft.plan.measure import measure_cpu
-from weft.search.best import Ranked, Space
+from weft.autolayout.ranking import Ranked, Space
+from weft.core.errors import WeftError
+from weft.hardware.measure import measure_cpu
+from weft.hardware.profile import Hardware
 
 SIZE = Size(batch=16, length=64, d_model=128, d_ff=512, heads=4, d_kv=32, layers=2, vocab=2048)
 TOP, OTHERS, DEVICES = 40, 20, 8

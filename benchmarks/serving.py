@@ -37,7 +37,7 @@ def served() -> None:
     jax.config.update("jax_platforms", "cpu")
     from weft import nn, serve
     from weft.data import Bytes
-    from weft.decode import Speaker
+    from weft.generate import Speaker
     from weft.models import Config, Transformer
 
     config = Config(

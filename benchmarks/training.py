@@ -21,7 +21,7 @@ from benchmarks.measure import Spread
 from weft import nn
 from weft.train import loop
 from weft.train.config import Data, Evaluate, Optimize, Save, TrainConfig, recipe
-from weft.train.run import Run
+from weft.train.setup import Run
 
 PEERS = Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"
 STEPS = 230  # two saves, and not the last one, which ends a run

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft import nn, train
+from weft import nn, optim
 
 given = sys.argv[1:] + [__file__, "300"][len(sys.argv) - 1 :]
 if len(given) != 2 or not Path(given[0]).is_file() or not given[1].isdecimal():
@@ -75,7 +75,7 @@ def loss(model, text):
 
 
 def learn(mesh, layout, text, steps):
-    optimizer, draw = train.AdamW(6e-3), np.random.default_rng(0)
+    optimizer, draw = optim.AdamW(6e-3), np.random.default_rng(0)
     model = nn.init(GPT, jax.random.key(0), mesh, layout)
     state, losses = optimizer.init(model), []
 

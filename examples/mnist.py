@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft import nn, train
+from weft import nn, optim
 
 wf.cpu_devices(8)  # this computer as 8 devices
 
@@ -86,7 +86,7 @@ def data(folder):
 
 def learn(mesh, layout, images, labels, steps):
     """The net after so many steps of 32 pictures, and the losses."""
-    optimizer = train.AdamW(2e-3)
+    optimizer = optim.AdamW(2e-3)
     net = nn.init(NET, jax.random.key(0), mesh, layout)
     state, losses = optimizer.init(net), []
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft import nn, train
+from weft import nn, optim
 
 wf.cpu_devices(8)  # this computer as 8 devices
 
@@ -43,7 +43,7 @@ def loss(layer, x, y):
 
 def learn(mesh, layout, batches):
     """The layer after a step on each batch, and at each step its error and its balance."""
-    optimizer = train.AdamW(1e-2)
+    optimizer = optim.AdamW(1e-2)
     layer = nn.MixtureOfExperts(d_model, d_ff, experts, capacity=2.0, bias=True)
     layer = nn.init(layer, jax.random.key(0), mesh, layout)
     state, history = optimizer.init(layer), []

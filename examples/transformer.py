@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft import nn, train
+from weft import nn, optim, train
 from weft.models import Batch, Config, Transformer, shifted
 
 wf.cpu_devices(8)  # this computer as 8 devices
@@ -30,7 +30,7 @@ def rows(draw):
 
 
 def main():
-    optimizer = train.AdamW(0.01 * train.LinearWarmup(5))
+    optimizer = optim.AdamW(0.01 * optim.LinearWarmup(5))
     model = nn.init(Transformer(CONFIG), jax.random.key(0), MESH, LAYOUT)  # each device draws its slices
     state = optimizer.init(model)
     step = wf.spmd(train.train_step(optimizer), MESH, LAYOUT, donate=(0, 1))

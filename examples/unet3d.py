@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft import nn, train
+from weft import nn, optim
 
 wf.cpu_devices(8)  # this computer as 8 devices
 
@@ -84,7 +84,7 @@ def balls(random):
 
 def learn(mesh, layout, batches):
     """The net after a step on each batch, and the losses."""
-    optimizer = train.AdamW(1e-2)
+    optimizer = optim.AdamW(1e-2)
     net = nn.init(NET, jax.random.key(0), mesh, layout)
     state, losses = optimizer.init(net), []
 

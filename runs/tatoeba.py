@@ -41,18 +41,18 @@ def which(english: str) -> str:
 
 def score(folder: Path) -> None:
     """Translate the test set and print the scores."""
-    from weft import decode
-    from weft.train import stored
+    from weft import generate
+    from weft.train import load
 
     references = defaultdict(list)
     for line in (folder / "test.tsv").read_text(encoding="utf-8").splitlines():
         english, french = line.split("\t")
         references[english].append(french)
-    run, step, model = stored.restored(stored.settings(folder))
-    speaker = decode.Speaker(model, run.tokenizer, run.mesh, run.layout, rows=64)
+    run, step, model = load.restored(load.settings(folder))
+    speaker = generate.Speaker(model, run.tokenizer, run.mesh, run.layout, rows=64)
     sentences = sorted(references, key=len)
-    said = [one.text for one in speaker.say(sentences, decode.Ask(beams=decode.Beams(4)))]
-    found = decode.quality(said, [references[sentence] for sentence in sentences])
+    said = [one.text for one in speaker.say(sentences, generate.Ask(beams=generate.Beams(4)))]
+    found = generate.quality(said, [references[sentence] for sentence in sentences])
     for sentence, text in list(zip(sentences, said, strict=True))[:: len(said) // 8]:
         print(f"{sentence}\n  → {text}")
     print(f"step {step}, {len(sentences):,} sentences: {found}")

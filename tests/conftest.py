@@ -19,7 +19,7 @@ import jax
 import pytest
 from depends import digest
 
-from weft.errors import WeftError
+from weft.core.errors import WeftError
 
 # Most of a test's time is compiling; how fast the code runs does not matter here. (HLO passes are as ever.)
 FLAGS = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]

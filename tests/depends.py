@@ -8,11 +8,13 @@ from pathlib import Path
 
 import jax
 
+import weft
+
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 CONFTEST = TESTS / "conftest.py"
 # `import weft as wf` is all it takes to use these.
-ATTRIBUTE = re.compile(r"\bwf\.(data|decode|models|nn|random|train)\b")
+ATTRIBUTE = re.compile(r"\bwf\.(checkpoint|data|generate|models|nn|optim|random|train)\b")
 
 
 def file_of(name):
@@ -42,7 +44,9 @@ def names_in(path):
 @functools.cache
 def imported(path):
     """The files that a file imports, with the packages that they are in."""
-    found = {ROOT / "weft" / "language.py"} if path == ROOT / "weft" / "__init__.py" else set()
+    found = (
+        {file_of(f"weft.{name}") for name in weft.NAMES} if path == ROOT / "weft" / "__init__.py" else set()
+    )
     if TESTS in path.parents and "subprocess" in names_in(path):  # which may run any command
         found |= {*(ROOT / "weft").glob("**/*.py")}
     for name in names_in(path):

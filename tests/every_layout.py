@@ -2,7 +2,7 @@
 
 `drawn(seed, fixed=True)` is a program with its arguments and a mesh to lay it out on; with `fixed=False` it
 has a number of devices instead. `best_of_all` plans every legal layout, one by one. It shares no code with
-`weft.search`: it assigns every ordered tuple of axes to every dim, for all tensors and then for the stored
+`weft.autolayout`: it assigns every ordered tuple of axes to every dim, for all tensors and then for the stored
 ones, and relies on the plan to reject what is illegal.
 """
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import weft as wf
-from weft import train
-from weft.errors import LayoutError
+from weft import optim
+from weft.core.errors import LayoutError
 
 SIZES = (6, 8, 50, 64, 512, 1000, 4096, 16384)
 MESHES = ("one=8", "x=2 y=2", "pod=2 data=4", "data=4 model=2", "a=2 b=3", "far=8 near=2", "a=2 b=2 c=2")
@@ -262,7 +262,7 @@ def _of_kind(kind, walk):
 
     if kind == "gradient":
         return wf.value_and_grad(loss), (params, x)
-    optimizer = train.Momentum(0.1)
+    optimizer = optim.Momentum(0.1)
 
     def step(params, state, x):
         return optimizer.update(wf.grad(loss)(params, x), state, params)

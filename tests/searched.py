@@ -4,7 +4,7 @@ devices it is to be laid out on, and over how many axes."""
 import jax
 
 import weft as wf
-from weft import models, nn, train
+from weft import models, nn, optim, train
 from weft.models.presets import batch_specs
 
 
@@ -48,7 +48,7 @@ def two_layers():
 def two_layers_trained():
     """The same with an update, so that parameters and state may be stored in pieces."""
     grads, (params, x) = two_layers()
-    optimizer = train.AdamW(1e-3)
+    optimizer = optim.AdamW(1e-3)
 
     def step(params, state, x):
         return optimizer.update(grads(params, x)[1], state, params)
@@ -248,7 +248,7 @@ def mixture():
 def trained_language_model():
     """A whole step in micro-batches, whose state may be stored in pieces."""
     model = nn.specs(_tiny("decoder", layers=2, heads=2, positions="none", tied=True))
-    step = train.train_step(train.Adafactor(0.01), micro=2)
+    step = train.train_step(optim.Adafactor(0.01), micro=2)
     specs = batch_specs(model.config, 8, 16)
     key = jax.eval_shape(lambda: jax.random.key(0))
     return wf.spmd(step, donate=(0, 1)), (model, step.init(model), specs, key)

@@ -12,7 +12,7 @@ from untrained import untrained
 
 from weft import serve
 from weft.data import Bytes
-from weft.decode import Ask, Beams, Speaker
+from weft.generate import Ask, Beams, Speaker
 from weft.models import Config
 
 CONFIG = Config(vocab=259, d_model=16, d_ff=24, heads=4, d_kv=4, layers=1, longest=64, kind="encoder_decoder")

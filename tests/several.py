@@ -10,11 +10,12 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft import models, nn, processes, train
+from weft import checkpoint, models, nn, optim, train
+from weft.checkpoint import manager
+from weft.distributed import processes, rendezvous
 from weft.models import huggingface
-from weft.train import checkpoint, hosts
 
-OPTIMIZER = train.AdamW(0.01)
+OPTIMIZER = optim.AdamW(0.01)
 LAYOUT = wf.Layout("batch:data", params="d_ff:data", optimizer="d_ff:data")
 
 
@@ -62,15 +63,15 @@ def digest(tree):
 
 def save(folder):
     loss, model, state = stepped(everywhere())
-    train.Checkpoints(folder).save(1, model, state, {"example": 6}, wait=True)
-    assert train.Checkpoints(folder).steps() == [1]  # on every process, once wait is over
+    checkpoint.Checkpoints(folder).save(1, model, state, {"example": 6}, wait=True)
+    assert checkpoint.Checkpoints(folder).steps() == [1]  # on every process, once wait is over
     print(loss.hex())
     print(digest((model, state)))
 
 
 def restore(folder):
     like = nn.specs(small())
-    step, model, state, extra = train.Checkpoints(folder).restore(
+    step, model, state, extra = checkpoint.Checkpoints(folder).restore(
         like, OPTIMIZER.init(like), everywhere(), LAYOUT
     )
     assert (step, extra) == (1, {"example": 6})
@@ -80,9 +81,9 @@ def restore(folder):
 def stop(name):
     """Now and then a collective; between, the processes are some steps apart. One of them gets a signal."""
     total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
-    with hosts.Stop() as other:
+    with rendezvous.Stop() as other:
         assert not other.asked
-    with hosts.Stop() as stop:
+    with rendezvous.Stop() as stop:
         for step in range(2000):
             if step % 50 == 0:
                 total(wf.ones("a=4"))
@@ -131,10 +132,10 @@ def stuck(how):
     where, _, folder = how.partition("@")
     hangs = jax.process_index() == (0 if where == "seal" else 1)
     total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
-    with hosts.Stop(grace=4), train.Checkpoints(folder) as checkpoints:
+    with rendezvous.Stop(grace=4), checkpoint.Checkpoints(folder) as checkpoints:
         for step in (1, 2):
             if hangs and step == 2:
-                setattr(checkpoint, {"write": "orbax_writer", "seal": "seal"}.get(where, "-"), hang)
+                setattr(manager, {"write": "orbax_writer", "seal": "seal"}.get(where, "-"), hang)
                 if where == "step":
                     hang()
             with processes.limit(f"step {step}"):
@@ -174,5 +175,5 @@ def all(folder):
 
 
 if __name__ == "__main__":
-    hosts.join(timeout=60, wait=float(os.environ.get("WAIT", "1800")))
+    rendezvous.join(timeout=60, wait=float(os.environ.get("WAIT", "1800")))
     globals()[sys.argv[1]](sys.argv[2])

@@ -9,8 +9,8 @@ import pytest
 from compare import check, real, same
 
 import weft as wf
-from weft.autodiff import POLICIES
-from weft.errors import DimError, ProgramError, TensorTypeError
+from weft.autodiff.grad import POLICIES
+from weft.core.errors import DimError, ProgramError, TensorTypeError
 
 PLACES = [("x=2 y=2 z=2", "b:x d:y h:z"), ("x=4 y=2", "b:y+x")]
 places = pytest.mark.parametrize("mesh, layout", PLACES, ids=[f"{m}-{lay}" for m, lay in PLACES])

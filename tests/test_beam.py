@@ -11,7 +11,7 @@ import pytest
 
 import weft as wf
 from weft import nn
-from weft.decode import Beams, Choice, Rows, begin, search, speak
+from weft.generate import Beams, Choice, Rows, begin, search, speak
 from weft.models import Batch, Config, Transformer
 
 LAYOUTS = {

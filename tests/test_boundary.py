@@ -13,8 +13,8 @@ import optax
 import pytest
 
 import weft as wf
-from weft import train
-from weft.errors import ProgramError, ShapeError, TensorTypeError
+from weft import checkpoint
+from weft.core.errors import ProgramError, ShapeError, TensorTypeError
 
 PLACES = {"unplaced": (None, None), "even": ("x=2", "a:x"), "uneven": ("x=4", "a:x")}
 
@@ -108,7 +108,7 @@ def test_jax_transformations_over_tensors_are_rejected():
 
 def test_checkpoint_rejects_a_changed_array(tmp_path):
     with pytest.raises(ShapeError, match="a part of a"):
-        train.Checkpoints(tmp_path).save(1, {"w": CHANGES["sliced"](tensor())}, {}, wait=True)
+        checkpoint.Checkpoints(tmp_path).save(1, {"w": CHANGES["sliced"](tensor())}, {}, wait=True)
 
 
 def test_changed_arrays_are_shown():

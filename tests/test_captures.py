@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.errors import LayoutError, TensorTypeError
+from weft.core.errors import LayoutError, TensorTypeError
 
 X = wf.tensor(np.arange(15, dtype=np.float32).reshape(5, 3), "a=5 b=3")
 PLACES = {"unplaced": lambda t: t, "placed": lambda t: wf.place(t, "x=4", "a:x")}

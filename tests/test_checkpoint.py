@@ -1,4 +1,4 @@
-"""train.Checkpoints: what is saved under one layout comes back under every other, or is reported."""
+"""checkpoint.Checkpoints: what is saved under one layout comes back under every other, or is reported."""
 
 import json
 import random
@@ -16,14 +16,14 @@ import optax
 import pytest
 
 import weft as wf
-from weft import nn, train
-from weft.errors import ModelError, ProgramError, TensorTypeError
-from weft.tensor import is_tensor
-from weft.train import checkpoint_files
+from weft import checkpoint, nn, optim
+from weft.checkpoint import manifest
+from weft.core.errors import ModelError, ProgramError, TensorTypeError
+from weft.core.tensor import is_tensor
 
 MESH = wf.Mesh("data=4 model=2")
 LAYOUT = wf.Layout("d_ff:model", optimizer="d_ff:model d_model:data")
-OPTIMIZER = train.AdamW(0.1)
+OPTIMIZER = optim.AdamW(0.1)
 
 
 class Block(nn.Module):
@@ -63,7 +63,7 @@ def whole():
 def two(tmp_path_factory, whole):
     """A folder with the checkpoints of steps 1 and 2, to copy from."""
     folder = tmp_path_factory.mktemp("two")
-    with train.Checkpoints(folder) as checkpoints:
+    with checkpoint.Checkpoints(folder) as checkpoints:
         checkpoints.save(1, *whole, {"example": 64})
         checkpoints.save(2, *whole, {"example": 128})
     return folder
@@ -97,7 +97,7 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_restores_the_same_bits_on_any_mesh(two, whole, place):
-    step, model, state, extra = train.Checkpoints(two).restore(*LIKE, *place)
+    step, model, state, extra = checkpoint.Checkpoints(two).restore(*LIKE, *place)
     assert (step, extra) == (2, {"example": 128})
     assert bits(model) == bits(whole[0]) and bits(state) == bits(whole[1])
     for t in nn.parameters((model, state)).values():
@@ -109,21 +109,21 @@ def test_restores_the_same_bits_on_any_mesh(two, whole, place):
 
 
 def test_real_trees_give_the_place(two, whole):
-    _, model, state, _ = train.Checkpoints(two).restore(*whole)
+    _, model, state, _ = checkpoint.Checkpoints(two).restore(*whole)
     assert model.into.mesh == MESH and state["mean"]["into"].layout == LAYOUT
     assert bits(model) == bits(whole[0]) and bits(state) == bits(whole[1])
 
 
 def test_files_hold_true_sizes(two):
-    manifest = json.loads((two / "step_2" / "manifest.json").read_text())
+    listed = json.loads((two / "step_2" / "manifest.json").read_text())
     said = {"dtype": "float32", "shape": [5, 7], "dims": ["d_model", "d_ff"]}
-    assert manifest["tensors"]["model.into"] == manifest["tensors"]["state.mean.into"] == said
+    assert listed["tensors"]["model.into"] == listed["tensors"]["state.mean.into"] == said
     for path in (p for p in (two / "step_2").rglob("*") if p.is_file() and p.name != "manifest.json"):
-        assert str(path.relative_to(two / "step_2")) in manifest["files"]
+        assert str(path.relative_to(two / "step_2")) in listed["files"]
 
 
 def test_state_can_be_left_out(two, whole):
-    _, model, state, _ = train.Checkpoints(two).restore(Block(), None)
+    _, model, state, _ = checkpoint.Checkpoints(two).restore(Block(), None)
     assert bits(model) == bits(whole[0]) and state is None
 
 
@@ -138,7 +138,7 @@ def test_extra_raw_arrays_keys_and_nothing(tmp_path):
         "a/b %": wf.ones("x=2"),
         "empty": np.zeros((0, 3), np.float32),
     }
-    checkpoints = train.Checkpoints(tmp_path)
+    checkpoints = checkpoint.Checkpoints(tmp_path)
     checkpoints.save(0, {}, state, extra, wait=True)
     step, model, back, again = checkpoints.restore({"rate": 0.5}, state)
     assert step == 0 and model == {"rate": 0.5} and again == extra and type(again["example"]) is int
@@ -154,7 +154,7 @@ def test_extra_raw_arrays_keys_and_nothing(tmp_path):
 def test_the_state_of_optax(tmp_path, whole):
     optimizer = wf.optimizer(optax.adam(0.1))
     state = optimizer.init(whole[0])
-    checkpoints = train.Checkpoints(tmp_path)
+    checkpoints = checkpoint.Checkpoints(tmp_path)
     checkpoints.save(1, whole[0], state, wait=True)
     _, _, back, _ = checkpoints.restore(*(whole[0], state))
     assert jax.tree.structure(back) == jax.tree.structure(state)
@@ -166,11 +166,9 @@ def test_the_state_of_optax(tmp_path, whole):
 
 def test_training_may_donate_what_is_being_saved(tmp_path, whole, monkeypatch):
     go = threading.Event()
-    monkeypatch.setattr(
-        "weft.train.checkpoint.seal", lambda *args: go.wait(20) and checkpoint_files.seal(*args)
-    )
+    monkeypatch.setattr("weft.checkpoint.manager.seal", lambda *args: go.wait(20) and manifest.seal(*args))
     before = bits(whole[0])
-    (model, state), checkpoints = made(), train.Checkpoints(tmp_path)
+    (model, state), checkpoints = made(), checkpoint.Checkpoints(tmp_path)
     double = wf.spmd(
         lambda model: jax.tree.map(lambda p: p + p, model, is_leaf=is_tensor), MESH, LAYOUT, donate=(0,)
     )
@@ -184,7 +182,7 @@ def test_training_may_donate_what_is_being_saved(tmp_path, whole, monkeypatch):
 
 
 def test_keeps_the_newest(tmp_path, whole):
-    with train.Checkpoints(tmp_path, keep=2) as checkpoints:
+    with checkpoint.Checkpoints(tmp_path, keep=2) as checkpoints:
         for step in (1, 2, 10, 3):
             checkpoints.save(step, whole[0], {})
     assert checkpoints.steps() == [3, 10]
@@ -193,26 +191,26 @@ def test_keeps_the_newest(tmp_path, whole):
 
 @pytest.mark.parametrize("keep", range(1, 7))
 def test_keeps_as_many_as_are_asked(tmp_path, keep):
-    with train.Checkpoints(tmp_path, keep=keep) as checkpoints:
+    with checkpoint.Checkpoints(tmp_path, keep=keep) as checkpoints:
         for step in range(1, 8):
             checkpoints.save(step, {}, {})
     assert checkpoints.steps() == list(range(1, 8))[-keep:]
 
 
 def test_a_step_can_be_saved_again(copy, whole):
-    checkpoints = train.Checkpoints(copy)
+    checkpoints = checkpoint.Checkpoints(copy)
     checkpoints.save(2, *whole, {"example": 5}, wait=True)
     assert checkpoints.steps() == [1, 2] and checkpoints.restore(*LIKE)[3] == {"example": 5}
 
 
 def test_a_crash_between_two_renames(copy):
     (copy / "step_2").rename(copy / ".old-step_2")
-    assert train.Checkpoints(copy).steps() == [1, 2]
+    assert checkpoint.Checkpoints(copy).steps() == [1, 2]
 
 
 def test_tensors_in_several_chunks(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr("weft.train.checkpoint.CHUNK", 16)
-    checkpoints = train.Checkpoints(tmp_path)
+    monkeypatch.setattr("weft.checkpoint.manager.CHUNK", 16)
+    checkpoints = checkpoint.Checkpoints(tmp_path)
     checkpoints.save(1, *whole, wait=True)
     _, model, state, _ = checkpoints.restore(*LIKE, wf.Mesh("model=8"), wf.Layout("d_ff:model"))
     assert bits(model) == bits(whole[0]) and bits(state) == bits(whole[1])
@@ -220,8 +218,8 @@ def test_tensors_in_several_chunks(tmp_path, whole, monkeypatch):
 
 def test_what_a_crash_left_is_reported_and_cleared(copy, whole):
     shutil.copytree(copy / "step_2" / "arrays", copy / ".writing-step_3" / "arrays")
-    checkpoints = train.Checkpoints(copy)
-    with pytest.warns(train.CheckpointWarning, match="step_3 is left out: it was never finished"):
+    checkpoints = checkpoint.Checkpoints(copy)
+    with pytest.warns(checkpoint.CheckpointWarning, match="step_3 is left out: it was never finished"):
         assert checkpoints.restore(*LIKE)[0] == 2
     checkpoints.save(4, *whole, wait=True)
     assert {p.name for p in copy.iterdir()} == {"step_1", "step_2", "step_4"}
@@ -231,16 +229,16 @@ FULL_DISK = """
 import resource, sys
 import jax, numpy as np
 import weft as wf
-from weft import train
+from weft import checkpoint, optim, train
 
 small, large = {"w": wf.zeros("n=10")}, {"w": wf.tensor(np.random.rand(300_000).astype(np.float32), "n=300000")}
-checkpoints = train.Checkpoints(sys.argv[1])
+checkpoints = checkpoint.Checkpoints(sys.argv[1])
 checkpoints.save(1, small, {}, wait=True)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 checkpoints.save(2, large, {})
 try:
     checkpoints.wait()
-except train.CheckpointError as error:
+except checkpoint.CheckpointError as error:
     print(error)
 print(checkpoints.steps(), checkpoints.restore(small, {})[0])
 checkpoints.save(3, small, {})  # Python's exit waits for it
@@ -257,7 +255,7 @@ def test_a_full_disk(tmp_path, golden):
     lines = done.stdout.splitlines()
     assert lines[-1] == "[1] 1", done.stdout + done.stderr[-2000:]
     assert {p.name for p in (tmp_path / "run").iterdir()} == {"step_1", "step_3"}
-    assert train.Checkpoints(tmp_path / "run").steps() == [1, 3]
+    assert checkpoint.Checkpoints(tmp_path / "run").steps() == [1, 3]
     text = "\n".join(lines[:-1]).replace(str(tmp_path), "runs")
     text = re.sub(r"[\d.,]+ GB", "… GB", text)
     golden("full_disk", text, "messages/checkpoint")
@@ -282,14 +280,14 @@ DAMAGE = {"flip": flip, "truncate": truncate, "delete": lambda path, draw: path.
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_any_damage_is_reported_and_the_one_before_is_used(copy, damage):
-    draw, newest, checkpoints = random.Random(0), copy / "step_2", train.Checkpoints(copy)
+    draw, newest, checkpoints = random.Random(0), copy / "step_2", checkpoint.Checkpoints(copy)
     files = sorted(p for p in newest.rglob("*") if p.is_file())
     assert len({p.suffix for p in files}) >= 3
     for path in files:
         whole = path.read_bytes()
         for _ in range(8 if damage is not DAMAGE["delete"] else 1):
             damage(path, draw)
-            with pytest.warns(train.CheckpointWarning, match=re.escape(path.name)):
+            with pytest.warns(checkpoint.CheckpointWarning, match=re.escape(path.name)):
                 assert checkpoints._whole(None)[0].name == "step_1"
             path.write_bytes(whole)
     assert checkpoints._whole(None)[0].name == "step_2"
@@ -302,8 +300,8 @@ def test_every_bit_of_a_manifest_counts(copy):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
-        with pytest.raises(checkpoint_files.Damage):
-            checkpoint_files.read_manifest(path.parent)
+        with pytest.raises(manifest.Damage):
+            manifest.read_manifest(path.parent)
 
 
 def data_file(folder):
@@ -318,8 +316,8 @@ def shown(text, folder):
 
 def test_a_damaged_one_is_named_then_replaced(copy, whole, golden):
     flip(data_file(copy / "step_2"), random.Random(1))
-    checkpoints = train.Checkpoints(copy, keep=2)
-    with pytest.warns(train.CheckpointWarning) as caught:
+    checkpoints = checkpoint.Checkpoints(copy, keep=2)
+    with pytest.warns(checkpoint.CheckpointWarning) as caught:
         step, model, _, extra = checkpoints.restore(*LIKE)
     assert (step, extra, bits(model)) == (1, {"example": 64}, bits(whole[0]))
     assert caught[0].filename == __file__
@@ -331,10 +329,10 @@ def test_a_damaged_one_is_named_then_replaced(copy, whole, golden):
 
 def test_one_of_a_later_format_is_left_out_but_never_removed(copy, whole):
     path = copy / "step_2" / "manifest.json"
-    content = json.loads(path.read_bytes()) | {"format": checkpoint_files.FORMAT + 1}
-    path.write_bytes(checkpoint_files._sealed({k: v for k, v in content.items() if k != "sha256"}))
-    checkpoints = train.Checkpoints(copy, keep=2)
-    with pytest.warns(train.CheckpointWarning, match="this version reads format"):
+    content = json.loads(path.read_bytes()) | {"format": manifest.FORMAT + 1}
+    path.write_bytes(manifest._sealed({k: v for k, v in content.items() if k != "sha256"}))
+    checkpoints = checkpoint.Checkpoints(copy, keep=2)
+    with pytest.warns(checkpoint.CheckpointWarning, match="this version reads format"):
         assert checkpoints.restore(*LIKE)[0] == 1
     checkpoints.save(3, *whole, wait=True)
     assert path.exists()
@@ -342,29 +340,29 @@ def test_one_of_a_later_format_is_left_out_but_never_removed(copy, whole):
 
 def test_a_folder_without_manifest(copy):
     (copy / "step_2" / "manifest.json").unlink()
-    checkpoints = train.Checkpoints(copy)
-    with pytest.warns(train.CheckpointWarning, match="half-written"):
+    checkpoints = checkpoint.Checkpoints(copy)
+    with pytest.warns(checkpoint.CheckpointWarning, match="half-written"):
         assert checkpoints.steps() == [1]
-    with pytest.warns(train.CheckpointWarning, match="half-written"):
+    with pytest.warns(checkpoint.CheckpointWarning, match="half-written"):
         assert checkpoints.restore(*LIKE)[0] == 1
 
 
 def test_all_damaged(copy, golden):
     data_file(copy / "step_1").unlink()
     (copy / "step_2" / "manifest.json").write_text("{}")
-    with pytest.warns(train.CheckpointWarning), pytest.raises(train.CheckpointError) as error:
-        train.Checkpoints(copy).restore(*LIKE)
+    with pytest.warns(checkpoint.CheckpointWarning), pytest.raises(checkpoint.CheckpointError) as error:
+        checkpoint.Checkpoints(copy).restore(*LIKE)
     error.value.where = ""
     golden("all_damaged", shown(error.value, copy), "messages/checkpoint")
 
 
 def test_a_step_that_is_asked_for(copy):
-    checkpoints = train.Checkpoints(copy)
+    checkpoints = checkpoint.Checkpoints(copy)
     assert checkpoints.restore(*LIKE, step=1)[3] == {"example": 64}
-    with pytest.raises(train.CheckpointError, match=r"no checkpoint of step 7.*\n.*there: 1, 2"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"no checkpoint of step 7.*\n.*there: 1, 2"):
         checkpoints.restore(*LIKE, step=7)
     flip(data_file(copy / "step_2"), random.Random(2))
-    with pytest.raises(train.CheckpointError, match=r"no checkpoint of step 2 .* is whole"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"no checkpoint of step 2 .* is whole"):
         checkpoints.restore(*LIKE, step=2)
 
 
@@ -374,17 +372,17 @@ def test_a_step_that_is_asked_for(copy):
 def test_all_that_does_not_fit_is_listed(two, golden):
     model = {"into": Block(9).into, "scale": nn.declare([], nn.ones, jnp.bfloat16), "bias": Block().into}
     with warnings.catch_warnings(), pytest.raises(ModelError) as error:
-        train.Checkpoints(two).restore(model, {"mean": {}})
+        checkpoint.Checkpoints(two).restore(model, {"mean": {}})
     error.value.where = ""
     golden("misfit", shown(error.value, two), "messages/checkpoint")
 
 
 def test_mistakes_in_calls(tmp_path, whole):
-    checkpoints = train.Checkpoints(tmp_path)
-    with pytest.raises(train.CheckpointError, match="there is no checkpoint"):
+    checkpoints = checkpoint.Checkpoints(tmp_path)
+    with pytest.raises(checkpoint.CheckpointError, match="there is no checkpoint"):
         checkpoints.restore(*LIKE)
     with pytest.raises(TensorTypeError, match="keep=0"):
-        train.Checkpoints(tmp_path, keep=0)
+        checkpoint.Checkpoints(tmp_path, keep=0)
     with pytest.raises(TensorTypeError, match="step=-1"):
         checkpoints.save(-1, *whole)
     with pytest.raises(TensorTypeError, match="'loss': float64"):

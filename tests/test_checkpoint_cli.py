@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weft as wf
-from weft import train
+from weft import checkpoint
+from weft.checkpoint import inspect
+from weft.checkpoint.inspect import summary
+from weft.checkpoint.manifest import remove
 from weft.cli.main import main
-from weft.train import checkpoint_look
-from weft.train.checkpoint_files import remove
-from weft.train.checkpoint_look import summary
 
 
 def model(shift=0.0):
@@ -40,7 +40,7 @@ def state():
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "first"
-    with train.Checkpoints(folder) as checkpoints:
+    with checkpoint.Checkpoints(folder) as checkpoints:
         checkpoints.save(1, model(), state(), {"example": 64, "run": "größer"})
         checkpoints.save(2, model(0.5), state(), {"example": 128})
     return folder
@@ -94,14 +94,14 @@ def test_list(run, tmp_path, golden):
 
 @pytest.mark.parametrize("looked", ["read_manifest", "check_files"])
 def test_list_beside_a_run_that_removes_old_ones(looked, run, monkeypatch):
-    usual = getattr(checkpoint_look, looked)
+    usual = getattr(inspect, looked)
 
     def late(path, *more):
         if path.name == "step_1" and path.exists():
             remove(path)
         return usual(path, *more)
 
-    monkeypatch.setattr(checkpoint_look, looked, late)
+    monkeypatch.setattr(inspect, looked, late)
     code, out, err = run("list", "runs", "--json")
     assert (code, err) == (0, "")
     assert [(one["step"], one["whole"]) for one in json.loads(out)] == [(2, True)]
@@ -109,7 +109,7 @@ def test_list_beside_a_run_that_removes_old_ones(looked, run, monkeypatch):
 
 def test_list_beside_a_run_that_finishes_one(run, monkeypatch):
     """What was being written has got its name by the time it is looked at."""
-    monkeypatch.setattr(checkpoint_look, "unfinished", lambda folder: {2: folder / ".writing-step_2"})
+    monkeypatch.setattr(inspect, "unfinished", lambda folder: {2: folder / ".writing-step_2"})
     code, out, err = run("list", "runs", "--json")
     assert (code, err) == (0, "") and [one["step"] for one in json.loads(out)] == [1, 2]
 
@@ -136,7 +136,7 @@ def test_inspect(run, golden):
 
 
 def test_summary_is_numpys(monkeypatch):
-    monkeypatch.setattr("weft.train.checkpoint_look.PART", 7)
+    monkeypatch.setattr("weft.checkpoint.inspect.PART", 7)
     values = np.random.default_rng(0).standard_normal((5, 9)).astype(np.float32)
     values[2, 3] = np.nan
     found, wide = summary(values), values.astype(np.float64)
@@ -156,7 +156,7 @@ def test_diff(run, tmp_path, golden):
     other["block"]["into"] = wf.ones("d_model=5 d_ff=8")
     other["new"] = other.pop("raw")
     changed = state() | {"key": jax.random.key(4), "mean": wf.tensor(np.zeros(4, np.float32), "d=4")}
-    train.Checkpoints(tmp_path / "second").save(3, other, changed, wait=True)
+    checkpoint.Checkpoints(tmp_path / "second").save(3, other, changed, wait=True)
     code, out, err = run("diff", "runs@1", "second")
     assert code == 1
     golden("diff", out + err, "messages/checkpoint_cli")
@@ -177,7 +177,7 @@ def test_there_and_back(run, tmp_path):
     assert found["block.back"].dtype == jnp.bfloat16 and found["raw"].dtype == np.int64
     code, out, _ = run("import", "model.safetensors", "second", "--step", "7")
     assert (code, out) == (0, "second/step_7\n")
-    step, back, _, extra = train.Checkpoints("second").restore(model(9.0), None)
+    step, back, _, extra = checkpoint.Checkpoints("second").restore(model(9.0), None)
     assert (step, extra) == (7, {"imported": "model.safetensors"})
     for ours, theirs in zip(jax.tree.leaves(model()), jax.tree.leaves(back), strict=True):
         assert ours.dtype == theirs.dtype and np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
@@ -195,7 +195,7 @@ def test_an_export_is_whole_or_nothing(run, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     (tmp_path / "model.safetensors").write_text("before")
-    monkeypatch.setattr("weft.train.checkpoint_export.Target.write", full)
+    monkeypatch.setattr("weft.train.safetensors.Target.write", full)
     code, out, err = run("export", "runs", "model.safetensors")
     assert (code, out) == (1, "") and "No space left" in err
     assert (tmp_path / "model.safetensors").read_text() == "before"

@@ -5,9 +5,9 @@ import pytest
 import scipy.stats
 
 import weft as wf
-from weft.decode import Choice, choose
-from weft.decode.choose import penalised
-from weft.decode.rows import drawn
+from weft.generate import Choice, choose
+from weft.generate.requests import drawn
+from weft.generate.sampling import penalised
 
 LAYOUTS = {
     "one device": ("", ""),

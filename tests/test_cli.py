@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 import weft as wf
-from weft.cli.loading import Failure, UserError, load
 from weft.cli.main import main
-from weft.cli.output import write
-from weft.plan.hardware import load as load_hardware
-from weft.plan.hardware import parse
+from weft.cli.output_files import write
+from weft.cli.targets import Failure, UserError, load
+from weft.hardware.profile import load as load_hardware
+from weft.hardware.profile import parse
 
 PROGRAM = """
 import weft as wf
@@ -153,7 +153,7 @@ def test_others_are_told_of_a_process_that_fails(error, code, capsys, monkeypatc
 
     told = []
     monkeypatch.setattr("weft.cli.dispatch._chosen", fails)
-    monkeypatch.setattr("weft.train.hosts.fail", told.append)
+    monkeypatch.setattr("weft.distributed.rendezvous.fail", told.append)
     assert run(capsys, "models")[0] == code and told == [code]
 
 
@@ -420,7 +420,7 @@ MISSPELT = {
 @pytest.mark.parametrize("name", MISSPELT)
 def test_a_misspelt_rule_is_an_error_before_anything_runs(name, folder, capsys, monkeypatch):
     monkeypatch.setattr(wf.Program, "_run", None)
-    monkeypatch.setattr(importlib.import_module("weft.search"), "search", None)
+    monkeypatch.setattr(importlib.import_module("weft.autolayout"), "search", None)
     code, out, err = run(capsys, name.split()[0], "train.py:example", *MISSPELT[name])
     assert (code, out) == (2, "")
     assert err.startswith("LayoutError: no tensor of the program has a dim ") and "did you mean batch?" in err
@@ -677,7 +677,7 @@ try:
     main(["--help"])
 except SystemExit:
     pass
-print(sorted({"jax", "numpy", "weft.language"} & {*sys.modules}), file=sys.stderr)
+print(sorted({"jax", "numpy", "weft.core.tensor"} & {*sys.modules}), file=sys.stderr)
 """
 
 
@@ -690,7 +690,7 @@ def test_help_waits_for_nothing_heavy():
 
 
 NAMES = """
-import weft.dims, weft.search.space
+import weft.core.dims, weft.autolayout.space
 import weft as wf
 assert callable(wf.dims) and callable(wf.search) and callable(wf.tensor)
 assert wf.dims("a=2")[0] == wf.Dim("a", 2)

@@ -10,7 +10,7 @@ import pytest
 
 import weft as wf
 from tests.hlo import bytes_by_axes, collective_bytes
-from weft.placing import with_role
+from weft.core.placement import with_role
 
 
 def random(*dims, seed=0):

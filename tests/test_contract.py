@@ -6,7 +6,7 @@ import pytest
 from compare import check, real, truth, whole
 
 import weft as wf
-from weft.errors import DimError, LayoutError, TensorTypeError
+from weft.core.errors import DimError, LayoutError, TensorTypeError
 
 # a=4 is even over 2; b=3, c=5 and d=3 are not; over 8, b and c leave devices with nothing but padding.
 PLACES = [

@@ -8,7 +8,7 @@ from compare import check, real, same
 from jax import lax
 
 import weft as wf
-from weft.errors import DimError, LayoutError, ProgramError, TensorTypeError
+from weft.core.errors import DimError, LayoutError, ProgramError, TensorTypeError
 
 # t is scanned, n mapped; d=4 is even over 2, b=3, t=5 and n=5 are not.
 PLACES = [

@@ -12,8 +12,8 @@ from jax.extend.random import threefry_2x32
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from weft.counter import block_bits, block_normal, block_uniform
-from weft.errors import TensorTypeError
+from weft.core.errors import TensorTypeError
+from weft.random.threefry import block_bits, block_normal, block_uniform
 
 FLOATS = [
     ("float32", False),

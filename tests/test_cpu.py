@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft import cpu
+from weft.core import devices
 
 # A program whose result is larger than what malloc keeps by itself, and how many pages its calls fault in.
 FAULTS = """
@@ -39,8 +39,8 @@ def test_memory_is_kept():
 
 @pytest.mark.parametrize("platforms, there", [(None, True), ("cpu", True), ("cuda,cpu", False)])
 def test_whether_it_is_all_there_is(monkeypatch, platforms, there):
-    monkeypatch.setattr(cpu.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(cpu, "jax", SimpleNamespace(config=SimpleNamespace(jax_platforms=platforms)))
-    assert cpu.is_all_there_is() == there
-    monkeypatch.setattr(cpu.importlib.util, "find_spec", lambda name: name == "jax_plugins")
-    assert not cpu.is_all_there_is()
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(devices, "jax", SimpleNamespace(config=SimpleNamespace(jax_platforms=platforms)))
+    assert devices.is_all_there_is() == there
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name == "jax_plugins")
+    assert not devices.is_all_there_is()

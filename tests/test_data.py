@@ -13,6 +13,7 @@ import zstandard
 
 import weft as wf
 from weft import nn
+from weft.core.errors import DataError, DataWarning, ModelError
 from weft.data import (
     Bytes,
     Documents,
@@ -31,7 +32,6 @@ from weft.data import (
     texts,
 )
 from weft.data.phrases import KINDS, Phrase
-from weft.errors import DataError, DataWarning, ModelError
 from weft.models import Batch, Config, Transformer, shifted
 
 FIELDS = ("tokens", "targets", "weights", "places", "segments")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.core.errors import DataError
 from weft.data import Bytes, Phrases, PythonDocs, Stream, Windows, prefetch
-from weft.errors import DataError
 
 
 def threads():

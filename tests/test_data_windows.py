@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.core.errors import DataError, ModelError
 from weft.data import Bytes, Documents, Jsonl, PythonDocs, SentencePiece, Windows, check_vocab, tokenize
 from weft.data.python_docs import paragraphs
-from weft.errors import DataError, ModelError
 
 TEXTS = ["one two three", "né", "", "a longer text, which no window has room for", "end"]
 SEQUENCE = [id for text in TEXTS for id in [*Bytes().encode(text), 1]]

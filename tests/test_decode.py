@@ -12,10 +12,10 @@ import pytest
 from untrained import untrained
 
 import weft as wf
-from weft import decode, nn, serve
+from weft import generate, nn, serve
+from weft.core.errors import ModelError
 from weft.data import Bytes, SentencePiece
-from weft.decode.cache import read, step, whole
-from weft.errors import ModelError
+from weft.generate.cache import read, step, whole
 from weft.models import Batch, Config, Transformer
 
 BASE = Config(vocab=37, d_model=16, d_ff=24, heads=4, d_kv=4, layers=2, longest=16)
@@ -132,14 +132,14 @@ class PaddedOtherwise(Bytes):
 @cache  # programs are compiled once
 def speaker_of(layout="one device", rows=4, key=4, tokenizer=Bytes, **more):
     config = BASE.replace(**{**TWO, "vocab": 259, **more})
-    return decode.Speaker(untrained(config, key), tokenizer(), *LAYOUTS[layout], rows=rows)
+    return generate.Speaker(untrained(config, key), tokenizer(), *LAYOUTS[layout], rows=rows)
 
 
 WORDS = ["ab", "c", "hello", "x y z", "b", "some longer words"]
 ASKS = {
-    "likeliest": decode.Ask(limit=8),
-    "drawn": decode.Ask(limit=8, temperature=0.8, top_k=50, top_p=0.95, penalty=1.2, seed=3),
-    "beams": decode.Ask(limit=8, beams=decode.Beams(3)),
+    "likeliest": generate.Ask(limit=8),
+    "drawn": generate.Ask(limit=8, temperature=0.8, top_k=50, top_p=0.95, penalty=1.2, seed=3),
+    "beams": generate.Ask(limit=8, beams=generate.Beams(3)),
 }
 
 
@@ -159,7 +159,7 @@ def test_settings_beyond_float32_are_what_they_come_to():
     """So little a top_p is the likeliest token; so high a temperature makes all alike; k is all."""
     speaker = speaker_of()
     likeliest, *many = (
-        [said.tokens for said in speaker.say(WORDS, decode.Ask(limit=8, seed=3, **how))]
+        [said.tokens for said in speaker.say(WORDS, generate.Ask(limit=8, seed=3, **how))]
         for how in (
             {},
             {"temperature": 1.0, "top_p": 1e-300},
@@ -198,7 +198,7 @@ def test_what_is_said_is_scored_alike(more, tokenizer):
         if not more:
             inputs = wf.tensor(np.array([[*ids, 1]], np.int32), [dims[0], wf.Dim("length", len(ids) + 1)])
             batch = dataclasses.replace(batch, inputs=inputs)
-        logs = decode.score(speaker.models, batch).numpy()[0, len(ids) if more else 0 :]
+        logs = generate.score(speaker.models, batch).numpy()[0, len(ids) if more else 0 :]
         np.testing.assert_allclose(said.logs, logs[: len(said.tokens)], atol=1e-4)
         assert said.score == pytest.approx(sum(said.logs), abs=1e-4)
 
@@ -206,9 +206,9 @@ def test_what_is_said_is_scored_alike(more, tokenizer):
 def test_what_is_said_begins_with_the_space_after_its_prompt(tmp_path):
     words = "the class of the words"
     tokenizer = SentencePiece.train([words], tmp_path / "a.model", 16, byte_fallback=False, kind="bpe")
-    speaker = decode.Speaker(untrained(BASE.replace(vocab=16)), tokenizer, rows=4)
+    speaker = generate.Speaker(untrained(BASE.replace(vocab=16)), tokenizer, rows=4)
     prompts = words.split()
-    found = list(speaker.say(prompts, decode.Ask(limit=6, temperature=2.0, seed=1)))
+    found = list(speaker.say(prompts, generate.Ask(limit=6, temperature=2.0, seed=1)))
     whole = [tokenizer.decode([*tokenizer.encode(p), *s.tokens]) for p, s in zip(prompts, found, strict=True)]
     assert [p + s.text for p, s in zip(prompts, found, strict=True)] == whole
     assert any(one.text.startswith(" ") for one in found)
@@ -229,7 +229,7 @@ def test_given_texts_are_scored():
 
 def test_two_models_speak_by_the_mean_of_their_probabilities():
     one, other = speaker_of(key=4), speaker_of(key=5)
-    both = decode.Speaker([one.models[0], other.models[0]], Bytes(), rows=4)
+    both = generate.Speaker([one.models[0], other.models[0]], Bytes(), rows=4)
     pairs = [("ab", "c"), ("x", "yz")]
     logs = [list(speaker.score(pairs)) for speaker in (one, other, both)]
     for a, b, mean in zip(*logs, strict=True):
@@ -241,14 +241,14 @@ def test_two_models_speak_by_the_mean_of_their_probabilities():
 def test_a_thousand_texts_of_all_lengths_need_few_programs():
     speaker = speaker_of(rows=8, positions="sinusoid", layers=1)
     texts = ["a" * n for n in (1, 5, 20, 60, 100, 200, 250)]
-    for _ in speaker.say(texts, decode.Ask(limit=2)):
+    for _ in speaker.say(texts, generate.Ask(limit=2)):
         pass
     programs = speaker.begin, speaker.speak
     assert sum(len(program.traces) for program in programs) <= 8
 
 
 def test_quality_counts_several_references():
-    found = decode.quality(["a b c d e", "x"], [["a b c d e", "other words"], ["y"]])
+    found = generate.quality(["a b c d e", "x"], [["a b c d e", "other words"], ["y"]])
     assert found.exact == 0.5
     assert found.bleu > 50 and found.signatures[0].startswith("nrefs:var")
 
@@ -313,28 +313,30 @@ def bigram():
 
 def state_of():
     """One row that a Transformer has read."""
-    asked, row = decode.rows.ready([decode.rows.Item(0, (), (0,), 2)], [decode.Ask()], 1, SIZES, Bytes())
-    return decode.begin((untrained(BASE),), asked, row, 3)
+    asked, row = generate.rows.ready(
+        [generate.rows.Item(0, (), (0,), 2)], [generate.Ask()], 1, SIZES, Bytes()
+    )
+    return generate.begin((untrained(BASE),), asked, row, 3)
 
 
-SIZES = decode.rows.Sizes(0, 1, 2)
-BEGIN = wf.spmd(decode.begin, static=("room",))
+SIZES = generate.rows.Sizes(0, 1, 2)
+BEGIN = wf.spmd(generate.begin, static=("room",))
 TOKENS = Batch(wf.zeros([ROWS, PLACES], jnp.int32), targets=wf.zeros([ROWS, PLACES], jnp.int32))
 PAIR = [["a"], ["b"]]
 MISTAKES = {
-    "settings_that_are_none": lambda: decode.Ask(limit=0, temperature=-1.0, top_p=0.0, top_k=-2),  # wrong
-    "penalty_and_seed_too_large": lambda: decode.Ask(penalty=1e300, seed=2**63),  # wrong
-    "beams_that_are_a_number": lambda: decode.Ask(beams=4),  # wrong
+    "settings_that_are_none": lambda: generate.Ask(limit=0, temperature=-1.0, top_p=0.0, top_k=-2),  # wrong
+    "penalty_and_seed_too_large": lambda: generate.Ask(penalty=1e300, seed=2**63),  # wrong
+    "beams_that_are_a_number": lambda: generate.Ask(beams=4),  # wrong
     "one_text": lambda: list(speaker_of().say("hello")),  # wrong
-    "limit_of_a_translation": lambda: list(speaker_of().say(WORDS, decode.Ask(limit=17))),  # wrong
-    "limit_after_a_prompt": lambda: list(speaker_of(kind="decoder").say([], decode.Ask(limit=16))),  # wrong
-    "own_model": lambda: decode.Speaker(bigram(), Bytes()),  # wrong
+    "limit_of_a_translation": lambda: list(speaker_of().say(WORDS, generate.Ask(limit=17))),  # wrong
+    "limit_after_a_prompt": lambda: list(speaker_of(kind="decoder").say([], generate.Ask(limit=16))),  # wrong
+    "own_model": lambda: generate.Speaker(bigram(), Bytes()),  # wrong
     "own_model_in_a_program": lambda: BEGIN([bigram()], TOKENS, state_of().rows, 9),  # wrong
-    "function_as_a_model": lambda: decode.Speaker(len, Bytes()),  # wrong
-    "nobody_to_speak": lambda: decode.Speaker([], Bytes(), rows=0, longest=1),  # wrong
-    "nothing_to_compare": lambda: decode.quality([], []),  # wrong
-    "references_that_are_texts": lambda: decode.quality(["a", "b"], ["a", "b"]),  # wrong
-    "too_few_references": lambda: decode.quality(["a", "b", "c"], PAIR),  # wrong
+    "function_as_a_model": lambda: generate.Speaker(len, Bytes()),  # wrong
+    "nobody_to_speak": lambda: generate.Speaker([], Bytes(), rows=0, longest=1),  # wrong
+    "nothing_to_compare": lambda: generate.quality([], []),  # wrong
+    "references_that_are_texts": lambda: generate.quality(["a", "b"], ["a", "b"]),  # wrong
+    "too_few_references": lambda: generate.quality(["a", "b", "c"], PAIR),  # wrong
 }
 
 
@@ -347,11 +349,11 @@ def test_messages(name, mistake, monkeypatch, request):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda model: decode.read(model, TOKENS, 9),
-        lambda model: decode.score([untrained(BASE), model], TOKENS),
-        lambda model: decode.speak([model], state_of(), 2),
-        lambda model: decode.search([model], state_of(), decode.Beams(2)),
-        lambda model: serve.app(decode.Speaker(model, Bytes())),
+        lambda model: generate.read(model, TOKENS, 9),
+        lambda model: generate.score([untrained(BASE), model], TOKENS),
+        lambda model: generate.speak([model], state_of(), 2),
+        lambda model: generate.search([model], state_of(), generate.Beams(2)),
+        lambda model: serve.app(generate.Speaker(model, Bytes())),
     ],
     ids=["read", "score", "speak", "search", "serve"],
 )

@@ -10,10 +10,10 @@ import pytest
 from compare import real, same
 
 import weft as wf
-from weft import nn, train
-from weft.errors import WeftError
+from weft import nn, optim, train
+from weft.core.errors import WeftError
+from weft.core.tensor import Tensor
 from weft.models import Batch, Config, Transformer
-from weft.tensor import Tensor
 
 RATE, ROUNDS, EVERY = 0.05, 2, 2
 
@@ -60,7 +60,7 @@ def batch(step, rows=12):
     return Batch(*(wf.tensor(a, [wf.Dim("batch", rows)]) for a in given))
 
 
-INNER = train.AdamW(RATE, weight_decay=0.1, decayed="*")
+INNER = optim.AdamW(RATE, weight_decay=0.1, decayed="*")
 
 
 @functools.cache
@@ -154,7 +154,7 @@ def test_one_replica_that_meets_itself_is_adamw():
 
 def test_dropout_is_each_replicas_own():
     """The same bits on every layout, others for each replica: its key is folded with its number."""
-    diloco, key = train.DiLoCo(train.Momentum(0.1), 2, 1), jax.random.key(3)
+    diloco, key = train.DiLoCo(optim.Momentum(0.1), 2, 1), jax.random.key(3)
     found = []
     for mesh, layout in ((None, None), ("pod=2 data=2", "replicas:pod batch:data")):
         metrics, *_ = wf.spmd(diloco.step, mesh, layout)(*diloco.init(net()), batch(0), key)
@@ -169,7 +169,7 @@ def test_dropout_is_each_replicas_own():
 
 def planned(layout, **options):
     config = Config(vocab=16, d_model=8, d_ff=12, heads=2, d_kv=4, layers=2, longest=6, dropout=0.1)
-    diloco = train.DiLoCo(train.train_step(train.AdamW(0.01), **options), 2, 2)
+    diloco = train.DiLoCo(train.train_step(optim.AdamW(0.01), **options), 2, 2)
     plain = nn.specs(Transformer(config))
     row = wf.spec("batch=8 length=6", jnp.int32)
     model, state = diloco.init(plain)

@@ -8,7 +8,7 @@ from compare import check, outputs, real, same, truth, whole
 from jax.scipy import special
 
 import weft as wf
-from weft.errors import TensorTypeError
+from weft.core.errors import TensorTypeError
 from weft.ops import elementwise
 
 # a=6 is even over 2; over 4 it leaves one device with nothing but padding, as b=3 does.

@@ -18,10 +18,11 @@ import pytest
 
 import weft as wf
 from weft import nn
-from weft.errors import LayoutWarning, WeftError, nearest
+from weft.core.errors import LayoutWarning, WeftError, nearest
+from weft.core.tensor import asked
 from weft.models import Batch, Config, Transformer
-from weft.tensor import asked
-from weft.train import AdamW, train_step
+from weft.optim import AdamW
+from weft.train import train_step
 
 MESH, LAYOUT = wf.Mesh("data=4 model=2"), wf.Layout("batch:data d_ff:model")
 OTHER_MESH = wf.Mesh("data=2")
@@ -966,8 +967,8 @@ def test_long_arguments_are_shown_by_their_type():
     assert error.value.asked == asked
 
 
-@pytest.mark.parametrize("name, meant", [("einsun", "did you mean einsum?"), *wf._ELSEWHERE.items()])
+@pytest.mark.parametrize("name, meant", [("einsun", "did you mean einsum?"), *wf.ELSEWHERE.items()])
 def test_names_that_are_not_there(name, meant):
     with pytest.raises(AttributeError, match=re.escape(meant)):
         getattr(wf, name)
-    assert meant not in wf._ELSEWHERE.values() or hasattr(wf, meant)
+    assert meant not in wf.ELSEWHERE.values() or hasattr(wf, meant)

@@ -7,7 +7,7 @@ import pytest
 from compare import check, real, same, whole
 
 import weft as wf
-from weft.errors import LayoutError, ProgramError, ShapeError, TensorTypeError
+from weft.core.errors import LayoutError, ProgramError, ShapeError, TensorTypeError
 
 TENSORS = {"x": real(0, "b=5 d=4"), "y": real(1, "d=4 h=3"), "i": whole(2, "b=5", 0, 9)}
 LOCAL = {

@@ -11,9 +11,10 @@ from trained import strictly
 
 import weft as wf
 from weft import nn
+from weft.checkpoint import Checkpoints
 from weft.cli.main import main
 from weft.data import Bytes
-from weft.train import Checkpoints, config_flags, stored
+from weft.train import config_flags, load
 from weft.train.config import recipe
 from weft.train.loop import prepare, train
 
@@ -49,7 +50,7 @@ def scored(capsys, *arguments):
 
 def test_the_score_is_that_of_plain_jax(run, capsys):
     found = scored(capsys, run)
-    prepared, step, model = stored.restored(stored.settings(run))
+    prepared, step, model = load.restored(load.settings(run))
     total = right = count = 0
     for batch, _ in prepared.valid.batches():
         logits = model.logits(batch).numpy("batch", "length", "vocab").astype(np.float64)
@@ -77,7 +78,7 @@ def test_another_mesh_gives_the_same_score(run, capsys):
 
 def test_some_of_the_batches(run, capsys):
     whole, some = scored(capsys, run), scored(capsys, run, "--evaluate.batches", "1")
-    (batch, _), *others = stored.restored(stored.settings(run))[0].valid.batches()
+    (batch, _), *others = load.restored(load.settings(run))[0].valid.batches()
     assert others and some["tokens"] == batch.weights.numpy().sum() < whole["tokens"]
     assert some["words"] is None and some["word_perplexity"] is None  # which words these were is not known
     assert scored(capsys, run, "--evaluate.batches", str(1 + len(others))) == whole
@@ -87,7 +88,7 @@ def test_some_of_the_batches(run, capsys):
 
 def test_a_loss_that_is_not_finite_is_a_text_in_json(run, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "lm")
-    prepared = prepare(stored.settings(tmp_path / "lm"))
+    prepared = prepare(load.settings(tmp_path / "lm"))
     checkpoints = Checkpoints(prepared.checkpoints)
     step, model, state, extra = checkpoints.restore(*prepared.learner.init(nn.specs(prepared.model)))
     broken = jax.tree.map(lambda t: t * math.nan, model, is_leaf=wf.is_tensor)

@@ -12,7 +12,7 @@ import several
 from namespaces import NAMES, TESTS, two_hosts
 
 import weft as wf
-from weft.train import gloo
+from weft.distributed import gloo
 
 LATEST = 100  # seconds after which a process is killed, with SIGKILL
 SEVERAL = TESTS / "several.py"
@@ -214,7 +214,7 @@ def test_a_wait_for_another_ends(where, tmp_path):
 @pytest.mark.slow
 def test_a_host_that_is_never_started(tmp_path):
     with two_hosts(tmp_path) as hosts:
-        start = "from weft.train import hosts; hosts.join(timeout=3)"
+        start = "from weft import distributed; distributed.join(timeout=3)"
         for host in hosts:
             begun = time.monotonic()
             ((_, code, err),) = finish([host.start("-c", start)], within=40)
@@ -223,9 +223,9 @@ def test_a_host_that_is_never_started(tmp_path):
 
 GRACE = """
 import hashlib, os, signal
-from weft.train import hosts
+from weft import distributed
 
-with hosts.Stop(grace=0.5):
+with distributed.Stop(grace=0.5):
     os.kill(os.getpid(), signal.SIGTERM)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # in C, as a long step is
 """

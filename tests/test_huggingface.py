@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 import weft as wf
 from weft import nn
-from weft.errors import WeftError
+from weft.core.errors import WeftError
 from weft.models import Transformer, huggingface, preset
-from weft.models.huggingface import convert, files, pieces
+from weft.models.huggingface import convert, files, stored_slices
 
 TESTS = Path(__file__).parent
 
@@ -360,7 +360,7 @@ def test_presets_have_a_family(name):
     stored = sum(
         int(np.prod(shape))
         for ours, row in convert._rows(family, model).items()
-        for shape in pieces.stored_shapes(row, nn.parameters(model)[ours].dims).values()
+        for shape in stored_slices.stored_shapes(row, nn.parameters(model)[ours].dims).values()
     )
     parts = 3 if family.name == "gpt2" else 1  # a fused tensor is named by three rows
     fused = sum(

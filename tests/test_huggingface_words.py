@@ -10,13 +10,13 @@ from untrained import untrained
 
 import weft as wf
 from weft.cli.main import main
+from weft.core.errors import ModelError
 from weft.data import Bytes, Stream, Windows, check_vocab, tokenize
 from weft.data.tokenizers import text_after
-from weft.decode import Ask, Speaker
-from weft.errors import ModelError
+from weft.generate import Ask, Speaker
 from weft.models import Batch, Config, huggingface
-from weft.serve.reading import Reading
-from weft.train import stored
+from weft.serve.detokenizer import Reading
+from weft.train import load
 
 tokenizers = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
 
@@ -181,9 +181,9 @@ def test_weft_generate_and_score_take_a_folder(weft, tmp_path):
 
 def test_other_files_are_another_model(folder):
     """Lines of an answer that was begun with one are not gone on with by the other."""
-    first, again = (stored.loaded(folder).sums for _ in range(2))
+    first, again = (load.loaded(folder).sums for _ in range(2))
     os.utime(folder / "model.safetensors", (1, 1))
-    assert first == again != stored.loaded(folder).sums
+    assert first == again != load.loaded(folder).sums
 
 
 MISTAKES = {

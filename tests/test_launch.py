@@ -16,9 +16,9 @@ import pytest
 import several
 
 import weft as wf
-from weft import nn, train
+from weft import checkpoint, nn
 from weft.cli.main import main
-from weft.train import hosts
+from weft.distributed import rendezvous
 
 TESTS = Path(__file__).parent
 LATEST = 100  # seconds after which a process is killed, with SIGKILL
@@ -82,7 +82,7 @@ def outputs(processes):
 def in_one_process(folder):
     """The digest of a checkpoint that is restored here, and of the step that is made here."""
     like = nn.specs(several.small())
-    _, model, state, _ = train.Checkpoints(folder).restore(like, several.OPTIMIZER.init(like))
+    _, model, state, _ = checkpoint.Checkpoints(folder).restore(like, several.OPTIMIZER.init(like))
     return several.digest((model, state))
 
 
@@ -150,7 +150,7 @@ def wait_for(condition, seconds=20):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
 def test_stop_in_one_process(number):
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
-    with hosts.Stop() as stop:
+    with rendezvous.Stop() as stop:
         assert not stop.asked and not stop.reason
         os.kill(os.getpid(), number)
         wait_for(lambda: stop.reason)
@@ -161,9 +161,9 @@ def test_stop_in_one_process(number):
 
 INTERRUPTED = """
 import hashlib, os, signal, threading, time
-from weft.train import hosts
+from weft import distributed
 
-with hosts.Stop() as stop:
+with distributed.Stop() as stop:
     ready, begun = os.pipe()
     worker = os.fork()
     if not worker:
@@ -192,10 +192,10 @@ def test_workers_end_and_a_second_interrupt_ends_at_once():
 
 
 def test_one_process_joins_nothing(monkeypatch):
-    for name in (hosts.COORDINATOR, hosts.PROCESSES, hosts.PROCESS):
+    for name in (rendezvous.COORDINATOR, rendezvous.PROCESSES, rendezvous.PROCESS):
         monkeypatch.delenv(name, raising=False)
-    hosts.join()
-    assert not jax.distributed.is_initialized() and not hosts.several()
+    rendezvous.join()
+    assert not jax.distributed.is_initialized() and not rendezvous.several()
 
 
 MISTAKES = {
@@ -208,37 +208,37 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_in_joining(name, monkeypatch, golden):
-    monkeypatch.delenv(hosts.PROCESS, raising=False)
-    with pytest.raises(hosts.HostsError) as error:
-        hosts.join(*MISTAKES[name])
+    monkeypatch.delenv(rendezvous.PROCESS, raising=False)
+    with pytest.raises(rendezvous.HostsError) as error:
+        rendezvous.join(*MISTAKES[name])
     error.value.where = ""
     golden(name, str(error.value), "messages/hosts")
 
 
 def test_a_coordinator_that_is_not_there(golden):
-    with pytest.raises(hosts.HostsError) as error:
-        hosts._await_coordinator(hosts.Member(f"127.0.0.1:{free_port()}", 4, 1), timeout=0.3)
+    with pytest.raises(rendezvous.HostsError) as error:
+        rendezvous._await_coordinator(rendezvous.Member(f"127.0.0.1:{free_port()}", 4, 1), timeout=0.3)
     golden("not_there", re.sub(r"127.0.0.1:\d+", "10.0.0.1:1234", str(error.value)), "messages/hosts")
 
 
 def test_joining_too_late(golden):
     jax.devices()
-    with pytest.raises(hosts.HostsError) as error:
-        hosts.join("127.0.0.1:1234", 2, 0)
+    with pytest.raises(rendezvous.HostsError) as error:
+        rendezvous.join("127.0.0.1:1234", 2, 0)
     error.value.where = ""
     golden("too_late", str(error.value), "messages/hosts")
 
 
 def test_clusters_that_jax_knows(monkeypatch):
-    assert hosts.detected() is None
+    assert rendezvous.detected() is None
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")  # any pod has this
-    assert hosts.detected() is None
+    assert rendezvous.detected() is None
     slurm = {"JOB_ID": "7", "STEP_NODELIST": "node[001-004]", "NTASKS": "4", "PROCID": "2", "LOCALID": "0"}
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert hosts.detected() == "SlurmCluster"
+    assert rendezvous.detected() == "SlurmCluster"
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert hosts.detected() is None
+    assert rendezvous.detected() is None
 
 
 # -- weft launch -------------------------------------------------------------------------------------

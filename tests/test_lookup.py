@@ -7,7 +7,7 @@ import pytest
 from compare import check_one, collectives
 
 import weft as wf
-from weft.errors import DimError, LayoutError, ShapeError, TensorTypeError
+from weft.core.errors import DimError, LayoutError, ShapeError, TensorTypeError
 
 # vocab has 10 places (even over 2), or 9 (over 8: some devices hold nothing but padding).
 PLACES = [

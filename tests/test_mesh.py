@@ -6,7 +6,7 @@ import pytest
 
 import weft as wf
 from weft import nn
-from weft.errors import LayoutError, ProgramError
+from weft.core.errors import LayoutError, ProgramError
 
 
 def test_sizes_are_whole_numbers_of_any_kind():

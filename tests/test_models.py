@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft import nn, train
-from weft.errors import ModelError
+from weft import nn, optim, train
+from weft.core.errors import ModelError
+from weft.hardware.profile import Hardware
 from weft.models import Batch, Config, Transformer, preset, presets, shifted
 from weft.models.presets import batch_specs, kinds
 from weft.models.spelling import PRESET_DIMS
-from weft.plan.hardware import Hardware
 
 BASE = Config(vocab=131, d_model=32, d_ff=48, heads=6, d_kv=8, layers=3, longest=12, dropout=0.1)
 MODELS = {
@@ -80,7 +80,7 @@ def results(name, mesh, layout):
     """The loss, every gradient and the parameters after a step, by name."""
     config = MODELS[name]
     model = nn.init(Transformer(config), jax.random.key(0))
-    optimizer = train.Momentum(0.5)
+    optimizer = optim.Momentum(0.5)
 
     def step(model, batch, key):
         loss, grads = wf.value_and_grad(lambda model: model.loss(batch, key))(model)
@@ -462,7 +462,7 @@ def test_every_preset_makes_a_batch_and_a_model():
 )
 def test_predicted_steps_of_the_paper(name, mesh, measured, within):
     chosen = preset(name)
-    optimizer, model = train.Adafactor(0.01), nn.specs(chosen.model())
+    optimizer, model = optim.Adafactor(0.01), nn.specs(chosen.model())
     key = jax.eval_shape(lambda: jax.random.key(0))
     step = wf.spmd(
         train.train_step(optimizer),

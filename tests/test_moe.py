@@ -17,7 +17,7 @@ import pytest
 
 import weft as wf
 from weft import nn
-from weft.errors import DimError, ShapeError
+from weft.core.errors import DimError, ShapeError
 
 LAYOUTS = {
     "unsplit": ("data=4", ""),

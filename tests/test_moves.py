@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 
 import weft as wf
-from weft.errors import DimError, ShapeError, TensorTypeError
+from weft.core.errors import DimError, ShapeError, TensorTypeError
 
 # (mesh, layout, size of a, size of b): `a` is the dim that moves, `b` another one, `c` a new name
 LAYOUTS = [

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import weft as wf
-from weft.errors import DimError, LayoutError, ShapeError, TensorTypeError
+from weft.core.errors import DimError, LayoutError, ShapeError, TensorTypeError
 
 H, HW, HWD = {"h": "kh"}, {"h": "kh", "w": "kw"}, {"h": "kh", "w": "kw", "d": "kd"}
 

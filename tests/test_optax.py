@@ -11,8 +11,8 @@ from compare import real, same
 from test_optimizer import loss, raw_loss
 
 import weft as wf
-from weft import nn, train
-from weft.tensor import Tensor
+from weft import nn, optim, train
+from weft.core.tensor import Tensor
 
 
 def by_shape(matrix, other):
@@ -138,7 +138,7 @@ def ours(layout, sizes):
     return found
 
 
-@pytest.mark.filterwarnings("ignore::weft.errors.LayoutWarning")  # init has no batch
+@pytest.mark.filterwarnings("ignore::weft.core.errors.LayoutWarning")  # init has no batch
 @pytest.mark.parametrize("layout, sizes", [("zero-3", "even"), *((name, "uneven") for name in LAYOUTS)])
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_equals_optax(name, layout, sizes):
@@ -209,7 +209,7 @@ def test_in_a_train_step():
     options = {"clip": 0.5, "average": 0.9, "skip_nonfinite": True, "micro": 2, "weight": train.count_rows}
     tx = optax.adamw(0.01, weight_decay=0.1)
     found = {}
-    for name, optimizer in {"ours": train.AdamW(0.01, weight_decay=0.1), "optax": tx}.items():
+    for name, optimizer in {"ours": optim.AdamW(0.01, weight_decay=0.1), "optax": tx}.items():
         step = train.train_step(optimizer, **options)
         model = nn.module.map_parameters(lambda t: wf.place(t, MESH, LAYOUTS["zero-1"]), net())
         state, program = step.init(model), wf.spmd(step, MESH, LAYOUTS["zero-1"])

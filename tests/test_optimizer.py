@@ -10,7 +10,7 @@ import pytest
 from compare import real, same
 
 import weft as wf
-from weft.errors import DimError, ProgramError
+from weft.core.errors import DimError, ProgramError
 
 LAYOUTS = {
     "zero-3": wf.Layout("batch:x h:y", params="d:x", optimizer="d:x"),

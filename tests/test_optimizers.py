@@ -13,12 +13,12 @@ import pytest
 from compare import real, same
 
 import weft as wf
-from weft import nn, train
+from weft import nn, optim, train
 from weft.models import Config, Transformer
 
 # -- one device, against optax -----------------------------------------------------------------------
 
-WARMUP = train.LinearWarmup(3) * 0.1
+WARMUP = optim.LinearWarmup(3) * 0.1
 OPTAX_WARMUP = optax.linear_schedule(0.0, 0.1, 3)
 
 
@@ -29,46 +29,46 @@ def matrices(params):
 # Optax factors over the two largest dims, whatever they are called, and measures tensors whole. So here no
 # tensor has a stacking dim, and no three dims of a tensor are alike.
 PAIRS = {
-    "sgd": (train.Momentum(0.1), optax.sgd(0.1)),
-    "sgd, schedule": (train.Momentum(WARMUP), optax.sgd(OPTAX_WARMUP)),
-    "momentum": (train.Momentum(0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
+    "sgd": (optim.Momentum(0.1), optax.sgd(0.1)),
+    "sgd, schedule": (optim.Momentum(WARMUP), optax.sgd(OPTAX_WARMUP)),
+    "momentum": (optim.Momentum(0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
     "nesterov": (
-        train.Momentum(WARMUP, momentum=0.9, nesterov=True),
+        optim.Momentum(WARMUP, momentum=0.9, nesterov=True),
         optax.sgd(OPTAX_WARMUP, momentum=0.9, nesterov=True),
     ),
     "adamw": (
-        train.AdamW(0.1, beta1=0.8, beta2=0.95, epsilon=1e-6, weight_decay=0.3),
+        optim.AdamW(0.1, beta1=0.8, beta2=0.95, epsilon=1e-6, weight_decay=0.3),
         optax.adamw(0.1, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.3, mask=matrices),
     ),
     "adamw, all decay": (
-        train.AdamW(WARMUP, weight_decay=0.3, decayed="*"),
+        optim.AdamW(WARMUP, weight_decay=0.3, decayed="*"),
         optax.adamw(OPTAX_WARMUP, weight_decay=0.3),
     ),
     "lion": (
-        train.Lion(0.1, beta1=0.8, beta2=0.95, weight_decay=0.3, decayed="*"),
+        optim.Lion(0.1, beta1=0.8, beta2=0.95, weight_decay=0.3, decayed="*"),
         optax.lion(0.1, b1=0.8, b2=0.95, weight_decay=0.3),
     ),
     "adafactor": (
-        train.Adafactor(0.1, least=4),
+        optim.Adafactor(0.1, least=4),
         optax.adafactor(0.1, min_dim_size_to_factor=4),
     ),
     "adafactor, momentum": (
-        train.Adafactor(WARMUP, least=4, beta1=0.7, decay_power=0.7),
+        optim.Adafactor(WARMUP, least=4, beta1=0.7, decay_power=0.7),
         optax.adafactor(OPTAX_WARMUP, min_dim_size_to_factor=4, momentum=0.7, decay_rate=0.7),
     ),
-    "adafactor, not factored": (train.Adafactor(0.1), optax.adafactor(0.1)),
+    "adafactor, not factored": (optim.Adafactor(0.1), optax.adafactor(0.1)),
     "adafactor, plain steps": (
-        train.Adafactor(0.1, least=4, limit=None, scale_by_parameter=False),
+        optim.Adafactor(0.1, least=4, limit=None, scale_by_parameter=False),
         optax.adafactor(
             0.1, min_dim_size_to_factor=4, clipping_threshold=None, multiply_by_parameter_scale=False
         ),
     ),
     "adafactor, small limit": (
-        train.Adafactor(0.1, least=4, limit=0.5),
+        optim.Adafactor(0.1, least=4, limit=0.5),
         optax.adafactor(0.1, min_dim_size_to_factor=4, clipping_threshold=0.5),
     ),
     "clipped": (
-        train.Momentum(0.1),
+        optim.Momentum(0.1),
         optax.chain(optax.clip_by_global_norm(1.5), optax.sgd(0.1)),
     ),
 }
@@ -90,7 +90,7 @@ def arrays(tree):
 
 
 def clipped(name, grads):
-    return train.clip_by_global_norm(grads, 1.5) if name == "clipped" else grads
+    return optim.clip_by_global_norm(grads, 1.5) if name == "clipped" else grads
 
 
 @functools.cache
@@ -149,7 +149,7 @@ def test_state():
 
 def test_stacked_tensors_stand_for_several():
     """Adafactor on stacked layers is Adafactor on each: factors, limits and sizes are a layer's own."""
-    opt = train.Adafactor(0.1, least=4)
+    opt = optim.Adafactor(0.1, least=4)
     layers = [{"w": real(n, "d=6 h=5") * 3.0**n, "bias": real(9 + n, "h=5")} for n in range(3)]
     grads = [{"w": real(20 + n, "d=6 h=5") * 5.0**n, "bias": real(30 + n, "h=5")} for n in range(3)]
 
@@ -166,7 +166,7 @@ def test_stacked_tensors_stand_for_several():
 def test_narrow_parameters_have_wide_state():
     p = wf.parameter(real(0, "a=6 b=5").astype(jnp.bfloat16))
     g = real(1, "a=6 b=5").astype(jnp.bfloat16)
-    opt = train.AdamW(0.01, weight_decay=0.1)
+    opt = optim.AdamW(0.01, weight_decay=0.1)
     new, state = opt.update(g, opt.init(p), p)
     wide, wide_state = opt.update(g.astype(jnp.float32), opt.init(p), p.astype(jnp.float32))
     assert (new.dtype, new.role, state["mean"][""].dtype) == (jnp.bfloat16, "param", jnp.float32)
@@ -186,10 +186,10 @@ LAYOUTS = {
 }
 MESH = wf.Mesh("data=2 model=2")
 OPTIMIZERS = {
-    "momentum": train.Momentum(0.1, momentum=0.9, weight_decay=0.1),
-    "adamw": train.AdamW(0.05 * train.LinearWarmup(2), weight_decay=0.1),
-    "lion": train.Lion(0.01, weight_decay=0.1),
-    "adafactor": train.Adafactor(train.paper_schedule(4, 20, 10), least=4, beta1=0.5),
+    "momentum": optim.Momentum(0.1, momentum=0.9, weight_decay=0.1),
+    "adamw": optim.AdamW(0.05 * optim.LinearWarmup(2), weight_decay=0.1),
+    "lion": optim.Lion(0.01, weight_decay=0.1),
+    "adafactor": optim.Adafactor(optim.paper_schedule(4, 20, 10), least=4, beta1=0.5),
 }
 
 
@@ -213,7 +213,7 @@ def loss(params, x):
 def step(params, states, x):
     """One update of all optimizers, each of its own parameters, by the gradients of the first one's."""
     grads = wf.grad(loss)(params["adamw"], x)
-    clipped = dict.fromkeys(["adamw", "adafactor"], train.clip_by_global_norm(grads, 0.5))
+    clipped = dict.fromkeys(["adamw", "adafactor"], optim.clip_by_global_norm(grads, 0.5))
     grads = dict.fromkeys(OPTIMIZERS, grads) | clipped
     new = {name: opt.update(grads[name], states[name], params[name]) for name, opt in OPTIMIZERS.items()}
     return [{name: pair[n] for name, pair in new.items()} for n in (0, 1)]
@@ -233,7 +233,7 @@ def three_steps(sizes, mesh, layout):
 one_device = functools.cache(lambda sizes: three_steps(sizes, None, None))
 
 
-@pytest.mark.filterwarnings("ignore::weft.errors.LayoutWarning")  # init has no batch
+@pytest.mark.filterwarnings("ignore::weft.core.errors.LayoutWarning")  # init has no batch
 @pytest.mark.parametrize(
     "layout, sizes",
     [(layout, (7, 5)) for layout in LAYOUTS] + [("zero-1", (8, 6))],
@@ -355,10 +355,10 @@ def test_adafactor_keeps_little():
         program = wf.spmd(opt.update, "data=2 model=2", layout)
         return program.plan(grads, opt.init(params), params).memory
 
-    small, large = memory(train.Adafactor(0.01)), memory(train.AdamW(0.01))
+    small, large = memory(optim.Adafactor(0.01)), memory(optim.AdamW(0.01))
     assert 0 < small.optimizer < 0.02 * small.params
     assert large.optimizer == 2 * large.params + 4
-    split = memory(train.Adafactor(0.01), wf.Layout("d_ff:model heads:model", optimizer="d_model:data"))
+    split = memory(optim.Adafactor(0.01), wf.Layout("d_ff:model heads:model", optimizer="d_model:data"))
     assert split.optimizer < small.optimizer
 
 
@@ -377,7 +377,7 @@ def test_an_update_alone_is_the_update_phase():
 def test_global_norm_adds_up_once():
     """Scalars that wait for the same axes share a collective."""
     grads, _ = net(8, 6)
-    norm = wf.spmd(train.global_norm, MESH, wf.Layout("d_ff:model", params="d_model:data"))
+    norm = wf.spmd(optim.global_norm, MESH, wf.Layout("d_ff:model", params="d_model:data"))
     found = Counter((c.kind, c.axes, c.bytes) for c in norm.collectives(grads))
     assert found == {
         ("all-reduce", ("data", "model"), 4): 1,  # w, blocks
@@ -388,13 +388,13 @@ def test_global_norm_adds_up_once():
 
 def test_clipping_below_the_limit_changes_nothing():
     grads = gradients(0)
-    norm = train.global_norm(grads)
+    norm = optim.global_norm(grads)
     for t, g in zip(
-        *(jax.tree.leaves(arrays(x)) for x in (train.clip_by_global_norm(grads, 1e3), grads)), strict=True
+        *(jax.tree.leaves(arrays(x)) for x in (optim.clip_by_global_norm(grads, 1e3), grads)), strict=True
     ):
         np.testing.assert_array_equal(t, g)
-    known = train.clip_by_global_norm(grads, 1.0, norm)
-    np.testing.assert_allclose(float(train.global_norm(known)), 1.0, rtol=1e-6)
+    known = optim.clip_by_global_norm(grads, 1.0, norm)
+    np.testing.assert_allclose(float(optim.global_norm(known)), 1.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_nan_stays(layout):
 
     def update(grads, params):
         new = {name: opt.update(grads, opt.init(params), params) for name, opt in OPTIMIZERS.items()}
-        return new, train.clip_by_global_norm(grads, 1.0)
+        return new, optim.clip_by_global_norm(grads, 1.0)
 
     new, clipped = wf.spmd(update, MESH if layout else None, layout)(bad, params)
     for params, state in new.values():
@@ -440,7 +440,7 @@ def test_modules_and_what_decays():
         ("norm.scale", "*bias"): {"linear.bias", "norm.scale"},
         (): set(),
     }.items():
-        opt = train.AdamW(0.5, weight_decay=0.5, decayed=decayed)
+        opt = optim.AdamW(0.5, weight_decay=0.5, decayed=decayed)
         state = opt.init(module)
         assert set(state["mean"]) == set(nn.parameters(module))
         new, _ = opt.update(zeros, state, module)
@@ -457,17 +457,17 @@ def test_modules_and_what_decays():
 # -- schedules ---------------------------------------------------------------------------------------
 
 SCHEDULES = {
-    "constant": (train.Constant(0.3), lambda t: 0.3),
-    "warm-up": (train.LinearWarmup(10), lambda t: min(1, t / 10)),
-    "rsqrt": (train.RsqrtDecay(10), lambda t: max(t, 10) ** -0.5),
-    "linear decay": (train.LinearDecay(40, 15), lambda t: min(1, max(0, (40 - t) / 15))),
-    "cosine": (train.Cosine(30, floor=0.1), optax.cosine_decay_schedule(1.0, 30, 0.1)),
+    "constant": (optim.Constant(0.3), lambda t: 0.3),
+    "warm-up": (optim.LinearWarmup(10), lambda t: min(1, t / 10)),
+    "rsqrt": (optim.RsqrtDecay(10), lambda t: max(t, 10) ** -0.5),
+    "linear decay": (optim.LinearDecay(40, 15), lambda t: min(1, max(0, (40 - t) / 15))),
+    "cosine": (optim.Cosine(30, floor=0.1), optax.cosine_decay_schedule(1.0, 30, 0.1)),
     "warm-up, cosine": (
-        2.0 * train.LinearWarmup(10) * train.Cosine(30, after=10),
+        2.0 * optim.LinearWarmup(10) * optim.Cosine(30, after=10),
         optax.warmup_cosine_decay_schedule(0.0, 2.0, 10, 40),
     ),
     "the paper's": (
-        train.paper_schedule(10, 40, 15),
+        optim.paper_schedule(10, 40, 15),
         lambda t: min(1, t / 10) * max(t, 10) ** -0.5 * min(1, max(0, (40 - t) / 15)),
     ),
 }
@@ -488,7 +488,7 @@ def test_schedules(name):
 
 def test_the_rate_may_be_a_function():
     p, g = real(0, "a=3"), real(1, "a=3")
-    opt = train.Momentum(lambda step: 0.5 / (step + 1.0))
+    opt = optim.Momentum(lambda step: 0.5 / (step + 1.0))
     new, state = opt.update(g, opt.init(p), p)
     new, state = opt.update(g, state, new)
     same(new, p.array - g.array * 0.75, rtol=1e-6)
@@ -504,17 +504,17 @@ def test_optimizers_print_and_compare():
 
 P = {"w": wf.parameter(wf.ones("a=2 b=3")), "bias": wf.parameter(wf.ones("b=3"))}
 SWAPPED = {"w": P["bias"], "bias": P["w"]}
-SGD, ADAM = train.Momentum(0.1, momentum=0.9), train.AdamW(0.1)
+SGD, ADAM = optim.Momentum(0.1, momentum=0.9), optim.AdamW(0.1)
 
 MISTAKES = {
-    "negative_learning_rate": lambda: train.AdamW(-0.1),  # wrong
-    "settings_out_of_range": lambda: train.AdamW(0.1, beta1=1.0, beta2=-0.5),  # wrong
-    "learning_rate_that_is_a_word": lambda: train.Lion("fast"),  # wrong
-    "learning_rate_that_is_not_a_number": lambda: train.Adafactor(math.nan),  # wrong
-    "warm_up_of_no_steps": lambda: train.LinearWarmup(0),  # wrong
-    "schedule_times_a_word": lambda: train.LinearWarmup(5) * "2",  # wrong
-    "norm_limited_to_nothing": lambda: train.clip_by_global_norm(P, 0.0),  # wrong
-    "decay_of_no_parameter": lambda: train.AdamW(0.1, decayed=["*.weight", "bais"]).init(P),  # wrong
+    "negative_learning_rate": lambda: optim.AdamW(-0.1),  # wrong
+    "settings_out_of_range": lambda: optim.AdamW(0.1, beta1=1.0, beta2=-0.5),  # wrong
+    "learning_rate_that_is_a_word": lambda: optim.Lion("fast"),  # wrong
+    "learning_rate_that_is_not_a_number": lambda: optim.Adafactor(math.nan),  # wrong
+    "warm_up_of_no_steps": lambda: optim.LinearWarmup(0),  # wrong
+    "schedule_times_a_word": lambda: optim.LinearWarmup(5) * "2",  # wrong
+    "norm_limited_to_nothing": lambda: optim.clip_by_global_norm(P, 0.0),  # wrong
+    "decay_of_no_parameter": lambda: optim.AdamW(0.1, decayed=["*.weight", "bais"]).init(P),  # wrong
     "gradients_of_other_parameters": lambda: SGD.update({"v": P["w"]}, SGD.init(P), P),  # wrong
     "gradients_with_other_dims": lambda: SGD.update(SWAPPED, SGD.init(P), P),  # wrong
     "state_of_another_optimizer": lambda: ADAM.update(P, SGD.init(P), P),  # wrong

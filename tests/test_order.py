@@ -7,7 +7,7 @@ from compare import check_one, collectives
 from jax import lax
 
 import weft as wf
-from weft.errors import DimError, LayoutError, ShapeError
+from weft.core.errors import DimError, LayoutError, ShapeError
 
 NAN, INF = np.nan, np.inf
 

@@ -14,7 +14,7 @@ from hlo import collective_bytes, instructions
 from jax import lax
 
 import weft as wf
-from weft.plan.stages import chart
+from weft.plan.pipelines import chart
 
 SCHEDULES = ("gpipe", "1f1b")
 PLACE = ("pipe=2 data=2", "layers:pipe batch:data")

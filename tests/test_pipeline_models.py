@@ -8,7 +8,7 @@ import pytest
 from compare import same
 
 import weft as wf
-from weft import nn, train
+from weft import nn, optim, train
 from weft.models import Batch, Config, Transformer
 
 SIZES = dict(vocab=64, d_model=16, d_ff=32, heads=2, d_kv=8, longest=16, dropout=0.1)
@@ -132,7 +132,7 @@ def trained_on_one_device(name):
 
 def steps(module, name, mesh, layout):
     """The losses of 20 steps, and the parameters at last."""
-    step = train.train_step(train.Momentum(0.05, momentum=0.9))
+    step = train.train_step(optim.Momentum(0.05, momentum=0.9))
     program = wf.spmd(step, mesh, layout)
     state = step.init(module)
     losses = []

@@ -8,12 +8,12 @@ import jax
 import pytest
 
 import weft as wf
-from weft.errors import HardwareError, WeftError
-from weft.plan import hardware
+from weft.core.errors import HardwareError, WeftError
+from weft.hardware import profile
+from weft.hardware.profile import Hardware, Level, find, known, load, parse, to_toml
+from weft.plan.events import wire_bytes
 from weft.plan.facts import Collective
-from weft.plan.hardware import Hardware, Level, find, known, load, parse, to_toml
 from weft.plan.time import collective_seconds, crossings, time_of
-from weft.plan.walk import wire_bytes
 
 SWITCH = Hardware(
     name="box",
@@ -284,7 +284,7 @@ def test_nothing_hides_on_shared_cores():
 
 
 def test_every_profile_is_sound():
-    names = {path.stem for path in (Path(hardware.__file__).parent / "profiles").glob("*.toml")}
+    names = {path.stem for path in (Path(profile.__file__).parent / "profiles").glob("*.toml")}
     assert {"tpu-v2", "h100", "cpu"} <= names <= set(known())
     for name in names:
         machine = Hardware.of(name)

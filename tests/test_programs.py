@@ -13,7 +13,7 @@ from compare import real, same, truth, whole
 from theorem.families import OPS
 
 import weft as wf
-from weft.errors import LayoutError, MeshError, ProgramError, TensorTypeError, WeftError
+from weft.core.errors import LayoutError, MeshError, ProgramError, TensorTypeError, WeftError
 
 KEY = jax.random.key(7)
 A, B = wf.dims("a=6 b=3")

@@ -15,7 +15,7 @@ import pytest
 from scipy import special, stats
 
 import weft as wf
-from weft.errors import ShapeError, TensorTypeError
+from weft.core.errors import ShapeError, TensorTypeError
 
 KEY = jax.random.key(2024)
 UNLIKELY = 0.001

@@ -10,7 +10,7 @@ from compare import check, real, same, truth, whole
 from jax.scipy.special import logsumexp
 
 import weft as wf
-from weft.errors import TensorTypeError
+from weft.core.errors import TensorTypeError
 
 # a=4 is even over 2, b=3 and c=5 are not; over 8, c leaves three devices with nothing but padding.
 PLACES = [("x=2 y=2 z=2", "a:x b:y c:z"), ("x=4 y=2", "c:y+x")]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import weft as wf
-from weft import data, decode, models, nn, random, search, serve, train
+from weft import checkpoint, data, distributed, generate, models, nn, optim, random, search, serve, train
 from weft.models import huggingface
 from weft.ops import elementwise
 
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
 TABLES = {*elementwise.UNARY, *elementwise.BINARY, *elementwise.ALIASES}
-MODULES = (wf, nn, train, decode, data, models, huggingface, serve, random)
+MODULES = (wf, nn, optim, checkpoint, distributed, train, generate, data, models, huggingface, serve, random)
 
 
 def public(module):

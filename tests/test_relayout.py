@@ -18,7 +18,7 @@ import pytest
 from hlo import collective_bytes
 
 import weft as wf
-from weft.errors import LayoutError
+from weft.core.errors import LayoutError
 
 PHASES = ("forward", "backward")
 MESHES = ["x=2", "x=2 y=2", "x=2 y=4", "x=2 y=2 z=2"]

@@ -8,10 +8,10 @@ from every_layout import best_of_all, drawn
 from searched import LONG, PROGRAMS, QUICK, chain
 
 import weft as wf
-from weft.errors import WeftError
-from weft.plan.hardware import Hardware
-from weft.search import best, search
-from weft.search.facts import dims_named, facts_of
+from weft.autolayout import ranking, search
+from weft.autolayout.cost_atoms import dims_named, facts_of
+from weft.core.errors import WeftError
+from weft.hardware.profile import Hardware
 
 MACHINES = ("tpu-v2", "a100", "h100", "cpu")
 
@@ -22,7 +22,7 @@ def every(name):
     make, devices, axes = PROGRAMS[name]
     fn, args = make()
     dims = [*facts_of(fn, tuple(args)).dims]
-    space = best.Space("", fn, tuple(args), devices, axes, Hardware.of("cpu"), dims=dims)
+    space = ranking.Space("", fn, tuple(args), devices, axes, Hardware.of("cpu"), dims=dims)
     found = {}
     for sizes in space.meshes:
         for levels in space.levels(sizes, stored=True):
@@ -35,7 +35,7 @@ def every(name):
 def holds(name, machine, monkeypatch):
     space, plans = every(name)
     hardware, (make, devices, axes) = Hardware.of(machine), PROGRAMS[name]
-    bound = best.Bound(space.bound.facts, hardware, devices, space.groups)
+    bound = ranking.Bound(space.bound.facts, hardware, devices, space.groups)
     seconds = {}
     for candidate, plan in plans.items():
         if isinstance(plan, WeftError):
@@ -52,7 +52,7 @@ def holds(name, machine, monkeypatch):
         made.append(candidate)
         return plans[candidate]
 
-    monkeypatch.setattr(best.Space, "planned", planned)
+    monkeypatch.setattr(ranking.Space, "planned", planned)
     found = search(*make(), devices=devices, hardware=machine, axes=axes)
     # Equal, but for the order in which a twin's seconds were added up.
     assert found.best.seconds == pytest.approx(min(seconds.values()), rel=1e-12)
@@ -83,7 +83,7 @@ def test_memory(name, monkeypatch):
     make, devices, axes = PROGRAMS[name]
     good = {c: plan for c, plan in plans.items() if not isinstance(plan, WeftError)}
     peaks = sorted({plan.memory.peak for plan in good.values()})
-    monkeypatch.setattr(best.Space, "planned", lambda _, candidate: plans[candidate])
+    monkeypatch.setattr(ranking.Space, "planned", lambda _, candidate: plans[candidate])
     asked = functools.partial(search, *make(), devices=devices, axes=axes, hardware="a100")
     assert asked(objective="memory").best.bytes == peaks[0]
     for cap in (peaks[0], peaks[len(peaks) // 2]):
@@ -150,7 +150,7 @@ def test_every_order_is_counted():
     """The number of candidates is that of the orders of axes that are tried."""
     x = wf.spec("a=64 b=64")
     fn = functools.partial(wf.merge, dims=["a", "b"], into="c")
-    space = best.Space("", fn, (x,), 8, 3, Hardware.of("h100"), wf.Mesh("x=2 y=2 z=2"))
+    space = ranking.Space("", fn, (x,), 8, 3, Hardware.of("h100"), wf.Mesh("x=2 y=2 z=2"))
     (sizes,) = space.meshes
     counts = space.orders(sizes)
     assert counts.max() == 36
@@ -161,7 +161,7 @@ def test_every_order_is_counted():
 def test_the_best_ten(monkeypatch):
     """As many as are asked for are in order, and none that is better and not the same as one is missing."""
     space, plans = every("two layers")
-    monkeypatch.setattr(best.Space, "planned", lambda _, candidate: plans[candidate])
+    monkeypatch.setattr(ranking.Space, "planned", lambda _, candidate: plans[candidate])
     make, devices, axes = PROGRAMS["two layers"]
     found = search(*make(), devices=devices, axes=axes, hardware="h100", top=10)
 

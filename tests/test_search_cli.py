@@ -9,15 +9,15 @@ from searched import two_layers_trained
 
 import weft as wf
 from weft import nn
+from weft.autolayout import search
 from weft.cli.main import main
-from weft.cli.presets import plannable
-from weft.errors import LayoutError
-from weft.placing import without_values
-from weft.search import search
+from weft.cli.preset_targets import plannable
+from weft.core.errors import LayoutError
+from weft.core.placement import without_values
 from weft.train import config_flags
-from weft.train.auto import worth_splitting
+from weft.train.auto_layout import worth_splitting
 from weft.train.config import recipe
-from weft.train.run import prepare
+from weft.train.setup import prepare
 
 PROGRAM = """
 import weft as wf

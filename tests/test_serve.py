@@ -12,15 +12,15 @@ import weft as wf
 from weft import serve
 from weft.data import Bytes, SentencePiece
 from weft.data.tokenizers import text_after
-from weft.decode import Ask, Beams
-from weft.decode.attention_view import Viewer
-from weft.decode.rows import Item
+from weft.generate import Ask, Beams
+from weft.generate.attention_map import Viewer
+from weft.generate.requests import Item
 from weft.models import Batch
-from weft.serve.asked import COMPLETIONS, Refused, read
+from weft.serve.detokenizer import Reading
 from weft.serve.engine import Job
 from weft.serve.http import Told
-from weft.serve.reading import Reading
-from weft.serve.shapes import Few, empty
+from weft.serve.programs import Few, empty
+from weft.serve.schema import COMPLETIONS, Refused, read
 
 pytest_plugins = ["served_fixtures"]
 

@@ -17,9 +17,9 @@ import pytest
 from served import ASKS, BAD, PATIENCE, TEXTS, Slow, alone, events, listening, posted, until
 from untrained import untrained
 
-from weft import serve, train
+from weft import checkpoint, serve
 from weft.cli.main import main
-from weft.decode import Ask, Beams
+from weft.generate import Ask, Beams
 from weft.train import config_file, config_flags
 from weft.train.config import recipe
 
@@ -337,7 +337,7 @@ def folder(tmp_path_factory):
     )
     config = config_flags.changed(recipe("lm"), line.split()).replace(folder=folder)
     (folder / "config.toml").write_text(config_file.write(config))
-    with train.Checkpoints(folder / "checkpoints") as checkpoints:
+    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
         checkpoints.save(1, untrained(config.model), {})
     return folder
 

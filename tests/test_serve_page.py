@@ -10,7 +10,7 @@ from untrained import untrained
 
 from weft import serve
 from weft.data import Bytes
-from weft.decode import Ask, Beams, Speaker
+from weft.generate import Ask, Beams, Speaker
 
 pytest_plugins = ["browser"]
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">"

@@ -6,7 +6,7 @@ import pytest
 from compare import check, real, truth, whole
 
 import weft as wf
-from weft.errors import DimError, LayoutError, ShapeError
+from weft.core.errors import DimError, LayoutError, ShapeError
 
 # a=4 is even over 2, b=3 and c=5 are not.
 PLACES = [
@@ -16,7 +16,7 @@ PLACES = [
     ("x=2 y=4", "a:x rows:y"),
     ("x=8", "abc:x"),
 ]
-pytestmark = pytest.mark.filterwarnings("ignore::weft.errors.LayoutWarning")  # not all rows use all
+pytestmark = pytest.mark.filterwarnings("ignore::weft.core.errors.LayoutWarning")  # not all rows use all
 ROWS = {
     "rename": ("x", lambda x: x.rename(a="rows"), lambda x: x),
     "rename two": ("x", lambda x: wf.rename(x, {"a": "c", "c": wf.Dim("a", 5)}), lambda x: x),

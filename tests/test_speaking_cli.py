@@ -24,18 +24,19 @@ from trained import limited, lines, strictly, wait_for
 from untrained import untrained
 
 import weft as wf
-from weft import decode, nn, train
-from weft.cli import results
-from weft.cli.lines import read
-from weft.cli.loading import UserError
+from weft import checkpoint, generate, nn
+from weft.checkpoint import inspect
+from weft.cli import resumable_output
+from weft.cli.generation import escaped
+from weft.cli.input_lines import read
 from weft.cli.main import main
-from weft.cli.speaking import escaped
+from weft.cli.targets import UserError
+from weft.core.errors import DataError
 from weft.data import Bytes, SentencePiece
-from weft.errors import DataError
 from weft.models import Transformer
-from weft.train import checkpoint_look, config_file, config_flags, inputs, stored
+from weft.train import config_file, config_flags, data_setup, load
 from weft.train.config import recipe
-from weft.train.learner import learner
+from weft.train.trainer import learner
 
 TINY = "--model.d-model 16 --model.d-ff 32 --model.heads 2 --model.d-kv 8 --model.layers 1"
 MESH = ["--mesh", "data=2 model=2", "--layout", "batch:data heads:model"]
@@ -54,7 +55,7 @@ def drawn(folder, config, steps=1):
     folder.mkdir()
     config = config.replace(folder=folder)
     (folder / "config.toml").write_text(config_file.write(config))
-    with train.Checkpoints(folder / "checkpoints") as checkpoints:
+    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
         for step in range(1, steps + 1):
             checkpoints.save(step, untrained(config.model, step), {})
 
@@ -69,7 +70,7 @@ def home(tmp_path_factory):
         SentencePiece.train(texts, "own.model", 40, byte_fallback=False, kind="bpe")
         flags = f"{TINY} --model.vocab 40 --data.tokenizer own.model"
         drawn(Path("fr"), given("translate", flags), 3)
-        inputs.keep(SentencePiece("own.model"), Path("fr"))
+        data_setup.keep(SentencePiece("own.model"), Path("fr"))
         Path("own.model").unlink()
         drawn(Path("lm"), given("lm", f"{TINY} --model.vocab 259"))
         drawn(Path("bytes"), given("translate", f"{TINY} --model.vocab 259"))
@@ -102,8 +103,8 @@ def weft(here, capsys):
 
 
 def speaker(folder, **more):
-    found = stored.loaded(folder, **more)
-    return decode.Speaker(found.model, found.tokenizer, found.mesh, found.layout, rows=4)
+    found = load.loaded(folder, **more)
+    return generate.Speaker(found.model, found.tokenizer, found.mesh, found.layout, rows=4)
 
 
 # -- translate and generate --------------------------------------------------------------------------
@@ -111,7 +112,7 @@ def speaker(folder, **more):
 
 def test_a_file_is_translated_line_by_line(weft):
     code, out, err = weft("translate", "fr", "in.txt", *SHORT)
-    asked = decode.Ask(limit=6, beams=decode.Beams(4))
+    asked = generate.Ask(limit=6, beams=generate.Beams(4))
     said = list(speaker("fr").say(TEXTS, asked))
     assert (code, out) == (0, [one.text for one in said])
     assert out[1] == "" and len(set(out)) > 2
@@ -130,7 +131,7 @@ def test_a_file_is_translated_line_by_line(weft):
 
 def test_prompts_are_gone_on_with(weft, monkeypatch):
     draw = ["--temperature", "1.5", "--seed", "3", *SHORT]
-    said = list(speaker("lm").say(["ab", ""], decode.Ask(limit=6, temperature=1.5, seed=3)))
+    said = list(speaker("lm").say(["ab", ""], generate.Ask(limit=6, temperature=1.5, seed=3)))
     stdin = io.TextIOWrapper(io.BytesIO(b"ab\n\n"))
     monkeypatch.setattr("sys.stdin", stdin)
     code, out, _ = weft("generate", "lm", *draw)
@@ -224,7 +225,7 @@ def test_files_of_results(tmp_path):
     out, part = tmp_path / "out", tmp_path / "out.part"
 
     def write(made_of, *texts, fails=False):
-        with results.results(out, made_of) as (done, append):
+        with resumable_output.results(out, made_of) as (done, append):
             for text in texts:
                 append(text)
             if fails:
@@ -238,12 +239,12 @@ def test_files_of_results(tmp_path):
         write({"a": 1}, "é", "b", fails=True)
     with pytest.raises(UserError, match="a: 1 before, 2 now"):
         write({"a": 2}, "c")
-    with results.results(out, {"a": 1}), pytest.raises(UserError, match="another process"):
+    with resumable_output.results(out, {"a": 1}), pytest.raises(UserError, match="another process"):
         write({"a": 1})
     assert out.read_text() == "é\nb\n"
     link = tmp_path / "link"
     link.symlink_to(out)
-    with results.results(link, {}) as (_, append):
+    with resumable_output.results(link, {}) as (_, append):
         append("c")
     assert link.is_symlink() and out.read_text() == "c\n"
     out.write_text("old\n")
@@ -258,7 +259,7 @@ def test_a_file_that_was_finished_meanwhile_is_left_alone(tmp_path, monkeypatch)
     out, part = tmp_path / "out", tmp_path / "out.part"
     part.write_text("a\n")
     monkeypatch.setattr("fcntl.flock", lambda *_: part.exists() and part.replace(out))
-    with pytest.raises(UserError, match="another process"), results.results(out, {}):
+    with pytest.raises(UserError, match="another process"), resumable_output.results(out, {}):
         pass
     assert out.read_text() == "a\n" and list(tmp_path.iterdir()) == [out]
 
@@ -266,11 +267,11 @@ def test_a_file_that_was_finished_meanwhile_is_left_alone(tmp_path, monkeypatch)
 def test_a_full_disk_takes_no_half_line(tmp_path):
     part = tmp_path / "out.part"
     with pytest.raises(OSError, match=r"out\.part"):
-        with results.results(tmp_path / "out", {}) as (_, append), limited(25):
+        with resumable_output.results(tmp_path / "out", {}) as (_, append), limited(25):
             for _ in range(10):
                 append("123456789")
     assert part.read_bytes() == b"123456789\n" * 2
-    with results.results(tmp_path / "out", {}) as (done, append):
+    with resumable_output.results(tmp_path / "out", {}) as (done, append):
         assert done == 2
         append("last")
     assert (tmp_path / "out").read_text().endswith("9\nlast\n")
@@ -294,9 +295,9 @@ def test_the_reader_has_enough(here, monkeypatch):
     ids=["one device", "mesh"],
 )
 def test_the_mean_of_checkpoints_is_that_of_numpy(here, mesh, layout):
-    found = stored.loaded("fr", average=2, mesh=mesh, layout=layout)
+    found = load.loaded("fr", average=2, mesh=mesh, layout=layout)
     assert found.steps == (3, 2) and len(set(found.sums)) == 2
-    kept = [checkpoint_look.stored("fr/checkpoints", step) for step in (2, 3)]
+    kept = [inspect.stored("fr/checkpoints", step) for step in (2, 3)]
     names = [name for name in kept[0].entries if name.startswith("model")]
     arrays = [dict(one.arrays(dict.fromkeys(names))) for one in kept]
     ours = nn.parameters({"model": found.model})
@@ -337,7 +338,7 @@ def test_texts_are_scored(weft, here):
 
 
 def test_scores_that_go_on_tell_which_tokens_are_counted(weft, here, monkeypatch):
-    usual = results.results
+    usual = resumable_output.results
 
     @contextlib.contextmanager
     def full(out, made_of):
@@ -353,7 +354,7 @@ def test_scores_that_go_on_tell_which_tokens_are_counted(weft, here, monkeypatch
 
     command = ["score", "lm", "in.txt", "-o", here / "scores"]
     with monkeypatch.context() as patch:
-        patch.setattr("weft.cli.results.results", full)
+        patch.setattr("weft.cli.resumable_output.results", full)
         assert weft(*command)[0] == 1
     code, _, err = weft(*command)
     assert code == 0 and f"{sum(len(text) + 1 for text in TEXTS[2:])} tokens behind line 2; perplexity" in err
@@ -371,7 +372,7 @@ def test_numbers_that_are_not_finite_are_texts_in_json(weft, tmp_path):
     config = given("lm", f"{TINY} --model.vocab 259").replace(folder=tmp_path)
     (tmp_path / "config.toml").write_text(config_file.write(config))
     model = jax.tree.map(lambda t: t * math.nan, untrained(config.model), is_leaf=wf.is_tensor)
-    with train.Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with checkpoint.Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, model, {})
     code, out, _ = weft("score", tmp_path, "in.txt", "--rows", "4", "--json")
     assert code == 0 and [strictly(line)["score"] for line in out] == ["nan"] * len(TEXTS)
@@ -414,21 +415,21 @@ def test_training_leaves_all_that_is_needed(here, tmp_path, weft):
 
 
 def test_a_run_keeps_all_that_it_needs(here):
-    found = stored.loaded("fr")
+    found = load.loaded("fr")
     assert found.tokenizer.path == "fr/tokenizer.model" and found.tokenizer.vocab == 40
     assert found.config.model.vocab == 40 and found.steps == (3,)
     (here / "fr/tokenizer.model").rename(here / "moved")
     with pytest.raises(Exception, match=r"there is no tokenizer\.model in fr"):
-        stored.loaded("fr")
+        load.loaded("fr")
     (here / "moved").rename(here / "fr/tokenizer.model")
 
 
 def test_a_mesh_that_is_too_large_becomes_one_device(here, weft, tmp_path):
-    config = stored.settings("lm")
-    assert stored.place(config)[0].size == 1
+    config = load.settings("lm")
+    assert load.place(config)[0].size == 1
     large = config_flags.changed(config, ["--layout.mesh", "data=16", "--layout.rules", "batch:data"])
-    assert stored.place(large)[0].size == 1
-    assert stored.place(large, "data=4")[0].size == 4
+    assert load.place(large)[0].size == 1
+    assert load.place(large, "data=4")[0].size == 4
     drawn(tmp_path / "large", large)
     code, _, err = weft("score", tmp_path / "large", "in.txt", "--rows", "4")
     assert code == 0 and 'too few devices for "data=16": one is used' in err
@@ -439,14 +440,14 @@ def test_models_that_are_kept_in_the_state_are_what_is_used(tmp_path, flag):
     """The running mean of the parameters, and that of DiLoCo's replicas as they last met."""
     config = given("lm", f"{TINY} --model.vocab 259 {flag}").replace(folder=tmp_path)
     (tmp_path / "config.toml").write_text(config_file.write(config))
-    how = learner(config, *stored.place(config))
+    how = learner(config, *load.place(config))
     declared = Transformer(config.model)
     model, state = how.init(nn.init(declared, jax.random.key(0)))
     if "average" in state:
         state["average"] = {name: tensor + 1 for name, tensor in state["average"].items()}
-    with train.Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with checkpoint.Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, model, state)
-    ours = nn.parameters(stored.loaded(tmp_path).model)
+    ours = nn.parameters(load.loaded(tmp_path).model)
     for name, spec in nn.parameters(nn.specs(declared)).items():
         assert ours[name].dims == spec.dims  # without replicas
         expected = nn.parameters(how.whole(model, state))[name].numpy()

@@ -20,12 +20,12 @@ import pytest
 from trained import stored
 
 from weft.cli.main import main
+from weft.core.errors import ProgramError
 from weft.data import SentencePiece
-from weft.errors import ProgramError
 from weft.models import preset
 from weft.train import config_file, config_flags
 from weft.train.config import Data, recipe, recipes, schedule
-from weft.train.inputs import TOKENIZER
+from weft.train.data_setup import TOKENIZER
 from weft.train.progress import Pace, Progress
 
 TINY = "--model.d-model 16 --model.d-ff 32 --model.heads 2 --model.d-kv 8 --model.layers 1"
@@ -315,7 +315,7 @@ def test_rates_are_the_schedules(folder, capsys, monkeypatch):
     """However many are worked out at a time."""
     flags = f"{LINES} --steps 7 --optimizer.warmup 3"
     weft(capsys, f"{flags} --folder whole")
-    monkeypatch.setattr("weft.train.run.RATES", 2)
+    monkeypatch.setattr("weft.train.setup.RATES", 2)
     weft(capsys, f"{flags} --folder parts")
     whole, parts = (
         [json.loads(line)["rate"] for line in Path(name, "metrics.jsonl").read_text().splitlines()]

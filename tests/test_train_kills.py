@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from trained import CLOSE, MESHES, assert_close, assert_same, curve, limited, lines, saved, wait_for
 
-from weft import data, train
+from weft import checkpoint, data
 from weft.train import journal
 
 LATEST = 400  # seconds after which a process is killed, with SIGKILL
@@ -229,7 +229,7 @@ def test_a_full_disk(long, tmp_path, arguments, environment):
         assert "the system says: No space left on device" in done.stderr
         there = saved(disk / "run")
         assert there == list(range(2, there[-1] + 1, 2)) and there[-1] < LONG
-        checkpoints = train.Checkpoints(disk / "run" / "checkpoints")
+        checkpoints = checkpoint.Checkpoints(disk / "run" / "checkpoints")
         assert checkpoints.steps() == there and checkpoints._whole(there[-1])
         subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True, timeout=60)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LATEST)

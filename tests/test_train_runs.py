@@ -14,13 +14,13 @@ import pytest
 from trained import CLOSE, MESHES, assert_close, assert_same, curve, limited, lines, saved, wait_for
 
 import weft as wf
-from weft import data, nn, train
+from weft import checkpoint, data, nn
+from weft.checkpoint.manifest import CheckpointWarning, present
 from weft.cli.main import main
 from weft.train import config_file, journal, loop
-from weft.train.checkpoint_files import CheckpointWarning, present
 from weft.train.config import recipe
-from weft.train.learner import Learner
 from weft.train.progress import Pace, Progress
+from weft.train.trainer import Learner
 
 STEPS = 10
 
@@ -288,7 +288,7 @@ def test_a_loss_that_is_not_finite(settings, copy, tmp_path, capsys):
     there = copy("one")
     run = loop.prepare(settings(there))
     like = nn.specs(run.model)
-    checkpoints = train.Checkpoints(run.checkpoints)
+    checkpoints = checkpoint.Checkpoints(run.checkpoints)
     step, model, state, extra = checkpoints.restore(*run.learner.init(like))
     broken = jax.tree.map(lambda t: t * float("nan"), model, is_leaf=wf.is_tensor)
     checkpoints.save(step, broken, state, extra, wait=True)
@@ -304,7 +304,7 @@ def test_an_error_is_not_hidden_by_that_of_a_save(tmp_path):
     small = {"w": wf.ones("a=4")}
     with pytest.warns(CheckpointWarning, match="step 2 could not be written"):
         with pytest.raises(KeyError, match="its own"):
-            with train.Checkpoints(tmp_path) as checkpoints:
+            with checkpoint.Checkpoints(tmp_path) as checkpoints:
                 checkpoints.save(1, small, {}, wait=True)
                 with limited(1000):
                     checkpoints.save(2, small, {})

@@ -14,9 +14,9 @@ import pytest
 from compare import real, same
 
 import weft as wf
-from weft import nn, train
+from weft import nn, optim, train
+from weft.core.tensor import Tensor
 from weft.models import Batch, Config, Transformer
-from weft.tensor import Tensor
 
 
 class Net(nn.Module):
@@ -84,7 +84,7 @@ LAYOUTS = {
     "zero-3": wf.Layout("batch:data d_ff:model", params="d_model:data"),
 }
 MESH = wf.Mesh("data=2 model=2")
-OPTIMIZER = train.AdamW(0.05 * train.LinearWarmup(2), weight_decay=0.1)
+OPTIMIZER = optim.AdamW(0.05 * optim.LinearWarmup(2), weight_decay=0.1)
 KEEP, LIMIT, STEPS = 0.8, 0.3, 3
 
 
@@ -135,7 +135,7 @@ def test_equals_plain_jax(layout, sizes, micro):
         assert metrics["tokens"].item() == batch(number).weights.numpy().sum()
         assert metrics["finite"].item() is True
     assert len(program.traces) == 1  # what comes back goes in again, and nothing is new
-    smooth = nn.parameters(train.averaged(model, state["average"]))
+    smooth = nn.parameters(optim.averaged(model, state["average"]))
     for name, p in nn.parameters(model).items():
         same(p, params[name], name, rtol=2e-5, atol=2e-6)
         same(state["average"][name], average[name], name, rtol=2e-5, atol=2e-6)
@@ -192,7 +192,7 @@ def collectives(layout, micro, config=TINY):
     """The collectives over data of a step, scalars left out."""
     model = nn.specs(Transformer(config))
     row = wf.spec("batch=16 length=4", jnp.int32)
-    step = train.train_step(train.AdamW(0.1), micro=micro)
+    step = train.train_step(optim.AdamW(0.1), micro=micro)
     program = wf.spmd(step, MESH, layout)
     plan = program.plan(model, step.init(model), Batch(row, row), None)
     return plan, [c for c in plan.collectives if "data" in c.axes and c.bytes > 4]
@@ -242,7 +242,7 @@ def test_micro_batches_hold_less():
 
 def test_each_part_has_its_own_dropout():
     model, rows, key = net(), batch(0, weighted=False), jax.random.key(5)
-    step = train.train_step(train.Momentum(0.1), micro=3)
+    step = train.train_step(optim.Momentum(0.1), micro=3)
     found = []
     for mesh, layout in ((None, None), (MESH, LAYOUTS["both"])):
         found.append(wf.spmd(step, mesh, layout)(model, {}, rows, key)[0]["loss"].item())
@@ -266,7 +266,7 @@ def test_sequences_to_sequences():
     given = dataclasses.replace(given, segments=wf.ones(short, jnp.int32))
     model, found = nn.init(Transformer(config), jax.random.key(0)), []
     for micro, mesh, layout in ((1, None, None), (2, "data=2", "batch:data")):
-        step = train.train_step(train.Momentum(1.0), micro=micro, clip=1e9)
+        step = train.train_step(optim.Momentum(1.0), micro=micro, clip=1e9)
         found.append(wf.spmd(step, mesh, layout)(model, {}, given, None))
     (whole, new, _), (parts, new_by_parts, _) = found
     for name in whole:
@@ -360,7 +360,7 @@ def test_any_batch_in_parts_is_the_full_batch(kind, mesh, layout):
     loss, grads = jax.value_and_grad(raw_regression)(w, *given)
     for micro in (1, 2, 4):
         step = train.train_step(
-            train.Momentum(1.0), micro=micro, norm=True, weight=lambda b: wf.sum(model.fields(b)[2])
+            optim.Momentum(1.0), micro=micro, norm=True, weight=lambda b: wf.sum(model.fields(b)[2])
         )
         metrics, new, _ = wf.spmd(step, mesh, layout)(model, {}, rows, None)
         np.testing.assert_allclose(metrics["loss"].item(), loss, rtol=1e-6)
@@ -384,13 +384,13 @@ def test_a_loss_has_the_precision_of_its_model():
         loss, grads = jax.value_and_grad(raw_regression)(w, *given)
         for weight in (None, lambda b: wf.sum(b["importance"])):
             own = Weighted(model.w, model.fields) if weight is None else model
-            step = train.train_step(train.Momentum(1.0), micro=3, weight=weight)
+            step = train.train_step(optim.Momentum(1.0), micro=3, weight=weight)
             metrics, new, _ = step(own, {}, rows, None)
             assert metrics["loss"].dtype == loss.dtype == np.float64
             np.testing.assert_allclose(metrics["loss"].item(), loss, rtol=1e-14)
             np.testing.assert_allclose(new.w.numpy(), w - grads, rtol=1e-12)
     half = nn.cast(model, "bfloat16")
-    step = train.train_step(train.Momentum(1.0), micro=3, weight=lambda b: wf.sum(b["importance"]))
+    step = train.train_step(optim.Momentum(1.0), micro=3, weight=lambda b: wf.sum(b["importance"]))
     narrow = {n: t.astype(jnp.bfloat16) if wf.is_tensor(t) else t for n, t in regression("dict")[1].items()}
     assert step(half, {}, narrow, None)[0]["loss"].dtype == half.loss(narrow).dtype == jnp.bfloat16
 
@@ -418,7 +418,7 @@ def test_rows_that_count_the_same(reduce, weight):
     model = Plain(wf.parameter(w), reduce)
     found = []
     for micro in (1, 3):
-        step = train.train_step(train.Momentum(1.0), micro=micro, weight=weight)
+        step = train.train_step(optim.Momentum(1.0), micro=micro, weight=weight)
         found.append(wf.spmd(step, "data=2", "batch:data")(model, {}, x, None))
     for metrics, new, _ in found:
         np.testing.assert_allclose(metrics["loss"].item(), reduce(wf.square(x * w)).item(), rtol=1e-6)
@@ -429,10 +429,10 @@ def test_batches_that_weigh_nothing():
     """A batch without any weight is 0 / 0 in parts too, or what the loss makes of it."""
     model, rows = regression("dict")
     empty = rows | {"importance": wf.zeros("batch=12")}
-    step = train.train_step(train.Momentum(1.0), micro=2, weight=lambda b: wf.sum(b["importance"]))
+    step = train.train_step(optim.Momentum(1.0), micro=2, weight=lambda b: wf.sum(b["importance"]))
     assert np.isnan(step(model, {}, empty, None)[0]["loss"].item())
     nothing = dataclasses.replace(batch(0), weights=wf.zeros("batch=12 length=3"))
-    metrics, new, _ = train.train_step(train.Momentum(1.0), micro=2)(net(), {}, nothing, None)
+    metrics, new, _ = train.train_step(optim.Momentum(1.0), micro=2)(net(), {}, nothing, None)
     assert metrics["loss"].item() == 0.0
     same(new.wide, net().wide.array)
 
@@ -445,7 +445,7 @@ def test_an_eager_step_in_parts_is_traced_once():
         calls.append(1)
         return wf.sum(batch["importance"])
 
-    step = train.train_step(train.Momentum(0.1), micro=2, weight=weight)
+    step = train.train_step(optim.Momentum(0.1), micro=2, weight=weight)
     _, model, state = step(model, {}, rows, None)
     traced = len(calls)
     step(model, state, rows, None)
@@ -457,7 +457,7 @@ def test_inside_replicas():
     model, rows = regression("dict")
     found = []
     for micro in (1, 3):
-        step = train.train_step(train.Momentum(1.0), micro=micro, weight=lambda b: wf.sum(b["importance"]))
+        step = train.train_step(optim.Momentum(1.0), micro=micro, weight=lambda b: wf.sum(b["importance"]))
         diloco = train.DiLoCo(step, replicas=2, every=1)
         program = wf.spmd(diloco.step, "pod=2 data=2", "replicas:pod batch:data")
         found.append(program(*diloco.init(model), rows, None))
@@ -473,7 +473,7 @@ def test_weights_count_by_their_ratios(experts):
     model, rows = nn.init(Transformer(config), jax.random.key(0)), batch(0)
     light = dataclasses.replace(rows, weights=rows.weights * 0.01)
     for micro in (1, 3):
-        step = wf.spmd(train.train_step(train.Momentum(1.0), micro=micro, norm=True), "data=2", "batch:data")
+        step = wf.spmd(train.train_step(optim.Momentum(1.0), micro=micro, norm=True), "data=2", "batch:data")
         (one, *_), (other, *_) = (step(model, {}, b, None) for b in (rows, light))
         for name in ("loss", "grad_norm"):
             np.testing.assert_allclose(one[name].item(), other[name].item(), rtol=1e-5)
@@ -515,7 +515,7 @@ def test_a_gradient_that_is_not_finite_is_noticed():
 
     model, step = (
         Root(wf.parameter(wf.zeros("a=2"))),
-        train.train_step(train.Momentum(0.1), skip_nonfinite=True),
+        train.train_step(optim.Momentum(0.1), skip_nonfinite=True),
     )
     metrics, new, _ = step(model, {}, wf.ones("a=2"), None)
     assert metrics["loss"].item() == 0.0 and not metrics["finite"].item() and "tokens" not in metrics
@@ -528,7 +528,7 @@ def test_a_gradient_that_is_not_finite_is_noticed():
 def test_narrow_computations_have_wide_parameters_state_and_sums():
     config = TINY.replace(compute="bfloat16", layers=1)
     mesh, layout = "data=2", wf.Layout("batch:data", optimizer="d_model:data")
-    step = train.train_step(train.AdamW(0.02), micro=2, average=0.9)
+    step = train.train_step(optim.AdamW(0.02), micro=2, average=0.9)
     model = nn.init(Transformer(config), jax.random.key(0), mesh, layout)
     program, state, losses = wf.spmd(step, mesh, layout, donate=(0, 1)), step.init(model), []
     tokens = np.random.default_rng(0).integers(0, 8, (8, 4)).astype(np.int32)
@@ -547,7 +547,7 @@ def test_narrow_computations_have_wide_parameters_state_and_sums():
 
 # -- mistakes ----------------------------------------------------------------------------------------
 
-ADAM = train.AdamW(0.1)
+ADAM = optim.AdamW(0.1)
 
 
 def parts(weight, **more):
@@ -578,8 +578,8 @@ MISTAKES = {
     ),
     "step_without_optimizer": lambda: train.train_step(0.1),  # wrong
     "step_with_a_seed": lambda: train.train_step(ADAM)(net(), ADAM.init(net()), batch(0), 3),  # wrong
-    "mean_of_no_models": lambda: train.mean(iter([])),  # wrong
-    "average_of_other_parameters": lambda: train.update_average({}, net(), 0.9),  # wrong
+    "mean_of_no_models": lambda: optim.mean(iter([])),  # wrong
+    "average_of_other_parameters": lambda: optim.update_average({}, net(), 0.9),  # wrong
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 from test_programs import CALLS, DRAWS
 
 import weft as wf
-from weft.errors import WeftError
+from weft.core.errors import WeftError
 
 SIZES = {"a": 6, "b": 3, "w": 3, "f": 2, "r": 3}
 LAYOUTS = {

@@ -9,11 +9,11 @@ import jax
 import pytest
 
 import weft as wf
-from weft import nn, train
+from weft import nn, optim, train
 from weft.models import preset
 
 CHOSEN = preset("tiny-lm")
-STEP = train.train_step(train.AdamW(1e-3))
+STEP = train.train_step(optim.AdamW(1e-3))
 MODEL_RULES = "d_ff:model heads:model vocab:model"
 STORED = "d_model"  # every parameter of a Transformer with bias=False has this dim
 MESHES = {"data=8": ("batch:data", 8, 1), "data=4 model=2": (f"batch:data {MODEL_RULES}", 4, 2)}
@@ -102,7 +102,7 @@ def test_bytes_stay_so(stage):
 
 def test_average_is_split_like_the_moments():
     """An average of the parameters adds 4Ψ/N."""
-    step, model = train.train_step(train.AdamW(1e-3), average=0.999), nn.specs(CHOSEN.model())
+    step, model = train.train_step(optim.AdamW(1e-3), average=0.999), nn.specs(CHOSEN.model())
     program = wf.spmd(step, "data=8", STAGES[1]("batch:data"), donate=(0, 1))
     memory = program.plan(model, step.init(model), CHOSEN.batch_specs(16, 8), None).memory
     assert memory.optimizer == 12 * nn.count(model) // 8 + 4

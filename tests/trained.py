@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from weft import nn, train
+from weft import checkpoint, nn
+from weft.checkpoint.manifest import present
 from weft.train import config_file, journal, loop
-from weft.train.checkpoint_files import present
 
 MODEL = "batch:data d_ff:model heads:model vocab:model"
 MESHES = {
@@ -37,7 +37,7 @@ def stored(folder):
     """All arrays of the newest checkpoint by name: parameters, the optimizer's state, the running mean."""
     run = loop.prepare(config_file.read(folder / "config.toml").replace(folder=folder))
     like = nn.specs(run.model)
-    _, model, state, _ = train.Checkpoints(run.checkpoints).restore(*run.learner.init(like))
+    _, model, state, _ = checkpoint.Checkpoints(run.checkpoints).restore(*run.learner.init(like))
     return {name: t.numpy() for name, t in nn.parameters({"model": model, "state": state}).items()}
 
 

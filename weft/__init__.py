@@ -1,76 +1,84 @@
 """Weft: distributed tensor programs over named dimensions.
 
-The names are those of `language.py`. They are loaded when one of them is first asked for, and JAX with them:
-what needs none, like the command line's help, does not wait for it.
+`NAMES` lists the public names by module. A module is imported when one of its names is first used, and JAX
+with it, so `weft --help` waits for neither. `__init__.pyi` has the same names for type checkers and editors.
 """
 
-from __future__ import annotations as _annotations
+# Nothing is imported here, not even typing: this file runs before the command line can handle Ctrl-C.
 
-import importlib as _importlib
-import os.path as _path
-import sys as _sys
-import types as _types
-
-# typing and pathlib are not imported: this file runs before the command line can handle Ctrl-C.
-TYPE_CHECKING = False  # a type checker takes it for True
-if TYPE_CHECKING:
-    import typing as _typing
-
-    from .language import *  # noqa: F403
-
-    def __getattr__(name: str) -> _typing.Any: ...
-
-
-_HERE = _path.dirname(__file__)
-_PUBLIC_MODULES = {"data", "decode", "models", "nn", "random", "serve", "train"}
-_FUNCTIONS = {"dims", "optimizer", "search", "spmd", "tensor"}  # named like the files that they are in
-_ELSEWHERE = {  # what other libraries call it, and what it is here
+NAMES = {
+    "core.dims": "Dim dims",
+    "core.mesh": "Mesh",
+    "core.layout": "Layout",
+    "core.tensor": "Tensor is_tensor",
+    "core.placement": "tensor spec parameter place",
+    "core.program": "spmd Program",
+    "core.devices": "cpu_devices",
+    "core.errors": """
+        WeftError DimError LayoutError LayoutWarning MeshError ProgramError ShapeError TensorTypeError""",
+    "ops.elementwise": """
+        abs add arccos arccosh arcsin arcsinh arctan arctan2 arctanh astype bitwise_and bitwise_not
+        bitwise_or bitwise_xor cbrt ceil clip cos cosh divide elu equal erf erfc erfinv exp exp2 expm1 floor
+        floor_divide gelu greater greater_equal hypot isfinite isinf isnan leaky_relu left_shift less
+        less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp logical_and logical_not logical_or
+        logical_xor maximum minimum mod multiply negative not_equal pow power reciprocal relu relu6
+        remainder right_shift round rsqrt selu sigmoid sign silu sin sinh softplus softsign sqrt square
+        stop_gradient subtract swish tan tanh where""",
+    "ops.einsum": "einsum",
+    "ops.reduce": "all any log_softmax logsumexp max mean min prod softmax std sum var",
+    "ops.shape": "broadcast_to merge rename reshape split stack transpose unstack",
+    "ops.indexing": "index slice update",
+    "ops.shifting": "concat flip pad roll shift",
+    "ops.lookup": "one_hot scatter_add take",
+    "ops.sorting": "argmax argmin argsort cumprod cumsum sort top_k",
+    "ops.creation": "arange from_callback full full_like ones ones_like zeros zeros_like",
+    "ops.conv": "conv",
+    "ops.pool": "avg_pool max_pool windows",
+    "ops.scan": "scan",
+    "ops.control": "cond fori_loop while_loop",
+    "ops.vmap": "vmap",
+    "ops.local": "callback debug local",
+    "random.draws": "dropout",
+    "autodiff.grad": "grad value_and_grad jvp vjp custom_vjp remat",
+    "pipelines.pipeline": "pipeline",
+    "plan.plan": "Plan",
+    "verification": "verify",
+    "autolayout.ranking": "search",
+    "ops.optax": "optimizer",
+}
+MODULES = "random distributed nn models optim checkpoint data train generate serve"
+ELSEWHERE = {  # names that other libraries use, with Weft's
     **dict.fromkeys(["dot", "matmul", "tensordot", "inner", "outer"], "einsum"),
     **dict.fromkeys(["permute", "swapaxes", "moveaxis"], "transpose"),
     **dict.fromkeys(["concatenate", "cat"], "concat"),
     **dict.fromkeys(["gather", "embedding"], "take"),
     **dict.fromkeys(["expand_dims", "unsqueeze"], "broadcast_to"),
     "jit": "spmd",
-    "checkpoint": "remat",
     "array": "tensor",
 }
 
-
-class _Weft(_types.ModuleType):
-    """The package: its files, and the names of the language."""
-
-    def __getattr__(self, name: str) -> _typing.Any:
-        file = _path.join(_HERE, name)
-        is_file = _path.isdir(file) or _path.exists(f"{file}.py")
-        if is_file and name not in _FUNCTIONS:
-            return _importlib.import_module(f"{__name__}.{name}")
-        if name == "__version__":
-            return _importlib.import_module("importlib.metadata").version(__name__)
-        language = _importlib.import_module(f"{__name__}.language")
-        if name == "__all__":
-            return self.__dir__()
-        if name.startswith("_") or not hasattr(language, name):
-            from .errors import nearest
-
-            close = "" if name.startswith("_") else nearest(name, self.__dir__())
-            close = f" (here it is {_ELSEWHERE[name]})" if name in _ELSEWHERE else close
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{close}")
-        value = getattr(language, name)
-        super().__setattr__(name, value)
-        return value
-
-    def __setattr__(self, name: str, value: _typing.Any) -> None:
-        if name not in _FUNCTIONS or not isinstance(
-            value, _types.ModuleType
-        ):  # an import would hide a function
-            super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        """What is for the user; the files behind it are not shown."""
-        language = _importlib.import_module(f"{__name__}.language")
-        names = {n for n, x in vars(language).items() if not isinstance(x, _types.ModuleType)} - {"LATER"}
-        names |= {*language.LATER} | (_PUBLIC_MODULES & {*vars(self)})
-        return sorted(n for n in names if not n.startswith("_"))
+_MODULE_OF = {name: module for module, names in NAMES.items() for name in names.split()}
+__all__ = [*_MODULE_OF, "random"]
 
 
-_sys.modules[__name__].__class__ = _Weft
+def __getattr__(name):
+    import importlib
+
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
+    elif name in MODULES.split():
+        value = importlib.import_module(f".{name}", __name__)
+    elif name == "__version__":
+        value = importlib.import_module("importlib.metadata").version(__name__)
+    else:
+        from .core.errors import nearest
+
+        close = "" if name.startswith("_") else nearest(name, __dir__())
+        close = f" (here it is {ELSEWHERE[name]})" if name in ELSEWHERE else close
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{close}")
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted([*_MODULE_OF, *MODULES.split()])

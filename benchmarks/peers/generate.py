@@ -20,7 +20,7 @@ import transformers
 import weft as wf
 from benchmarks.decoding import likeliest
 from benchmarks.measure import Spread
-from weft import decode
+from weft import generate
 from weft.models import Batch, huggingface
 
 ROWS, PROMPT, SAID = 16, 16, 112
@@ -54,15 +54,15 @@ class Ours:
         dims = wf.dims(f"batch={ROWS} length={PROMPT}")
         self.batch = Batch(wf.tensor(prompts.astype(np.int32), dims))
         self.rows = likeliest(ROWS, PROMPT, SAID)
-        self.begin = wf.spmd(decode.begin, static=("room",))
-        self.speak = wf.spmd(decode.speak, donate=("state",))
-        self.search = wf.spmd(decode.search, static=("how",))
+        self.begin = wf.spmd(generate.begin, static=("room",))
+        self.speak = wf.spmd(generate.speak, donate=("state",))
+        self.search = wf.spmd(generate.search, static=("how",))
 
     def say(self, beams: int) -> np.ndarray:
         state = self.begin(self.models, self.batch, self.rows, PROMPT + SAID - 1)
         if beams == 1:
             return self.speak(self.models, state, SAID).said.numpy()
-        how = decode.Beams(beams, alpha=1.0, penalty="plain", stop="likely")
+        how = generate.Beams(beams, alpha=1.0, penalty="plain", stop="likely")
         return self.search(self.models, state, how).said.numpy("batch", "beam", "said")[:, 0]
 
 

@@ -13,8 +13,8 @@ import torch
 import transformers
 
 import weft as wf
-from weft import decode
-from weft.decode.rows import drawn
+from weft import generate
+from weft.generate.requests import drawn
 from weft.models import Batch, huggingface
 
 TOKENS, ENDS = 53, (1, 9, 30)  # 53 splits unevenly over 4 devices
@@ -165,11 +165,11 @@ def asked(peer, numbers, limit=SAID, temperature=0.0, top_k=0, top_p=1.0, penalt
             held[:, : fields["inputs"].dims[1].size].astype(np.int32), fields["inputs"].dims
         )
     by = np.ones((len(numbers), limit), np.float32) if drawn_by is None else drawn_by
-    rows = decode.Rows(
+    rows = generate.Rows(
         wf.tensor(np.array([len(p) for p in prompts], np.int32), [batch]),
         each(limit, np.int32),
         wf.tensor(np.tile(np.array(ENDS, np.int32), (len(numbers), 1)), [batch, wf.Dim("ends", len(ENDS))]),
-        decode.Choice(
+        generate.Choice(
             each(temperature, np.float32),
             each(top_k, np.int32),
             each(top_p, np.float32),
@@ -194,9 +194,9 @@ class Ours:
     def __init__(self, peer, place="one device"):
         mesh, layout = PLACES[place]
         self.models = (huggingface.load(peer.folder, mesh, layout),)
-        self.begin = wf.spmd(decode.begin, mesh, layout, static=("room",))
-        self.speak = wf.spmd(decode.speak, mesh, layout)
-        self.search = wf.spmd(decode.search, mesh, layout, static=("how",))
+        self.begin = wf.spmd(generate.begin, mesh, layout, static=("room",))
+        self.speak = wf.spmd(generate.speak, mesh, layout)
+        self.search = wf.spmd(generate.search, mesh, layout, static=("how",))
 
     def say(self, peer, **how):
         """All inputs' tokens, and the logarithm of each one's probability."""
@@ -268,7 +268,7 @@ def test_greedy(peer, ours, penalty):
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_beams(peer, ours, alpha):
-    how = decode.Beams(4, alpha, "plain", "likely", window=1)
+    how = generate.Beams(4, alpha, "plain", "likely", window=1)
     check_beams(peer, ours.find(peer, how), how)
 
 
@@ -276,13 +276,13 @@ def test_beams(peer, ours, alpha):
     "peer, stop, alpha", [("gpt2", "first", 1.0), ("llama", "certain", 0.5)], indirect=["peer"]
 )
 def test_when_a_search_ends(peer, ours, stop, alpha):
-    how = decode.Beams(4, alpha, "plain", stop, window=1)
+    how = generate.Beams(4, alpha, "plain", stop, window=1)
     check_beams(peer, ours.find(peer, how), how)
 
 
 @pytest.mark.parametrize("peer", ["llama"], indirect=True)
 def test_on_a_mesh(peer):
-    ours, how = Ours(peer, "mesh"), decode.Beams(4, 1.0, "plain", "likely", window=1)
+    ours, how = Ours(peer, "mesh"), generate.Beams(4, 1.0, "plain", "likely", window=1)
     check_greedy(peer, ours.say(peer, penalty=1.5), 1.5)
     check_beams(peer, ours.find(peer, how), how)
 

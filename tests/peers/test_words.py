@@ -8,7 +8,7 @@ import tokenizers
 import torch
 import transformers
 
-from weft.decode import Ask, Speaker
+from weft.generate import Ask, Speaker
 from weft.models import huggingface
 
 TEXTS = ["the cat sat on the mat", "a dog and a cat", "été où çà", "cats", "a mat, a log and a dog"]

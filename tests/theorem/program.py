@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
-from weft.types import typed
+from weft.core.types import typed
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 import weft as wf
-from weft.errors import LayoutError, LayoutWarning
+from weft.core.errors import LayoutError, LayoutWarning
 
 from .checking import check
 from .program import Body, Case, Named, Step, run_oracle

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
-from weft.placing import with_role
+from weft.core.placement import with_role
 
 from .program import Case, Named, run_oracle, run_weft
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from .loading import Failure, UserError
-from .output import check_folder, table, writing
+from .output_files import check_folder, table, writing
+from .targets import Failure, UserError
 
 Folder = Annotated[Positional[Path], arg(metavar="FOLDER")]
 
@@ -30,8 +30,8 @@ class List:
     """Print JSON instead of text."""
 
     def run(self) -> None:
+        from ..checkpoint.inspect import UNFINISHED, listed
         from ..plan.units import human_bytes
-        from ..train.checkpoint_look import UNFINISHED, listed
 
         found = listed(_of_run(self.folder))
         if self.json:
@@ -75,8 +75,8 @@ class Inspect:
     """Print JSON instead of text."""
 
     def run(self) -> None:
+        from ..checkpoint.inspect import size, stored, summary
         from ..plan.units import human_bytes
-        from ..train.checkpoint_look import size, stored, summary
 
         folder, step = _at(self.folder, self.step)
         found = stored(folder, step, checked=self.values)
@@ -123,7 +123,7 @@ class Diff:
     """Print JSON instead of text."""
 
     def run(self) -> None:
-        from ..train.checkpoint_look import differences, stored
+        from ..checkpoint.inspect import differences, stored
 
         one, other = (stored(*_at(given)) for given in (self.first, self.second))
         found = differences(one, other)
@@ -177,8 +177,8 @@ class Export:
     """Of which step; by default the last one."""
 
     def run(self) -> None:
-        from ..train.checkpoint_export import export
-        from ..train.checkpoint_look import stored
+        from ..checkpoint.inspect import stored
+        from ..train.safetensors import export
 
         _check_name(self.file)
         check_folder(self.file)
@@ -203,8 +203,8 @@ class Import:
     """Which step it is to be of."""
 
     def run(self) -> None:
-        from ..train.checkpoint_export import imported
-        from ..train.checkpoint_files import step_folder
+        from ..checkpoint.manifest import step_folder
+        from ..train.safetensors import imported
 
         _check_name(self.file)
         if self.step < 0:
@@ -250,7 +250,7 @@ def _at(given: Path, step: int | None = None) -> tuple[Path, int | None]:
 
 def _of_run(folder: Path) -> Path:
     """A folder of checkpoints, also where the folder of a run is given that has them in one of its own."""
-    from ..train.checkpoint_files import CHECKPOINTS, present
+    from ..checkpoint.manifest import CHECKPOINTS, present
 
     inner = folder / CHECKPOINTS
     return inner if inner.is_dir() and not present(folder) else folder

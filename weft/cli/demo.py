@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from .loading import UserError
+from .targets import UserError
 
 PHRASES = (
     "The train leaves at 4:45 PM.",
@@ -72,21 +72,21 @@ def settings(folder: Path, steps: int) -> Any:
 
 def show(folder: Path, steps: int, phrases: int, *, kept: bool = True) -> None:
     """The demo itself."""
-    from .. import decode
+    from .. import generate
     from ..data import Phrases
     from .train import finish
 
     began = time.monotonic()
     outcome = finish(settings(folder, steps), kept=kept)
     run = outcome.run
-    speaker = decode.Speaker(outcome.model, run.tokenizer, run.mesh, run.layout, rows=128)
+    speaker = generate.Speaker(outcome.model, run.tokenizer, run.mesh, run.layout, rows=128)
 
     def translated(texts: list[str]) -> list[str]:
         return [said.text for said in speaker.say(texts)]
 
     held_out = list(Phrases(phrases, seed=7, held_out=True))
     said = translated([source for source, _ in held_out])
-    found = decode.quality(said, [[target] for _, target in held_out])
+    found = generate.quality(said, [[target] for _, target in held_out])
     for source, target in zip(PHRASES, translated(list(PHRASES)), strict=True):
         print(f"{source}\n  → {target}")
     wrong = [(pair, text) for pair, text in zip(held_out, said, strict=True) if text != pair.target]

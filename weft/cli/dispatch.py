@@ -15,20 +15,20 @@ from typing import Annotated, Any, Union, get_args, get_type_hints
 
 import tyro
 
-from ..errors import LayoutWarning, WeftError, nearest
+from ..core.errors import LayoutWarning, WeftError, nearest
+from .argument_types import REGISTRY
 from .checkpoint import Checkpoint
 from .demo import Demo
 from .evaluate import Evaluate
 from .generate import Generate
 from .hardware import Hardware
 from .launch import Launch
-from .loading import Failure, UserError
 from .models import Models
-from .numbers import REGISTRY
 from .plan import Plan
 from .score import Score
 from .search import Search
 from .serve import Serve
+from .targets import Failure, UserError
 from .train import Train
 from .translate import Translate
 from .verify import Verify
@@ -110,8 +110,8 @@ def _open_streams() -> None:
 
 def _fail(code: int) -> None:
     """If this is one of several processes, the others need not wait for it."""
-    if "weft.train.hosts" in sys.modules:
-        sys.modules["weft.train.hosts"].fail(code)
+    if "weft.distributed.rendezvous" in sys.modules:
+        sys.modules["weft.distributed.rendezvous"].fail(code)
 
 
 def _short_of_memory(error: Exception) -> UserError:

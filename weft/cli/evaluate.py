@@ -11,11 +11,11 @@ from typing import Annotated
 import tyro
 from tyro.conf import arg
 
-from .lines import STDIN, read_alike
-from .loading import UserError
-from .numbers import REGISTRY
+from .argument_types import REGISTRY
+from .generation import How, Models, check_beams, ready
+from .input_lines import STDIN, read_alike
 from .progress import Progress
-from .speaking import How, Models, check_beams, ready
+from .targets import UserError
 
 USAGE = """weft eval FOLDER [--step N] [--json] [--section.name VALUE ...]
        weft eval FOLDER --bleu SOURCES REFERENCES [REFERENCES ...] [--json] [flags of weft translate]"""
@@ -62,13 +62,13 @@ def evaluate(arguments: Sequence[str]) -> None:
     if "--bleu" in flags:
         _bleu(folder, [flag for flag in flags if flag != "--json"], as_json)
         return
-    from ..train import config_flags, stored
+    from ..train import config_flags, load
     from ..train.plain_json import plain_json
 
     step, flags = _step([flag for flag in flags if flag != "--json"])
-    config = config_flags.changed(stored.settings(folder), flags)
-    run, step, model = stored.restored(config, step)
-    found = stored.score(run, model)
+    config = config_flags.changed(load.settings(folder), flags)
+    run, step, model = load.restored(config, step)
+    found = load.score(run, model)
     numbers = {
         "step": step,
         "loss": found.loss,
@@ -120,7 +120,7 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
         raise UserError(f"{sources.name} has no lines", hint="texts are in a file, one to a line")
     check_beams(folder, how)
     found = ready(folder, asked.models, "encoder_decoder")
-    from ..decode import quality
+    from ..generate import quality
     from ..train.plain_json import plain_json
 
     with Progress(sources.count) as progress:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from .loading import UserError
-from .output import check_folder, table, write, writing
+from .output_files import check_folder, table, write, writing
+from .targets import UserError
 
 
 @dataclass
@@ -22,7 +22,7 @@ class List:
     """Print JSON instead of text."""
 
     def run(self) -> None:
-        from ..plan.hardware import known, load
+        from ..hardware.profile import known, load
 
         machines = [load(path) for path in known().values()]
         if self.json:
@@ -60,7 +60,7 @@ class Show:
     """A name of `weft hardware list`, or a TOML file."""
 
     def run(self) -> None:
-        from ..plan.hardware import find, load
+        from ..hardware.profile import find, load
 
         path = find(self.name)
         load(path)
@@ -79,8 +79,8 @@ class Measure:
     """How many virtual devices share the cores while it is measured."""
 
     def run(self) -> None:
-        from ..plan.hardware import to_toml, user_folder
-        from ..plan.measure import measure_cpu
+        from ..hardware.measure import measure_cpu
+        from ..hardware.profile import to_toml, user_folder
 
         if self.devices < 2:
             raise UserError(

@@ -22,9 +22,9 @@ from typing import IO, Annotated
 
 from tyro.conf import Positional, arg
 
-from ..errors import nearest
-from .launched import PIPE
-from .loading import UserError
+from ..core.errors import nearest
+from .launch_child import PIPE
+from .targets import UserError
 
 USAGE = 2  # the exit code of a mistake in what was asked: it will not go better next time
 EXAMPLE = "for example weft launch -n 4 -- train config.toml"
@@ -157,7 +157,7 @@ class Group:
             "PYTHONUNBUFFERED": "1",
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "weft.cli.launched", *self.asked.command],
+            [sys.executable, "-m", "weft.cli.launch_child", *self.asked.command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

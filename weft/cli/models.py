@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from .output import table
+from .output_files import table
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Show:
 
     def run(self) -> None:
         from .. import nn
-        from ..dims import show
+        from ..core.dims import show
         from ..models import preset
         from ..models.presets import kinds
 

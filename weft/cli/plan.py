@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from .loading import Failure, UserError, user_code, virtual_devices
-from .output import check_folder, columns, write
-from .presets import plannable
+from .output_files import check_folder, columns, write
+from .preset_targets import plannable
+from .targets import Failure, UserError, user_code, virtual_devices
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Plan:
             check_folder(self.html)
         # Planning needs no devices: leave those of this machine to whoever is using them.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        from ..plan.hardware import Hardware
+        from ..hardware.profile import Hardware
 
         machine = Hardware.of(self.hardware) if self.hardware else None
         if self.compile:
@@ -109,8 +109,8 @@ class Plan:
             print(plan.explain(machine, columns()), end="")
 
     def _program(self, fn: Any, mesh: Any, layout: str | None) -> Any:
+        from ..core.program import Program, spmd
         from ..models.spelling import CheckedLayout
-        from ..spmd import Program, spmd
 
         if not isinstance(fn, Program):
             return spmd(fn, mesh, CheckedLayout(layout or "", params=self.params, optimizer=self.optimizer))
@@ -125,7 +125,7 @@ class Plan:
 
 def _with_own(own: Any, rules: Any, params: Any, optimizer: Any) -> Any:
     """A layout of the rules that are given, and of a program's own where they are None."""
-    from ..layout import ROLES
+    from ..core.layout import ROLES
     from ..models.spelling import CheckedLayout
 
     base, stored, state = map(own.rules_for, ROLES)

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from . import results
-from .lines import STDIN, Lines, pairs, read, read_alike
-from .loading import UserError
-from .speaking import Models, passed, ready
+from . import resumable_output
+from .generation import Models, passed, ready
+from .input_lines import STDIN, Lines, pairs, read, read_alike
+from .targets import UserError
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Score:
 
     def run(self) -> None:
         """Score."""
-        from ..train import stored
+        from ..train import load
         from ..train.plain_json import plain_json
 
         files = self.files or (STDIN,)
@@ -57,8 +57,8 @@ class Score:
                 rule="texts are in one file, or in two of as many lines; one of them may be -, stdin",
                 hint="weft score FOLDER SOURCES TARGETS",
             )
-        results.check(self.out, files)
-        translates = stored.model_of(self.folder).kind == "encoder_decoder"
+        resumable_output.check(self.out, files)
+        translates = load.model_of(self.folder).kind == "encoder_decoder"
         lines = _pairs(files, translates, as_they_come=self.out is None)
         found = ready(self.folder, self.models, "encoder_decoder", "decoder")
         speaker, total, tokens, since = found.speaker, 0.0, 0, 0

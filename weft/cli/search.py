@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from ..errors import nearest
-from .loading import Failure, UserError, user_code
-from .output import check_folder, write
-from .presets import is_preset, plannable
+from ..core.errors import nearest
+from .output_files import check_folder, write
+from .preset_targets import is_preset, plannable
+from .targets import Failure, UserError, user_code
 
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 LEAST = 2**20  # bytes: where less is said, the unit was forgotten
@@ -98,9 +98,9 @@ class Search:
         if self.html is not None:
             check_folder(self.html)
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # planning needs no devices
-        from ..plan.hardware import Hardware
-        from ..search import search
-        from ..search.best import OBJECTIVES
+        from ..autolayout import search
+        from ..autolayout.ranking import OBJECTIVES
+        from ..hardware.profile import Hardware
 
         if self.objective not in OBJECTIVES:
             raise UserError(
@@ -176,8 +176,8 @@ class Search:
                 hint=f"weft search lm-4.9b --train adafactor {flags[0]} … --devices 512 --hardware tpu-v2",
             )
         from .. import nn
+        from ..core.program import spmd
         from ..models import Transformer
-        from ..spmd import spmd
         from ..train import train_step
 
         def variant(parts: int, **changes: Any) -> tuple[Any, Any]:
@@ -201,11 +201,11 @@ class Search:
 
     def _compared(self, fn: Any, args: Any, machine: Any, cap: int | None) -> Any:
         """The user's own rules on the best mesh that they can have."""
-        from ..mesh import Mesh
+        from ..autolayout.ranking import Ranked
+        from ..autolayout.space import Candidate, factorisations
+        from ..autolayout.universal_trace import on
+        from ..core.mesh import Mesh
         from ..models.spelling import CheckedLayout
-        from ..search.best import Ranked
-        from ..search.opened import on
-        from ..search.space import Candidate, factorisations
 
         layout = CheckedLayout(self.compare)
         axes = list(dict.fromkeys(axis for names in layout.rules_for().values() for axis in names))
@@ -233,9 +233,9 @@ class Search:
 
     def _levers(self, fn: Any, args: Any, machine: Any, cap: int | None) -> str:
         """What would give the memory that is missing."""
-        from ..errors import ShapeError
+        from ..autolayout import search
+        from ..core.errors import ShapeError
         from ..plan.units import human_bytes
-        from ..search import search
 
         tries: dict[str, Search] = {}
         if self.devices is not None:
@@ -272,7 +272,7 @@ class Search:
 
 def _train_flags(best: Any) -> str:
     """The flags of `weft train` that say the same, the mesh and the rules in their short forms."""
-    from ..search.report import train_flags
+    from ..autolayout.report import train_flags
 
     return train_flags(best).replace("--layout.mesh ", "--mesh ").replace("--layout.rules ", "--layout ")
 

@@ -11,8 +11,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from .loading import Failure, UserError
-from .speaking import check_alone, tell_place
+from .generation import check_alone, tell_place
+from .targets import Failure, UserError
 
 TOKEN = "WEFT_SERVE_TOKEN"
 
@@ -79,12 +79,12 @@ class Serve:
         """Serve until a signal."""
         self._check()
         token = self._token()
-        from ..decode import Speaker
+        from ..generate import Speaker
         from ..serve import app, bound, serve
-        from ..train import stored
+        from ..train import load
 
         check_alone()
-        found = stored.loaded(self.folder, self.step, self.average, self.mesh, self.layout)
+        found = load.loaded(self.folder, self.step, self.average, self.mesh, self.layout)
         tell_place(found, self.mesh)
         speaker = Speaker(
             found.model, found.tokenizer, found.mesh, found.layout, rows=self.rows, longest=self.longest

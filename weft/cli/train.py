@@ -11,8 +11,8 @@ from typing import Any
 
 import tyro
 
-from .loading import Failure, UserError
-from .output import probe
+from .output_files import probe
+from .targets import Failure, UserError
 
 USAGE = """weft train RECIPE|FILE.toml [--print-config] [--preset NAME] [--mesh AXES] [--layout RULES]
                   [--section.name VALUE ...]"""
@@ -90,10 +90,10 @@ def settings(arguments: list[str]) -> Any:
 
 def finish(config: Any, *, kept: bool = True) -> Any:
     """Train, and say how it went, and where that is written down if the folder is kept."""
-    from ..processes import WaitError
-    from ..train import hosts
+    from ..distributed import rendezvous
+    from ..distributed.processes import WaitError
     from ..train.loop import train as run
-    from ..train.record import TrainingError
+    from ..train.metrics import TrainingError
 
     _check_writable(config.folder)
     try:
@@ -103,7 +103,7 @@ def finish(config: Any, *, kept: bool = True) -> Any:
         WaitError,
         OSError,
     ) as error:  # OSError: checkpoints and journals that can't be written too
-        hosts.fail()
+        rendezvous.fail()
         raise Failure(f"{type(error).__name__}: {error}") from None
     if outcome.stopped:
         where = f", which is saved in {config.folder}; run the same command again to resume" if kept else ""

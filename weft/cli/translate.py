@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .speaking import Saying
+from .generation import Saying
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from .loading import Failure, UserError, user_code, virtual_devices
-from .presets import is_preset, verifiable
+from .preset_targets import is_preset, verifiable
+from .targets import Failure, UserError, user_code, virtual_devices
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Verify:
         import jax
 
         from ..models.spelling import CheckedLayout
-        from ..plan.verify import Differs, verify
+        from ..verification import Differs, verify
 
         jax.config.update("jax_platforms", "cpu")
         if not self.layouts:
@@ -70,8 +70,8 @@ def _filled(args: Any, seed: int, ids: int) -> Any:
     import jax.numpy as jnp
     import numpy as np
 
-    from ..placing import tensor, with_role
-    from ..tensor import is_tensor
+    from ..core.placement import tensor, with_role
+    from ..core.tensor import is_tensor
 
     draw = np.random.default_rng(seed)
 

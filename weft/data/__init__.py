@@ -1,6 +1,5 @@
 """Data: from text files to batches of named tensors."""
 
-from .ahead import prefetch as prefetch
 from .batches import Batches as Batches
 from .batches import Step as Step
 from .corpus import tokenize as tokenize
@@ -8,6 +7,7 @@ from .packing import Encoded as Encoded
 from .packing import arrays as arrays
 from .packing import pack as pack
 from .phrases import Phrases as Phrases
+from .prefetch import prefetch as prefetch
 from .python_docs import PythonDocs as PythonDocs
 from .sources import Documents as Documents
 from .sources import Examples as Examples

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import weft as wf
-from weft.errors import DataError
+from weft.core.errors import DataError
 from weft.models import Batch
 
-from .ahead import prefetch
-from .order import Order
+from .prefetch import prefetch
+from .shuffle import Order
 from .tokenizers import Tokenizer
 
 

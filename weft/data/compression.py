@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
 
-from weft.errors import DataError
+from weft.core.errors import DataError
 
 CHUNK = 1 << 20  # bytes unpacked at once
 BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what unpacking a damaged file raises

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from weft.errors import DataError
+from weft.core.errors import DataError
 
 from .tokenizers import Tokenizer, check_ids, encode_all
 

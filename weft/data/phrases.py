@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from weft.errors import DataError
+from weft.core.errors import DataError
 
 from .sources import Pair
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from weft.errors import DataError, nearest
+from weft.core.errors import DataError, nearest
 
 SPLITS = ("train", "valid")
 VALID = 6  # of the topics that may be held out, one in so many is

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from weft.errors import DataError, DataWarning, nearest
+from weft.core.errors import DataError, DataWarning, nearest
 
 from . import compression
 

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from weft.errors import DataError, ModelError
-from weft.files import whole
+from weft.core.atomic_file import whole
+from weft.core.errors import DataError, ModelError
 from weft.models.batch import START
 
 KINDS = ("unigram", "bpe", "char", "word")

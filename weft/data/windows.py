@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.errors import DataError
+from weft.core.errors import DataError
 
 from .batches import Batches, Rows
 from .corpus import tokenize

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft.errors import ModelError
-from weft.tensor import Tensor
+from weft.core.errors import ModelError
+from weft.core.tensor import Tensor
 
 from .config import Config
 

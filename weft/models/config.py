@@ -10,9 +10,9 @@ from typing import Any
 
 import weft as wf
 from weft import nn
-from weft.autodiff import POLICIES
-from weft.errors import ModelError, nearest
-from weft.ops.schedules import SCHEDULES
+from weft.autodiff.grad import POLICIES
+from weft.core.errors import ModelError, nearest
+from weft.pipelines.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)

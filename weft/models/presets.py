@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft import nn
-from weft.errors import ModelError, nearest
+from weft.core.errors import ModelError, nearest
 
 from .batch import Batch
 from .config import Config

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from weft.errors import LayoutError
-from weft.layout import Layout
+from weft.core.errors import LayoutError
+from weft.core.layout import Layout
 
 # The dims of all known models (a test traces them), those of intermediate results included.
 PRESET_DIMS = frozenset(
@@ -26,7 +26,7 @@ class CheckedLayout(Layout):
 
     >>> CheckedLayout("bacth:data").check_dims(["batch", "d_model"])
     Traceback (most recent call last):
-    weft.errors.LayoutError: no tensor of the program has a dim bacth (did you mean batch?)
+    weft.core.errors.LayoutError: no tensor of the program has a dim bacth (did you mean batch?)
     ...
     """
 

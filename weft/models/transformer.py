@@ -27,8 +27,8 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft import nn
-from weft.errors import ModelError
-from weft.tensor import Tensor
+from weft.core.errors import ModelError
+from weft.core.tensor import Tensor
 
 from .batch import Batch, as_batch, bad_batch
 from .config import Config, Dims

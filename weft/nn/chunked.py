@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 import weft as wf
-from weft import context
-from weft.errors import ShapeError
-from weft.forms import as_slice
-from weft.tensor import Tensor, is_tensor
+from weft.core import context
+from weft.core.errors import ShapeError
+from weft.core.forms import as_slice
+from weft.core.tensor import Tensor, is_tensor
 
 
 def chunked(f: Callable[..., Any], args: Any, dim: str, pieces: int) -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import equinox as eqx
 
 import weft as wf
-from weft.errors import ModelError, nearest
-from weft.tensor import Tensor
+from weft.core.errors import ModelError, nearest
+from weft.core.tensor import Tensor
 
 from .linear import Linear
 from .module import Module

@@ -7,9 +7,9 @@ from typing import Any
 import equinox as eqx
 
 import weft as wf
-from weft.dims import as_dims, show
-from weft.errors import DimError, TensorTypeError, nearest
-from weft.tensor import Tensor, describe
+from weft.core.dims import as_dims, show
+from weft.core.errors import DimError, TensorTypeError, nearest
+from weft.core.tensor import Tensor, describe
 
 from .module import Draw, Module, Normal, declare, fan_in, zeros
 

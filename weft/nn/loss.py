@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 import weft as wf
-from weft.tensor import Tensor
+from weft.core.tensor import Tensor
 
 
 def cross_entropy(

@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 
 import weft as wf
-from weft.errors import ShapeError
-from weft.tensor import Tensor
+from weft.core.errors import ShapeError
+from weft.core.tensor import Tensor
 
 from .attention import HIDDEN
 from .linear import Linear, check_features

@@ -7,7 +7,7 @@ a causal mask has no batch.
 from __future__ import annotations
 
 import weft as wf
-from weft.tensor import Tensor
+from weft.core.tensor import Tensor
 
 
 def causal(length: wf.Dim, memory: wf.Dim) -> Tensor:

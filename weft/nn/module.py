@@ -35,10 +35,10 @@ import jax
 import jax.numpy as jnp
 
 import weft as wf
-from weft import keys
-from weft.dims import as_dims, show
-from weft.errors import ProgramError, WeftError
-from weft.tensor import Tensor, is_tensor
+from weft.core.dims import as_dims, show
+from weft.core.errors import ProgramError, WeftError
+from weft.core.tensor import Tensor, is_tensor
+from weft.random import keys
 
 M = TypeVar("M")
 

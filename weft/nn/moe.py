@@ -32,8 +32,8 @@ import equinox as eqx
 import jax.numpy as jnp
 
 import weft as wf
-from weft.errors import DimError, LayoutError, ShapeError, nearest
-from weft.tensor import Tensor
+from weft.core.errors import DimError, LayoutError, ShapeError, nearest
+from weft.core.tensor import Tensor
 
 from .feedforward import FeedForward
 from .linear import Linear, check_features

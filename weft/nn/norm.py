@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 import weft as wf
-from weft.tensor import Tensor
+from weft.core.tensor import Tensor
 
 from .module import Module, declare, ones, zeros
 
@@ -47,4 +47,4 @@ class LayerNorm(Module):
         return (centred * wf.rsqrt(size + self.epsilon) * self.scale + self.bias).astype(x.dtype)
 
 
-NORMS = {"rms": RMSNorm, "layer": LayerNorm}
+NORMS: dict[str, type[Module]] = {"rms": RMSNorm, "layer": LayerNorm}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
-from weft.tensor import Tensor
+from weft.core.tensor import Tensor
 
 from .module import Module, Normal, declare
 

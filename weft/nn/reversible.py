@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import weft as wf
-from weft.ops.floats import Floats, sums, zeros_of
-from weft.tensor import Tensor
+from weft.autodiff.partition import Floats, sums, zeros_of
+from weft.core.tensor import Tensor
 
 Streams = tuple[Tensor, Tensor]
 Branch = Callable[[Tensor], Tensor]

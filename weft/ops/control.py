@@ -9,12 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .. import collectives, context
-from ..eager import op
-from ..errors import ProgramError, TensorTypeError
-from ..forms import as_slice, settle, slice_tensor
-from ..tensor import Tensor, describe
-from .leaves import (
+from ..core import collectives, context
+from ..core.boundary import (
     Form,
     around,
     array_of,
@@ -25,6 +21,10 @@ from .leaves import (
     slice_or_array,
     strong,
 )
+from ..core.errors import ProgramError, TensorTypeError
+from ..core.forms import as_slice, settle, slice_tensor
+from ..core.op import op
+from ..core.tensor import Tensor, describe
 
 # while, for, cond
 

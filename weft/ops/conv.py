@@ -10,14 +10,14 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from .. import blocks, collectives, context
-from ..dims import Dim, pick, show, union
-from ..eager import op
-from ..errors import DimError
-from ..forms import as_slice, slice_tensor, together
-from ..padding import fill_padding
-from ..tensor import Tensor
-from .slide import Slide, check_window, names_for_keys, slides_of, within_reach
+from ..core import collectives, context, halo
+from ..core.dims import Dim, pick, show, union
+from ..core.errors import DimError
+from ..core.forms import as_slice, slice_tensor, together
+from ..core.op import op
+from ..core.padding import fill_padding
+from ..core.tensor import Tensor
+from .sliding_window import Slide, check_window, names_for_keys, slides_of, within_reach
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def conv(
     array, dims = _convolve(image, x.dims, filters, kernel.dims, slides, taps, roles, pads)
     for slide, table in early.items():
         if table:
-            start = blocks.look_up(table, collectives.index(splits[slide.dim]))
+            start = halo.look_up(table, collectives.index(splits[slide.dim]))
             block = context.require().slice_size(slide.out, splits[slide.dim])
             array = lax.dynamic_slice_in_dim(array, start, block, dims.index(slide.dim))
     array = array.transpose([[outs.get(d, d) for d in dims].index(d) for d in result_dims])

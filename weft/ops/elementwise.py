@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import collectives, context
-from ..dims import Dim, union
-from ..eager import op
-from ..errors import TensorTypeError
-from ..forms import as_slice, relabelled, slice_tensor, together
-from ..layout import Splits
-from ..padding import fill_padding
-from ..placing import known_dtype
-from ..signature import NUMBERS
-from ..tensor import Tensor, describe, is_tensor
+from ..core import collectives, context
+from ..core.dims import Dim, union
+from ..core.errors import TensorTypeError
+from ..core.forms import as_slice, relabelled, slice_tensor, together
+from ..core.layout import Splits
+from ..core.op import op
+from ..core.padding import fill_padding
+from ..core.placement import known_dtype
+from ..core.signature import NUMBERS
+from ..core.tensor import Tensor, describe, is_tensor
 
 
 def elementwise(

@@ -13,19 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import collectives, context
-from ..collectives import Axes
-from ..dims import Dim, as_dim, check_distinct, pick_one, show, union
-from ..eager import op
-from ..errors import DimError, ShapeError, TensorTypeError, WeftError
-from ..forms import as_slice, check_along, in_form, slice_tensor, together
-from ..layout import axes_of
-from ..padding import fill_padding, is_uneven, positions, start_of
-from ..placing import known_dtype
-from ..tensor import Tensor, asked, describe
-from ..types import constant, typed
-from .cut import check_kind
+from ..core import collectives, context
+from ..core.collectives import Axes
+from ..core.dims import Dim, as_dim, check_distinct, pick_one, show, union
+from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError
+from ..core.forms import as_slice, check_along, in_form, slice_tensor, together
+from ..core.layout import axes_of
+from ..core.op import op
+from ..core.padding import fill_padding, is_uneven, positions, start_of
+from ..core.placement import known_dtype
+from ..core.tensor import Tensor, asked, describe
+from ..core.types import constant, typed
 from .elementwise import add, align, astype
+from .indexing import check_kind
 
 
 def take(table: Tensor, ids: Any, dim: Any, fill: Any = None) -> Tensor:

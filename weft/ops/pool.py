@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .. import collectives, context
-from ..dims import Dim, as_dim, check_distinct, pick, pick_one
-from ..eager import op
-from ..errors import ShapeError
-from ..forms import as_slice, home, in_form, slice_tensor
-from ..padding import fill_padding, positions
-from ..tensor import Tensor
-from ..types import constant
+from ..core import collectives, context
+from ..core.dims import Dim, as_dim, check_distinct, pick, pick_one
+from ..core.errors import ShapeError
+from ..core.forms import as_slice, home, in_form, slice_tensor
+from ..core.op import op
+from ..core.padding import fill_padding, positions
+from ..core.tensor import Tensor
+from ..core.types import constant
 from .reduce import extreme, ordered
-from .slide import Slide, check_window, names_for_keys, slides_of, within_reach
+from .sliding_window import Slide, check_window, names_for_keys, slides_of, within_reach
 
 
 @names_for_keys

@@ -12,14 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import collectives, context
-from ..dims import Dim, pick
-from ..eager import op
-from ..errors import TensorTypeError
-from ..forms import as_slice, check_along, home, in_form, slice_tensor
-from ..padding import fill_padding, valid
-from ..tensor import Tensor, describe
-from ..types import typed
+from ..core import collectives, context
+from ..core.dims import Dim, pick
+from ..core.errors import TensorTypeError
+from ..core.forms import as_slice, check_along, home, in_form, slice_tensor
+from ..core.op import op
+from ..core.padding import fill_padding, valid
+from ..core.tensor import Tensor, describe
+from ..core.types import typed
 from . import products
 from .elementwise import elementwise, stays_pending
 

@@ -16,14 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .. import context
-from ..context import CarryForm, Frame
-from ..dims import Dim, check_distinct
-from ..eager import op
-from ..errors import ProgramError
-from ..forms import Overcast, in_form, settle, slice_tensor
-from ..tensor import Tensor
-from .leaves import (
+from ..core import context
+from ..core.boundary import (
     Form,
     around,
     array_of,
@@ -37,6 +31,12 @@ from .leaves import (
     slice_or_array,
     strong,
 )
+from ..core.context import CarryForm, Frame
+from ..core.dims import Dim, check_distinct
+from ..core.errors import ProgramError
+from ..core.forms import Overcast, in_form, settle, slice_tensor
+from ..core.op import op
+from ..core.tensor import Tensor
 
 
 @op(functions=True)

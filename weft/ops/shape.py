@@ -14,16 +14,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .. import context
-from ..dims import Dim, as_dims, check_distinct, pick, pick_one, show, union
-from ..eager import op
-from ..errors import DimError, ShapeError
-from ..forms import as_slice, as_slices, check_along, home, in_form, relabelled, slice_tensor, together
-from ..layout import Splits, axes_of
-from ..padding import fill_padding
-from ..tensor import Tensor
+from ..core import context
+from ..core.dims import Dim, as_dims, check_distinct, pick, pick_one, show, union
+from ..core.errors import DimError, ShapeError
+from ..core.forms import as_slice, as_slices, check_along, home, in_form, relabelled, slice_tensor, together
+from ..core.layout import Splits, axes_of
+from ..core.op import op
+from ..core.padding import fill_padding
+from ..core.tensor import Tensor
 from .elementwise import align
-from .refine import Group, refined
+from .refinement import Group, refined
 
 
 @op

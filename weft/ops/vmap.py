@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import collectives, context
-from ..dims import Dim, check_distinct
-from ..eager import op
-from ..errors import DimError, ProgramError, nearest
-from ..forms import in_form, settle, slice_tensor
-from ..padding import fill_padding, sound_padding
-from ..tensor import Tensor, is_tensor
-from .leaves import Form, array_of, common_dim, flatten, slice_or_array
+from ..core import collectives, context
+from ..core.boundary import Form, array_of, common_dim, flatten, slice_or_array
+from ..core.dims import Dim, check_distinct
+from ..core.errors import DimError, ProgramError, nearest
+from ..core.forms import in_form, settle, slice_tensor
+from ..core.op import op
+from ..core.padding import fill_padding, sound_padding
+from ..core.tensor import Tensor, is_tensor
 
 
 def vmap(f: Callable[..., Any], dim: Any) -> Callable[..., Any]:

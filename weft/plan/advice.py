@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..later import LABEL
-from ..layout import axes_of
+from ..core.deferred import LABEL
+from ..core.layout import axes_of
 from .facts import Advice, Collective, Work
-from .stages import bubble
+from .pipelines import bubble
 from .units import human_bytes, human_count
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ProgramError
-from ..tensor import Tensor, describe
+from ..core.errors import ProgramError
+from ..core.tensor import Tensor, describe
 
 
 def check_arguments(args: Any, asked: str, hint: str) -> None:

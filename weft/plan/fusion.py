@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from . import cost
-from .nodes import Body, Node
+from . import primitives
+from .jaxpr import Body, Node
 
 # Fused, but a result is not element for element in its operand's place.
 MOVES = frozenset("slice dynamic_slice gather rev pad concatenate transpose".split())
 SPREADS = frozenset(["broadcast_in_dim", "iota"])
-FUSED = cost.FUSED | MOVES
+FUSED = primitives.FUSED | MOVES
 # Computed once even if several nodes read them: they are dear.
 DEAR = frozenset(
     """
@@ -22,9 +22,9 @@ DEAR = frozenset(
     log log1p logistic pow rem rsqrt sin sinh sqrt tan tanh
     """.split()
 )
-ELEMENTWISE = cost.FUSED - MOVES - SPREADS
+ELEMENTWISE = primitives.FUSED - MOVES - SPREADS
 # They read through a fused chain. All others, like products, collectives and loops, read buffers.
-READERS = FUSED | cost.REDUCTIONS | {"dynamic_update_slice"}
+READERS = FUSED | primitives.REDUCTIONS | {"dynamic_update_slice"}
 # For each node, by id, the numbers that it reads; true if a result may take that number's place.
 Reads = dict[int, dict[int, bool]]
 
@@ -90,7 +90,7 @@ def with_buffers(nodes: list[Node], outputs: set[int], spread: set[int]) -> set[
             buffers.update(node.results)
         if node.primitive not in READERS:
             buffers.update(node.operands)
-        if node.primitive in cost.REDUCTIONS or (fused and node.results[0] in reduced):
+        if node.primitive in primitives.REDUCTIONS or (fused and node.results[0] in reduced):
             reduced.update(node.operands)
     return buffers
 
@@ -113,7 +113,7 @@ def fuse(body: Body, alone: bool) -> Reads:
         found: dict[int, bool] = {}
         alike = node.primitive not in MOVES and node.primitive not in SPREADS
         for n in node.operands:
-            anew = ELEMENTWISE | cost.REDUCTIONS if n in buffers else READERS
+            anew = ELEMENTWISE | primitives.REDUCTIONS if n in buffers else READERS
             sources = through.get(n, {n: True}) if node.primitive in anew else {n: True}
             for source, straight in sources.items():
                 found[source] = found.get(source, True) and straight and alike

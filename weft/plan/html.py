@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .advice import too_large
 from .facts import as_data
-from .stages import described, svg
+from .pipelines import described, svg
 
 if TYPE_CHECKING:
     from .plan import Plan

@@ -17,18 +17,18 @@ from typing import Any
 
 import jax
 
-from ..dims import Dim
-from ..errors import TensorTypeError
-from ..layout import Splits, axes_of
-from ..mesh import Mesh
-from ..shapes import stored_shape
-from ..tensor import Tensor, is_tensor, short_type
+from ..core.dims import Dim
+from ..core.errors import TensorTypeError
+from ..core.layout import Splits, axes_of
+from ..core.mesh import Mesh
+from ..core.shapes import stored_shape
+from ..core.tensor import Tensor, is_tensor, short_type
+from .buffers import Placed, memory_of, placed
+from .events import Traced, found_in, open_loops, without_dead_code
 from .facts import VERSION, Advice, Collective, Event, Loop, Memory, Moved, Stages, Stored, Work, as_data
-from .memory import Placed, memory_of, placed
-from .moving import moved_inputs
-from .stages import stages_of
+from .inputs import moved_inputs
+from .pipelines import stages_of
 from .units import human_bytes, human_count
-from .walk import Traced, found_in, open_loops, without_dead_code
 
 
 @dataclass(frozen=True, repr=False)

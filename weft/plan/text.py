@@ -13,7 +13,7 @@ from rich.table import Table
 
 from .advice import too_large
 from .facts import Collective
-from .stages import described
+from .pipelines import described
 from .units import human_bytes, human_count, human_seconds
 
 if TYPE_CHECKING:

@@ -38,10 +38,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..layout import axes_of
-from ..mesh import Mesh
+from ..core.layout import axes_of
+from ..core.mesh import Mesh
+from ..hardware.profile import Hardware, Level
 from .facts import Collective, Event, Stored, Work
-from .hardware import Hardware, Level
 
 if TYPE_CHECKING:
     from .plan import Plan

@@ -27,14 +27,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from weft.decode import Ask, Beams, Speaker
-from weft.decode.ask import NOTHING
-from weft.decode.attention_view import Viewer
-from weft.decode.rows import Sizes
-from weft.decode.texts import CONTINUED
-from weft.errors import ModelError
+from weft.core.errors import ModelError
+from weft.generate import Ask, Beams, Speaker
+from weft.generate.attention_map import Viewer
+from weft.generate.config import NOTHING
+from weft.generate.generator import CONTINUED
+from weft.generate.requests import Sizes
 
-from .shapes import Few, abstract, empty, ends
+from .programs import Few, abstract, empty, ends
 
 FEW = 4  # texts that are read, searched or scored at once
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from .asked import Refused
+from .schema import Refused
 
 CLOSE = {"Connection": "close", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 DRAINED = 16  # times its limit: how much of a body is read, and thrown away

@@ -22,16 +22,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from weft.decode import Ask, Said, Speaker
-from weft.errors import WeftError
+from weft.core.errors import WeftError
+from weft.generate import Ask, Said, Speaker
 
-from .asked import COMPLETIONS, SCORE, TRANSLATE, Field, Refused, listed, read
-from .asking import Asking, unless_gone
-from .door import Door
+from .detokenizer import Reading
 from .engine import Engine, Job
 from .framing import DRAINED, Framing
 from .metrics import Metrics
-from .reading import Reading
+from .middleware import Door
+from .schema import COMPLETIONS, SCORE, TRANSLATE, Field, Refused, listed, read
+from .session import Asking, unless_gone
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from weft.errors import ProgramError, nearest
+from weft.core.errors import ProgramError, nearest
 from weft.models import Config, preset
 
-from .adafactor import Adafactor
-from .optimizers import AdamW, Lion, Momentum, Optimizer
-from .schedules import Constant, Cosine, LinearDecay, LinearWarmup, RsqrtDecay, Schedule
+from ..optim.adafactor import Adafactor
+from ..optim.optimizers import AdamW, Lion, Momentum, Optimizer
+from ..optim.schedules import Constant, Cosine, LinearDecay, LinearWarmup, RsqrtDecay, Schedule
 
 
 @dataclass(frozen=True)

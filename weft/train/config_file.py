@@ -10,7 +10,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from weft.errors import ProgramError, caret, nearest
+from weft.core.errors import ProgramError, caret, nearest
 
 from .config import TrainConfig, recipe, with_preset
 

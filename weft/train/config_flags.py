@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from weft.errors import ProgramError, nearest
+from weft.core.errors import ProgramError, nearest
 
 from .config import TrainConfig, with_preset
 from .config_file import WORDS, replaced

@@ -1,6 +1,6 @@
 """DiLoCo: replicas that train by themselves and meet now and then (Douillard and others, 2023).
 
-    diloco = train.DiLoCo(train.AdamW(4e-4), replicas=4, every=500)
+    diloco = train.DiLoCo(optim.AdamW(4e-4), replicas=4, every=500)
     model, state = diloco.init(model)
     step = wf.spmd(diloco.step, mesh, layout, donate=(0, 1))  # with replicas:pod nothing is sent between pods
     outer = wf.spmd(diloco.outer, mesh, layout, donate=(0, 1))
@@ -23,17 +23,17 @@ from typing import Any
 import jax
 
 import weft as wf
-from weft import context
-from weft.errors import ProgramError
-from weft.optimizer import Optimizer as OverOptax
-from weft.tensor import Tensor, is_tensor
+from weft.core import context
+from weft.core.errors import ProgramError
+from weft.core.tensor import Tensor, is_tensor
+from weft.ops.optax import Optimizer as OverOptax
 
-from .average import averaged, init_average
-from .optimizers import Momentum
-from .parameters import are_specs, asking, named, with_tensors
-from .rows import dealt
-from .settings import check
-from .state_layout import as_state, as_stored, called, in_program_layout, in_state_layout, naming
+from ..core.fields import check
+from ..optim.ema import averaged, init_average
+from ..optim.named_tree import are_specs, asking, named, with_tensors
+from ..optim.optimizers import Momentum
+from ..optim.update_layout import as_state, as_stored, called, in_program_layout, in_state_layout, naming
+from .microbatch import dealt
 from .step import TrainStep
 
 # How one number is made of the replicas'.
@@ -71,7 +71,7 @@ class DiLoCo:
             raise ProgramError(
                 "the inner optimizer of DiLoCo is an optax transformation",
                 rule="replicas update slices inside the program; optax runs after it, on whole arrays",
-                hint="one of the package's own, for example train.AdamW(4e-4)",
+                hint="one of the package's own, for example optim.AdamW(4e-4)",
             ).located("DiLoCo")
 
     @property

@@ -14,7 +14,8 @@ from typing import Any
 import jax.numpy as jnp
 
 import weft as wf
-from weft import nn, processes
+from weft import nn
+from weft.distributed import processes
 from weft.models import Batch
 
 

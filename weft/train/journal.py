@@ -24,8 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from weft.errors import WeftError
-from weft.files import whole, write_text
+from weft.core.atomic_file import whole, write_text
+from weft.core.errors import WeftError
 
 from .plain_json import plain_json
 

@@ -24,13 +24,13 @@ from typing import Any
 
 import jax
 
-from weft import nn, processes
-from weft.errors import ModelError, ProgramError, WeftError
-from weft.plan.hardware import Hardware
+from weft import nn
+from weft.core.errors import ModelError, ProgramError, WeftError
+from weft.distributed import processes
+from weft.hardware.profile import Hardware
 
-from . import config_file, hosts
-from .checkpoint import Checkpoints
-from .checkpoint_files import (
+from ..checkpoint.manager import Checkpoints
+from ..checkpoint.manifest import (
     CheckpointWarning,
     Damage,
     check_files,
@@ -38,12 +38,14 @@ from .checkpoint_files import (
     step_folders,
     unfinished,
 )
+from ..distributed import rendezvous
+from . import config_file
 from .config import TrainConfig
 from .evaluate import Score, evaluate
 from .journal import CONFIG
+from .metrics import Record, Standing
 from .progress import Pace, Progress
-from .record import Record, Standing
-from .run import Run, prepare
+from .setup import Run, prepare
 
 AHEAD = 2  # batches that are made while a step runs
 
@@ -180,7 +182,7 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
     # Signals are caught until the last checkpoint is on the disk.
     with (
         _alone(c.folder),
-        hosts.Stop(c.hosts.grace) as stop,
+        rendezvous.Stop(c.hosts.grace) as stop,
         Checkpoints(run.checkpoints, c.save.keep) as checkpoints,
     ):
         standing = begin(run, checkpoints)

@@ -1,6 +1,6 @@
 """One step of training: from a batch to new parameters.
 
-step = train.train_step(train.AdamW(3e-4), clip=1.0, micro=4)
+step = train.train_step(optim.AdamW(3e-4), clip=1.0, micro=4)
 state = step.init(model)
 program = wf.spmd(step, mesh, layout, donate=(0, 1))
 metrics, model, state = program(model, state, batch, key)
@@ -16,19 +16,19 @@ import jax.numpy as jnp
 import optax
 
 import weft as wf
-from weft import keys
-from weft.errors import ProgramError
-from weft.later import Promise, Result, later
-from weft.optimizer import Optimizer as OverOptax
-from weft.tensor import Tensor, is_tensor
+from weft.core.deferred import Promise, Result, later
+from weft.core.errors import ProgramError
+from weft.core.tensor import Tensor, is_tensor
+from weft.ops.optax import Optimizer as OverOptax
+from weft.random import keys
 
-from .accumulate import value_and_grad
-from .average import init_average, update_average
-from .clipping import clip_by_global_norm, global_norm
-from .parameters import asking
-from .settings import check
-from .state_layout import as_stored, called, naming
-from .weight import Weight
+from ..core.fields import check
+from ..optim.clipping import clip_by_global_norm, global_norm
+from ..optim.ema import init_average, update_average
+from ..optim.named_tree import asking
+from ..optim.update_layout import as_stored, called, naming
+from .grad_accum import value_and_grad
+from .loss_weight import Weight
 
 
 @dataclass(frozen=True)

@@ -3,4 +3,4 @@
 from .convert import config_of as config_of
 from .convert import load as load
 from .convert import save as save
-from .words import tokenizer as tokenizer
+from .tokenizer import tokenizer as tokenizer

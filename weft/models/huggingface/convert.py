@@ -21,9 +21,9 @@ import numpy as np
 
 import weft as wf
 from weft import nn
-from weft.errors import ModelError, WeftError, nearest
+from weft.core.errors import ModelError, WeftError, nearest
+from weft.core.tensor import Tensor, check_has_values
 from weft.nn.module import check_drawn, is_parameter, path_name
-from weft.tensor import Tensor, check_has_values
 
 from ..config import Config
 from ..transformer import Transformer
@@ -31,7 +31,7 @@ from .family import HEAD, Family, Row
 from .files import DTYPES, WRITTEN, Checkpoint, Target, same, writing
 from .gpt2 import GPT2
 from .llama import LLAMA
-from .pieces import pieces, stored_shapes
+from .stored_slices import pieces, stored_shapes
 from .t5 import T5
 
 FAMILIES = {family.name: family for family in (T5, GPT2, LLAMA)}

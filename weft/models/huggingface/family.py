@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.errors import ModelError
+from weft.core.errors import ModelError
 
 from ..config import Config
 

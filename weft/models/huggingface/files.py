@@ -23,9 +23,9 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from weft import processes
-from weft.errors import ModelError
-from weft.shared_folder import check_shared
+from weft.core.errors import ModelError
+from weft.distributed import processes
+from weft.distributed.shared_folder import check_shared
 
 MODEL, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}

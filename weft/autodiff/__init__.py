@@ -1,0 +1,1 @@
+"""Derivatives: `jax.grad`, `jax.vjp`, custom rules and rematerialization over named tensors."""

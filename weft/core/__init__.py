@@ -1,0 +1,1 @@
+"""The language's internals, from dims to staged programs; see README.md in this folder."""

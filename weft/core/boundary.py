@@ -1,0 +1,194 @@
+"""Leaves: what goes in and out of a traced body, as arrays on JAX's side and tensors on ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from . import collectives, context
+from .dims import Dim, pick_one, show
+from .errors import DimError, ProgramError, ShapeError, TensorTypeError
+from .forms import Overcast, as_slice, check_along, settle, slice_tensor
+from .layout import Splits, axes_of
+from .tensor import Tensor, describe, is_tensor
+from .types import constant, typed
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Leaves (tensors as slices, whatever else as it is) and the structure around them."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_tensor)
+    return [as_slice(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a leaf is apart from its array; `None` for a raw array.
+
+    Forms that differ in the op that a pending sum comes from are the same.
+    """
+
+    dims: tuple[Dim, ...]
+    role: str
+    splits: Splits
+    pending: frozenset[str]
+    origin: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, leaf: Any) -> Form | None:
+        if not isinstance(leaf, Tensor):
+            return None
+        assert leaf.splits is not None
+        return cls(leaf.dims, leaf.role, leaf.splits, leaf.pending, leaf.origin)
+
+    def around(self, array: Any) -> Tensor:
+        """A tensor in this form."""
+        program = context.require()
+        program.know(array)
+        made = Tensor(
+            array,
+            self.dims,
+            role=self.role,
+            mesh=program.mesh,
+            layout=program.layout,
+            splits=self.splits,
+            pending=self.pending,
+        )
+        made.origin = self.origin
+        return made
+
+
+def around(form: Form | None, array: Any) -> Any:
+    """A leaf from its form and its array."""
+    return array if form is None else form.around(array)
+
+
+def array_of(leaf: Any) -> Any:
+    """A leaf's array, in the form it has; inside a vmap it varies over that one's axes, as others may."""
+    if isinstance(leaf, Tensor):
+        return collectives.vary(leaf._array, context.require().mapped)
+    return jnp.asarray(leaf)
+
+
+def exact(leaf: Any) -> Any:
+    """A leaf whose array varies over no more axes than its form says."""
+    if isinstance(leaf, Tensor):
+        assert leaf.splits is not None
+        said = axes_of(leaf.splits) | leaf.pending
+        if collectives.varying(leaf._held) - said - context.require().mapped:
+            raise Overcast
+    return leaf
+
+
+def shape_of(tree: Any) -> str:
+    """A tree's structure for messages: `(*, {'a': *})`."""
+    return str(tree).removeprefix("PyTreeDef(").removesuffix(")")
+
+
+def like(leaf: Any, form: Form | None, what: str, other: str = "was") -> Any:
+    """A loop's or branch's result in the form it has to have; an error if it is another thing."""
+    if form is None or not isinstance(leaf, Tensor):
+        if form is not None and not form.dims and not hasattr(leaf, "shape"):
+            return like(slice_tensor(jnp.asarray(leaf), ()), form, what, other)
+        if (form is None) != (not isinstance(leaf, Tensor)):
+            raise ProgramError(
+                f"{what} is {describe(leaf) if isinstance(leaf, Tensor) else 'a raw array'}, and "
+                f"{other} {'a raw array' if form is None else f'a tensor [{show(form.dims)}]'}",
+                rule="a carry, and the results of both branches, keep their kind and dims",
+                hint="return the same kind of thing",
+            )
+        return leaf
+    if set(leaf.dims) != set(form.dims):
+        raise DimError(
+            f"{what} has the dims [{show(leaf.dims)}], and {other} [{show(form.dims)}]",
+            rule="a carry, and the results of both branches, keep their dims and sizes",
+            hint="check what the function returns; wf.broadcast_to adds a dim",
+        )
+    if leaf.dims != form.dims:
+        import weft  # ops are above this module, which they import
+
+        leaf = weft.transpose(leaf, form.dims)
+    if form.pending:
+        return as_pending(leaf, form)
+    return settle(leaf, form.role)
+
+
+def as_pending(leaf: Tensor, form: Form) -> Tensor:
+    """A tensor as a pending sum over the axes of a form: resolved values count on one device only."""
+    if leaf.pending == form.pending and leaf.splits == form.splits:
+        return replace(form, origin=leaf.origin).around(exact(leaf)._array)
+    array = collectives.vary(settle(leaf, form.role)._array, form.pending)
+    first = jnp.bool_(True)
+    for axis in sorted(form.pending):
+        first = first & (collectives.index((axis,)) == 0)
+    return form.around(jnp.where(first, array, constant(0, array)))
+
+
+def same_dtype(new: Any, old: Any, what: str) -> Any:
+    """A carry in the type that it had; an error if its dtype has changed."""
+    if new.dtype != old.dtype:
+        raise TensorTypeError(
+            f"{what} becomes {new.dtype} and was {old.dtype}",
+            rule="a carry keeps its dtype",
+            hint="convert it in the function: carry.astype(...), or begin with the other dtype",
+        )
+    return typed(new, old)
+
+
+def strong(leaf: Any) -> Any:
+    """Without JAX's weak type, which a carry could not keep."""
+    if isinstance(leaf, Tensor):
+        form = Form.of(leaf)
+        assert form is not None
+        return form.around(lax.convert_element_type(leaf._array, leaf.dtype))
+    array = jnp.asarray(leaf)
+    return lax.convert_element_type(array, array.dtype) if not _is_key(array) else array
+
+
+def _is_key(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def slice_or_array(leaf: Any) -> Any:
+    """Python numbers among the carries become tensors; raw arrays stay."""
+    return as_slice(leaf) if isinstance(leaf, int | float | complex) else leaf
+
+
+def common_dim(items: list[Any], dim: Any) -> Dim:
+    """The dim along which all of these are gone through; raw arrays have it in front."""
+    found = _named_dim(items, dim)
+    shapes = [np.shape(x) for x in items if not isinstance(x, Tensor)]
+    wrong = [shape for shape in shapes if shape[:1] != (found.size,)]
+    if wrong:
+        raise ShapeError(
+            f"raw arrays of shape {', '.join(map(str, wrong))} are to be gone through along {found}",
+            rule="the first dimension of a raw array that is scanned is the dim, in its size",
+            hint=f"give arrays of {found.size} rows; what is the same in all steps is used by the function "
+            "as it is",
+        )
+    return found
+
+
+def _named_dim(items: list[Any], dim: Any) -> Dim:
+    tensors = [t for t in items if isinstance(t, Tensor)]
+    if not tensors:
+        if not isinstance(dim, Dim):
+            raise DimError(
+                f"the size of dim {dim} is not known: no tensor is scanned",
+                rule="without tensors to scan, scan needs a Dim",
+                hint=f'wf.Dim("{dim}", 10)',
+            )
+        return dim
+    found = {pick_one(t.dims, dim) for t in tensors}
+    if len(found) > 1:
+        raise DimError(
+            f"the scanned tensors have different sizes of {dim}: {show(sorted(found, key=repr))}",
+            rule="all scanned tensors have the dim in one size",
+            hint="slice the longer ones",
+        )
+    check_along(found)
+    return found.pop()

@@ -1,0 +1,1 @@
+"""Hardware profiles: rates and links of accelerators, from TOML files with their sources."""

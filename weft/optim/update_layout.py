@@ -1,0 +1,68 @@
+"""The layout of an update: slices of gradients and parameters where the optimizer's state is, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax.numpy as jnp
+
+from weft.core import context
+from weft.core.forms import as_slice, settle
+from weft.core.layout import Layout
+from weft.core.op import run_eagerly
+from weft.core.tensor import Tensor
+
+
+def called(fn: Callable[..., Any], *args: Any) -> Any:
+    """`fn(*args)`, outside programs as one of its own."""
+    if context.current() is not None:
+        return fn(*args)
+    return run_eagerly(fn, args, {}, "dynamic")
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Name what is traced, for plans: it belongs to the update."""
+    with context.require().lowering(f"optimizer[{what}]"):
+        yield
+
+
+@contextmanager
+def in_state_layout(what: str) -> Iterator[None]:
+    """Trace with the layout's rules for optimizer state as those for all tensors."""
+    program = context.require()
+    with naming(what), program.laid_out(Layout(program.layout.rules_for("optimizer"))):
+        yield
+
+
+def as_state(t: Tensor) -> Tensor:
+    """A tensor laid out as optimizer state: a pending sum is scattered there, not added up everywhere."""
+    return settle(as_slice(t), "optimizer")
+
+
+def as_stored(t: Tensor, role: str) -> Tensor:
+    """A result of an update in the form in which its role is stored."""
+    return settle(in_program_layout(t, role), role)
+
+
+def in_program_layout(t: Tensor, role: str) -> Tensor:
+    """The same slice in the program's own layout; what its form is, it is still."""
+    program = context.require()
+    made = Tensor(
+        t._array,
+        t.dims,
+        role=role,
+        mesh=program.mesh,
+        layout=program.layout,
+        splits=t.splits,
+        pending=t.pending,
+    )
+    made.origin = t.origin
+    return made
+
+
+def wide_type(dtype: Any) -> Any:
+    """The type to compute in."""
+    return jnp.promote_types(dtype, jnp.float32)

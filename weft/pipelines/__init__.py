@@ -1,0 +1,1 @@
+"""Pipeline parallelism: layers in stages, micro-batches in flight, and the schedules."""

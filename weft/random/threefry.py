@@ -1,0 +1,176 @@
+"""Turns a key and the place of a block into that block of `jax.random`'s draw, and no more of it.
+
+`jax.random` (threefry, `jax_threefry_partitionable=True`, the default) gives element n of a draw
+the bits `threefry(key, n)`, where n is the element's row-major index as a 64-bit number. A device
+that knows where its block lies in the true shape can therefore draw its own elements without
+communication, and every layout gives the same numbers. In a draw of shape (3, 4) the block with
+starts (1, 2) and sizes (2, 2) holds the elements
+
+    n = [[1*4+2, 1*4+3],  =  [[ 6,  7],
+         [2*4+2, 2*4+3]]      [10, 11]]
+
+Starts may be traced (they come from `lax.axis_index`); shapes and sizes are static. Elements of a
+block outside the true shape are padding: they hold some number, which the caller masks. Numbers of
+64 bits are pairs (high, low) of uint32, because JAX has no uint64 without `jax_enable_x64`.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.random import threefry2x32_p
+from jax.typing import ArrayLike, DTypeLike
+
+from ..core.collectives import vary, varying
+from ..core.errors import TensorTypeError
+from ..core.placement import known_dtype
+
+Shape = tuple[int, ...]
+Starts = tuple[ArrayLike, ...]
+Words = tuple[jax.Array, jax.Array]
+
+
+def block_bits(key: jax.Array, shape: Shape, starts: Starts, sizes: Shape, bit_width: int = 32) -> jax.Array:
+    """The block at `starts` of `jax.random.bits(key, shape, uint{bit_width})`, bit for bit.
+
+    >>> key = jax.random.key(0)
+    >>> block_bits(key, (3, 4), (1, 2), (2, 2)) == jax.random.bits(key, (3, 4), "uint32")[1:3, 2:4]
+    Array([[ True,  True],
+           [ True,  True]], dtype=bool)
+    """
+    assert len(shape) == len(starts) == len(sizes), (shape, starts, sizes)
+    dtype = _available(f"uint{bit_width}", jnp.unsignedinteger)
+    index = _block_index(tuple(_words(start) for start in starts), tuple(shape), tuple(sizes))
+    # In one dimension: XLA takes ten times as long to compile threefry's loop for arrays of five.
+    high, low = threefry2x32_p.bind(*_key_words(key), *(word.reshape(-1) for word in index))
+    # The primitive's result type forgets the mesh axes that its operands vary over (jax 0.10.2):
+    # say them again, or shard_map takes the blocks of different devices for copies of one value.
+    axes = frozenset[str]().union(*(varying(x) for x in (key, *index)))
+    high, low = (vary(word, axes) for word in (high, low))
+    if dtype.itemsize == 8:
+        return (high.astype(dtype) << jnp.asarray(32, dtype) | low.astype(dtype)).reshape(sizes)
+    return (high ^ low).astype(dtype).reshape(sizes)
+
+
+def block_uniform(
+    key: jax.Array,
+    shape: Shape,
+    starts: Starts,
+    sizes: Shape,
+    dtype: DTypeLike = float,
+    low: ArrayLike = 0.0,
+    high: ArrayLike = 1.0,
+) -> jax.Array:
+    """The block at `starts` of `jax.random.uniform(key, shape, dtype, low, high)`, bit for bit."""
+    dtype = _available(dtype, jnp.floating)
+    return _uniform(block_bits(key, shape, starts, sizes, _bits_drawn(dtype)), low, high, dtype)
+
+
+def block_normal(
+    key: jax.Array, shape: Shape, starts: Starts, sizes: Shape, dtype: DTypeLike = float
+) -> jax.Array:
+    """The block at `starts` of `jax.random.normal(key, shape, dtype)`, bit for bit."""
+    dtype = _available(dtype, jnp.floating)
+    return _normal(block_bits(key, shape, starts, sizes, _bits_drawn(dtype)), dtype)
+
+
+# From bits to floats: the operations of jax/_src/random/core.py in the same order. Each is one jit,
+# as there: one by one, products and sums would not be fused and could round otherwise. Each ends in
+# a barrier: else XLA moves what follows (`normal * 0.02`) into the draw, differently per layout.
+
+
+@functools.partial(jax.jit, static_argnames="dtype", inline=True)
+def _uniform(bits: jax.Array, low: ArrayLike, high: ArrayLike, dtype: np.dtype) -> jax.Array:
+    return lax.optimization_barrier(_scaled(bits, low, high, dtype))
+
+
+@functools.partial(jax.jit, static_argnames="dtype", inline=True)
+def _normal(bits: jax.Array, dtype: np.dtype) -> jax.Array:
+    zero, one = np.array(0, dtype), np.array(1, dtype)
+    above_minus_one = np.nextafter(-one, zero, dtype=dtype)  # erf_inv(-1) is infinite
+    uniform = _scaled(bits, above_minus_one, one, dtype)
+    return lax.optimization_barrier(np.array(np.sqrt(2), dtype) * lax.erf_inv(uniform))
+
+
+def _scaled(bits: jax.Array, low: ArrayLike, high: ArrayLike, dtype: np.dtype) -> jax.Array:
+    low, high = lax.convert_element_type(low, dtype), lax.convert_element_type(high, dtype)
+    # A random mantissa under the exponent of 1 is uniform in [1, 2).
+    unsigned = np.dtype(f"uint{8 * dtype.itemsize}")
+    unused = _bits_drawn(dtype) - jnp.finfo(dtype).nmant
+    mantissa = bits.astype(unsigned) >> jnp.asarray(unused, unsigned)
+    exponent = jnp.asarray(np.array(1, dtype).view(unsigned))
+    unit = lax.bitcast_convert_type(mantissa | exponent, dtype) - jnp.array(1, dtype)
+    return jnp.maximum(low, unit * (high - low) + low)
+
+
+def _bits_drawn(dtype: np.dtype) -> int:
+    # bfloat16 has 7 bits of mantissa, and JAX draws only 8 bits for it
+    return 8 if jnp.finfo(dtype).nmant < 8 else 8 * dtype.itemsize
+
+
+# The 64-bit index of each element of the block.
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "sizes"), inline=True)
+def _block_index(starts: tuple[Words, ...], shape: Shape, sizes: Shape) -> Words:
+    high = low = jnp.uint32(0)
+    for dim, start in enumerate(starts):
+        column = [size if other == dim else 1 for other, size in enumerate(sizes)]
+        within = lax.broadcasted_iota(jnp.uint32, column, dim)
+        position = _add(start, (jnp.zeros_like(within), within))
+        high, low = _add((high, low), _multiply(position, _words(math.prod(shape[dim + 1 :]))))
+    return jnp.broadcast_to(high, sizes), jnp.broadcast_to(low, sizes)
+
+
+def _words(number: ArrayLike) -> Words:
+    if isinstance(number, int | np.integer):  # may be more than an array holds without x64
+        return jnp.uint32(int(number) >> 32 & 0xFFFFFFFF), jnp.uint32(int(number) & 0xFFFFFFFF)
+    number = jnp.asarray(number)
+    wide, low = number.dtype.itemsize == 8, number.astype(jnp.uint32)
+    return (number >> 32).astype(jnp.uint32) if wide else jnp.zeros_like(low), low
+
+
+def _add(a: Words, b: Words) -> Words:
+    low = a[1] + b[1]
+    carry = (low < b[1]).astype(jnp.uint32)  # a sum less than a summand has wrapped around
+    return a[0] + b[0] + carry, low
+
+
+def _multiply(a: Words, b: Words) -> Words:
+    # The high word of low times low, by halves of 16 bits: no partial sum exceeds 32 bits.
+    # (lax.mulhi does not compile inside shard_map in jax 0.10.2.)
+    (a1, a0), (b1, b0) = ((word >> 16, word & 0xFFFF) for word in (a[1], b[1]))
+    middle = a1 * b0 + ((a0 * b0) >> 16)
+    carried = a1 * b1 + (middle >> 16) + (((middle & 0xFFFF) + a0 * b1) >> 16)
+    return carried + a[0] * b[1] + a[1] * b[0], a[1] * b[1]
+
+
+def _key_words(key: jax.Array) -> Words:
+    name, data = jax.random.key_impl(key), jax.random.key_data(key)
+    if name != "threefry2x32":
+        raise TensorTypeError(
+            f"a draw with a key of {name}",
+            rule="only threefry keys give layout-invariant draws: an element's index gives its bits",
+            hint='make the key with jax.random.key(seed, impl="threefry2x32")',
+        )
+    if data.shape != (2,):
+        raise TensorTypeError(
+            f"a draw takes one key, got keys[{data.shape[:-1]}]",
+            rule="all places of a draw come from one key",
+            hint="use vmap",
+        )
+    return jnp.asarray(data[0]), jnp.asarray(data[1])
+
+
+def _available(dtype: DTypeLike, kind: type) -> np.dtype:
+    known_dtype(dtype)
+    if not jnp.issubdtype(dtype, kind):
+        raise TensorTypeError(
+            f"a draw of {jnp.dtype(dtype)}: it has to be {kind.__name__}",
+            rule="numbers are drawn in the dtype in which their distribution is defined",
+            hint="convert them afterwards: x.astype(...)",
+        )
+    return jnp.zeros((), dtype).dtype  # without x64 64 bits become 32, and JAX warns

@@ -1,0 +1,168 @@
+"""From settings to what is run: data found, tokenizer loaded or trained, mesh checked, the step staged."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import weft as wf
+from weft import data, nn
+from weft.core import devices
+from weft.core.errors import LayoutError, ModelError
+from weft.core.layout import Layout
+from weft.core.mesh import Mesh
+from weft.core.placement import without_values
+from weft.distributed.shared_folder import check_shared
+from weft.models import Transformer, preset
+from weft.models.presets import batch_specs
+from weft.models.spelling import CheckedLayout
+
+from ..checkpoint.manifest import CHECKPOINTS
+from ..distributed import rendezvous
+from . import data_setup
+from .auto_layout import AUTO, chosen
+from .config import TrainConfig, schedule
+from .evaluate import sums
+from .trainer import Learner, learner
+
+RATES = 1 << 12  # steps whose learning rates are worked out together
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run is made of, before its first step."""
+
+    config: TrainConfig
+    mesh: Mesh
+    layout: Layout
+    tokenizer: data.Tokenizer
+    train: data.Batches
+    valid: data.Batches | None
+    model: Transformer  # declared
+    learner: Learner
+    scoring: wf.Program
+    rate: Callable[[int], float] = field(repr=False)  # by step, from 0 on
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.config.folder / CHECKPOINTS
+
+    def key(self, step: int) -> Any:
+        """The key of a step's dropout."""
+        return jax.random.fold_in(jax.random.key(self.config.seed), step)
+
+    def plans(self) -> dict[str, wf.Plan]:
+        """What a step will do and cost, and whatever else is done every so many steps."""
+        batch = jax.tree.map(without_values, self.train.step(0).batch, is_leaf=wf.is_tensor)
+        return self.learner.plans(nn.specs(self.model), batch, self.key(0))
+
+
+def prepare(config: TrainConfig) -> Run:
+    """From settings to what is run: data found, tokenizer loaded or trained, mesh checked, step staged."""
+    config.check()
+    h = config.hosts
+    rendezvous.join(h.coordinator, h.processes, h.process, wait=h.wait)
+    check_shared(config.folder)
+    mesh = with_devices(config.layout.mesh)
+    if config.layout.rules != AUTO:
+        _check_rows(config, mesh, _layout(config, mesh))
+        _check_dims(config, mesh)
+    texts = data_setup.examples(config.data, held_out=False)
+    held_out = data_setup.examples(config.data, held_out=True)
+    assert texts is not None
+    _check_kind(config, data_setup.is_pairs(texts))
+    words = data_setup.tokenizer(config.data, texts, config.folder)
+    if config.model.vocab == preset(config.preset).config.vocab:
+        config = config.replace(model=config.model.replace(vocab=words.vocab))
+    data_setup.check_vocab(words, config.model.vocab)
+    if config.layout.rules == AUTO:
+        example = data_setup.batches(config.data, texts, words, seed=config.seed).step(0).batch
+        config = config.replace(layout=chosen(config, example))
+        mesh = with_devices(config.layout.mesh)
+    layout = _layout(config, mesh)
+    where = {"mesh": mesh, "layout": layout}
+    train = data_setup.batches(config.data, texts, words, seed=config.seed, **where)
+    valid = None
+    if held_out is not None:
+        valid = data_setup.batches(config.data, held_out, words, shuffle=False, epochs=1, **where)
+
+    model, how = Transformer(config.model), learner(config, mesh, layout)
+    scoring = wf.spmd(sums, mesh, how.whole_layout)
+    return Run(config, mesh, layout, words, train, valid, model, how, scoring, _rate(config))
+
+
+def _rate(config: TrainConfig) -> Callable[[int], float]:
+    """The learning rate by step, worked out for some steps at a time: there may be very many."""
+    rate, some = schedule(config), wf.Dim("steps", RATES)
+
+    @functools.lru_cache(maxsize=2)
+    def part(number: int) -> np.ndarray:
+        found = rate(wf.arange(some) + number * RATES).numpy()
+        return np.broadcast_to(found, RATES)  # a constant one has no dim
+
+    return lambda step: float(part(step // RATES)[step % RATES])
+
+
+def _layout(config: TrainConfig, mesh: Mesh) -> Layout:
+    place = config.layout
+    layout = Layout(place.rules, params=place.params or None, optimizer=place.optimizer or None)
+    layout.check(mesh)
+    return layout
+
+
+def with_devices(axes: str) -> Mesh:
+    """The mesh. Where JAX has only a CPU, and is not in use yet, that gets as many virtual devices."""
+    mesh = Mesh(axes) if "-1" not in axes else None
+    if mesh is not None and not jax.distributed.is_initialized():
+        with contextlib.suppress(RuntimeError):  # never fewer: somebody may have asked for more
+            if jax.config.jax_num_cpu_devices < mesh.size <= devices.MOST:  # type: ignore[attr-defined]
+                jax.config.update("jax_num_cpu_devices", mesh.size)
+    if devices.is_all_there_is():
+        devices.keep_memory()
+    mesh = mesh or Mesh(axes)
+    mesh.require_devices()
+    return mesh
+
+
+def _check_rows(config: TrainConfig, mesh: Mesh, layout: Layout) -> None:
+    rows = wf.Dim("batch", config.data.rows)
+    ways = mesh.ways(layout.splits((rows,), mesh, "value")[0])
+    if rows.size < ways:
+        raise LayoutError(
+            f"a batch of {rows.size} rows is split {ways} ways",
+            f'mesh: "{mesh}"; rules: "{config.layout.rules}"',
+            rule="each device that the batch is split over has at least one row",
+            hint=f"--data.rows {ways} or more, or a smaller mesh",
+        )
+
+
+def _check_dims(config: TrainConfig, mesh: Mesh) -> None:
+    """An error for a misspelt rule now, before data are read and a tokenizer is trained."""
+    place = config.layout
+    layout = CheckedLayout(place.rules, params=place.params or None, optimizer=place.optimizer or None)
+    if not layout.suspects:  # a trace takes seconds
+        return
+    how = learner(config, mesh, layout)
+    rows = batch_specs(config.model, config.data.rows, config.data.length)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", wf.LayoutWarning)  # the run's own program warns
+        how.program.jaxpr(*how.init(nn.specs(Transformer(config.model))), rows, jax.random.key(config.seed))
+
+
+def _check_kind(config: TrainConfig, pairs: bool) -> None:
+    two = config.model.kind == "encoder_decoder"
+    if two != pairs or config.model.kind == "encoder":
+        has = "pairs of texts" if pairs else "single texts"
+        raise ModelError(
+            f"the model is of kind {config.model.kind.replace('_', '-')}, and the data are {has}",
+            rule="an encoder-decoder learns from pairs, a decoder from single texts",
+            hint="weft train translate for pairs, weft train lm for texts; or another --preset",
+        )
