@@ -29,16 +29,20 @@ def prompts() -> np.ndarray:
     return handwritten.batch(0, SIZE)[0][:, :PROMPT]
 
 
-def likeliest(rows: int, prompt: int, steps: int) -> generate.Rows:
+def likeliest(rows: int, prompt: int, steps: int) -> generate.RowSettings:
     """In all rows the likeliest tokens are generated, so many, whatever they are."""
     batch, said = wf.Dim("batch", rows), wf.Dim("said", steps)
 
     def each(value: Any, type: Any) -> wf.Tensor:
         return wf.full([batch], value, type)
 
-    how = generate.Choice(each(0, np.float32), each(0, np.int32), each(1, np.float32), each(1, np.float32))
+    how = generate.SamplingParams(
+        each(0, np.float32), each(0, np.int32), each(1, np.float32), each(1, np.float32)
+    )
     ends = wf.full([batch, wf.Dim("ends", 4)], -1, np.int32)
-    return generate.Rows(each(prompt, np.int32), each(steps, np.int32), ends, how, wf.ones([batch, said]))
+    return generate.RowSettings(
+        each(prompt, np.int32), each(steps, np.int32), ends, how, wf.ones([batch, said])
+    )
 
 
 class Weft:
@@ -48,8 +52,8 @@ class Weft:
         params = handwritten.init(0, SIZE)
         self.models = (models.filled(models.config(SIZE), params, models.LM_NAMES),)
         self.batch = Batch(wf.tensor(prompts(), [wf.Dim("batch", SIZE.batch), wf.Dim("length", PROMPT)]))
-        self.begin = wf.spmd(generate.begin, static=("room",))
-        self.speak = wf.spmd(generate.speak, donate=("state",))
+        self.begin = wf.spmd(generate.prefill, static=("room",))
+        self.speak = wf.spmd(generate.decode, donate=("state",))
         self.state: Any = None
 
     def read(self) -> Any:

@@ -234,7 +234,7 @@ HEADER = """# How exact memory plans are
 `plan.memory.peak` is computed from the program alone, with no devices and no compiler. Here it stands beside
 what XLA's CPU compiler assigns to one device (`memory_analysis()`: arguments, results and temporaries, memory
 that two of them share counted once), for programs of several kinds, sizes and layouts. Written by
-`python -m benchmarks.memory`; `tests/test_plan_memory.py` holds each error below 15 % and their median
+`python -m benchmarks.memory`; `tests/plan/test_plan_memory.py` holds each error below 15 % and their median
 below 8 %.
 
 """

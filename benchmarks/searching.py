@@ -15,7 +15,7 @@ import weft as wf
 from benchmarks import lm
 from benchmarks.handwritten import Size
 from benchmarks.measure import alternate
-from weft.autolayout.ranking import Ranked, Space
+from weft.autolayout.ranking import CandidateSpace, RankedLayout
 from weft.core.errors import WeftError
 from weft.hardware.measure import measure_cpu
 from weft.hardware.profile import Hardware
@@ -24,9 +24,9 @@ SIZE = Size(batch=16, length=64, d_model=128, d_ff=512, heads=4, d_kv=32, layers
 TOP, OTHERS, DEVICES = 40, 20, 8
 
 
-def at_random(space: Space, hardware: Hardware, known: set[Any]) -> list[Ranked]:
+def at_random(space: CandidateSpace, hardware: Hardware, known: set[Any]) -> list[RankedLayout]:
     """Legal candidates that are not among the best."""
-    draw, found = random.Random(0), list[Ranked]()
+    draw, found = random.Random(0), list[RankedLayout]()
     while len(found) < OTHERS:
         sizes = draw.choice(space.meshes)
         place = tuple(draw.randrange(len(space.groups)) for _ in sizes)
@@ -37,7 +37,7 @@ def at_random(space: Space, hardware: Hardware, known: set[Any]) -> list[Ranked]
         known.add(candidate)
         plan = space.planned(candidate)
         if not isinstance(plan, WeftError):
-            found.append(Ranked(candidate, plan, plan.time(hardware), 0.0))
+            found.append(RankedLayout(candidate, plan, plan.time(hardware), 0.0))
     return found
 
 
@@ -51,7 +51,7 @@ def section(rounds: int) -> str:
     found = wf.search(program, args, devices=DEVICES, hardware=hardware, top=TOP)
     took = time.process_time() - start
     ranked = list(found.ranked[:TOP])
-    space = Space("", program, args, DEVICES, 2, hardware)
+    space = CandidateSpace("", program, args, DEVICES, 2, hardware)
     others = at_random(space, hardware, {one.candidate for one in ranked})
     every = [*ranked, *others]
     cases = {str(n): lm.case(lm.step(SIZE, one.mesh, one.layout), SIZE) for n, one in enumerate(every)}

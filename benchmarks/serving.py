@@ -36,15 +36,18 @@ def served() -> None:
 
     jax.config.update("jax_platforms", "cpu")
     from weft import nn, serve
-    from weft.data import Bytes
-    from weft.generate import Speaker
+    from weft.data import ByteTokenizer
+    from weft.generate import TextGenerator
     from weft.models import Config, Transformer
 
     config = Config(
         vocab=259, d_model=128, d_ff=512, heads=4, d_kv=32, layers=2, longest=LONGEST, kind="encoder_decoder"
     )
-    speaker = Speaker(nn.init(Transformer(config), jax.random.key(0)), Bytes(), rows=ROWS)
-    app, listening = serve.app(speaker, timeout=120, most_waiting=256), serve.bound("127.0.0.1", 0)
+    speaker = TextGenerator(nn.init(Transformer(config), jax.random.key(0)), ByteTokenizer(), rows=ROWS)
+    app, listening = (
+        serve.build_app(speaker, timeout=120, most_waiting=256),
+        serve.listen_socket("127.0.0.1", 0),
+    )
     address = f"http://127.0.0.1:{listening.getsockname()[1]}"
     serve.serve(app, listening, 10, lambda: print(address, flush=True))
 

@@ -20,7 +20,7 @@ import jax
 from benchmarks.measure import Spread
 from weft import nn
 from weft.train import loop
-from weft.train.config import Data, Evaluate, Optimize, Save, TrainConfig, recipe
+from weft.train.config import DataConfig, EvaluateConfig, OptimizerConfig, SaveConfig, TrainConfig, recipe
 from weft.train.setup import Run
 
 PEERS = Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"
@@ -49,9 +49,9 @@ def config(folder: Path) -> TrainConfig:
     return base.replace(
         steps=STEPS,
         model=model,
-        data=Data(kind="text", train=(str(text),), rows=12, length=64),
-        optimizer=Optimize(beta2=0.99, weight_decay=0.1),
-        evaluate=Evaluate(every=0),
+        data=DataConfig(kind="text", train=(str(text),), rows=12, length=64),
+        optimizer=OptimizerConfig(beta2=0.99, weight_decay=0.1),
+        evaluate=EvaluateConfig(every=0),
     )
 
 
@@ -71,8 +71,8 @@ def bare(run: Run) -> float:
 def whole(run: Run, every: int) -> float:
     """Seconds of a step of the whole loop, with a save every so many steps."""
     with tempfile.TemporaryDirectory() as folder:
-        c = run.config.replace(folder=Path(folder), save=Save(every=every))
-        loop.follow(dataclasses.replace(run, config=c), quiet=True)
+        c = run.config.replace(folder=Path(folder), save=SaveConfig(every=every))
+        loop.train_prepared(dataclasses.replace(run, config=c), quiet=True)
         lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     seconds = [row["seconds"] for row in map(json.loads, lines) if "seconds" in row]
     return sum(seconds[5:]) / len(seconds[5:])
@@ -90,7 +90,7 @@ def feeding(run: Run) -> float:
 def table(rounds: int) -> str:
     """The comparison, alternating."""
     with tempfile.TemporaryDirectory() as folder:
-        run = loop.prepare(config(Path(folder)))
+        run = loop.prepare_run(config(Path(folder)))
         cases: dict[str, Any] = {
             "bare step": lambda: bare(run),
             "whole loop": lambda: whole(run, 10**6),
@@ -139,7 +139,7 @@ def against_pytorch(rounds: int, count: int = 20) -> str:
     if not PEERS.exists():
         return "PyTorch is not there to compare with: `make test-peers` installs it."
     with tempfile.TemporaryDirectory() as folder:
-        run = loop.prepare(config(Path(folder)))
+        run = loop.prepare_run(config(Path(folder)))
     model, state = run.learner.init(nn.init(run.model, jax.random.key(0), run.mesh, run.layout))
     batch, key = run.train.step(0).batch, run.key(0)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import weft as wf
 from weft import nn, optim, train
-from weft.models import Batch, Config, Transformer, shifted
+from weft.models import Batch, Config, Transformer, shift_right
 
 wf.cpu_devices(8)  # this computer as 8 devices
 
@@ -26,7 +26,7 @@ def rows(draw):
     for _ in range(15):
         tokens.append((5 * tokens[-1] + 3) % CONFIG.vocab)
     targets = wf.tensor(np.stack(tokens, 1).astype(np.int32), "batch=32 length=16")
-    return Batch(shifted(targets), targets)
+    return Batch(shift_right(targets), targets)
 
 
 def main():

@@ -48,11 +48,11 @@ def score(folder: Path) -> None:
     for line in (folder / "test.tsv").read_text(encoding="utf-8").splitlines():
         english, french = line.split("\t")
         references[english].append(french)
-    run, step, model = load.restored(load.settings(folder))
-    speaker = generate.Speaker(model, run.tokenizer, run.mesh, run.layout, rows=64)
+    run, step, model = load.restore_run(load.load_config(folder))
+    speaker = generate.TextGenerator(model, run.tokenizer, run.mesh, run.layout, rows=64)
     sentences = sorted(references, key=len)
-    said = [one.text for one in speaker.say(sentences, generate.Ask(beams=generate.Beams(4)))]
-    found = generate.quality(said, [references[sentence] for sentence in sentences])
+    said = [one.text for one in speaker.say(sentences, generate.GenerationConfig(beams=generate.Beams(4)))]
+    found = generate.corpus_scores(said, [references[sentence] for sentence in sentences])
     for sentence, text in list(zip(sentences, said, strict=True))[:: len(said) // 8]:
         print(f"{sentence}\n  → {text}")
     print(f"step {step}, {len(sentences):,} sentences: {found}")

@@ -15,23 +15,23 @@ from .core.layout import Layout
 from .core.mesh import Mesh
 from .core.placement import place
 from .core.program import Program, spmd
-from .core.tensor import Tensor, describe, is_tensor, short_type
+from .core.tensor import Tensor, describe, is_tensor, short_dtype
 from .core.types import weak_type
-from .plan.arguments import check_arguments
+from .plan.arguments import check_args_is_tuple
 
 # What another order of additions may change, relative to the largest value: of sums in float32, and of a
 # result in its own type, in units in its last place.
-ROUNDING = 100 * float(np.finfo(np.float32).eps)
-LAST_PLACES = 4
+FLOAT32_TOLERANCE = 100 * float(np.finfo(np.float32).eps)
+MAX_ULPS = 4
 HINT = "look for raw JAX on slices (wf.local, jax.tree.map), or report it with this program"
 
 
-class Differs(WeftError, AssertionError):
+class VerificationError(WeftError, AssertionError):
     """Two layouts gave different results."""
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """One output under one layout, beside the same on one device.
 
     Attributes:
@@ -58,11 +58,11 @@ def verify(
     layouts: Sequence[Any],
     *,
     tolerance: float | None = None,
-) -> list[Compared]:
+) -> list[Comparison]:
     """Run the same call on one device and under each layout, and compare every output's type and values.
 
     Args:
-      fn: the function, or a program of it; to compare gradients too, pass `wf.value_and_grad(fn)`.
+      fn: the function, or a program of it; to compare gradients too, pass `wf.accumulate_gradients(fn)`.
       args: tensors with values, wherever they are placed.
       mesh: the mesh, or one for each layout.
       layouts: the layouts to try.
@@ -81,7 +81,7 @@ def verify(
     """
     layouts = [layouts] if isinstance(layouts, str | Layout) else layouts
     example = 'wf.verify(fn, (x,), "data=4", ["batch:data"])'
-    check_arguments(args, "verify", example)
+    check_args_is_tuple(args, "verify", example)
     if not layouts:
         raise ProgramError(
             "there are no layouts to compare", rule="each layout is compared with one device", hint=example
@@ -120,7 +120,7 @@ def _compare(one: Any, other: Any, shown: str, tolerance: float | None) -> Any:
     right = jax.tree.leaves(other, is_leaf=is_tensor)
     structures: list[Any] = [jax.tree.structure(tree, is_leaf=is_tensor) for tree in (one, other)]
     if structures[0] != structures[1]:
-        raise Differs(
+        raise VerificationError(
             f"results have another structure under {shown}",
             f"on one device {structures[0]}, there {structures[1]}",
             rule="layouts never change results",
@@ -130,7 +130,7 @@ def _compare(one: Any, other: Any, shown: str, tolerance: float | None) -> Any:
         name = "result" + jax.tree_util.keystr(path)
         types = _type(a), _type(b)
         if types[0] != types[1]:
-            raise Differs(
+            raise VerificationError(
                 f"{name} has another type under {shown}",
                 f"on one device {types[0]}, there {types[1]}",
                 rule="layouts never change results: neither dtypes, nor whether they are weak, nor values",
@@ -139,14 +139,14 @@ def _compare(one: Any, other: Any, shown: str, tolerance: float | None) -> Any:
         want, have = _values(a, a), _values(b, a)
         allowed = _rounding(want.dtype) if tolerance is None else tolerance
         want, have = _wide(want), _wide(have)
-        yield Compared(shown, name, _difference(want, have), allowed), (a, want, have)
+        yield Comparison(shown, name, _difference(want, have), allowed), (a, want, have)
 
 
 def _type(result: Any) -> str:
     """`bf16`, or `weak f32` for one that gives way to the type of another operand."""
     if not hasattr(result, "dtype"):
         return type(result).__name__
-    return f"{'weak ' * weak_type(result)}{short_type(result.dtype)}"
+    return f"{'weak ' * weak_type(result)}{short_dtype(result.dtype)}"
 
 
 def _values(t: Any, like: Any) -> np.ndarray:
@@ -159,8 +159,8 @@ def _values(t: Any, like: Any) -> np.ndarray:
 def _rounding(dtype: Any) -> float:
     """What rounding may change in a result of this type."""
     if not jnp.issubdtype(dtype, jnp.inexact):
-        return ROUNDING
-    return max(ROUNDING, LAST_PLACES * float(jnp.finfo(dtype).eps))
+        return FLOAT32_TOLERANCE
+    return max(FLOAT32_TOLERANCE, MAX_ULPS * float(jnp.finfo(dtype).eps))
 
 
 def _wide(values: np.ndarray) -> np.ndarray:
@@ -189,10 +189,10 @@ def _apart(want: np.ndarray, have: np.ndarray) -> np.ndarray:
     return np.where(finite, apart, np.where(same, 0.0, np.inf))
 
 
-def _differs(entry: Compared, like: Any, want: np.ndarray, have: np.ndarray) -> Differs:
+def _differs(entry: Comparison, like: Any, want: np.ndarray, have: np.ndarray) -> VerificationError:
     where = np.unravel_index(int(np.argmax(_apart(want, have))), want.shape) if want.shape else ()
     place = ", ".join(f"{d.name} {int(n)}" for d, n in zip(getattr(like, "dims", ()), where, strict=False))
-    return Differs(
+    return VerificationError(
         f"{entry.name} differs by {entry.difference:.2g} (relative) under {entry.layout}",
         f"{describe(like) if isinstance(like, Tensor) else ''} {place}: {want[where]} on one device, "
         f"{have[where]} there",

@@ -54,9 +54,9 @@ class Ours:
         dims = wf.dims(f"batch={ROWS} length={PROMPT}")
         self.batch = Batch(wf.tensor(prompts.astype(np.int32), dims))
         self.rows = likeliest(ROWS, PROMPT, SAID)
-        self.begin = wf.spmd(generate.begin, static=("room",))
-        self.speak = wf.spmd(generate.speak, donate=("state",))
-        self.search = wf.spmd(generate.search, static=("how",))
+        self.begin = wf.spmd(generate.prefill, static=("room",))
+        self.speak = wf.spmd(generate.decode, donate=("state",))
+        self.search = wf.spmd(generate.beam_search, static=("how",))
 
     def say(self, beams: int) -> np.ndarray:
         state = self.begin(self.models, self.batch, self.rows, PROMPT + SAID - 1)

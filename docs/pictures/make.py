@@ -270,13 +270,13 @@ def find_losses() -> None:
     """The demo's run, on one device and on eight; minutes."""
     from dataclasses import replace
 
-    from weft.cli.demo import Demo, settings
+    from weft.cli.demo import DemoCommand, demo_config
     from weft.train.loop import train
 
     curves = []
     for mesh, rules in LOSSES.values():
         with tempfile.TemporaryDirectory() as folder:
-            config = settings(Path(folder) / "run", Demo.steps)
+            config = demo_config(Path(folder) / "run", DemoCommand.steps)
             if mesh is not None:
                 config = config.replace(layout=replace(config.layout, mesh=mesh, rules=rules))
             train(config, quiet=True)

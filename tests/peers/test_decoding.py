@@ -14,7 +14,7 @@ import transformers
 
 import weft as wf
 from weft import generate
-from weft.generate.requests import drawn
+from weft.generate.batching import uniform_draws
 from weft.models import Batch, huggingface
 
 TOKENS, ENDS = 53, (1, 9, 30)  # 53 splits unevenly over 4 devices
@@ -165,11 +165,11 @@ def asked(peer, numbers, limit=SAID, temperature=0.0, top_k=0, top_p=1.0, penalt
             held[:, : fields["inputs"].dims[1].size].astype(np.int32), fields["inputs"].dims
         )
     by = np.ones((len(numbers), limit), np.float32) if drawn_by is None else drawn_by
-    rows = generate.Rows(
+    rows = generate.RowSettings(
         wf.tensor(np.array([len(p) for p in prompts], np.int32), [batch]),
         each(limit, np.int32),
         wf.tensor(np.tile(np.array(ENDS, np.int32), (len(numbers), 1)), [batch, wf.Dim("ends", len(ENDS))]),
-        generate.Choice(
+        generate.SamplingParams(
             each(temperature, np.float32),
             each(top_k, np.int32),
             each(top_p, np.float32),
@@ -194,9 +194,9 @@ class Ours:
     def __init__(self, peer, place="one device"):
         mesh, layout = PLACES[place]
         self.models = (huggingface.load(peer.folder, mesh, layout),)
-        self.begin = wf.spmd(generate.begin, mesh, layout, static=("room",))
-        self.speak = wf.spmd(generate.speak, mesh, layout)
-        self.search = wf.spmd(generate.search, mesh, layout, static=("how",))
+        self.begin = wf.spmd(generate.prefill, mesh, layout, static=("room",))
+        self.speak = wf.spmd(generate.decode, mesh, layout)
+        self.search = wf.spmd(generate.beam_search, mesh, layout, static=("how",))
 
     def say(self, peer, **how):
         """All inputs' tokens, and the logarithm of each one's probability."""
@@ -308,7 +308,7 @@ def test_draws_are_as_frequent(peer, ours):
         )
         out = peer.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
         wanted = torch.softmax(out.scores[0][0].double(), -1).numpy()
-        by = np.stack([drawn(11, n, 1) for n in range(DRAWS)])
+        by = np.stack([uniform_draws(11, n, 1) for n in range(DRAWS)])
         how = dict(temperature=temperature, top_k=top_k, top_p=top_p, drawn_by=by, limit=1)
         state = ours.begin(ours.models, *asked(peer, [number] * DRAWS, **how), 4)
         said = ours.speak(ours.models, state, 1).said.numpy()[:, 0]

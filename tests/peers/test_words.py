@@ -8,7 +8,7 @@ import tokenizers
 import torch
 import transformers
 
-from weft.generate import Ask, Speaker
+from weft.generate import GenerationConfig, TextGenerator
 from weft.models import huggingface
 
 TEXTS = ["the cat sat on the mat", "a dog and a cat", "été où çà", "cats", "a mat, a log and a dog"]
@@ -79,10 +79,10 @@ def test_the_same_ids(peer):
 def test_the_same_texts(peer, mesh):
     name, folder, theirs, model = peer
     layout = f"batch:data {HEADS[name]}:model d_ff:model" if mesh else ""
-    speaker = Speaker(
+    speaker = TextGenerator(
         huggingface.load(folder, mesh, layout), huggingface.tokenizer(folder), mesh, layout, rows=2
     )
-    for text, said in zip(TEXTS, speaker.say(TEXTS, Ask(limit=8)), strict=True):
+    for text, said in zip(TEXTS, speaker.say(TEXTS, GenerationConfig(limit=8)), strict=True):
         # Nothing stands before GPT-2's texts unless it is written there: we put the end of another one.
         read = theirs((theirs.eos_token if name == "gpt2" else "") + text, return_tensors="pt")
         out = model.generate(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
-from weft.core.types import typed
+from weft.core.types import cast_like
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Input:
         """The values in their type."""
         values = jnp.asarray(self.values())
         if self.dtype == "weak":
-            return typed(values, jax.typeof(0 if self.kind == "index" else 0.0))
+            return cast_like(values, jax.typeof(0 if self.kind == "index" else 0.0))
         return values.astype(self.dtype) if self.dtype else values
 
     def values(self) -> np.ndarray:

@@ -18,15 +18,15 @@ import jax
 import jax.numpy as jnp
 
 from ..core import collectives, context
-from ..core.boundary import Form, around, array_of
+from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
 from ..core.context import Context
 from ..core.errors import DimError, ProgramError, TensorTypeError, nearest
-from ..core.forms import as_slice, settle, slice_tensor
+from ..core.forms import as_slice, materialize, slice_tensor
 from ..core.layout import axes_of
 from ..core.padding import fill_padding
 from ..core.placement import place, with_role
-from ..core.tensor import Tensor, asked, check_has_values, describe, entry, is_tensor
-from ..core.types import typed
+from ..core.tensor import Tensor, check_has_values, describe, format_call, is_tensor, reports_call
+from ..core.types import cast_like
 from ..ops.elementwise import add
 from ..ops.shape import transpose
 
@@ -55,7 +55,7 @@ def grad(
 def value_and_grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """The value and the gradient of a scalar function, as `jax.value_and_grad`.
+    """The value and the gradient of a scalar function, as `jax.accumulate_gradients`.
 
     Args:
       f: takes pytrees of tensors and returns a tensor without dims (and with `has_aux` a pair of it
@@ -92,7 +92,7 @@ def value_and_grad(
         value = (value, aux) if has_aux else value
         return value, chosen[0] if isinstance(argnums, int) else tuple(chosen)
 
-    return entry(run, "grad of ")
+    return reports_call(run, "grad of ")
 
 
 def _check_places(places: Sequence[int], args: Sequence[Any]) -> None:
@@ -156,7 +156,7 @@ def _typed(derivatives: Any, like: Any) -> Any:
     """Derivatives in the types of what they belong to; those of integers have none (JAX's float0)."""
 
     def one(derivative: Any, x: Any) -> Any:
-        return derivative if derivative.dtype == jax.dtypes.float0 else typed(derivative, jax.typeof(x))
+        return derivative if derivative.dtype == jax.dtypes.float0 else cast_like(derivative, jax.typeof(x))
 
     return jax.tree.map(one, derivatives, like)
 
@@ -191,7 +191,9 @@ def _with_zeros(grads: list[Any], leaves: list[Any]) -> list[Any]:
 
 def _zeros(leaf: Tensor) -> Tensor:
     leaf = as_slice(leaf)
-    zeros = typed(jnp.zeros(leaf._held.shape, leaf.dtype), leaf._held)  # zeros_like of a pending sum varies
+    zeros = cast_like(
+        jnp.zeros(leaf._held.shape, leaf.dtype), leaf._held
+    )  # zeros_like of a pending sum varies
     zeros = slice_tensor(zeros, leaf.dims, leaf.splits)
     zeros.role = leaf.role
     return zeros
@@ -203,7 +205,7 @@ def _pulled(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, Any, A
     Gradients may be pending; those of tensors that were not used are None.
     """
     slices = [_entered(leaf, overcast=True) for leaf in leaves]
-    forms = [_forms(program, t) if _is_float(t) else [(_NONE, array_of(t))] for t in slices]
+    forms = [_forms(program, t) if _is_float(t) else [(_NONE, leaf_array(t))] for t in slices]
     used: set[tuple[int, frozenset[str]]] = set()  # leaves, and the axes their form varies over
     made: dict[str, Any] = {}
 
@@ -224,21 +226,21 @@ def _pulled(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, Any, A
                 inner.append(same)
             value, aux = call(inner)
             found, made["tree"] = jax.tree.flatten(value, is_leaf=is_tensor)
-            found = [settle(as_slice(v)) if isinstance(v, Tensor) else v for v in found]
-            made["forms"] = [Form.of(v) for v in found]
+            found = [materialize(as_slice(v)) if isinstance(v, Tensor) else v for v in found]
+            made["forms"] = [LeafSpec.of(v) for v in found]
             aux = jax.tree.map(_settled, aux, is_leaf=is_tensor)
             for n, (mine, given) in enumerate(zip(forms, inputs, strict=True)):
                 used.update((n, axes) for axes, _ in mine if (id(given[0]), ("vary", axes)) in frame.used)
-            return [array_of(v) for v in found], aux
+            return [leaf_array(v) for v in found], aux
 
     inputs = [[array for _, array in mine] for mine in forms]
     values, pull_arrays, aux = jax.vjp(arrays, inputs, has_aux=True)
-    value = jax.tree.unflatten(made["tree"], list(map(around, made["forms"], values)))
+    value = jax.tree.unflatten(made["tree"], list(map(rebuild_leaf, made["forms"], values)))
 
     def pull(cotangent: Any) -> list[Any]:
         given = jax.tree.leaves(_alike(cotangent, value), is_leaf=is_tensor)
         with _reverse_mode():
-            (cotangents,) = pull_arrays(list(map(array_of, given)))
+            (cotangents,) = pull_arrays(list(map(leaf_array, given)))
         return [
             _gradient(t, [part for part in zip(mine, arrays, strict=True) if (n, part[0][0]) in used], arrays)
             for n, (t, mine, arrays) in enumerate(zip(slices, forms, cotangents, strict=True))
@@ -252,12 +254,12 @@ def _gradient(t: Any, parts: list[Any], arrays: list[Any]) -> Any:
     if not isinstance(t, Tensor):
         return arrays[0]
     if not _is_float(t):
-        return around(Form.of(t), arrays[0])
+        return rebuild_leaf(LeafSpec.of(t), arrays[0])
     assert t.splits is not None
     early = _overcast(t)
     # Cotangents are zero in padding, but what one of them meets may be infinite: 0 · ∞ is not a number.
     filled = [(axes | early, fill_padding(array, t.dims, t.splits)) for (axes, _), array in parts]
-    summands = [slice_tensor(typed(array, t._held), t.dims, t.splits, axes) for axes, array in filled]
+    summands = [slice_tensor(cast_like(array, t._held), t.dims, t.splits, axes) for axes, array in filled]
     if not summands:
         return None
     total = _named(functools.reduce(add, summands))
@@ -274,7 +276,7 @@ def _named(gradient: Any) -> Any:
 
 def _overcast(t: Tensor) -> frozenset[str]:
     """The axes over which a loop made this tensor varying beforehand: its gradient is pending over them."""
-    return collectives.varying(t._held) - axes_of(t.splits or ()) - context.require().mapped
+    return collectives.varying_axes(t._held) - axes_of(t.splits or ()) - context.require().mapped
 
 
 def _is_float(t: Any) -> bool:
@@ -282,22 +284,22 @@ def _is_float(t: Any) -> bool:
 
 
 def _settled(leaf: Any) -> Any:
-    return settle(as_slice(leaf)) if isinstance(leaf, Tensor) else leaf
+    return materialize(as_slice(leaf)) if isinstance(leaf, Tensor) else leaf
 
 
 def _forms(program: Context, t: Tensor) -> list[tuple[frozenset[str], Any]]:
     """An argument as it is, and made varying over every further set of axes."""
-    have = collectives.varying(t._array)
+    have = collectives.varying_axes(t._array)
     missing = [a for a, n in program.mesh.axes if n > 1 and a not in have]
     sets = [
         frozenset(some)
         for count in range(len(missing) + 1)
         for some in itertools.combinations(missing, count)
     ]
-    return [(axes, collectives.vary(t._array, axes)) for axes in sets]
+    return [(axes, collectives.pvary(t._array, axes)) for axes in sets]
 
 
-@entry
+@reports_call
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     """The value of a function and its derivative in a direction, as `jax.jvp`.
 
@@ -321,7 +323,7 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     return value, _typed(tangent, value)
 
 
-@entry
+@reports_call
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False, zeros: bool = True) -> Any:
     """The value of a function and the function that pulls a cotangent back, as `jax.vjp`.
 
@@ -344,7 +346,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False, zeros: bool
             with _reverse_mode():
                 return _typed(pull(_alike(cotangent, out)), primals)
 
-        return out, entry(pull_whole, "vjp of "), *aux
+        return out, reports_call(pull_whole, "vjp of "), *aux
     leaves, tree = jax.tree.flatten(primals, is_leaf=is_tensor)
 
     def call(leaves: list[Any]) -> tuple[Any, Any]:
@@ -371,12 +373,12 @@ def _entered(leaf: Any, overcast: bool = False) -> Any:
         return leaf
     leaf = as_slice(leaf)
     settled = leaf.splits == program.splits(leaf.dims, leaf.role) and not leaf.pending
-    leaf = leaf if overcast and settled else settle(leaf)
-    if program.mapped <= collectives.varying(leaf._held):
+    leaf = leaf if overcast and settled else materialize(leaf)
+    if program.mapped <= collectives.varying_axes(leaf._held):
         return leaf
-    form = Form.of(leaf)
+    form = LeafSpec.of(leaf)
     assert form is not None
-    return form.around(collectives.vary(leaf._array, program.mapped))
+    return form.around(collectives.pvary(leaf._array, program.mapped))
 
 
 def _framed(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -408,7 +410,7 @@ def _alike(tree: Any, like: Any) -> Any:
         if t.dims != like.dims:
             t = transpose(t, like.dims)
         if like.is_slice:
-            return settle(as_slice(t), like.role)
+            return materialize(as_slice(t), like.role)
         return place(with_role(t, like.role), like.mesh, like.layout)
 
     return jax.tree.map(one, like, tree, is_leaf=is_tensor)
@@ -446,7 +448,7 @@ class custom_vjp:
                 rule="a custom_vjp is called after defvjp(forward, backward) has said what its derivative is",
                 hint=f"{name}.defvjp(lambda x: (value, kept), lambda kept, g: (cotangent of x,)); "
                 "without one, drop wf.custom_vjp",
-            ).located(asked(name, args, {}))
+            ).located(format_call(name, args, {}))
         program = context.current()
         if program is None:
             call = jax.custom_vjp(self.f)
@@ -502,7 +504,7 @@ class _Parts:
 
     def __init__(self, program: Context):
         self.program, self.place = program, (program.mapped, program.vmaps)
-        self.shapes: dict[str, tuple[Any, list[Form | None]]] = {}
+        self.shapes: dict[str, tuple[Any, list[LeafSpec | None]]] = {}
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -514,16 +516,16 @@ class _Parts:
         """A tree's arrays, settled; what else it is, is kept under the name."""
         leaves, shape = jax.tree.flatten(tree, is_leaf=is_tensor)
         leaves = list(map(_settled, leaves))
-        self.shapes[name] = shape, [Form.of(leaf) for leaf in leaves]
-        return list(map(array_of, leaves))
+        self.shapes[name] = shape, [LeafSpec.of(leaf) for leaf in leaves]
+        return list(map(leaf_array, leaves))
 
     def whole(self, name: str, arrays: Sequence[Any]) -> Any:
         """The tree of that name with these arrays in it."""
         shape, forms = self.shapes[name]
-        return jax.tree.unflatten(shape, list(map(around, forms, arrays)))
+        return jax.tree.unflatten(shape, list(map(rebuild_leaf, forms, arrays)))
 
 
-POLICIES = {
+REMAT_POLICIES = {
     "nothing": jax.checkpoint_policies.nothing_saveable,
     "everything": jax.checkpoint_policies.everything_saveable,
     "dots": jax.checkpoint_policies.dots_saveable,
@@ -535,7 +537,7 @@ POLICIES = {
 }
 
 
-@entry
+@reports_call
 def remat(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     """The same function, of which the backward pass computes again what it needs.
 
@@ -549,13 +551,13 @@ def remat(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     >>> [plan.memory.activations for plan in plans]
     [4096, 0]
     """
-    if isinstance(policy, str) and policy not in POLICIES:
+    if isinstance(policy, str) and policy not in REMAT_POLICIES:
         raise ProgramError(
-            f"there is no remat policy {policy!r}{nearest(policy, POLICIES)}",
+            f"there is no remat policy {policy!r}{nearest(policy, REMAT_POLICIES)}",
             rule="a policy says what is kept for the backward pass",
-            hint=f"one of {', '.join(POLICIES)}, or a function of jax.checkpoint_policies",
+            hint=f"one of {', '.join(REMAT_POLICIES)}, or a function of jax.checkpoint_policies",
         )
-    chosen = POLICIES[policy] if isinstance(policy, str) else policy
+    chosen = REMAT_POLICIES[policy] if isinstance(policy, str) else policy
 
     @functools.wraps(f)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -573,20 +575,20 @@ def remat(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
         if program is None:
             return jax.checkpoint(call, policy=chosen)([leaves[n] for n in dynamic])
         leaves = [as_slice(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        forms = [Form.of(leaves[n]) for n in dynamic]
+        forms = [LeafSpec.of(leaves[n]) for n in dynamic]
         kept: dict[str, Any] = {}
 
         def inner(arrays: list[Any]) -> list[Any]:
             with program.frame(lifts_collectives=False):
                 out, kept["tree"] = jax.tree.flatten(
-                    call(list(map(around, forms, arrays))), is_leaf=is_tensor
+                    call(list(map(rebuild_leaf, forms, arrays))), is_leaf=is_tensor
                 )
                 out = [as_slice(o) if isinstance(o, Tensor) else o for o in out]
-                kept["forms"] = [Form.of(o) for o in out]
-                return [array_of(o) for o in out]
+                kept["forms"] = [LeafSpec.of(o) for o in out]
+                return [leaf_array(o) for o in out]
 
-        arrays = jax.checkpoint(inner, policy=chosen)([array_of(leaves[n]) for n in dynamic])
-        out = [around(form, a) for form, a in zip(kept["forms"], arrays, strict=True)]
+        arrays = jax.checkpoint(inner, policy=chosen)([leaf_array(leaves[n]) for n in dynamic])
+        out = [rebuild_leaf(form, a) for form, a in zip(kept["forms"], arrays, strict=True)]
         return jax.tree.unflatten(kept["tree"], out)
 
     return run

@@ -13,7 +13,7 @@ from ..core.tensor import Tensor, is_tensor
 from ..ops.creation import zeros
 
 
-class Floats:
+class Partition:
     """A tree in two lists: what has gradients, and the other arrays (whole numbers, truth values, keys)."""
 
     def __init__(self, tree: Any):
@@ -45,10 +45,10 @@ class Floats:
         return jax.tree.unflatten(self.shape, leaves)
 
 
-def sums(grads: list[Any], more: list[Any]) -> list[Any]:
+def add_gradients(grads: list[Any], more: list[Any]) -> list[Any]:
     """Gradients added up; None counts for nothing, so that what is pending meets only what is too."""
     return [x if y is None else y if x is None else x + y for x, y in zip(grads, more, strict=True)]
 
 
-def zeros_of(t: Any) -> Any:
+def zero_gradient(t: Any) -> Any:
     return with_role(zeros(t.dims, t.dtype), t.role) if isinstance(t, Tensor) else jnp.zeros_like(t)

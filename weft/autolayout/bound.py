@@ -30,20 +30,20 @@ from ..hardware.profile import Hardware
 from ..plan.buffers import Buffer
 from ..plan.events import wire_bytes
 from ..plan.facts import Collective
-from ..plan.time import collective_seconds, hideable, main_dtype, work_seconds
-from .cost_atoms import Facts, Part
-from .space import Candidate, Group, Levels, Sizes, further
+from ..plan.time import can_overlap, collective_seconds, main_dtype, work_seconds
+from .cost_atoms import CostAtoms, WorkAtom
+from .space import Candidate, DimGroup, MeshShape, StorageLevels, extra_storage_dims
 
 SLACK = 1 - 2e-3  # for sizes that are rounded, and for what is fused a little otherwise
-LEAST_BUFFERS = 0.8  # of the memory of buffers: a split program may be fused better than the opened one
-MANY = 1 << 40  # bytes
+MIN_BUFFER_SHARE = 0.8  # of the memory of buffers: a split program may be fused better than the opened one
+LARGE_MESSAGE = 1 << 40  # bytes
 PHASES = ("forward", "backward", "update")
 SPLITS = ("plain", "param", "state")  # how values are split, stored parameters, and optimizer state
-LEVEL_OF = {"param more": "params", "state more": "optimizer"}  # where a collective is only for that
+EXTRA_SPLITS = {"param more": "params", "state more": "optimizer"}  # where a collective is only for that
 
 
 @dataclass(frozen=True)
-class Sent:
+class CollectiveCost:
     """A collective: the dims that call for it, and those that what is sent has beside them.
 
     Attributes:
@@ -54,8 +54,8 @@ class Sent:
     on: str
     beside: str
     kind: str
-    over: Group
-    dims: Group
+    over: DimGroup
+    dims: DimGroup
     bytes: float
     count: int
     is_gradient: bool
@@ -63,18 +63,18 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Shared:
+class WorkCost:
     """Some work: the dims that may share it out, what it takes, and the layers' dim if it is done in stages.
 
     What takes less than nothing is taken away where the layers are not in stages.
     """
 
-    dims: Group
+    dims: DimGroup
     seconds: float
     staged: str
 
 
-class Bound:
+class LowerBound:
     """What candidates of one program take at least.
 
     Args:
@@ -84,26 +84,26 @@ class Bound:
       groups: what an axis can have on it.
     """
 
-    def __init__(self, facts: Facts, hardware: Hardware, devices: int, groups: Sequence[Group]):
+    def __init__(self, facts: CostAtoms, hardware: Hardware, devices: int, groups: Sequence[DimGroup]):
         self.facts, self.hardware, self.groups = facts, hardware, groups
         self.dtype = main_dtype(facts.plan)
         self.times = devices / hardware.shared_cores if hardware.shared_cores else 1.0
         self.state = [one for one in facts.inputs if one.role != "value"]
-        self._roles: dict[str, list[tuple[Group, int]]] = defaultdict(list)
+        self._roles: dict[str, list[tuple[DimGroup, int]]] = defaultdict(list)
         for one in facts.inputs:
             self._roles[one.role].append((frozenset(name for name, n, _ in one.dims if n > 1), one.bytes))
         self.work = self._work()
         self.sent = self._sent()
         gathers = (over for c, over, _ in facts.sent if c.kind == "all-gather")
-        self._gathered: Group = frozenset().union(*gathers)
-        self._paces: dict[tuple[Sizes, tuple[int, ...], str], tuple[float, float]] = {}
-        self._savings: dict[Group, tuple[set[int], bool]] = {}
-        self._left: dict[tuple[Group, int], float] = {}
-        self._further: dict[tuple[Group, int], Group] = {}
+        self._gathered: DimGroup = frozenset().union(*gathers)
+        self._paces: dict[tuple[MeshShape, tuple[int, ...], str], tuple[float, float]] = {}
+        self._savings: dict[DimGroup, tuple[set[int], bool]] = {}
+        self._left: dict[tuple[DimGroup, int], float] = {}
+        self._further: dict[tuple[DimGroup, int], DimGroup] = {}
 
     # Time
 
-    def seconds(self, sizes: Sizes, levels: Levels) -> np.ndarray:
+    def seconds(self, sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
         """The least seconds of all candidates of a mesh: an array with a dim of groups for each axis."""
         nothing = np.zeros([len(self.groups)] * len(sizes))
         plain, work, hidden = nothing, dict.fromkeys(PHASES, nothing), dict.fromkeys(PHASES, nothing)
@@ -149,7 +149,7 @@ class Bound:
                     frozenset[str]() if place in axes else group for place, group in enumerate(on[s.beside])
                 ]
                 bytes = s.bytes * self._left_of(s.dims, sizes, beside)
-                if s.on in LEVEL_OF:
+                if s.on in EXTRA_SPLITS:
                     bytes *= self._padded(s.dims, sizes, on[s.on.partition(" ")[0]])
                 latency *= not s.is_gradient  # all of these begin once
                 seconds = self.times * s.count * (latency + bytes * pace)
@@ -160,7 +160,9 @@ class Bound:
                     plain += seconds
         return SLACK * (plain + sum(max(work[phase], hidden[phase]) for phase in PHASES))
 
-    def _ticks(self, parts: Sequence[Shared], groups: Sequence[Sequence[Group]], size: int) -> np.ndarray:
+    def _ticks(
+        self, parts: Sequence[WorkCost], groups: Sequence[Sequence[DimGroup]], size: int
+    ) -> np.ndarray:
         """How much longer work takes in so many stages, by the group that is on an axis.
 
         Work that is there only in stages counts, and is then taken away again where there are none.
@@ -177,7 +179,9 @@ class Bound:
         one = self.facts.pipelines[layers]
         return 1 + (stages - 1) / (one.micro or min(4 * stages, one.batch.size))
 
-    def _of_part(self, part: Part, left: Callable[[Group, str], float], levels: Levels) -> float:
+    def _of_part(
+        self, part: WorkAtom, left: Callable[[DimGroup, str], float], levels: StorageLevels
+    ) -> float:
         """The least seconds of some work: what it reads and writes is cut along its own dims only."""
         where = self._where(part.work.phase, part.dims, levels)
         whole = work_seconds(part.work, self.hardware, self.dtype)
@@ -190,19 +194,19 @@ class Bound:
         seconds = compute + memory if self.hardware.shared_cores else max(compute, memory)
         return self.times * seconds * part.work.count
 
-    def _on_axes(self, candidate: Candidate) -> dict[str, list[Group]]:
+    def _on_axes(self, candidate: Candidate) -> dict[str, list[DimGroup]]:
         """The dims on each axis of a candidate, as `_on` has them."""
         levels = candidate.levels
         both = zip(candidate.groups, candidate.sizes, strict=True)
         more = [self.further(group, n) for group, n in both]
         return _split(candidate.groups, more, levels)
 
-    def _left_of(self, dims: Group, sizes: Sizes, split: Sequence[Group]) -> float:
+    def _left_of(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> float:
         """What is left on a device of a whole with these dims; an axis cuts it along one of them."""
         ways = self._ways(dims, sizes, split)
         return math.prod(self._share(frozenset([dim]), n) for dim, n in ways.items())
 
-    def _ways(self, dims: Group, sizes: Sizes, split: Sequence[Group]) -> dict[str, int]:
+    def _ways(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> dict[str, int]:
         """Into how many pieces each dim is cut."""
         ways: dict[str, int] = defaultdict(lambda: 1)
         for size, group in zip(sizes, split, strict=True):
@@ -210,29 +214,29 @@ class Bound:
                 ways[max(group & dims, key=lambda dim: (self.facts.dims[dim], dim))] *= size
         return ways
 
-    def _padded(self, dims: Group, sizes: Sizes, split: Sequence[Group]) -> float:
+    def _padded(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> float:
         """How much larger a whole is with the padding that its pieces need."""
         ways = self._ways(dims, sizes, split)
         return math.prod(n * self._share(frozenset([dim]), n) for dim, n in ways.items())
 
-    def _where(self, phase: str, dims: Group, levels: Levels) -> str:
+    def _where(self, phase: str, dims: DimGroup, levels: StorageLevels) -> str:
         """Whether work is done on what is stored: an update, or a cast before parameters are gathered."""
         early = "params" in levels and any(dims <= one for one, _ in self._roles.get("param", ()))
         return "state" if phase == "update" else "param" if early else "plain"
 
     @staticmethod
-    def _kind(sent: Sent, levels: Levels, axes: tuple[int, ...]) -> str:
+    def _kind(sent: CollectiveCost, levels: StorageLevels, axes: tuple[int, ...]) -> str:
         """A sum of gradients is a reduce-scatter where state is stored in further pieces."""
         scattered = sent.is_gradient and any(levels[n] for n in axes)
         return "reduce-scatter" if scattered and sent.kind == "all-reduce" else sent.kind
 
-    def _again(self, part: Part) -> bool:
+    def _again(self, part: WorkAtom) -> bool:
         """Whether stages do some work once more, in the backward pass."""
         return part.work.phase == "forward" and self.facts.pipelines[part.staged].again
 
-    def _work(self) -> dict[str, list[Shared]]:
+    def _work(self) -> dict[str, list[WorkCost]]:
         """The seconds of all work on one device, by phase and by the dims that may share it out."""
-        total = defaultdict[tuple[str, Group, str, bool], float](float)
+        total = defaultdict[tuple[str, DimGroup, str, bool], float](float)
         for part in self.facts.work:
             compute, memory = work_seconds(part.work, self.hardware, self.dtype)
             seconds = compute + memory if self.hardware.shared_cores else max(compute, memory)
@@ -242,20 +246,20 @@ class Bound:
             if staged and self._again(part):
                 total["backward", part.dims, staged, False] += seconds
                 total["backward", part.dims, staged, True] -= seconds
-        found: dict[str, list[Shared]] = defaultdict(list)
+        found: dict[str, list[WorkCost]] = defaultdict(list)
         for (phase, dims, staged, _), seconds in total.items():
-            found[phase].append(Shared(dims, seconds, staged))
+            found[phase].append(WorkCost(dims, seconds, staged))
         return found
 
-    def _sent(self) -> dict[tuple[str, bool], list[Sent]]:
+    def _sent(self) -> dict[tuple[str, bool], list[CollectiveCost]]:
         """The collectives of the opened program, less those that a split one may not have.
 
         Sums of one parameter's gradients are one sum; and so are those of what differs only by a dim's name.
         """
         stored = [frozenset(name for name, n, _ in one.dims if n > 1) for one in self.facts.inputs]
         left = {dims: stored.count(dims) for dims in stored}
-        seen: set[tuple[Group, Group]] = set()
-        found: dict[tuple[str, bool], list[Sent]] = defaultdict(list)
+        seen: set[tuple[DimGroup, DimGroup]] = set()
+        found: dict[tuple[str, bool], list[CollectiveCost]] = defaultdict(list)
         dear = sorted(self.facts.sent, key=lambda one: -one[0].bytes * one[0].count)
         for number, (c, over, dims) in enumerate(dear):
             count, gradient = c.count, False
@@ -270,35 +274,35 @@ class Bound:
                     continue
                 seen.add(alike)
             gradient = gradient or (c.phase == "backward" and any(dims <= one for one in stored if dims))
-            hides = not self.hardware.shared_cores and (gradient or hideable(c, self.facts.plan))
+            hides = not self.hardware.shared_cores and (gradient or can_overlap(c, self.facts.plan))
             on = "state" if c.phase == "update" else "plain"
             # What is stored in further pieces may be cut before the sum.
             beside = "state" if gradient else on
             found[c.phase, hides].append(
-                Sent(on, beside, c.kind, over, dims, c.bytes, count, gradient, number)
+                CollectiveCost(on, beside, c.kind, over, dims, c.bytes, count, gradient, number)
             )
         return found
 
-    def _gathers(self, levels: Levels) -> dict[tuple[str, bool], list[Sent]]:
+    def _gathers(self, levels: StorageLevels) -> dict[tuple[str, bool], list[CollectiveCost]]:
         """The gathers of parameters that are stored, or updated, in further pieces.
 
         Those that are stored so are gathered where they are used, perhaps in half of their type.
         """
         some = self._roles.get("param", [])
-        found: dict[tuple[str, bool], list[Sent]] = {}
+        found: dict[tuple[str, bool], list[CollectiveCost]] = {}
         if some and "params" in levels:
             found["forward", not self.hardware.shared_cores] = [
-                Sent("param more", "plain", "all-gather", dims, dims, bytes / 2, 1, False, number)
+                CollectiveCost("param more", "plain", "all-gather", dims, dims, bytes / 2, 1, False, number)
                 for number, (dims, bytes) in enumerate(some)
             ]
         if some and "optimizer" in levels:
             found["update", False] = [
-                Sent("state more", "param", "all-gather", dims, dims, bytes, 1, False, number)
+                CollectiveCost("state more", "param", "all-gather", dims, dims, bytes, 1, False, number)
                 for number, (dims, bytes) in enumerate(some)
             ]
         return found
 
-    def _all_sent(self, sent: list[Sent], sizes: Sizes, levels: Levels) -> np.ndarray:
+    def _all_sent(self, sent: list[CollectiveCost], sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
         """The seconds of collectives: over each set of axes, those that are over these and no others."""
         places = range(len(sizes))
         hits, inside = [], []
@@ -317,11 +321,11 @@ class Bound:
             total += _summed(begun * latency, over) + _summed(counts * bytes * pace, cut)
         return total
 
-    def _weight(self, sent: Sent, group: Group) -> float:
+    def _weight(self, sent: CollectiveCost, group: DimGroup) -> float:
         """How much of a collective a group of dims on an axis calls for."""
         if not sent.over & group:
             return 0.0
-        if sent.on in LEVEL_OF:
+        if sent.on in EXTRA_SPLITS:
             return 1.0
         if group not in self._savings:
             renames = any(group & dims for dims in self.facts.renamed)
@@ -335,27 +339,29 @@ class Bound:
         scattered = sent.dims & group or (sent.is_gradient and self._gathered & group)
         return 0.5 if sent.kind == "all-reduce" and scattered else 1.0
 
-    def _merged(self, group: Group) -> set[int]:
+    def _merged(self, group: DimGroup) -> set[int]:
         """The sums that may be part of others if a group is on one axis: all but the dearest of a phase."""
         meet = [some for some in self.facts.alike if all(dims & group for dims in some)]
-        over = frozenset[Group]().union(*meet)
+        over = frozenset[DimGroup]().union(*meet)
         found: set[int] = set()
         for sent in self.sent.values():
             some = sorted((s for s in sent if s.over in over), key=lambda s: s.bytes * s.count)
             found.update(s.number for s in some[:-1])
         return found
 
-    def _pace(self, sizes: Sizes, axes: tuple[int, ...], kind: str) -> tuple[float, float]:
+    def _pace(self, sizes: MeshShape, axes: tuple[int, ...], kind: str) -> tuple[float, float]:
         """The seconds of a collective of nothing over some axes, and of each byte."""
         key = sizes, axes, kind
         if key not in self._paces:
             mesh = Mesh([(f"x{n}", size) for n, size in enumerate(sizes)])
             names, ways = tuple(f"x{n}" for n in axes), math.prod(sizes[n] for n in axes)
-            sent = Collective(kind, names, MANY, 1, "", "", "", wire_bytes(kind, MANY, ways))
+            sent = Collective(
+                kind, names, LARGE_MESSAGE, 1, "", "", "", wire_bytes(kind, LARGE_MESSAGE, ways)
+            )
             none = Collective(kind, names, 0, 1, "", "", "", 0)
             whole, latency = (collective_seconds(c, mesh, self.hardware) for c in (sent, none))
             # What is sent from each to each, or on to a neighbour, is cut by these axes too.
-            pace = (whole - latency) / MANY / (ways if kind in ("all-to-all", "permute") else 1)
+            pace = (whole - latency) / LARGE_MESSAGE / (ways if kind in ("all-to-all", "permute") else 1)
             # A sum is made at once; pieces may be moved over one axis after the other.
             if len(axes) > 1 and kind != "all-reduce":
                 alone = [self._pace(sizes, (axis,), kind) for axis in axes]
@@ -364,7 +370,9 @@ class Bound:
             self._paces[key] = latency, pace
         return self._paces[key]
 
-    def _shares(self, parts: Sequence[Group], groups: Sequence[Sequence[Group]], size: int) -> np.ndarray:
+    def _shares(
+        self, parts: Sequence[DimGroup], groups: Sequence[Sequence[DimGroup]], size: int
+    ) -> np.ndarray:
         """The share of each part that is left on a device of an axis, by the group that is on it.
 
         Args:
@@ -375,7 +383,7 @@ class Bound:
         both = zip(parts, groups, strict=True)
         return np.array([[self._share(dims & group, size) for group in some] for dims, some in both])
 
-    def _share(self, cut: Group, size: int) -> float:
+    def _share(self, cut: DimGroup, size: int) -> float:
         """What is left of a whole that an axis cuts along one of these dims; all, if there is none."""
         if (cut, size) not in self._left:
             sizes = [self.facts.dims[dim] for dim in cut]
@@ -384,18 +392,18 @@ class Bound:
 
     # Storage
 
-    def _on(self, size: int, level: str) -> dict[str, list[Group]]:
+    def _on(self, size: int, level: str) -> dict[str, list[DimGroup]]:
         """What an axis can have on it, for each of its groups: by SPLITS, and what these add."""
         more = [self.further(group, size) for group in self.groups]
         return _split(self.groups, more, [level] * len(more))
 
-    def further(self, group: Group, size: int) -> Group:
+    def further(self, group: DimGroup, size: int) -> DimGroup:
         """The dims that state is stored along on an axis with a group, beside those of the group."""
         if (group, size) not in self._further:
-            self._further[group, size] = further(group, size, self.state, self.facts.unsplittable)
+            self._further[group, size] = extra_storage_dims(group, size, self.state, self.facts.unsplittable)
         return self._further[group, size]
 
-    def stored(self, sizes: Sizes, levels: Levels) -> np.ndarray:
+    def stored(self, sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
         """The bytes of what goes in, for all candidates of a mesh."""
         total = np.zeros([len(self.groups)] * len(sizes))
         split = [self._on(size, level) for size, level in zip(sizes, levels, strict=True)]
@@ -432,13 +440,15 @@ class Bound:
             return buffer.size * self._left_of(dims, sizes, split[phase])
 
         returned, most, _ = self.facts.buffers.peak(size)
-        return SLACK * (stored + LEAST_BUFFERS * self.facts.whole * (returned + most))
+        return SLACK * (stored + MIN_BUFFER_SHARE * self.facts.whole * (returned + most))
 
 
 _SPLIT_OF = {"value": "plain", "param": "param", "optimizer": "state"}
 
 
-def _split(groups: Sequence[Group], more: Sequence[Group], levels: Sequence[str]) -> dict[str, list[Group]]:
+def _split(
+    groups: Sequence[DimGroup], more: Sequence[DimGroup], levels: Sequence[str]
+) -> dict[str, list[DimGroup]]:
     """The dims that are on axes by SPLITS, and those that are stored on top of the ones before.
 
     Args:
@@ -452,7 +462,10 @@ def _split(groups: Sequence[Group], more: Sequence[Group], levels: Sequence[str]
         "plain": list(groups),
         "param": [group | extra if level == "params" else group for group, extra, level in all_],
         "state": [group | extra if level else group for group, extra, level in all_],
-        **{on: [extra if level == one else none for _, extra, level in all_] for on, one in LEVEL_OF.items()},
+        **{
+            on: [extra if level == one else none for _, extra, level in all_]
+            for on, one in EXTRA_SPLITS.items()
+        },
     }
 
 

@@ -17,30 +17,32 @@ from ..core.mesh import Mesh
 from ..core.program import Program
 from ..ops import elementwise
 from ..plan import primitives
-from ..plan.buffers import Buffer, Placed
-from ..plan.events import Traced, op_of, phase_of
-from ..plan.facts import Collective, Stored, Work
-from ..plan.pipelines import INSIDE
-from ..plan.plan import Plan, Reading, read
-from .space import Group
-from .universal_trace import OpenLayout, OpenMesh, on
+from ..plan.buffers import Buffer, BufferAssignment
+from ..plan.events import TracedEvent, op_label, phase_of
+from ..plan.facts import Collective, PlannedTensor, Work
+from ..plan.pipelines import PIPELINE_LABEL
+from ..plan.plan import Plan, TracedPlan, trace_plan
+from .space import DimGroup
+from .universal_trace import UniversalLayout, UniversalMesh, program_on
 
-FEW = 8  # dims; a program with more of them is searched only along those that are worth it
-LIGHT = 500  # a dim that has a smaller part of all work and all state than one in this many is not searched
+FEW_DIMS = 8  # dims; a program with more of them is searched only along those that are worth it
+NEGLIGIBLE_RATIO = (
+    500  # a dim that has a smaller part of all work and all state than one in this many is not searched
+)
 
 # Ops that do the same work if their dims can be split; a convolution over split space does more.
-PLAIN = {
+SPLIT_INVARIANT_OPS = {
     *elementwise.__all__,
     *"einsum sum mean var max min prod softmax log_softmax logsumexp take dropout scan arange".split(),
     *"transpose optimizer gradient".split(),
 }
 _AROUND = re.compile("scan|while|fori|cond|map|vmap|local")  # ops with others inside, which have further dims
 _DIMS, _NAME = re.compile(r"\[([^\]]*)\]"), re.compile(r"[A-Za-z_][\w.']*")
-_NONE: Group = frozenset()
+_NONE: DimGroup = frozenset()
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkAtom:
     """Some work.
 
     Attributes:
@@ -51,13 +53,13 @@ class Part:
     """
 
     work: Work
-    dims: Group
-    touched: tuple[tuple[float, Group], ...]
+    dims: DimGroup
+    touched: tuple[tuple[float, DimGroup], ...]
     staged: str = ""
 
 
 @dataclass(frozen=True)
-class Facts:
+class CostAtoms:
     """A program, seen once.
 
     Attributes:
@@ -77,20 +79,20 @@ class Facts:
     """
 
     plan: Plan
-    buffers: Placed
+    buffers: BufferAssignment
     dims: dict[str, int]
-    meetings: frozenset[Group]
-    renamed: frozenset[Group]
-    alike: frozenset[frozenset[Group]]
-    work: tuple[Part, ...]
-    sent: tuple[tuple[Collective, Group, Group], ...]
+    meetings: frozenset[DimGroup]
+    renamed: frozenset[DimGroup]
+    alike: frozenset[frozenset[DimGroup]]
+    work: tuple[WorkAtom, ...]
+    sent: tuple[tuple[Collective, DimGroup, DimGroup], ...]
     whole: float
-    cut: dict[int, tuple[Group, str, str]]
+    cut: dict[int, tuple[DimGroup, str, str]]
     pipelines: dict[str, Pipeline]
-    unsplittable: Group
+    unsplittable: DimGroup
 
     @property
-    def inputs(self) -> list[Stored]:
+    def inputs(self) -> list[PlannedTensor]:
         return [one for one in self.plan.stored if one.kind == "input"]
 
     @functools.cached_property
@@ -102,7 +104,7 @@ class Facts:
         loop, and to store what it has in further pieces, which is searched, mostly costs less. A dim that
         takes the place of another one has the weight of both: if one of them is split, there is a gather.
         """
-        if len(self.dims) <= FEW:
+        if len(self.dims) <= FEW_DIMS:
             return sorted(self.dims)
         totals: dict[str, float] = defaultdict(float)
         weights: dict[tuple[str, str], float] = defaultdict(float)
@@ -115,22 +117,24 @@ class Facts:
             totals[what] += amount
             for dim in dims:
                 weights[what, dim] += amount
-        heavy = {d for d in self.dims if any(weights[what, d] > totals[what] / LIGHT for what in totals)}
+        heavy = {
+            d for d in self.dims if any(weights[what, d] > totals[what] / NEGLIGIBLE_RATIO for what in totals)
+        }
         loops = (over for c, over, _ in self.sent if c.kind == "all-gather" and c.op.startswith("scan["))
         heavy = heavy.union(*(family for family in self.families if family & heavy))
         return sorted(heavy - {dim for over in loops for dim in over})
 
     @functools.cached_property
-    def families(self) -> list[Group]:
+    def families(self) -> list[DimGroup]:
         """Sets of dims that take the place of one another, directly or by way of others."""
-        found: list[Group] = []
+        found: list[DimGroup] = []
         for some in self.renamed:
             near = [family for family in found if family & some]
             found = [family for family in found if family not in near] + [some.union(*near)]
         return [family for family in found if len(family) > 1]
 
 
-def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:
+def trace_cost_atoms(fn: Any, args: tuple[Any, ...]) -> CostAtoms:
     """Trace a function once, with all its dims split.
 
     Args:
@@ -141,15 +145,15 @@ def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:
     staged, _ = program._prepare(args, {})
     dims = _Dims(layout, staged.call.last["context"], reading.plan)
     parts = [dims.part(one) for one in reading.found if isinstance(one.event, Work)]
-    parts = [one for one in parts if not one.work.op.startswith(INSIDE)]  # handing on is not bounded
+    parts = [one for one in parts if not one.work.op.startswith(PIPELINE_LABEL)]  # handing on is not bounded
     whole = 1.0
-    if not all(is_plain(part.work) for part in parts):
-        alone = on(fn, Mesh(), Layout()).plan(*args)
-        others = [dims.rough_part(work) for work in alone.work if not is_plain(work)]
-        parts = _fused([one for one in parts if is_plain(one.work)], alone.work) + others
+    if not all(is_split_invariant(part.work) for part in parts):
+        alone = program_on(fn, Mesh(), Layout()).plan(*args)
+        others = [dims.rough_part(work) for work in alone.work if not is_split_invariant(work)]
+        parts = _fused([one for one in parts if is_split_invariant(one.work)], alone.work) + others
         whole = min(1.0, alone.memory.peak / max(reading.plan.memory.peak, 1))
     buffers = reading.buffers
-    return Facts(
+    return CostAtoms(
         reading.plan,
         buffers,
         {name: max(dims.sizes[name]) for name in sorted(dims.every)},
@@ -165,22 +169,22 @@ def facts_of(fn: Any, args: tuple[Any, ...]) -> Facts:
     )
 
 
-def _opened(fn: Any, args: tuple[Any, ...]) -> tuple[Program, OpenLayout, Reading]:
+def _opened(fn: Any, args: tuple[Any, ...]) -> tuple[Program, UniversalLayout, TracedPlan]:
     """A program with all its dims split, but for those of which an op says that it can't have them so."""
-    whole: Group = _NONE
+    whole: DimGroup = _NONE
     while True:
-        mesh = OpenMesh()
-        layout = OpenLayout(mesh, whole)
-        program = on(fn, mesh, layout)
+        mesh = UniversalMesh()
+        layout = UniversalLayout(mesh, whole)
+        program = program_on(fn, mesh, layout)
         try:
-            return program, layout, read(program, args, {})
+            return program, layout, trace_plan(program, args, {})
         except LayoutError as error:
             if not error.unsplittable:
                 raise
             whole |= error.unsplittable
 
 
-def _fused(parts: Sequence[Part], alone: Sequence[Work]) -> list[Part]:
+def _fused(parts: Sequence[WorkAtom], alone: Sequence[Work]) -> list[WorkAtom]:
     """Some work, with no more memory traffic than the same ops have on one device.
 
     Where an op does other work on split dims, the ones before it may have to write out what it fuses with
@@ -205,13 +209,13 @@ def _fused(parts: Sequence[Part], alone: Sequence[Work]) -> list[Part]:
     return found
 
 
-def is_plain(work: Work) -> bool:
+def is_split_invariant(work: Work) -> bool:
     """Whether an op, or what is outside all ops, does the same work if dims can be split."""
     name, named, _ = work.op.partition("[")
-    return not named or name in PLAIN
+    return not named or name in SPLIT_INVARIANT_OPS
 
 
-def dims_named(op: str, known: Group) -> Group:
+def dims_in_label(op: str, known: DimGroup) -> DimGroup:
     """Those of the known dims in the name of an op, `einsum[batch,io · io,hidden]`.
 
     All if it has none: such a name does not tell, and a bound is only sure below what any dims would give.
@@ -223,7 +227,7 @@ def dims_named(op: str, known: Group) -> Group:
 class _Dims:
     """The dims of an opened program, and which of them things have."""
 
-    def __init__(self, layout: OpenLayout, context: Any, plan: Plan):
+    def __init__(self, layout: UniversalLayout, context: Any, plan: Plan):
         self.names = {axis: name for name, axis in layout.axes.items()}
         self.every = frozenset(layout.axes)
         self.hidden = frozenset(context.hidden) & self.every
@@ -241,19 +245,19 @@ class _Dims:
         self.of_array = functools.cache(self._of_array)
         self.pipelines = {one.layers.name: one for one in context.pipelines}
 
-    def on(self, axes: Any) -> Group:
+    def on(self, axes: Any) -> DimGroup:
         """The dims on some axes."""
         return frozenset(self.names[axis] for axis in axes)
 
-    def named(self, op: str) -> Group:
+    def named(self, op: str) -> DimGroup:
         """The dims that an op may have, by its name."""
-        return dims_named(op, self.every) | self.hidden
+        return dims_in_label(op, self.every) | self.hidden
 
-    def kin(self, dims: Group) -> Group:
+    def kin(self, dims: DimGroup) -> DimGroup:
         """Some dims, and those renamed to them: what is element-wise may still be cut along these."""
         return dims.union(*(some for some in self.renamed if some & dims))
 
-    def of_type(self, aval: Any, op: str) -> Group:
+    def of_type(self, aval: Any, op: str) -> DimGroup:
         """The dims that a value can be cut along.
 
         What is the same on all devices, like zeros, does not vary, and goes by the op that makes it.
@@ -261,12 +265,12 @@ class _Dims:
         varying = self.on(aval.mat.varying) if hasattr(aval, "mat") else _NONE
         return self.kin(self.of_array(math.prod(aval.shape), varying) or self.named(op))
 
-    def _of_array(self, elements: int, varying: Group) -> Group:
+    def _of_array(self, elements: int, varying: DimGroup) -> DimGroup:
         """Those of the dims along which an array varies that it can have: a weight may vary like a batch."""
         sets = self._products(tuple(sorted(varying | self.gathered)), elements)
         return varying & _NONE.union(*sets) if sets else varying
 
-    def _products(self, dims: tuple[str, ...], elements: int) -> list[Group]:
+    def _products(self, dims: tuple[str, ...], elements: int) -> list[DimGroup]:
         """All sets of some dims that so many elements can be along."""
         if not dims:
             return [_NONE] if elements == 1 else []
@@ -277,7 +281,7 @@ class _Dims:
                 found = [*found, *(some | {first} for some in self._products(rest, elements // size))]
         return found
 
-    def part(self, one: Traced) -> Part:
+    def part(self, one: TracedEvent) -> WorkAtom:
         """Some work of the opened program."""
         work = one.event
         assert isinstance(work, Work)
@@ -285,25 +289,27 @@ class _Dims:
         staged = self.staged(one.name, work.varies)
         layers = frozenset([staged]) if staged else _NONE
         touched = tuple(
-            (primitives.size(a), self.of_type(a, work.op) | layers) for a in one.touched if primitives.size(a)
+            (primitives.aval_bytes(a), self.of_type(a, work.op) | layers)
+            for a in one.touched
+            if primitives.aval_bytes(a)
         )
         own = self.named(work.op)
         dims = (own if work.kind == "matmul" else self.kin(own)) | inside | layers
-        return Part(work, dims, touched, staged)
+        return WorkAtom(work, dims, touched, staged)
 
     def staged(self, name: str, varies: Any) -> str:
         """The layers' dim of the pipeline that something of this whole name is inside of."""
-        return next(iter(self.on(varies) & self.pipelines.keys()), "") if INSIDE in name else ""
+        return next(iter(self.on(varies) & self.pipelines.keys()), "") if PIPELINE_LABEL in name else ""
 
-    def rough_part(self, work: Work) -> Part:
+    def rough_part(self, work: Work) -> WorkAtom:
         """Some work of which only the name tells the dims."""
         dims = self.kin(self.named(work.op))
-        return Part(work, dims, ((work.bytes, dims),))
+        return WorkAtom(work, dims, ((work.bytes, dims),))
 
-    def cut(self, buffer: Buffer, buffers: Placed) -> tuple[Group, str, str]:
+    def cut(self, buffer: Buffer, buffers: BufferAssignment) -> tuple[DimGroup, str, str]:
         """The dims that a buffer may be cut along, its phase, and the pipeline that it is inside of."""
         aval, node = buffers.reader.avals[buffer.number], buffer.node
         if node is None:
             return self.of_type(aval, ""), "update", ""
         staged = self.staged(node.name, getattr(getattr(aval, "mat", None), "varying", ()))
-        return self.of_type(aval, op_of(node.name)), phase_of(node.name, False), staged
+        return self.of_type(aval, op_label(node.name)), phase_of(node.name, False), staged

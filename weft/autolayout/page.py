@@ -9,10 +9,10 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..plan.units import human_bytes, human_seconds
-from .report import counted, said, train_flags, why
+from .report import describe_candidate, describe_counts, explain_difference, train_flags
 
 if TYPE_CHECKING:
-    from .ranking import Found, Ranked
+    from .ranking import RankedLayout, SearchResult
 
 WIDE, HIGH, EDGE = 720, 380, 60
 STYLE = """
@@ -26,24 +26,26 @@ code, pre { background: #262626 } td, th { border-color: #333 } svg text { fill:
 """
 
 
-def page(found: Found, compare: Ranked | None) -> str:
+def search_page(found: SearchResult, compare: RankedLayout | None) -> str:
     """A whole HTML document."""
     title = f"{found.devices} × {found.hardware.name}"
     best = found.best
     parts = [f"<h1>{escape(title)}</h1>"]
     if best is not None:
-        parts.append(f"<pre>{escape(chr(10).join(said(best)))}</pre>")
+        parts.append(f"<pre>{escape(chr(10).join(describe_candidate(best)))}</pre>")
         if flags := train_flags(best):
             parts.append(f"<p>To train with it: <code>{escape(flags)}</code></p>")
         parts.append(_picture(found))
         parts.append(_table(found.front or found.ranked))
         if compare is not None:
-            parts.append(f"<pre>{escape(why(best, compare))}</pre>")
+            parts.append(f"<pre>{escape(explain_difference(best, compare))}</pre>")
     else:
         parts.append("<p>Nothing fits.</p>")
         if found.nearest is not None:
-            parts.append(f"<p>The nearest:</p><pre>{escape(chr(10).join(said(found.nearest)))}</pre>")
-    parts.append(f"<p>{escape(counted(found))}</p>")
+            parts.append(
+                f"<p>The nearest:</p><pre>{escape(chr(10).join(describe_candidate(found.nearest)))}</pre>"
+            )
+    parts.append(f"<p>{escape(describe_counts(found))}</p>")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" '
@@ -52,13 +54,13 @@ def page(found: Found, compare: Ranked | None) -> str:
     )
 
 
-def _picture(found: Found) -> str:
+def _picture(found: SearchResult) -> str:
     """Every plan that was made, time upwards and memory to the right; the front is joined."""
     every = [*found.ranked, *found.too_large, *found.front]
     most = max(one.bytes for one in every) * 1.05
     slow = max(one.seconds for one in every) * 1.05
 
-    def at(one: Ranked) -> tuple[float, float]:
+    def at(one: RankedLayout) -> tuple[float, float]:
         return EDGE + (WIDE - EDGE) * one.bytes / most, (HIGH - EDGE) * (1 - one.seconds / slow) + 10
 
     front = set(map(id, found.front))
@@ -85,7 +87,7 @@ def _picture(found: Found) -> str:
     )
 
 
-def _table(rows: tuple[Ranked, ...]) -> str:
+def _table(rows: tuple[RankedLayout, ...]) -> str:
     head = "".join(f"<th>{word}</th>" for word in ("time", "memory", "bound by", "done", "mesh", "layout"))
     body = "".join(
         f'<tr><td class="n">{human_seconds(one.seconds)}</td><td class="n">{human_bytes(one.bytes)}</td>'

@@ -22,25 +22,34 @@ from ..core.errors import DimError, LayoutError, MeshError, WeftError, nearest
 from ..core.layout import Layout
 from ..core.mesh import Mesh
 from ..hardware.profile import Hardware
-from ..plan.arguments import check_arguments
+from ..plan.arguments import check_args_is_tuple
 from ..plan.plan import Plan
 from ..plan.time import Time
-from .bound import SLACK, Bound
-from .cost_atoms import FEW, facts_of
-from .space import LEVELS, Candidate, Group, Levels, Sizes, factorisations, independent, orders
-from .universal_trace import on
+from .bound import SLACK, LowerBound
+from .cost_atoms import FEW_DIMS, trace_cost_atoms
+from .space import (
+    STORAGE_LEVELS,
+    Candidate,
+    DimGroup,
+    MeshShape,
+    StorageLevels,
+    axis_orders,
+    independent_groups,
+    mesh_shapes,
+)
+from .universal_trace import program_on
 
 OBJECTIVES = ("time", "memory")
-BATCH = 4096  # candidates of a mesh that are put in order at a time
-MOST = 1 << 24  # candidates of a mesh whose bounds are held at once
-STEP = 0.8  # from one point of the front to the next, in memory
+CANDIDATE_BATCH = 4096  # candidates of a mesh that are put in order at a time
+MAX_CANDIDATES = 1 << 24  # candidates of a mesh whose bounds are held at once
+FRONT_STEP = 0.8  # from one point of the front to the next, in memory
 # Bounds are up to a quarter too high where the plan of a layout fuses or hides what the opened program's does
 # not. Programs of few dims are planned fast, so all of their candidates within this of the best are planned.
-MARGIN = 1.3
+BOUND_MARGIN = 1.3
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedLayout:
     """A candidate that was planned.
 
     Attributes:
@@ -75,7 +84,7 @@ class Ranked:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search found.
 
     Attributes:
@@ -94,10 +103,10 @@ class Found:
       left_out: dims that were not searched: of no weight, looped along, whole in some op, or not asked for.
     """
 
-    ranked: tuple[Ranked, ...]
-    too_large: tuple[Ranked, ...]
-    front: tuple[Ranked, ...]
-    nearest: Ranked | None
+    ranked: tuple[RankedLayout, ...]
+    too_large: tuple[RankedLayout, ...]
+    front: tuple[RankedLayout, ...]
+    nearest: RankedLayout | None
     hardware: Hardware
     devices: int
     cap: int
@@ -109,7 +118,7 @@ class Found:
     left_out: tuple[str, ...]
 
     @property
-    def best(self) -> Ranked | None:
+    def best(self) -> RankedLayout | None:
         return self.ranked[0] if self.ranked else None
 
     def __repr__(self) -> str:
@@ -119,23 +128,23 @@ class Found:
     def __str__(self) -> str:
         return self.explain()
 
-    def explain(self, compare: Ranked | None = None, rows: int = 10) -> str:
+    def explain(self, compare: RankedLayout | None = None, rows: int = 10) -> str:
         """What was found as text: the best, a table, and why it is better than another."""
         from .report import explain
 
         return explain(self, compare, rows)
 
-    def to_data(self, compare: Ranked | None = None) -> dict[str, Any]:
+    def to_data(self, compare: RankedLayout | None = None) -> dict[str, Any]:
         """What was found as JSON's kinds of things."""
-        from .report import to_data
+        from .report import result_to_data
 
-        return to_data(self, compare)
+        return result_to_data(self, compare)
 
-    def to_html(self, compare: Ranked | None = None) -> str:
+    def to_html(self, compare: RankedLayout | None = None) -> str:
         """What was found as one self-contained page: time against memory, and the table."""
-        from .page import page
+        from .page import search_page
 
-        return page(self, compare)
+        return search_page(self, compare)
 
 
 def search(
@@ -153,15 +162,15 @@ def search(
     variants: Mapping[str, tuple[Any, ...]] | None = None,
     top: int = 1,
     front: bool = False,
-    progress: Callable[[int, Ranked | None], None] | None = None,
-) -> Found:
+    progress: Callable[[int, RankedLayout | None], None] | None = None,
+) -> SearchResult:
     """The mesh and the layout with the least predicted time, or memory.
 
     Args:
       fn: a function of tensors, or a program of one, whose mesh and layout don't matter.
       args: its arguments, tensors or `wf.spec(dims)`.
       devices: how many there are; all meshes of so many are tried.
-      hardware: a profile's name, a TOML file's path, or `Hardware`.
+      hardware: a profile's name, a TOML file's path, or `HardwareCommand`.
       mesh: the only mesh to try, in place of `devices`.
       memory: bytes that a device may use; by default all that the hardware has.
       axes: how many axes a mesh may have, 1 to 3.
@@ -192,9 +201,9 @@ def search(
     cap = machine.memory_bytes if memory is None else memory
     programs = {"": (fn, args), **(variants or {})}
     for _, given_args, *_ in programs.values():
-        check_arguments(given_args, "search", 'wf.search(fn, (x,), devices=8, hardware="h100")')
+        check_args_is_tuple(given_args, "search", 'wf.search(fn, (x,), devices=8, hardware="h100")')
     spaces = {
-        name: Space(name, fn, tuple(args), devices, axes, machine, given, dims, *needed)
+        name: CandidateSpace(name, fn, tuple(args), devices, axes, machine, given, dims, *needed)
         for name, (fn, args, *needed) in programs.items()
     }
     if dims is not None:
@@ -238,7 +247,7 @@ def _check(
         ).located(asked)
 
 
-def _check_dims(dims: Sequence[str], spaces: Iterable[Space]) -> None:
+def _check_dims(dims: Sequence[str], spaces: Iterable[CandidateSpace]) -> None:
     known = sorted({dim for space in spaces for dim in space.facts.dims})
     for dim in dims:
         if dim not in known:
@@ -250,7 +259,7 @@ def _check_dims(dims: Sequence[str], spaces: Iterable[Space]) -> None:
             ).located(f"search(dims={list(dims)})")
 
 
-class Space:
+class CandidateSpace:
     """The candidates of one function, with their bounds and the plans that were made.
 
     Args:
@@ -276,12 +285,14 @@ class Space:
         needed: str = "",
     ):
         self.name, self.fn, self.args, self.needed = name, fn, args, needed
-        self.facts = facts_of(fn, args)
+        self.facts = trace_cost_atoms(fn, args)
         self.dims = self.facts.searched if dims is None else [d for d in self.facts.dims if d in dims]
         count = axes if mesh is None else len(mesh.axes)
-        self.groups = independent(self.dims, self.facts.meetings, int(MOST ** (1 / max(count, 1))))
-        self.bound = Bound(self.facts, hardware, devices, self.groups)
-        self.meshes = factorisations(devices, axes)
+        self.groups = independent_groups(
+            self.dims, self.facts.meetings, int(MAX_CANDIDATES ** (1 / max(count, 1)))
+        )
+        self.bound = LowerBound(self.facts, hardware, devices, self.groups)
+        self.meshes = mesh_shapes(devices, axes)
         self.axes: tuple[str, ...] = ()
         if mesh is not None:
             cut = [(axis, size) for axis, size in mesh.axes if size > 1]
@@ -298,19 +309,19 @@ class Space:
         """The plan of a candidate, or why there is none."""
         if candidate not in self.plans:
             try:
-                plan = on(self.fn, candidate.mesh, candidate.layout).plan(*self.args)
+                plan = program_on(self.fn, candidate.mesh, candidate.layout).plan(*self.args)
                 self.plans[candidate] = plan
             except WeftError as error:
                 self.plans[candidate] = error
         return self.plans[candidate]
 
-    def levels(self, sizes: Sizes, stored: bool) -> Iterator[Levels]:
+    def levels(self, sizes: MeshShape, stored: bool) -> Iterator[StorageLevels]:
         """What may be stored in further pieces, for the axes of a mesh."""
         roles = {one.role for one in self.bound.state} if stored else set()
-        some = [level for level in LEVELS if not level or level.rstrip("s") in roles]
+        some = [level for level in STORAGE_LEVELS if not level or level.rstrip("s") in roles]
         return itertools.product(some, repeat=len(sizes))
 
-    def is_own(self, sizes: Sizes, levels: Levels) -> np.ndarray:
+    def is_own(self, sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
         """Which candidates of a mesh are not the same as others of fewer axes, or with less in pieces."""
         shape = [len(self.groups)] * len(sizes)
         places = np.indices(shape)
@@ -337,7 +348,7 @@ class Space:
         of = self.bound.further
         return np.array([of(g, one) == of(g, two) == of(g, one * two) for g in self.groups])
 
-    def orders(self, sizes: Sizes) -> np.ndarray:
+    def orders(self, sizes: MeshShape) -> np.ndarray:
         """How many orders of their dims' axes the candidates of a mesh have."""
         places = np.indices([len(self.groups)] * len(sizes))
         found = np.ones(places.shape[1:], int)
@@ -349,12 +360,14 @@ class Space:
                 found *= np.where(shared, ways[axes.sum(axis=0)], 1)
         return found
 
-    def candidates(self, sizes: Sizes, levels: Levels, place: tuple[int, ...]) -> Iterator[Candidate]:
+    def candidates(
+        self, sizes: MeshShape, levels: StorageLevels, place: tuple[int, ...]
+    ) -> Iterator[Candidate]:
         """The candidates with these groups on their axes: one for each order that may matter."""
         groups = tuple(self.groups[n] for n in place)
         all_ = zip(groups, sizes, levels, strict=True)
-        further = tuple(self.bound.further(group, n) if level else Group() for group, n, level in all_)
-        for order in orders(groups, self.facts.families):
+        further = tuple(self.bound.further(group, n) if level else DimGroup() for group, n, level in all_)
+        for order in axis_orders(groups, self.facts.families):
             yield Candidate(sizes, groups, levels, further, order, self.name, self.axes)
 
 
@@ -365,7 +378,7 @@ class _Counts:
 
 
 def _in_order(
-    space: Space, sizes: Sizes, levels: Levels, cap: int, by_time: bool, counts: _Counts
+    space: CandidateSpace, sizes: MeshShape, levels: StorageLevels, cap: int, by_time: bool, counts: _Counts
 ) -> Iterator[tuple[float, Candidate]]:
     """The candidates of a mesh, those with the least bounds first."""
     own = space.is_own(sizes, levels)
@@ -380,7 +393,7 @@ def _in_order(
     left = np.flatnonzero(fits)
     bounds = bounds.ravel()[left]
     while len(left):
-        first = np.argpartition(bounds, min(BATCH, len(left) - 1))[:BATCH]
+        first = np.argpartition(bounds, min(CANDIDATE_BATCH, len(left) - 1))[:CANDIDATE_BATCH]
         first = first[np.argsort(bounds[first], kind="stable")]
         for bound, flat in zip(bounds[first], left[first], strict=True):
             place = np.unravel_index(flat, [len(space.groups)] * len(sizes)) if sizes else ()
@@ -395,15 +408,15 @@ def _in_order(
 class _Run:
     """A search over some spaces; the plans that it makes stay with these."""
 
-    spaces: Mapping[str, Space]
+    spaces: Mapping[str, CandidateSpace]
     hardware: Hardware
     devices: int
     stored: bool
     objective: str
     top: int
-    progress: Callable[[int, Ranked | None], None] | None
+    progress: Callable[[int, RankedLayout | None], None] | None
 
-    def best(self, cap: int) -> Found:
+    def best(self, cap: int) -> SearchResult:
         """What is best with so much memory."""
         by_time, counts, order = self.objective == "time", _Counts(), itertools.count()
         waiting: list[tuple[float, int, int, Candidate, Any]] = []
@@ -417,17 +430,17 @@ class _Run:
             for sizes in space.meshes:
                 for levels in space.levels(sizes, self.stored):
                     push(_in_order(space, sizes, levels, cap, by_time, counts))
-        ranked: list[Ranked] = []
-        too_large: list[Ranked] = []
+        ranked: list[RankedLayout] = []
+        too_large: list[RankedLayout] = []
         refused = 0
 
-        is_small = all(len(space.facts.dims) <= FEW for space in self.spaces.values())
+        is_small = all(len(space.facts.dims) <= FEW_DIMS for space in self.spaces.values())
 
         def goal() -> float:
             """No bound that is not below this matters any more."""
             if len(ranked) < self.top:
                 return math.inf
-            return self._value(ranked[self.top - 1]) * (MARGIN if is_small else SLACK if exact else 1.0)
+            return self._value(ranked[self.top - 1]) * (BOUND_MARGIN if is_small else SLACK if exact else 1.0)
 
         while waiting and waiting[0][0] < goal():
             bound, rank, _, candidate, queue = heapq.heappop(waiting)
@@ -444,13 +457,13 @@ class _Run:
             if isinstance(plan, WeftError):
                 refused += 1
                 continue
-            one = Ranked(candidate, plan, plan.time(self.hardware), bound)
+            one = RankedLayout(candidate, plan, plan.time(self.hardware), bound)
             (ranked if one.bytes <= cap else too_large).append(one)
             exact = exact and self._value(one) * SLACK <= bound * (1 + 1e-6)
             ranked.sort(key=self._order)
             if self.progress is not None:
                 self.progress(len(ranked) + len(too_large), ranked[0] if ranked else None)
-        return Found(
+        return SearchResult(
             tuple(ranked),
             tuple(too_large),
             (),
@@ -466,15 +479,15 @@ class _Run:
             tuple(sorted({d for s in self.spaces.values() for d in s.left_out})),
         )
 
-    def _value(self, one: Ranked) -> float:
+    def _value(self, one: RankedLayout) -> float:
         return one.seconds if self.objective == "time" else float(one.bytes)
 
-    def _order(self, one: Ranked) -> tuple[float, int]:
+    def _order(self, one: RankedLayout) -> tuple[float, int]:
         """The best first; of equals, but for the order in which seconds were added up, the simplest."""
         return float(f"{self._value(one):.9g}"), one.candidate.rank
 
-    def front(self, found: Found) -> Iterator[Ranked]:
+    def front(self, found: SearchResult) -> Iterator[RankedLayout]:
         """The best, and then the fastest with a fifth less memory, and so on until nothing fits."""
         while found.best is not None:
             yield found.best
-            found = self.best(int(STEP * found.best.bytes))
+            found = self.best(int(FRONT_STEP * found.best.bytes))

@@ -9,10 +9,10 @@ from ..plan.diff import diff
 from ..plan.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
-    from .ranking import Found, Ranked
+    from .ranking import RankedLayout, SearchResult
 
 VERSION = 1
-FLAGS = {  # of variants
+VARIANT_FLAGS = {  # of variants
     "remat": "--model.remat",
     "micro": "--optimizer.micro",
     "pipeline": "--model.pipeline",
@@ -20,7 +20,7 @@ FLAGS = {  # of variants
 }
 
 
-def explain(found: Found, compare: Ranked | None, rows: int) -> str:
+def explain(found: SearchResult, compare: RankedLayout | None, rows: int) -> str:
     """The best, the table, what was ruled out, and why the best is better than another."""
     lines = [
         f"{_name(found)} on {found.devices} × {found.hardware.name}, "
@@ -30,16 +30,16 @@ def explain(found: Found, compare: Ranked | None, rows: int) -> str:
     if found.best is None:
         lines += _nothing(found)
     else:
-        lines += [*(f"  {line}" for line in said(found.best)), "", *_table(found.ranked[:rows])]
+        lines += [*(f"  {line}" for line in describe_candidate(found.best)), "", *_table(found.ranked[:rows])]
         if found.front:
             lines += ["", "the fastest with less and less memory:", "", *_table(found.front)]
-    lines += ["", counted(found)]
+    lines += ["", describe_counts(found)]
     if compare is not None and found.best is not None:
-        lines += ["", why(found.best, compare)]
+        lines += ["", explain_difference(found.best, compare)]
     return "\n".join(lines) + "\n"
 
 
-def said(one: Ranked) -> list[str]:
+def describe_candidate(one: RankedLayout) -> list[str]:
     """What to write down of a candidate: its mesh, its rules, and what it takes."""
     c = one.candidate
     lines = [f'mesh    "{c.mesh}"', f'layout  "{c.rules}"']
@@ -54,16 +54,18 @@ def said(one: Ranked) -> list[str]:
     return lines
 
 
-def train_flags(one: Ranked) -> str:
+def train_flags(one: RankedLayout) -> str:
     """The flags of `weft train` that say the same."""
     c = one.candidate
     flags = {"mesh": str(c.mesh), "rules": c.rules, **c.stored}
     given = [f'--layout.{name} "{value}"' for name, value in flags.items() if value]
     words = [word.partition(" ") for word in c.variant.split(", ")]
-    return " ".join([*given, *(f"{FLAGS[name]} {value}" for name, _, value in words if name in FLAGS)])
+    return " ".join(
+        [*given, *(f"{VARIANT_FLAGS[name]} {value}" for name, _, value in words if name in VARIANT_FLAGS)]
+    )
 
 
-def counted(found: Found) -> str:
+def describe_counts(found: SearchResult) -> str:
     """How many candidates there were, and what became of them."""
     planned = len(found.ranked) + len(found.too_large)
     text = (
@@ -82,7 +84,7 @@ def counted(found: Found) -> str:
     return text
 
 
-def why(best: Ranked, other: Ranked) -> str:
+def explain_difference(best: RankedLayout, other: RankedLayout) -> str:
     """What makes the best better than another: by what the time goes to, then by what is sent."""
     lines = [
         f'compared with mesh "{other.mesh}", {other.layout!r}: '
@@ -97,14 +99,14 @@ def why(best: Ranked, other: Ranked) -> str:
     return "\n".join(lines)
 
 
-def _parts(one: Ranked) -> list[float]:
+def _parts(one: RankedLayout) -> list[float]:
     """What the time goes to: multiplications, memory traffic, the network, and what is hidden of that."""
     time = one.time
     network = sum(time.network_seconds.values())
     return [time.compute_seconds, time.memory_seconds, network, time.total_seconds - time.overlapped_seconds]
 
 
-def _nothing(found: Found) -> list[str]:
+def _nothing(found: SearchResult) -> list[str]:
     """The nearest miss."""
     near = found.nearest
     if near is None:
@@ -118,17 +120,17 @@ def _nothing(found: Found) -> list[str]:
     return [
         f"nothing fits. The nearest needs {human_bytes(near.bytes)}, {missing} too much:",
         "",
-        *(f"  {line}" for line in said(near)),
+        *(f"  {line}" for line in describe_candidate(near)),
         "  of it " + ", ".join(f"{word} {human_bytes(size)}" for word, size in parts.items()),
     ]
 
 
-def _name(found: Found) -> str:
+def _name(found: SearchResult) -> str:
     some = [*found.ranked, *found.too_large, *([found.nearest] if found.nearest else [])]
     return some[0].plan.name if some else "the program"
 
 
-def _table(some: Sequence[Ranked]) -> list[str]:
+def _table(some: Sequence[RankedLayout]) -> list[str]:
     rows = [("time", "memory", "bound by", "done", "mesh", "sent by each device", "layout")]
     for one in some:
         c = one.candidate
@@ -149,7 +151,7 @@ def _table(some: Sequence[Ranked]) -> list[str]:
     return ["  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def row(one: Ranked) -> dict[str, Any]:
+def candidate_to_data(one: RankedLayout) -> dict[str, Any]:
     """A candidate as data."""
     c = one.candidate
     return {
@@ -169,7 +171,7 @@ def row(one: Ranked) -> dict[str, Any]:
     }
 
 
-def to_data(found: Found, compare: Ranked | None) -> dict[str, Any]:
+def result_to_data(found: SearchResult, compare: RankedLayout | None) -> dict[str, Any]:
     """What was found as JSON's kinds of things, and what it was compared with."""
     return {
         "version": VERSION,
@@ -183,9 +185,9 @@ def to_data(found: Found, compare: Ranked | None) -> dict[str, Any]:
         "by_memory": found.by_memory,
         "by_bound": found.by_bound,
         "left_out": list(found.left_out),
-        "ranked": [row(one) for one in found.ranked],
-        "too_large": [row(one) for one in found.too_large],
-        "front": [row(one) for one in found.front],
-        "nearest": row(found.nearest) if found.nearest is not None else None,
-        "compare": row(compare) if compare is not None else None,
+        "ranked": [candidate_to_data(one) for one in found.ranked],
+        "too_large": [candidate_to_data(one) for one in found.too_large],
+        "front": [candidate_to_data(one) for one in found.front],
+        "nearest": candidate_to_data(found.nearest) if found.nearest is not None else None,
+        "compare": candidate_to_data(compare) if compare is not None else None,
     }

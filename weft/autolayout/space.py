@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from ..core.errors import LayoutError
 from ..core.layout import Layout
 from ..core.mesh import Mesh
-from ..plan.facts import Stored
+from ..plan.facts import PlannedTensor
 
-Sizes = tuple[int, ...]
-Group = frozenset[str]  # the names of dims that are on one axis, or that meet in one op
-Levels = tuple[str, ...]
-Order = tuple[tuple[str, tuple[int, ...]], ...]  # dims with their axes, as positions in the mesh
+MeshShape = tuple[int, ...]
+DimGroup = frozenset[str]  # the names of dims that are on one axis, or that meet in one op
+StorageLevels = tuple[str, ...]
+AxisOrder = tuple[tuple[str, tuple[int, ...]], ...]  # dims with their axes, as positions in the mesh
 
-LEVELS = ("", "optimizer", "params")  # what is stored split over an axis that would leave it whole
+STORAGE_LEVELS = ("", "optimizer", "params")  # what is stored split over an axis that would leave it whole
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Candidate:
       axes: the names of the mesh's axes, if they are given.
     """
 
-    sizes: Sizes
-    groups: tuple[Group, ...]
-    levels: Levels = ()
-    further: tuple[Group, ...] = ()
-    order: Order = ()
+    sizes: MeshShape
+    groups: tuple[DimGroup, ...]
+    levels: StorageLevels = ()
+    further: tuple[DimGroup, ...] = ()
+    order: AxisOrder = ()
     variant: str = ""
     axes: tuple[str, ...] = ()
 
@@ -92,7 +92,7 @@ class Candidate:
     @property
     def stored(self) -> dict[str, str]:
         """The further rules that there are, by what they are for."""
-        return {name: rules for name in LEVELS[1:] if (rules := getattr(self, name))}
+        return {name: rules for name in STORAGE_LEVELS[1:] if (rules := getattr(self, name))}
 
     @property
     def layout(self) -> Layout:
@@ -103,12 +103,12 @@ class Candidate:
         order = dict(self.order)
         return {
             dim: tuple(self.names[n] for n in order.get(dim, axes))
-            for dim, axes in placed(self.groups).items()
+            for dim, axes in axes_by_dim(self.groups).items()
         }
 
     def _stored(self, *levels: str) -> str:
         """The rules of what is stored: the axes of the rules for all come first, so that pieces nest."""
-        more = placed(
+        more = axes_by_dim(
             [g if n in levels else frozenset() for g, n in zip(self.further, self.levels, strict=True)]
         )
         base = self._rules
@@ -118,7 +118,7 @@ class Candidate:
         return " ".join(f"{dim}:{'+'.join(axes)}" for dim, axes in rules.items())
 
 
-def placed(groups: Sequence[Group]) -> dict[str, tuple[int, ...]]:
+def axes_by_dim(groups: Sequence[DimGroup]) -> dict[str, tuple[int, ...]]:
     """The dims of some axes' groups, and for each of them the positions of its axes.
 
     >>> placed([frozenset("ab"), frozenset("a")])
@@ -128,7 +128,7 @@ def placed(groups: Sequence[Group]) -> dict[str, tuple[int, ...]]:
     return {dim: tuple(n for n, group in enumerate(groups) if dim in group) for dim in dims}
 
 
-def orders(groups: Sequence[Group], families: Iterable[Group]) -> list[Order]:
+def axis_orders(groups: Sequence[DimGroup], families: Iterable[DimGroup]) -> list[AxisOrder]:
     """The orders of dims' axes that may cost differently, the mesh's first.
 
     Where a dim takes the place of another one, nothing is sent for the axes that both have first. So the
@@ -142,7 +142,7 @@ def orders(groups: Sequence[Group], families: Iterable[Group]) -> list[Order]:
     >>> orders([frozenset("ab"), frozenset("a")], [])
     [()]
     """
-    axes = placed(groups)
+    axes = axes_by_dim(groups)
     free = [
         dim
         for family in families
@@ -153,7 +153,7 @@ def orders(groups: Sequence[Group], families: Iterable[Group]) -> list[Order]:
     return [tuple((d, way) for d, way in zip(free, some, strict=True) if way != axes[d]) for some in ways]
 
 
-def factorisations(devices: int, axes: int) -> list[Sizes]:
+def mesh_shapes(devices: int, axes: int) -> list[MeshShape]:
     """The sizes of all meshes of so many devices with at most so many axes, each of at least 2.
 
     >>> factorisations(8, 2)
@@ -164,7 +164,7 @@ def factorisations(devices: int, axes: int) -> list[Sizes]:
     [(1000000007,)]
     """
 
-    def parts(left: int, count: int) -> Iterator[Sizes]:
+    def parts(left: int, count: int) -> Iterator[MeshShape]:
         if count == 1:
             yield (left,)
             return
@@ -177,7 +177,9 @@ def factorisations(devices: int, axes: int) -> list[Sizes]:
     return [sizes for count in range(1, axes + 1) for sizes in parts(devices, count) if min(sizes) > 1]
 
 
-def independent(dims: Sequence[str], meetings: Iterable[Group], most: float = math.inf) -> list[Group]:
+def independent_groups(
+    dims: Sequence[str], meetings: Iterable[DimGroup], most: float = math.inf
+) -> list[DimGroup]:
     """All sets of dims of which no two meet, the empty one first; an error if there are more than so many.
 
     >>> [sorted(group) for group in independent(["a", "b", "c"], [frozenset("ab"), frozenset("bc")])]
@@ -187,7 +189,7 @@ def independent(dims: Sequence[str], meetings: Iterable[Group], most: float = ma
     for meeting in meetings:
         for dim in meeting & near.keys():
             near[dim] |= meeting - {dim}
-    found: list[Group] = [frozenset()]
+    found: list[DimGroup] = [frozenset()]
     for dim in dims:
         found += [group | {dim} for group in found if not group & near[dim]]
         if len(found) > most:
@@ -200,7 +202,9 @@ def independent(dims: Sequence[str], meetings: Iterable[Group], most: float = ma
     return sorted(found, key=lambda group: (len(group), sorted(group)))
 
 
-def further(group: Group, size: int, state: Sequence[Stored], unsplittable: Group = frozenset()) -> Group:
+def extra_storage_dims(
+    group: DimGroup, size: int, state: Sequence[PlannedTensor], unsplittable: DimGroup = frozenset()
+) -> DimGroup:
     """The dims that cut stored state the most on an axis of a size that has a group already; or none.
 
     Args:
@@ -211,14 +215,14 @@ def further(group: Group, size: int, state: Sequence[Stored], unsplittable: Grou
     open_ = [dims for dims, _ in tensors if not dims.keys() & group]
     names = sorted({name for dims in open_ for name in dims} - group - unsplittable)
     barred = {name for dims, _ in tensors if dims.keys() & group for name in dims}
-    choices = independent([n for n in names if n not in barred], [frozenset(dims) for dims in open_])
+    choices = independent_groups([n for n in names if n not in barred], [frozenset(dims) for dims in open_])
 
-    def left(choice: Group) -> float:
+    def left(choice: DimGroup) -> float:
         return sum(_left(dims, bytes, choice, size) for dims, bytes in tensors)
 
     best = min(choices, key=lambda choice: (left(choice), len(choice), sorted(choice)))
     return best if left(best) < 0.99 * left(frozenset()) else frozenset()
 
 
-def _left(dims: Mapping[str, int], bytes: int, choice: Group, size: int) -> float:
+def _left(dims: Mapping[str, int], bytes: int, choice: DimGroup, size: int) -> float:
     return bytes * math.prod(-(-n // size) / n for name, n in dims.items() if name in choice)

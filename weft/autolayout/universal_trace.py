@@ -17,26 +17,26 @@ from ..core.layout import Layout, Splits
 from ..core.mesh import Mesh
 from ..core.program import Program
 
-AXES = 64  # more than a program has dims
+MAX_DIMS = 64  # more than a program has dims
 
 
-class OpenMesh(Mesh):
+class UniversalMesh(Mesh):
     """Axes of one device each that cut all the same; good for tracing only."""
 
     has_devices = False
 
     def __init__(self) -> None:
-        super().__init__([(f"axis{n}", 1) for n in range(AXES)])
+        super().__init__([(f"axis{n}", 1) for n in range(MAX_DIMS)])
 
     @property
     def jax_mesh(self) -> AbstractMesh:
-        return AbstractMesh((1,) * AXES, self.names, axis_types=(AxisType.Auto,) * AXES)
+        return AbstractMesh((1,) * MAX_DIMS, self.names, axis_types=(AxisType.Auto,) * MAX_DIMS)
 
     def cuts(self, axis: str) -> bool:
         return True
 
 
-class OpenLayout(Layout):
+class UniversalLayout(Layout):
     """Gives every dim an axis of its own when it first occurs, but for those that are to stay whole."""
 
     __slots__ = ("_free", "axes", "whole")
@@ -65,15 +65,15 @@ class OpenLayout(Layout):
             axis = next(self._free, None)
             if axis is None:
                 raise LayoutError(
-                    f"the program has more than {AXES} dims: {name} is one too many",
-                    rule=f"a search is for programs of at most {AXES} dims of different names",
+                    f"the program has more than {MAX_DIMS} dims: {name} is one too many",
+                    rule=f"a search is for programs of at most {MAX_DIMS} dims of different names",
                     hint="give dims that are never together one name",
                 )
             self.axes[name] = axis
         return self.axes[name]
 
 
-def on(fn: Any, mesh: Mesh, layout: Layout) -> Program:
+def program_on(fn: Any, mesh: Mesh, layout: Layout) -> Program:
     """A function, or what a program is made of, as a program of a mesh and a layout."""
     if isinstance(fn, Program):
         return Program(fn.fn, mesh, layout, static=fn.static, donate=fn.donate)

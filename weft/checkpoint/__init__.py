@@ -1,5 +1,5 @@
 """Checkpoints: atomic, verified by checksums, and restorable under any mesh and layout."""
 
-from .manager import Checkpoints as Checkpoints
+from .manager import CheckpointManager as CheckpointManager
 from .manifest import CheckpointError as CheckpointError
 from .manifest import CheckpointWarning as CheckpointWarning

@@ -16,19 +16,19 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from weft.core.errors import ModelError, ProgramError
 from weft.core.layout import Layout
 from weft.core.mesh import Mesh
-from weft.core.placement import partition_spec, put
+from weft.core.placement import device_put, partition_spec
 from weft.core.shapes import stored_shape
 from weft.core.tensor import Tensor, check_has_values
 from weft.distributed import processes
-from weft.nn.module import Declared, check_drawn, is_parameter, path_name
+from weft.nn.module import Declared, check_initialized, is_parameter, path_name
 
-from .orbax import reader
+from .orbax import make_reader
 
-Where = tuple[Mesh, Layout]
+MeshAndLayout = tuple[Mesh, Layout]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """What a manifest says of a tensor, or of a raw array or key, which has no dims."""
 
     dtype: str
@@ -45,15 +45,15 @@ class Entry:
         return said if self.dims is None else {**said, "dims": list(self.dims)}
 
 
-def stored_entries(said: Mapping[str, Any]) -> dict[str, Entry]:
+def entries_from_manifest(said: Mapping[str, Any]) -> dict[str, ManifestEntry]:
     """The entries of a manifest."""
     return {
-        name: Entry(one["dtype"], tuple(one["shape"]), tuple(one["dims"]) if "dims" in one else None)
+        name: ManifestEntry(one["dtype"], tuple(one["shape"]), tuple(one["dims"]) if "dims" in one else None)
         for name, one in said.items()
     }
 
 
-def leaves(model: Any, state: Any) -> dict[str, Any]:
+def checkpoint_leaves(model: Any, state: Any) -> dict[str, Any]:
     """What is stored, by name: tensors (also specs and declared ones), raw arrays and keys."""
     found = jax.tree_util.tree_leaves_with_path({"model": model, "state": state}, is_leaf=is_parameter)
     pairs = [(path_name(path), leaf) for path, leaf in found if _is_stored(leaf)]
@@ -67,7 +67,7 @@ def leaves(model: Any, state: Any) -> dict[str, Any]:
     return dict(pairs)
 
 
-def entries(found: Mapping[str, Any]) -> dict[str, Entry]:
+def manifest_entries(found: Mapping[str, Any]) -> dict[str, ManifestEntry]:
     """What is to be stored, or what is wanted."""
     return {name: _entry(leaf) for name, leaf in found.items()}
 
@@ -76,22 +76,22 @@ def _is_stored(leaf: Any) -> bool:
     return is_parameter(leaf) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
 
 
-def _entry(leaf: Any) -> Entry:
+def _entry(leaf: Any) -> ManifestEntry:
     if isinstance(leaf, Tensor | Declared):
         shape, names = tuple(d.size for d in leaf.dims), tuple(d.name for d in leaf.dims)
-        return Entry(_type_name(leaf.dtype), shape, names)
-    return Entry(_type_name(leaf.dtype), tuple(leaf.shape), None)
+        return ManifestEntry(_type_name(leaf.dtype), shape, names)
+    return ManifestEntry(_type_name(leaf.dtype), tuple(leaf.shape), None)
 
 
 def _type_name(dtype: Any) -> str:
     return str(dtype) if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype).name
 
 
-def is_key(entry: Entry) -> bool:
+def is_key(entry: ManifestEntry) -> bool:
     return entry.dtype.startswith("key<")
 
 
-def _key_kind(entry: Entry) -> str:
+def _key_kind(entry: ManifestEntry) -> str:
     """JAX's name of a key's kind: `threefry2x32` of `key<fry>`."""
     for kind in ("threefry2x32", "rbg", "unsafe_rbg"):
         if str(jax.random.key(0, impl=kind).dtype) == entry.dtype:
@@ -106,9 +106,9 @@ def _key_kind(entry: Entry) -> str:
 # To the host
 
 
-def on_host(found: Mapping[str, Any]) -> dict[str, Any]:
+def copy_to_host(found: Mapping[str, Any]) -> dict[str, Any]:
     """Copies of the tensors' values in true size, under names that are safe in files."""
-    check_drawn(found, rule="a checkpoint stores values")
+    check_initialized(found, rule="a checkpoint stores values")
     check_has_values(*found.values())
     arrays = {name: _array(leaf) for name, leaf in found.items()}
     for array in arrays.values():  # all copies at once, then wait for each
@@ -152,7 +152,9 @@ def _copy(array: Any, shape: tuple[int, ...]) -> Any:
 # From files
 
 
-def check_fit(path: Path, stored: Mapping[str, Entry], wanted: Mapping[str, Entry]) -> None:
+def check_compatible(
+    path: Path, stored: Mapping[str, ManifestEntry], wanted: Mapping[str, ManifestEntry]
+) -> None:
     """An error that lists every tensor that is missing, unexpected or otherwise shaped."""
     wrong = [f"missing: {name} {wanted[name]}" for name in wanted if name not in stored]
     wrong += [f"unexpected: {name} {stored[name]}" for name in stored if name not in wanted]
@@ -171,8 +173,12 @@ def check_fit(path: Path, stored: Mapping[str, Entry], wanted: Mapping[str, Entr
         )
 
 
-def from_files(
-    folder: Path, stored: Mapping[str, Entry], like_model: Any, like_state: Any, place: Where | None
+def restore_trees(
+    folder: Path,
+    stored: Mapping[str, ManifestEntry],
+    like_model: Any,
+    like_state: Any,
+    place: MeshAndLayout | None,
 ) -> tuple[Any, Any]:
     """The trees with their tensors read: each device's slices, and no more."""
     import orbax.checkpoint as ocp
@@ -199,12 +205,12 @@ def from_files(
     }
     read: dict[str, Any] = {}
     if args:
-        with reader() as files:
+        with make_reader() as files:
             asked = ocp.args.PyTreeRestore(
                 item=dict.fromkeys(args, 0), restore_args=args, partial_restore=True
             )
             read = files.restore(folder, args=asked)
-    processes.meet(processes.name("a checkpoint is restored"))
+    processes.barrier(processes.unique_key("a checkpoint is restored"))
 
     def made(name: str, leaf: Any) -> Any:
         entry = stored[name]
@@ -212,7 +218,7 @@ def from_files(
         if array is None:
             array = np.zeros(shapes[name], leaf.dtype)
             if not isinstance(leaf, np.ndarray):
-                array = put(array, _sharding(leaf, places[name]))
+                array = device_put(array, _sharding(leaf, places[name]))
         if is_key(entry):
             array = jax.random.wrap_key_data(array, impl=_key_kind(entry))
         if not isinstance(leaf, Tensor | Declared):
@@ -226,12 +232,12 @@ def from_files(
     return result["model"], result["state"]
 
 
-def read_arrays(folder: Path, stored: Mapping[str, Entry]) -> Iterator[tuple[str, np.ndarray]]:
+def read_arrays(folder: Path, stored: Mapping[str, ManifestEntry]) -> Iterator[tuple[str, np.ndarray]]:
     """Arrays on the host, one after the other; of keys their bits."""
     import orbax.checkpoint as ocp
 
     how = ocp.RestoreArgs(restore_type=np.ndarray)
-    with reader() as files:
+    with make_reader() as files:
         for name, entry in stored.items():
             if not _has_bytes(entry):
                 yield name, np.zeros(entry.shape, "uint32" if is_key(entry) else entry.dtype)
@@ -241,29 +247,29 @@ def read_arrays(folder: Path, stored: Mapping[str, Entry]) -> Iterator[tuple[str
             yield name, files.restore(folder, args=asked)[safe]
 
 
-def _has_bytes(entry: Entry) -> bool:
+def _has_bytes(entry: ManifestEntry) -> bool:
     return 0 not in entry.shape
 
 
-def _place(leaf: Any, place: Where | None) -> Where | None:
+def _place(leaf: Any, place: MeshAndLayout | None) -> MeshAndLayout | None:
     if place is None and isinstance(leaf, Tensor) and leaf.mesh is not None and leaf.layout is not None:
         return leaf.mesh, leaf.layout
     return place
 
 
-def _splits(leaf: Tensor | Declared, place: Where) -> Any:
+def _splits(leaf: Tensor | Declared, place: MeshAndLayout) -> Any:
     role = leaf.role if isinstance(leaf, Tensor) else "param"
     return place[1].splits(leaf.dims, place[0], role)
 
 
-def _shape(leaf: Any, place: Where | None) -> tuple[int, ...]:
+def _shape(leaf: Any, place: MeshAndLayout | None) -> tuple[int, ...]:
     """The shape at rest, padded where a dim is split unevenly."""
     if place is None or not isinstance(leaf, Tensor | Declared):
         return _entry(leaf).shape
     return stored_shape(leaf.dims, _splits(leaf, place), place[0])
 
 
-def _sharding(leaf: Any, place: Where | None) -> Any:
+def _sharding(leaf: Any, place: MeshAndLayout | None) -> Any:
     if place is not None and place[0].axes:
         place[0].require_devices()
         named = isinstance(leaf, Tensor | Declared)

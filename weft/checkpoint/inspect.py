@@ -20,25 +20,25 @@ import numpy as np
 
 from weft.core.errors import nearest
 
-from .arrays import Entry, is_key, read_arrays, stored_entries
+from .arrays import ManifestEntry, entries_from_manifest, is_key, read_arrays
 from .manifest import (
-    ARRAYS,
-    MANIFEST,
+    ARRAYS_FOLDER,
+    MANIFEST_FILE,
     CheckpointError,
-    Damage,
+    DamagedCheckpoint,
     check_files,
-    present,
+    list_step_folders,
+    list_unfinished_folders,
     read_manifest,
-    unfinished,
 )
 
 UNFINISHED = "unfinished"
 KEY_BYTES = {"key<fry>": 8}  # JAX's other kinds have 16
-PART = 2**22  # elements that are looked at together, in float64
+CHUNK_ELEMENTS = 2**22  # elements that are looked at together, in float64
 
 
 @dataclass(frozen=True)
-class Listed:
+class CheckpointInfo:
     """A checkpoint in a folder: its size, when it was finished, and what is wrong with it, if anything is."""
 
     step: int
@@ -50,32 +50,36 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredCheckpoint:
     """A checkpoint that can be read."""
 
     path: Path
     step: int
-    entries: dict[str, Entry]
+    entries: dict[str, ManifestEntry]
     extra: dict[str, Any]
 
     def arrays(self, names: Mapping[str, Any] | None = None) -> Iterator[tuple[str, np.ndarray]]:
         """Arrays by name, read one after the other; by default all."""
         chosen = self.entries if names is None else {name: self.entries[name] for name in names}
-        return read_arrays(self.path.absolute() / ARRAYS, chosen)
+        return read_arrays(self.path.absolute() / ARRAYS_FOLDER, chosen)
 
 
-def listed(folder: Any) -> list[Listed]:
+def list_checkpoints(folder: Any) -> list[CheckpointInfo]:
     """All that there is, by step, checked to the last byte. What a run removes meanwhile is left out."""
     folder = _folder(folder)
     half = f"{UNFINISHED}: it is being written, or a crash left it"
     found = [
-        *(one for step, path in present(folder).items() for one in _still_there(step, path)),
-        *(one for step, path in unfinished(folder).items() for one in _still_there(step, path, half)),
+        *(one for step, path in list_step_folders(folder).items() for one in _still_there(step, path)),
+        *(
+            one
+            for step, path in list_unfinished_folders(folder).items()
+            for one in _still_there(step, path, half)
+        ),
     ]
     return sorted(found, key=lambda one: (one.step, one.damage or ""))
 
 
-def _still_there(step: int, path: Path, damage: str | None = None) -> Iterator[Listed]:
+def _still_there(step: int, path: Path, damage: str | None = None) -> Iterator[CheckpointInfo]:
     """A checkpoint; nothing if its folder went while it was looked at, which is no damage."""
     try:
         found = _listed(step, path, damage)
@@ -87,17 +91,17 @@ def _still_there(step: int, path: Path, damage: str | None = None) -> Iterator[L
         yield found
 
 
-def _listed(step: int, path: Path, damage: str | None = None) -> Listed:
+def _listed(step: int, path: Path, damage: str | None = None) -> CheckpointInfo:
     sizes = [_file_bytes(p) for p in path.rglob("*") if p.is_file()]
     when, tensors = path.stat().st_mtime, None
     try:
         if damage is None:
             manifest = read_manifest(path)
-            when, tensors = (path / MANIFEST).stat().st_mtime, len(manifest["tensors"])
+            when, tensors = (path / MANIFEST_FILE).stat().st_mtime, len(manifest["tensors"])
             check_files(path, manifest)
-    except Damage as found:
+    except DamagedCheckpoint as found:
         damage = str(found)
-    return Listed(step, path, sum(sizes), when, tensors, damage)
+    return CheckpointInfo(step, path, sum(sizes), when, tensors, damage)
 
 
 def _file_bytes(file: Path) -> int:
@@ -107,7 +111,7 @@ def _file_bytes(file: Path) -> int:
     return 0
 
 
-def stored(folder: Any, step: int | None = None, *, checked: bool = True) -> Stored:
+def open_checkpoint(folder: Any, step: int | None = None, *, checked: bool = True) -> StoredCheckpoint:
     """The newest checkpoint of a folder, or that of a step.
 
     Args:
@@ -116,7 +120,7 @@ def stored(folder: Any, step: int | None = None, *, checked: bool = True) -> Sto
       checked: whether to compare every file with its sum; else only the manifest is.
     """
     folder = _folder(folder)
-    there = present(folder)
+    there = list_step_folders(folder)
     shown = ", ".join(map(str, there)) or "none"
     number = max(there, default=None) if step is None else step
     if number is None or number not in there:
@@ -132,14 +136,16 @@ def stored(folder: Any, step: int | None = None, *, checked: bool = True) -> Sto
         manifest = read_manifest(path)
         if checked:
             check_files(path, manifest)
-    except Damage as damage:
+    except DamagedCheckpoint as damage:
         raise CheckpointError(
             f"the checkpoint {path} is damaged",
             str(damage),
             rule="only what is as it was written, by its SHA-256, is read",
             hint=f"copy the files from a backup, or take another step; steps that are there: {shown}",
         ) from None
-    return Stored(path, manifest["step"], stored_entries(manifest["tensors"]), manifest["extra"])
+    return StoredCheckpoint(
+        path, manifest["step"], entries_from_manifest(manifest["tensors"]), manifest["extra"]
+    )
 
 
 def _folder(given: Any) -> Path:
@@ -156,7 +162,7 @@ def _folder(given: Any) -> Path:
     )
 
 
-def size(entry: Entry) -> int:
+def entry_bytes(entry: ManifestEntry) -> int:
     """A tensor's bytes; of a key those of its bits."""
     one = KEY_BYTES.get(entry.dtype, 16) if is_key(entry) else np.dtype(entry.dtype).itemsize
     return math.prod(entry.shape) * one
@@ -166,7 +172,7 @@ def size(entry: Entry) -> int:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ValueSummary:
     """Of the values that are numbers: their mean, standard deviation and ends; and how many are none."""
 
     mean: float
@@ -176,7 +182,7 @@ class Summary:
     nan: int
 
 
-def summary(array: np.ndarray) -> Summary:
+def summarize_values(array: np.ndarray) -> ValueSummary:
     """What the values are like."""
     flat = array.reshape(-1)
     count, total, nan = 0, 0.0, 0
@@ -188,24 +194,24 @@ def summary(array: np.ndarray) -> Summary:
             count, total = count + good.size, total + float(good.sum())
             low, high = min(low, float(good.min())), max(high, float(good.max()))
     if not count:
-        return Summary(math.nan, math.nan, math.nan, math.nan, nan)
+        return ValueSummary(math.nan, math.nan, math.nan, math.nan, nan)
     mean = total / count
     if not math.isfinite(mean):
-        return Summary(mean, math.nan, low, high, nan)
+        return ValueSummary(mean, math.nan, low, high, nan)
     squares = sum(float(np.nansum((part - mean) ** 2)) for part in _parts(flat))
-    return Summary(mean, math.sqrt(squares / count), low, high, nan)
+    return ValueSummary(mean, math.sqrt(squares / count), low, high, nan)
 
 
 def _parts(flat: np.ndarray) -> Iterator[np.ndarray]:
-    for begin in range(0, flat.size, PART):
-        yield flat[begin : begin + PART].astype(np.float64)
+    for begin in range(0, flat.size, CHUNK_ELEMENTS):
+        yield flat[begin : begin + CHUNK_ELEMENTS].astype(np.float64)
 
 
 # Differences
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """How a tensor of one checkpoint differs from that of another.
 
     Attributes:
@@ -220,7 +226,7 @@ class Difference:
     largest: float = 0.0
 
 
-def differences(one: Stored, other: Stored) -> list[Difference]:
+def diff_checkpoints(one: StoredCheckpoint, other: StoredCheckpoint) -> list[TensorDifference]:
     """All tensors that are not equal, in the order of the first. Here NaN equals NaN."""
     names = [*one.entries, *(name for name in other.entries if name not in one.entries)]
     same = {name: None for name in names if one.entries.get(name) == other.entries.get(name)}
@@ -229,11 +235,11 @@ def differences(one: Stored, other: Stored) -> list[Difference]:
         unequal, largest = _compared(left, right)
         if unequal:
             shown = str(one.entries[name])
-            found[name] = Difference(name, (shown, shown), unequal, largest)
+            found[name] = TensorDifference(name, (shown, shown), unequal, largest)
     for name in names:
         if name not in same:
             left_right = (one.entries.get(name), other.entries.get(name))
-            found[name] = Difference(name, tuple(str(e) if e else None for e in left_right))  # type: ignore[arg-type]
+            found[name] = TensorDifference(name, tuple(str(e) if e else None for e in left_right))  # type: ignore[arg-type]
     return [found[name] for name in names if name in found]
 
 
@@ -241,8 +247,8 @@ def _compared(left: np.ndarray, right: np.ndarray) -> tuple[int, float]:
     """How many elements differ, and by how much at most: infinitely, where just one is NaN."""
     unequal, largest = 0, 0.0
     a, b = left.reshape(-1), right.reshape(-1)
-    for begin in range(0, a.size, PART):
-        x, y = a[begin : begin + PART], b[begin : begin + PART]
+    for begin in range(0, a.size, CHUNK_ELEMENTS):
+        x, y = a[begin : begin + CHUNK_ELEMENTS], b[begin : begin + CHUNK_ELEMENTS]
         differs = (x != y) & ~((x != x) & (y != y))  # NaN is no number's equal, not even its own
         if differs.any():
             unequal += int(differs.sum())

@@ -36,33 +36,42 @@ from weft.core.errors import ProgramError, TensorTypeError, user_frame
 from weft.core.layout import Layout
 from weft.core.mesh import Mesh
 from weft.distributed import processes
-from weft.distributed.shared_folder import check_shared
+from weft.distributed.shared_folder import check_shared_folder
 
-from ..optim.named_tree import asking
-from .arrays import check_fit, entries, from_files, leaves, on_host, stored_entries
+from ..optim.named_tree import error_context
+from .arrays import (
+    check_compatible,
+    checkpoint_leaves,
+    copy_to_host,
+    entries_from_manifest,
+    manifest_entries,
+    restore_trees,
+)
 from .manifest import (
-    ARRAYS,
-    MANIFEST,
+    ARRAYS_FOLDER,
+    MANIFEST_FILE,
     CheckpointError,
     CheckpointWarning,
-    Damage,
-    Unreadable,
-    begin,
+    DamagedCheckpoint,
+    UnreadableCheckpoint,
+    begin_writing,
     check_files,
+    list_unfinished_folders,
     read_manifest,
-    remove,
+    recover_step_folders,
+    remove_checkpoint,
     seal,
-    step_folders,
-    unfinished,
     writing_folder,
 )
-from .orbax import writer as orbax_writer
+from .orbax import make_writer as orbax_writer
 
-PLAIN = (bool, int, float, str, type(None))
-CHUNK = 64 * 2**20  # bytes of a tensor that are read at once; a device that wants a slice reads few
+EXTRA_TYPES = (bool, int, float, str, type(None))
+ORBAX_CHUNK_BYTES = (
+    64 * 2**20
+)  # bytes of a tensor that are read at once; a device that wants a slice reads few
 
 
-class Checkpoints:
+class CheckpointManager:
     """The checkpoints of one run, in one folder. One run writes there at a time.
 
     As a context it ends with `wait()`; Python's exit waits too.
@@ -101,23 +110,23 @@ class Checkpoints:
           extra: numbers, strings, truth values and None by name, such as the data's position.
           wait: whether to return only when all is on the disk.
         """
-        with asking(f"Checkpoints.save(step={step})"):
+        with error_context(f"Checkpoints.save(step={step})"):
             self._finish()
             _check_call(step, extra or {})
-            found = leaves(model, state)
-            said = {name: entry.as_json() for name, entry in entries(found).items()}
+            found = checkpoint_leaves(model, state)
+            said = {name: entry.as_json() for name, entry in manifest_entries(found).items()}
             if not self._shared:
-                check_shared(self.folder)
+                check_shared_folder(self.folder)
                 self._shared = True
-            with processes.limit(f"the checkpoint of step {step}"):
-                arrays = on_host(found)
+            with processes.watchdog(f"the checkpoint of step {step}"):
+                arrays = copy_to_host(found)
                 self._begin(int(step), arrays, {"step": int(step), "extra": extra or {}, "tensors": said})
             if wait:
                 self._finish()
 
     def wait(self) -> None:
         """Wait for the save that is under way; its error, if it had one, is raised."""
-        with asking("Checkpoints.wait()"):
+        with error_context("Checkpoints.wait()"):
             self._finish()
 
     def check(self) -> None:
@@ -125,19 +134,19 @@ class Checkpoints:
 
         Of several processes only the next `save` raises it: until then they may be at different steps.
         """
-        if self._thread is not None and not self._thread.is_alive() and not processes.several():
-            with asking("Checkpoints.check()"):
+        if self._thread is not None and not self._thread.is_alive() and not processes.is_multiprocess():
+            with error_context("Checkpoints.check()"):
                 self._finish()
 
     def steps(self) -> list[int]:
         """The steps of which there is a checkpoint with a whole manifest. The others are warned of."""
         self.wait()
         found = []
-        for step, path in step_folders(self.folder).items():
+        for step, path in recover_step_folders(self.folder).items():
             try:
                 read_manifest(path)
                 found.append(step)
-            except Damage as damage:
+            except DamagedCheckpoint as damage:
                 _warn(path, str(damage))
         return found
 
@@ -155,18 +164,18 @@ class Checkpoints:
           layout: how they are stored there (its rules for params and optimizer state included).
           step: of which step; then none other is taken.
         """
-        with asking("Checkpoints.restore(like_model, like_state, …)"):
+        with error_context("Checkpoints.restore(like_model, like_state, …)"):
             self._finish()
             place = None if mesh is None else (Mesh.of(mesh), Layout.of(layout))
             if place is not None:
                 place[1].check(place[0])
             path, manifest = self._whole_for_all(step)
-            wanted = leaves(like_model, like_state)
-            stored = stored_entries(manifest["tensors"])
+            wanted = checkpoint_leaves(like_model, like_state)
+            stored = entries_from_manifest(manifest["tensors"])
             if like_state is None:
                 stored = {name: entry for name, entry in stored.items() if not name.startswith("state")}
-            check_fit(path, stored, entries(wanted))
-            model, state = from_files(path / ARRAYS, stored, like_model, like_state, place)
+            check_compatible(path, stored, manifest_entries(wanted))
+            model, state = restore_trees(path / ARRAYS_FOLDER, stored, like_model, like_state, place)
             return manifest["step"], model, state, manifest["extra"]
 
     def __enter__(self) -> Self:
@@ -191,20 +200,20 @@ class Checkpoints:
         self._wait_at_exit()
         first, part = jax.process_index() == 0, writing_folder(self.folder, step)
         # All names at once: a process that fails in between has taken as many as the others.
-        begun, met, done = (processes.name(f"the checkpoint of step {step}") for _ in range(3))
+        begun, met, done = (processes.unique_key(f"the checkpoint of step {step}") for _ in range(3))
 
         def room() -> str:
-            _check_room(begin(self.folder, step), sum(array.nbytes for array in arrays.values()))
+            _check_room(begin_writing(self.folder, step), sum(array.nbytes for array in arrays.values()))
             return ""
 
         with self._writing(step):
-            processes.from_first(begun, room)
-            processes.meet(met)
+            processes.run_on_first(begun, room)
+            processes.barrier(met)
             writer = orbax_writer(met)
             try:
                 if arrays:
-                    chunks = {name: ocp.SaveArgs(chunk_byte_size=CHUNK) for name in arrays}
-                    writer.save(part / ARRAYS, args=ocp.args.PyTreeSave(arrays, save_args=chunks))
+                    chunks = {name: ocp.SaveArgs(chunk_byte_size=ORBAX_CHUNK_BYTES) for name in arrays}
+                    writer.save(part / ARRAYS_FOLDER, args=ocp.args.PyTreeSave(arrays, save_args=chunks))
             except BaseException:
                 writer.close()
                 raise
@@ -225,7 +234,7 @@ class Checkpoints:
                 with self._writing(step):
                     if not first:
                         written()
-                    processes.from_first(done, sealed)
+                    processes.run_on_first(done, sealed)
                 if first:
                     self._remove_old(step)
             except CheckpointError as error:
@@ -249,7 +258,7 @@ class Checkpoints:
         except Exception as error:
             if jax.process_index() == 0:
                 shutil.rmtree(writing_folder(self.folder, step), ignore_errors=True)
-            whole = list(step_folders(self.folder))
+            whole = list(recover_step_folders(self.folder))
             before = f"step {whole[-1]} is the newest that is there" if whole else "there is none before it"
             free = shutil.disk_usage(next(p for p in (self.folder, *self.folder.parents) if p.exists())).free
             raise CheckpointError(
@@ -262,7 +271,7 @@ class Checkpoints:
 
     def _finish(self) -> None:
         if self._thread is not None:
-            with processes.limit("a checkpoint that is being written"):
+            with processes.watchdog("a checkpoint that is being written"):
                 self._thread.join()
             self._thread = None
         if self._error is not None:
@@ -272,12 +281,12 @@ class Checkpoints:
     def _remove_old(self, new: int) -> None:
         """Remove those known to be damaged and the oldest, now that there is a new one."""
         self._damaged.discard(new)
-        folders = step_folders(self.folder)
+        folders = recover_step_folders(self.folder)
         others = [step for step in folders if step != new and step not in self._damaged]
         oldest = others[: max(0, len(others) - self.keep + 1)]  # `new` is one of those that stay
         for step in {*self._damaged & set(folders), *oldest}:
             try:
-                remove(folders[step])
+                remove_checkpoint(folders[step])
             except OSError as error:
                 raise CheckpointError(
                     f"the old checkpoint {folders[step]} could not be removed",
@@ -298,19 +307,23 @@ class Checkpoints:
             path, manifest = found[0]
             return f"{path.name} {manifest['sha256']}"
 
-        said = processes.from_first(processes.name("a checkpoint to restore"), look)
-        if not processes.several():
+        said = processes.run_on_first(processes.unique_key("a checkpoint to restore"), look)
+        if not processes.is_multiprocess():
             return found[0]
         folder, _, digest = said.partition(" ")
         problem = ""
         if not found:
             try:
                 found.append((self.folder / folder, read_manifest(self.folder / folder)))
-                problem = "" if found[0][1]["sha256"] == digest else f"{MANIFEST} is another one"
-            except Damage as damage:
+                problem = "" if found[0][1]["sha256"] == digest else f"{MANIFEST_FILE} is another one"
+            except DamagedCheckpoint as damage:
                 problem = str(damage)
-        mine = f"process {processes.number()} on {socket.gethostname()}: {problem}" if problem else ""
-        wrong = [one for one in processes.gather(processes.name("a checkpoint to restore"), mine) if one]
+        mine = f"process {processes.process_index()} on {socket.gethostname()}: {problem}" if problem else ""
+        wrong = [
+            one
+            for one in processes.gather_texts(processes.unique_key("a checkpoint to restore"), mine)
+            if one
+        ]
         if wrong:  # in all processes: else those that can read it would wait for the others
             raise CheckpointError(
                 f"process 0 restores {self.folder / folder}, and not all processes can read it",
@@ -322,9 +335,9 @@ class Checkpoints:
 
     def _whole(self, step: int | None) -> tuple[Path, dict[str, Any]]:
         """The newest checkpoint, or one of a step, that is as it was written."""
-        folders = step_folders(self.folder)
+        folders = recover_step_folders(self.folder)
         wanted = folders if step is None else {n: p for n, p in folders.items() if n == step}
-        half = unfinished(self.folder) if step is None else {}
+        half = list_unfinished_folders(self.folder) if step is None else {}
         for late, path in half.items():
             if late > max(folders, default=-1):
                 _warn(path, "it was never finished; the one before it is tried")
@@ -334,10 +347,10 @@ class Checkpoints:
                 manifest = read_manifest(path)
                 check_files(path, manifest)
                 return path, manifest
-            except Damage as damage:
+            except DamagedCheckpoint as damage:
                 reasons += [f"{path.name}: {line}" for line in str(damage).splitlines()]
                 if step is None:
-                    if not isinstance(damage, Unreadable):
+                    if not isinstance(damage, UnreadableCheckpoint):
                         self._damaged.add(number)
                     _warn(path, f"{damage}; the one before it is tried")
         asked = "" if step is None else f" of step {step}"
@@ -416,7 +429,9 @@ def _check_call(step: Any, extra: dict[str, Any]) -> None:
             hint="checkpoints.save(200, model, state)",
         )
     odd = [
-        f"{k!r}: {type(v).__name__}" for k, v in extra.items() if type(v) not in PLAIN or type(k) is not str
+        f"{k!r}: {type(v).__name__}"
+        for k, v in extra.items()
+        if type(v) not in EXTRA_TYPES or type(k) is not str
     ]
     if odd:
         raise TensorTypeError(

@@ -22,10 +22,10 @@ from typing import Any
 
 from weft.core.errors import WeftError
 
-CHECKPOINTS = "checkpoints"  # in the folder of a run
-MANIFEST, ARRAYS = "manifest.json", "arrays"
-STEP, WRITING, OLD, GOING = "step_", ".writing-", ".old-", ".going-"
-FORMAT = 1
+CHECKPOINTS_FOLDER = "checkpoints"  # in the folder of a run
+MANIFEST_FILE, ARRAYS_FOLDER = "manifest.json", "arrays"
+STEP_PREFIX, WRITING_PREFIX, OLD_PREFIX, REMOVING_PREFIX = "step_", ".writing-", ".old-", ".going-"
+FORMAT_VERSION = 1
 
 
 class CheckpointError(WeftError, OSError):
@@ -36,11 +36,11 @@ class CheckpointWarning(UserWarning):
     """A checkpoint that is damaged or half-written, and left out."""
 
 
-class Damage(Exception):
+class DamagedCheckpoint(Exception):
     """What is wrong with a checkpoint, and in which file."""
 
 
-class Unreadable(Damage):
+class UnreadableCheckpoint(DamagedCheckpoint):
     """Why it can't be read here and now: it may be whole all the same, and is never removed for it."""
 
 
@@ -49,34 +49,34 @@ class Unreadable(Damage):
 
 def step_folder(folder: Path, step: int) -> Path:
     """The folder of a step's checkpoint."""
-    return folder / f"{STEP}{step}"
+    return folder / f"{STEP_PREFIX}{step}"
 
 
 def writing_folder(folder: Path, step: int) -> Path:
     """The folder of one that is being written."""
-    return folder / f"{WRITING}{STEP}{step}"
+    return folder / f"{WRITING_PREFIX}{STEP_PREFIX}{step}"
 
 
 # Which there are
 
 
-def step_folders(folder: Path) -> dict[int, Path]:
+def recover_step_folders(folder: Path) -> dict[int, Path]:
     """The folders that are named as checkpoints, by step, oldest first."""
-    for step, path in list(_by_step(folder, OLD + STEP)):
+    for step, path in list(_by_step(folder, OLD_PREFIX + STEP_PREFIX)):
         if not step_folder(folder, step).exists():  # a crash came between the two renames of `seal`
             with suppress(FileNotFoundError):  # another process was faster
                 path.rename(step_folder(folder, step))
-    return present(folder)
+    return list_step_folders(folder)
 
 
-def present(folder: Path) -> dict[int, Path]:
+def list_step_folders(folder: Path) -> dict[int, Path]:
     """The same as they are now: nothing is mended, so a run may be writing there."""
-    return dict(sorted(_by_step(folder, STEP)))
+    return dict(sorted(_by_step(folder, STEP_PREFIX)))
 
 
-def unfinished(folder: Path) -> dict[int, Path]:
+def list_unfinished_folders(folder: Path) -> dict[int, Path]:
     """Those that were never finished."""
-    return dict(sorted(_by_step(folder, WRITING + STEP)))
+    return dict(sorted(_by_step(folder, WRITING_PREFIX + STEP_PREFIX)))
 
 
 def _by_step(folder: Path, before: str) -> Iterator[tuple[int, Path]]:
@@ -88,12 +88,14 @@ def _by_step(folder: Path, before: str) -> Iterator[tuple[int, Path]]:
 # Writing
 
 
-def begin(folder: Path, step: int) -> Path:
+def begin_writing(folder: Path, step: int) -> Path:
     """A new folder to write into; what crashes have left behind goes."""
     folder.mkdir(parents=True, exist_ok=True)
-    step_folders(folder)
+    recover_step_folders(folder)
     for path in folder.iterdir():
-        if path.name.startswith(tuple(word + STEP for word in (WRITING, OLD, GOING))):
+        if path.name.startswith(
+            tuple(word + STEP_PREFIX for word in (WRITING_PREFIX, OLD_PREFIX, REMOVING_PREFIX))
+        ):
             shutil.rmtree(path)
     part = writing_folder(folder, step)
     part.mkdir()
@@ -108,13 +110,13 @@ def seal(part: Path, content: dict[str, Any]) -> Path:
             os.fsync(file.fileno())
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             files[path.relative_to(part).as_posix()] = {"bytes": file.tell(), "sha256": digest}
-    with (part / MANIFEST).open("wb") as file:
-        file.write(_sealed({"format": FORMAT, **content, "files": files}))
+    with (part / MANIFEST_FILE).open("wb") as file:
+        file.write(_sealed({"format": FORMAT_VERSION, **content, "files": files}))
         file.flush()
         os.fsync(file.fileno())
     for path in (*(p for p in part.rglob("*") if p.is_dir()), part):
         _sync_folder(path)
-    final, old = (part.with_name(part.name.replace(WRITING, word)) for word in ("", OLD))
+    final, old = (part.with_name(part.name.replace(WRITING_PREFIX, word)) for word in ("", OLD_PREFIX))
     if final.exists():  # the same step once more; a folder can't be renamed over a full one
         final.rename(old)
     part.rename(final)
@@ -123,9 +125,9 @@ def seal(part: Path, content: dict[str, Any]) -> Path:
     return final
 
 
-def remove(path: Path) -> None:
+def remove_checkpoint(path: Path) -> None:
     """Remove a checkpoint. It loses its name first, so that no half of one is taken for a whole."""
-    going = path.with_name(GOING + path.name)
+    going = path.with_name(REMOVING_PREFIX + path.name)
     path.rename(going)
     shutil.rmtree(going)
 
@@ -158,26 +160,30 @@ def _sync_folder(folder: Path) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """A checkpoint's manifest, if that is whole."""
     try:
-        text = (folder / MANIFEST).read_bytes()
+        text = (folder / MANIFEST_FILE).read_bytes()
     except FileNotFoundError:
-        raise Damage(f"{MANIFEST} is missing: the checkpoint is half-written") from None
+        raise DamagedCheckpoint(f"{MANIFEST_FILE} is missing: the checkpoint is half-written") from None
     except OSError as error:
-        raise Unreadable(f"{MANIFEST} can't be read: {error.strerror}") from None
+        raise UnreadableCheckpoint(f"{MANIFEST_FILE} can't be read: {error.strerror}") from None
     try:
         content = json.loads(text)
         whole = _sealed({key: value for key, value in content.items() if key != "sha256"}) == text
     except (ValueError, AttributeError, RecursionError):
         whole = False
     if not whole:
-        raise Damage(f"{MANIFEST} ({len(text):,} bytes) does not have the SHA-256 that it holds")
-    if content["format"] != FORMAT:
-        raise Unreadable(f"{MANIFEST} is of format {content['format']}; this version reads format {FORMAT}")
+        raise DamagedCheckpoint(
+            f"{MANIFEST_FILE} ({len(text):,} bytes) does not have the SHA-256 that it holds"
+        )
+    if content["format"] != FORMAT_VERSION:
+        raise UnreadableCheckpoint(
+            f"{MANIFEST_FILE} is of format {content['format']}; this version reads format {FORMAT_VERSION}"
+        )
     return content
 
 
 def check_files(folder: Path, manifest: dict[str, Any]) -> None:
     """An error that names each file that is not as it was written."""
-    wrong, kind = [], Damage
+    wrong, kind = [], DamagedCheckpoint
     for name, said in manifest["files"].items():
         try:
             with (folder / name).open("rb") as file:
@@ -190,6 +196,6 @@ def check_files(folder: Path, manifest: dict[str, Any]) -> None:
             wrong.append(f"{name} is missing")
         except OSError as error:
             wrong.append(f"{name} can't be read: {error.strerror}")
-            kind = Unreadable
+            kind = UnreadableCheckpoint
     if wrong:
         raise kind("\n".join(wrong))

@@ -13,11 +13,11 @@ import jax
 from weft.distributed import processes
 
 
-def writer(name: str) -> Any:
+def make_writer(name: str) -> Any:
     """A writer that all processes use together, once, under a name that no other has."""
     import orbax.checkpoint as ocp  # here, since it takes a second
 
-    if not processes.several():
+    if not processes.is_multiprocess():
         return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
     together = ocp.options.MultiprocessingOptions(
         active_processes=set(range(jax.process_count())),
@@ -25,12 +25,12 @@ def writer(name: str) -> Any:
     )
     return ocp.AsyncCheckpointer(
         ocp.PyTreeCheckpointHandler(multiprocessing_options=together),
-        async_options=ocp.options.AsyncOptions(timeout_secs=max(1, int(processes.longest_wait()))),
+        async_options=ocp.options.AsyncOptions(timeout_secs=max(1, int(processes.peer_timeout()))),
         multiprocessing_options=together,
     )
 
 
-def reader() -> Any:
+def make_reader() -> Any:
     """A reader that each process uses by itself: reading needs no other."""
     import orbax.checkpoint as ocp
 

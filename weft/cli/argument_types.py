@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-KINDS: dict[type, str] = {int: "a whole number", float: "a number"}
+TYPE_NAMES: dict[type, str] = {int: "a whole number", float: "a number"}
 REGISTRY = ConstructorRegistry()
 
 
@@ -18,7 +18,7 @@ def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     optional = len(inside) == 2 and inside[1] is type(None)
     several = len(inside) == 2 and inside[1] is ...
     kind = inside[0] if optional or several else info.type
-    if kind not in KINDS:
+    if kind not in TYPE_NAMES:
         return None
     if several:
         return PrimitiveConstructorSpec(
@@ -42,6 +42,6 @@ def _reader(kind: Any) -> Callable[[list[str]], Any]:
         try:
             return kind(words[0])
         except ValueError:
-            raise ValueError(f"{words[0]} is not {KINDS[kind]}") from None
+            raise ValueError(f"{words[0]} is not {TYPE_NAMES[kind]}") from None
 
     return read

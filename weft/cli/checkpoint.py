@@ -12,28 +12,28 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from .output_files import check_folder, table, writing
-from .targets import Failure, UserError
+from .output_files import check_output_path, print_table, report_write_errors
+from .targets import CommandFailure, UsageError
 
-Folder = Annotated[Positional[Path], arg(metavar="FOLDER")]
+FolderArgument = Annotated[Positional[Path], arg(metavar="FOLDER")]
 
 
 @dataclass
-class List:
+class CheckpointListCommand:
     """The checkpoints of a folder, one to a line: step, size, date, and whether it is whole or what is wrong.
 
     Every byte is compared with the sums that were stored."""
 
-    folder: Folder
+    folder: FolderArgument
     """Where the checkpoints of a run are, or the run's own folder."""
     json: bool = False
     """Print JSON instead of text."""
 
     def run(self) -> None:
-        from ..checkpoint.inspect import UNFINISHED, listed
+        from ..checkpoint.inspect import UNFINISHED, list_checkpoints
         from ..plan.units import human_bytes
 
-        found = listed(_of_run(self.folder))
+        found = list_checkpoints(_of_run(self.folder))
         if self.json:
             _print(
                 {
@@ -58,14 +58,14 @@ class List:
             tensors = "?" if one.tensors is None else str(one.tensors)
             state = state if one.damage is None or UNFINISHED in first else f"damaged: {state}"
             rows.append((str(one.step), human_bytes(one.bytes), _date(one.seconds), tensors, state))
-        table(rows)
+        print_table(rows)
 
 
 @dataclass
-class Inspect:
+class CheckpointInspectCommand:
     """The tensors of a checkpoint: dims, type, bytes; and the numbers that were stored with them."""
 
-    folder: Folder
+    folder: FolderArgument
     """Where the checkpoints of a run are."""
     step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Of which step; by default the last one."""
@@ -75,17 +75,17 @@ class Inspect:
     """Print JSON instead of text."""
 
     def run(self) -> None:
-        from ..checkpoint.inspect import size, stored, summary
+        from ..checkpoint.inspect import entry_bytes, open_checkpoint, summarize_values
         from ..plan.units import human_bytes
 
         folder, step = _at(self.folder, self.step)
-        found = stored(folder, step, checked=self.values)
+        found = open_checkpoint(folder, step, checked=self.values)
         said: dict[str, dict[str, Any]] = {
-            name: {**entry.as_json(), "bytes": size(entry)} for name, entry in found.entries.items()
+            name: {**entry.as_json(), "bytes": entry_bytes(entry)} for name, entry in found.entries.items()
         }
         if self.values:
             for name, array in found.arrays():
-                said[name] |= asdict(summary(array))
+                said[name] |= asdict(summarize_values(array))
         total = sum(one["bytes"] for one in said.values())
         if self.json:
             head = {"step": found.step, "path": str(found.path), "extra": found.extra, "bytes": total}
@@ -97,7 +97,7 @@ class Inspect:
             numbers = [f"{said[name][column]:.4g}" for column in columns]
             rows.append((name, f"{said[name]['bytes']:,}", *numbers, str(entry)))
         print(f"step {found.step} in {found.path}\n")
-        table(rows)
+        print_table(rows)
         print(f"\n{len(said)} tensors, {human_bytes(total)} in all")
         for part in ("model", "state"):
             own = [one["bytes"] for name, one in said.items() if name.partition(".")[0] == part]
@@ -109,7 +109,7 @@ class Inspect:
 
 
 @dataclass
-class Diff:
+class CheckpointDiffCommand:
     """Compare two checkpoints, tensor by tensor. FOLDER@STEP is a step of a folder; else it is the last one.
 
     Tensors that are in one only or have other dims or types are listed, and for the others that differ, how
@@ -123,10 +123,10 @@ class Diff:
     """Print JSON instead of text."""
 
     def run(self) -> None:
-        from ..checkpoint.inspect import differences, stored
+        from ..checkpoint.inspect import diff_checkpoints, open_checkpoint
 
-        one, other = (stored(*_at(given)) for given in (self.first, self.second))
-        found = differences(one, other)
+        one, other = (open_checkpoint(*_at(given)) for given in (self.first, self.second))
+        found = diff_checkpoints(one, other)
         if self.json:
             _print(
                 {
@@ -146,11 +146,11 @@ class Diff:
                 }
             )
         elif found:
-            table([("tensor", ">unequal", ">largest", ""), *map(_difference, found)])
+            print_table([("tensor", ">unequal", ">largest", ""), *map(_difference, found)])
         else:
             print(f"all {len(one.entries)} tensors are the same")
         if found:
-            raise Failure(f"{len(found)} tensors differ between {one.path} and {other.path}")
+            raise CommandFailure(f"{len(found)} tensors differ between {one.path} and {other.path}")
 
 
 def _difference(d: Any) -> tuple[str, str, str, str]:
@@ -163,13 +163,13 @@ def _difference(d: Any) -> tuple[str, str, str, str]:
 
 
 @dataclass
-class Export:
+class CheckpointExportCommand:
     """Write the model of a checkpoint to one safetensors file, for other programs to read.
 
     Tensors go by their names; their dims are in the file's metadata. The optimizer's state is left out. Of a
     run of weft train it is the model that weft eval scores: the running mean, if there is one."""
 
-    folder: Folder
+    folder: FolderArgument
     """Where the checkpoints of a run are."""
     file: Annotated[Positional[Path], arg(metavar="FILE.safetensors")]
     """What to write. It appears when it is whole."""
@@ -177,58 +177,58 @@ class Export:
     """Of which step; by default the last one."""
 
     def run(self) -> None:
-        from ..checkpoint.inspect import stored
-        from ..train.safetensors import export
+        from ..checkpoint.inspect import open_checkpoint
+        from ..train.safetensors import export_safetensors
 
         _check_name(self.file)
-        check_folder(self.file)
-        found = stored(*_at(self.folder, self.step))
-        with writing(self.file):
-            count = export(found, self.file)
+        check_output_path(self.file)
+        found = open_checkpoint(*_at(self.folder, self.step))
+        with report_write_errors(self.file):
+            count = export_safetensors(found, self.file)
         print(f"{count} tensors", file=sys.stderr)
         print(self.file)
 
 
 @dataclass
-class Import:
+class CheckpointImportCommand:
     """Make a checkpoint of a file that weft checkpoint export wrote, to start a run from.
 
     weft train --folder RUN begins with the model in RUN/checkpoints if that was imported as step 0."""
 
     file: Annotated[Positional[Path], arg(metavar="FILE.safetensors")]
     """What to read."""
-    folder: Folder
+    folder: FolderArgument
     """Where the checkpoint goes, or the folder of a run that has some; it is made if need be."""
     step: Annotated[int, arg(metavar="N")]
     """Which step it is to be of."""
 
     def run(self) -> None:
         from ..checkpoint.manifest import step_folder
-        from ..train.safetensors import imported
+        from ..train.safetensors import import_safetensors
 
         _check_name(self.file)
         if self.step < 0:
-            raise UserError(
+            raise UsageError(
                 f"--step {self.step} is not a number of steps",
                 rule="a checkpoint is called by its step, a whole number from 0 on",
                 hint="--step 0, to start a run from it",
             )
         folder = _of_run(self.folder)
-        count = imported(self.file, folder, self.step)
+        count = import_safetensors(self.file, folder, self.step)
         print(f"{count} tensors", file=sys.stderr)
         print(step_folder(folder, self.step))
 
 
 @dataclass
-class Checkpoint:
+class CheckpointCommand:
     """The checkpoints of a run: what is there, what is in one, how two differ; to and from safetensors."""
 
     do: (
-        Annotated[List, tyro.conf.subcommand("list")]
-        | Annotated[Inspect, tyro.conf.subcommand("inspect")]
-        | Annotated[Diff, tyro.conf.subcommand("diff")]
-        | Annotated[Export, tyro.conf.subcommand("export")]
-        | Annotated[Import, tyro.conf.subcommand("import")]
+        Annotated[CheckpointListCommand, tyro.conf.subcommand("list")]
+        | Annotated[CheckpointInspectCommand, tyro.conf.subcommand("inspect")]
+        | Annotated[CheckpointDiffCommand, tyro.conf.subcommand("diff")]
+        | Annotated[CheckpointExportCommand, tyro.conf.subcommand("export")]
+        | Annotated[CheckpointImportCommand, tyro.conf.subcommand("import")]
     )
 
     def run(self) -> None:
@@ -244,21 +244,21 @@ def _at(given: Path, step: int | None = None) -> tuple[Path, int | None]:
     if given.exists() or not at or not number.isdecimal():
         return _of_run(given), step
     if step is not None and step != int(number):
-        raise UserError(f"{given} and --step {step}", rule="these are two steps", hint="give one of them")
+        raise UsageError(f"{given} and --step {step}", rule="these are two steps", hint="give one of them")
     return _of_run(Path(folder)), int(number)
 
 
 def _of_run(folder: Path) -> Path:
     """A folder of checkpoints, also where the folder of a run is given that has them in one of its own."""
-    from ..checkpoint.manifest import CHECKPOINTS, present
+    from ..checkpoint.manifest import CHECKPOINTS_FOLDER, list_step_folders
 
-    inner = folder / CHECKPOINTS
-    return inner if inner.is_dir() and not present(folder) else folder
+    inner = folder / CHECKPOINTS_FOLDER
+    return inner if inner.is_dir() and not list_step_folders(folder) else folder
 
 
 def _check_name(file: Path) -> None:
     if file.suffix != ".safetensors":
-        raise UserError(
+        raise UsageError(
             f"{file} is not called .safetensors",
             rule="a model is written to, and read from, one safetensors file",
             hint=str(file.with_suffix(".safetensors")),

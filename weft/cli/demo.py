@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from .targets import UserError
+from .targets import UsageError
 
-PHRASES = (
+SAMPLE_PHRASES = (
     "The train leaves at 4:45 PM.",
     "The answer is seventy-eight thousand, nine hundred and twelve.",
     "The letter is dated Tuesday, March 14, 2023.",
@@ -23,7 +23,7 @@ PHRASES = (
 
 
 @dataclass
-class Demo:
+class DemoCommand:
     """Train an English-French translator, in a few minutes, on 8 virtual devices of this machine's CPU.
 
     It learns from phrases with numbers, dates, times and prices that are made up on the spot, shows the plan
@@ -40,21 +40,21 @@ class Demo:
     def run(self) -> None:
         """Train, translate, and score."""
         if self.phrases < 1:
-            raise UserError(
+            raise UsageError(
                 f"--phrases {self.phrases}",
                 rule="at least one phrase is translated, to see how good it is",
                 hint="--phrases 500",
             )
         if self.folder is not None:
-            show(self.folder, self.steps, self.phrases)
+            run_demo(self.folder, self.steps, self.phrases)
             return
         with tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
-            show(Path(folder), self.steps, self.phrases, kept=False)
+            run_demo(Path(folder), self.steps, self.phrases, kept=False)
 
 
-def settings(folder: Path, steps: int) -> Any:
+def demo_config(folder: Path, steps: int) -> Any:
     """What the demo trains."""
-    from ..train.config import Data, Evaluate, Optimize, Place, Save, recipe
+    from ..train.config import DataConfig, EvaluateConfig, LayoutConfig, OptimizerConfig, SaveConfig, recipe
 
     base = recipe("translate")
     return base.replace(
@@ -62,32 +62,34 @@ def settings(folder: Path, steps: int) -> Any:
         steps=steps,
         log_every=25,
         model=base.model.replace(d_model=96, d_ff=384, heads=4, d_kv=24),
-        data=Data(kind="phrases", tokenizer="bpe", vocab=640, tokenizer_examples=10_000, rows=64, length=64),
-        optimizer=Optimize(rate=4e-3, warmup=60, beta2=0.98),
-        layout=Place(mesh="data=4 model=2", rules="batch:data d_ff:model heads:model vocab:model"),
-        evaluate=Evaluate(every=0),
-        save=Save(every=max(steps, 1)),
+        data=DataConfig(
+            kind="phrases", tokenizer="bpe", vocab=640, tokenizer_examples=10_000, rows=64, length=64
+        ),
+        optimizer=OptimizerConfig(rate=4e-3, warmup=60, beta2=0.98),
+        layout=LayoutConfig(mesh="data=4 model=2", rules="batch:data d_ff:model heads:model vocab:model"),
+        evaluate=EvaluateConfig(every=0),
+        save=SaveConfig(every=max(steps, 1)),
     )
 
 
-def show(folder: Path, steps: int, phrases: int, *, kept: bool = True) -> None:
+def run_demo(folder: Path, steps: int, phrases: int, *, kept: bool = True) -> None:
     """The demo itself."""
     from .. import generate
     from ..data import Phrases
-    from .train import finish
+    from .train import run_training
 
     began = time.monotonic()
-    outcome = finish(settings(folder, steps), kept=kept)
+    outcome = run_training(demo_config(folder, steps), kept=kept)
     run = outcome.run
-    speaker = generate.Speaker(outcome.model, run.tokenizer, run.mesh, run.layout, rows=128)
+    speaker = generate.TextGenerator(outcome.model, run.tokenizer, run.mesh, run.layout, rows=128)
 
     def translated(texts: list[str]) -> list[str]:
         return [said.text for said in speaker.say(texts)]
 
     held_out = list(Phrases(phrases, seed=7, held_out=True))
     said = translated([source for source, _ in held_out])
-    found = generate.quality(said, [[target] for _, target in held_out])
-    for source, target in zip(PHRASES, translated(list(PHRASES)), strict=True):
+    found = generate.corpus_scores(said, [[target] for _, target in held_out])
+    for source, target in zip(SAMPLE_PHRASES, translated(list(SAMPLE_PHRASES)), strict=True):
         print(f"{source}\n  → {target}")
     wrong = [(pair, text) for pair, text in zip(held_out, said, strict=True) if text != pair.target]
     for (source, target), text in wrong[:2]:

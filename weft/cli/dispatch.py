@@ -17,23 +17,23 @@ import tyro
 
 from ..core.errors import LayoutWarning, WeftError, nearest
 from .argument_types import REGISTRY
-from .checkpoint import Checkpoint
-from .demo import Demo
-from .evaluate import Evaluate
-from .generate import Generate
-from .hardware import Hardware
-from .launch import Launch
-from .models import Models
-from .plan import Plan
-from .score import Score
-from .search import Search
-from .serve import Serve
-from .targets import Failure, UserError
-from .train import Train
-from .translate import Translate
-from .verify import Verify
+from .checkpoint import CheckpointCommand
+from .demo import DemoCommand
+from .evaluate import EvalCommand
+from .generate import GenerateCommand
+from .hardware import HardwareCommand
+from .launch import LaunchCommand
+from .models import ModelsCommand
+from .plan import PlanCommand
+from .score import ScoreCommand
+from .search import SearchCommand
+from .serve import ServeCommand
+from .targets import CommandFailure, UsageError
+from .train import TrainCommand
+from .translate import TranslateCommand
+from .verify import VerifyCommand
 
-ABOUT = """Maths over named dimensions, split over a processor mesh by a one-line layout.
+DESCRIPTION = """Maths over named dimensions, split over a processor mesh by a one-line layout.
 
 weft plan says what a program will do and cost, before it runs; weft search finds the mesh and the layout that
 cost least. weft verify runs a program under several layouts and compares the results. weft train trains a
@@ -44,24 +44,24 @@ machines that a plan's time can be predicted for, weft models the known models. 
 --version says which Weft it is."""
 
 COMMANDS = {
-    "plan": Plan,
-    "search": Search,
-    "verify": Verify,
-    "demo": Demo,
-    "train": Train,
-    "eval": Evaluate,
-    "translate": Translate,
-    "generate": Generate,
-    "score": Score,
-    "serve": Serve,
-    "launch": Launch,
-    "checkpoint": Checkpoint,
-    "hardware": Hardware,
-    "models": Models,
+    "plan": PlanCommand,
+    "search": SearchCommand,
+    "verify": VerifyCommand,
+    "demo": DemoCommand,
+    "train": TrainCommand,
+    "eval": EvalCommand,
+    "translate": TranslateCommand,
+    "generate": GenerateCommand,
+    "score": ScoreCommand,
+    "serve": ServeCommand,
+    "launch": LaunchCommand,
+    "checkpoint": CheckpointCommand,
+    "hardware": HardwareCommand,
+    "models": ModelsCommand,
 }
 
 
-READ_BY_THEMSELVES = ("train", "eval")
+PARSE_OWN_FLAGS = ("train", "eval")
 
 
 def dispatch(arguments: Sequence[str]) -> int:
@@ -77,11 +77,11 @@ def dispatch(arguments: Sequence[str]) -> int:
         _chosen(given).run()
         sys.stdout.flush()
     except WeftError as error:
-        kind = "error" if isinstance(error, UserError) else type(error).__name__
+        kind = "error" if isinstance(error, UsageError) else type(error).__name__
         print(f"{kind}: {_of_user(str(error))}", file=sys.stderr)
         _fail(2)
         return 2
-    except Failure as failure:
+    except CommandFailure as failure:
         print(failure, file=sys.stderr)
         return failure.code
     except BrokenPipeError:  # the reader, `head` perhaps, has enough
@@ -114,9 +114,9 @@ def _fail(code: int) -> None:
         sys.modules["weft.distributed.rendezvous"].fail(code)
 
 
-def _short_of_memory(error: Exception) -> UserError:
+def _short_of_memory(error: Exception) -> UsageError:
     said = (str(error).splitlines() or [""])[0]
-    return UserError(
+    return UsageError(
         "the memory is not enough",
         *([said] if said else []),
         rule="what a program needs is in its plan, before it runs: weft plan, and plan.txt in a run's folder",
@@ -129,7 +129,7 @@ def _check_text(given: list[str]) -> None:
     readable = [one.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for one in given]
     wrong = [shown for shown, one in zip(readable, given, strict=True) if shown != one]
     if wrong:
-        raise UserError(
+        raise UsageError(
             f"{' and '.join(wrong)} is not UTF-8",
             rule="words on the command line are text in UTF-8, names of files and folders too",
             hint="give the file or folder another name",
@@ -139,10 +139,10 @@ def _check_text(given: list[str]) -> None:
 def _chosen(given: list[str]) -> Any:
     """The command, with what it was given. The flags of some depend on their first argument."""
     if not given or given[0].startswith("-"):
-        return _parsed(_any_of(COMMANDS), "weft", given, ABOUT)
+        return _parsed(_any_of(COMMANDS), "weft", given, DESCRIPTION)
     name, *rest = given
     kind = _known(COMMANDS, name, "weft")
-    if name in READ_BY_THEMSELVES:
+    if name in PARSE_OWN_FLAGS:
         return kind(tuple(rest))
     inner = _inner(kind)
     if not inner or not rest or rest[0].startswith("-"):
@@ -158,7 +158,7 @@ def _parsed(kind: Any, called: str, given: list[str], about: str | None = None) 
 
 def _known(commands: Mapping[str, Any], name: str, called: str) -> Any:
     if name not in commands:
-        raise UserError(
+        raise UsageError(
             f"there is no command {called} {name}{nearest(name, commands)}",
             rule=f"the commands are {', '.join(commands)}",
             hint=f"{called} --help says what each does",

@@ -12,15 +12,15 @@ import tyro
 from tyro.conf import arg
 
 from .argument_types import REGISTRY
-from .generation import How, Models, check_beams, ready
-from .input_lines import STDIN, read_alike
-from .progress import Progress
-from .targets import UserError
+from .generation import GenerationFlags, ModelFlags, check_beams, load_generator
+from .input_lines import STDIN, read_aligned
+from .progress import LineProgress
+from .targets import UsageError
 
 USAGE = """weft eval FOLDER [--step N] [--json] [--section.name VALUE ...]
        weft eval FOLDER --bleu SOURCES REFERENCES [REFERENCES ...] [--json] [flags of weft translate]"""
 
-ABOUT = """Evaluate a run of weft train: loss, perplexity and accuracy on its held-out data, or on others.
+DESCRIPTION = """Evaluate a run of weft train: loss, perplexity and accuracy on its held-out data or others.
 
 The settings are those that the run was started with; flags change them as those of weft train do: another
 mesh and layout give the same numbers.
@@ -38,7 +38,7 @@ needed; the flags are those of weft translate (weft translate --help).
 
 
 @dataclass
-class Evaluate:
+class EvalCommand:
     """Evaluate a trained model: loss, perplexity and accuracy on held-out data, or BLEU and chrF."""
 
     arguments: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -53,10 +53,10 @@ def evaluate(arguments: Sequence[str]) -> None:
     """Restore a run's model, score it, and print the score."""
     given = list(arguments)
     if {"-h", "--help"} & set(given):
-        print(f"usage: {USAGE}\n\n{ABOUT}")
+        print(f"usage: {USAGE}\n\n{DESCRIPTION}")
         return
     if not given or given[0].startswith("-"):
-        raise UserError(f"weft eval was given no folder\n\nusage: {USAGE}")
+        raise UsageError(f"weft eval was given no folder\n\nusage: {USAGE}")
     folder, *flags = given
     as_json = "--json" in flags
     if "--bleu" in flags:
@@ -66,9 +66,9 @@ def evaluate(arguments: Sequence[str]) -> None:
     from ..train.plain_json import plain_json
 
     step, flags = _step([flag for flag in flags if flag != "--json"])
-    config = config_flags.changed(load.settings(folder), flags)
-    run, step, model = load.restored(config, step)
-    found = load.score(run, model)
+    config = config_flags.apply_flags(load.load_config(folder), flags)
+    run, step, model = load.restore_run(config, step)
+    found = load.evaluate_run(run, model)
     numbers = {
         "step": step,
         "loss": found.loss,
@@ -94,8 +94,8 @@ def evaluate(arguments: Sequence[str]) -> None:
 class _Translated:
     """How a file is translated to be compared with references."""
 
-    models: Annotated[Models, arg(name="")] = field(default_factory=Models)
-    how: Annotated[How, arg(name="")] = field(default_factory=How)
+    models: Annotated[ModelFlags, arg(name="")] = field(default_factory=ModelFlags)
+    how: Annotated[GenerationFlags, arg(name="")] = field(default_factory=GenerationFlags)
 
 
 def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
@@ -103,7 +103,7 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
     at = flags.index("--bleu") + 1
     files = list(itertools.takewhile(lambda word: word == STDIN or not word.startswith("-"), flags[at:]))
     if len(files) < 2:
-        raise UserError(
+        raise UsageError(
             f"--bleu {' '.join(files) or 'without files'}",
             rule="a file is translated, and compared with others",
             hint="weft eval FOLDER --bleu SOURCES REFERENCES",
@@ -115,21 +115,21 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
         registry=REGISTRY,
     )
     how = asked.how.ask(translates=True)
-    sources, *references = read_alike(files)
+    sources, *references = read_aligned(files)
     if not sources.count:
-        raise UserError(f"{sources.name} has no lines", hint="texts are in a file, one to a line")
+        raise UsageError(f"{sources.name} has no lines", hint="texts are in a file, one to a line")
     check_beams(folder, how)
-    found = ready(folder, asked.models, "encoder_decoder")
-    from ..generate import quality
+    found = load_generator(folder, asked.models, "encoder_decoder")
+    from ..generate import corpus_scores
     from ..train.plain_json import plain_json
 
-    with Progress(sources.count) as progress:
+    with LineProgress(sources.count) as progress:
         said = []
         for one in found.speaker.say(sources.texts, how):
             said.append(one.text)
             progress.step()
     right = [list(each) for each in zip(*(one.texts for one in references), strict=True)]
-    scores = quality(said, right)
+    scores = corpus_scores(said, right)
     bleu, chrf = scores.signatures
     if as_json:
         numbers = {"lines": len(said), "exact": scores.exact, "bleu": scores.bleu, "chrf": scores.chrf}
@@ -148,7 +148,7 @@ def _step(flags: list[str]) -> tuple[int | None, list[str]]:
     at = flags.index("--step")
     value = flags[at + 1] if at + 1 < len(flags) else ""
     if not (value.isascii() and value.isdigit()):
-        raise UserError(
+        raise UsageError(
             f"--step {value or 'without a number'}",
             rule="it is the number of a step that was saved",
             hint="weft checkpoint list FOLDER/checkpoints shows them",

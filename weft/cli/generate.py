@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .generation import Saying
+from .generation import GenerationCommand
 
 
 @dataclass
-class Generate(Saying):
+class GenerateCommand(GenerationCommand):
     """Go on with texts, line by line, with a trained language model.
 
     FOLDER is that of a run of weft train, or one of Hugging Face with a model and its tokenizer.

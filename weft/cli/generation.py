@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from tyro.conf import Positional, UseAppendAction, arg
 
 from . import resumable_output
-from .input_lines import STDIN, Lines, read
-from .progress import Progress
-from .targets import UserError
+from .input_lines import STDIN, InputLines, read_lines
+from .progress import LineProgress
+from .targets import UsageError
 
 if TYPE_CHECKING:
-    from ..generate import Ask, Said, Speaker
-    from ..train.load import Loaded
+    from ..generate import Completion, GenerationConfig, TextGenerator
+    from ..train.load import LoadedRun
 
-BEAMS = 4  # of a translation, if nothing is said
-MOST_BEAMS = 1000  # a step looks at as many continuations as their square
+DEFAULT_BEAMS = 4  # of a translation, if nothing is said
+MAX_BEAMS = 1000  # a step looks at as many continuations as their square
 
 # What the model of a run is called, which commands are for it, and what they do.
-KINDS = {
+MODEL_KINDS = {
     "encoder_decoder": ("a translation model", "weft translate", "translates texts"),
     "decoder": ("a language model", "weft generate", "goes on with texts"),
     "encoder": ("an encoder", "weft eval", "scores it"),
@@ -35,7 +35,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Models:
+class ModelFlags:
     """Which models, and where they run."""
 
     step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
@@ -58,7 +58,7 @@ class Models:
 
 
 @dataclass(frozen=True)
-class How:
+class GenerationFlags:
     """How texts are said."""
 
     beams: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
@@ -83,10 +83,10 @@ class How:
     def __post_init__(self) -> None:
         _check({"--beams": (self.beams, 0), "--seed": (self.seed, 0), "--alpha": (self.alpha, 0)})
 
-    def ask(self, translates: bool) -> Ask:
+    def ask(self, translates: bool) -> GenerationConfig:
         """The same in one word, with what is not said filled in; an error if a flag has no effect."""
         from ..core.errors import ModelError
-        from ..generate import Ask, Beams
+        from ..generate import Beams, GenerationConfig
 
         by_token = {
             _flag(name): value
@@ -95,21 +95,21 @@ class How:
         }
         beams = self.beams
         if beams is None:
-            beams = BEAMS if translates and not by_token else 0
+            beams = DEFAULT_BEAMS if translates and not by_token else 0
         if beams and by_token:
-            raise UserError(
+            raise UsageError(
                 f"--beams {beams} with {' and '.join(by_token)}",
                 rule="a search takes the likeliest texts; nothing is drawn or made less likely",
                 hint="leave out one of them; --beams 0 is no search",
             )
         if not beams and self.alpha is not None:
-            raise UserError(
+            raise UsageError(
                 f"--alpha {self.alpha} without beams",
                 rule="it is the length penalty of a beam search",
-                hint=f"--beams {BEAMS}",
+                hint=f"--beams {DEFAULT_BEAMS}",
             )
         if not self.temperature and (wrong := {"--top-k", "--top-p"} & set(by_token)):
-            raise UserError(
+            raise UsageError(
                 f"{' and '.join(sorted(wrong))} without a temperature",
                 rule="the likeliest token is taken, and nothing is drawn",
                 hint="--temperature 1 draws from the model's own probabilities",
@@ -118,26 +118,26 @@ class How:
         alpha = Beams.alpha if self.alpha is None else self.alpha
         search = Beams(beams, alpha) if beams else None
         try:
-            return Ask(limit=self.limit, seed=self.seed, beams=search, **given)
+            return GenerationConfig(limit=self.limit, seed=self.seed, beams=search, **given)
         except ModelError as error:  # in Python's words: limit=0
-            raise UserError(
+            raise UsageError(
                 re.sub(r"(\w+)=", lambda found: f"{_flag(found[1])} ", error.fact),
                 rule=re.sub(r"\btop_[kp]\b", lambda found: _flag(found[0]), error.rule),
                 hint="what is left out is as usual; --help says what that is",
             ) from None
 
 
-def check_beams(folder: str, asked: Ask) -> None:
+def check_beams(folder: str, asked: GenerationConfig) -> None:
     """An error if a search has more beams than there are tokens to begin with, or than is sensible."""
     from ..train import load
 
-    size, vocab = asked.beams.size if asked.beams else 0, load.model_of(folder).vocab
-    most = min(vocab, MOST_BEAMS)
+    size, vocab = asked.beams.size if asked.beams else 0, load.load_model_config(folder).vocab
+    most = min(vocab, MAX_BEAMS)
     if size > most:
-        raise UserError(
+        raise UsageError(
             f"--beams {size}, and the model has {vocab} tokens",
-            rule=f"there are no more beams than tokens, nor than {MOST_BEAMS}: work grows with their square",
-            hint=f"--beams {BEAMS} is usual; {most} is the most here",
+            rule=f"there are no more beams than tokens, nor than {MAX_BEAMS}: work grows with their square",
+            hint=f"--beams {DEFAULT_BEAMS} is usual; {most} is the most here",
         )
 
 
@@ -150,7 +150,7 @@ def _check(least: dict[str, tuple[float | None, float]]) -> None:
         f"{flag} {value}: it is at least {low}" for flag, (value, low) in least.items() if _below(value, low)
     ]
     if wrong:
-        raise UserError(*wrong, hint="--help says what each is")
+        raise UsageError(*wrong, hint="--help says what each is")
 
 
 def _below(value: float | None, least: float) -> bool:
@@ -161,14 +161,14 @@ def _below(value: float | None, least: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Ready:
+class LoadedGenerator:
     """Models that are ready to speak, and by what they are told from others."""
 
-    speaker: Speaker
+    speaker: TextGenerator
     made_of: dict[str, Any]
 
 
-def ready(folder: str, models: Models, *kinds: str) -> Ready:
+def load_generator(folder: str, models: ModelFlags, *kinds: str) -> LoadedGenerator:
     """Load the models of runs.
 
     Args:
@@ -176,38 +176,38 @@ def ready(folder: str, models: Models, *kinds: str) -> Ready:
       models: which checkpoints, which other runs, and where.
       kinds: the kinds of model that the command is for.
     """
-    from ..generate import Speaker
+    from ..generate import TextGenerator
     from ..train import load
 
-    check_alone()
+    check_single_process()
     for one in (folder, *models.ensemble):
-        _check_kind(one, load.model_of(one).kind, kinds)
-    first = load.loaded(folder, models.step, models.average, models.mesh, models.layout)
-    tell_place(first, models.mesh)
+        _check_kind(one, load.load_model_config(one).kind, kinds)
+    first = load.load_run(folder, models.step, models.average, models.mesh, models.layout)
+    report_mesh_fallback(first, models.mesh)
     where = (first.mesh, first.layout)
-    every = [first, *(load.loaded(one, models.step, models.average, *where) for one in models.ensemble)]
+    every = [first, *(load.load_run(one, models.step, models.average, *where) for one in models.ensemble)]
     _check_tokenizers(every)
-    speaker = Speaker([one.model for one in every], first.tokenizer, *where, rows=models.rows)
-    return Ready(
+    speaker = TextGenerator([one.model for one in every], first.tokenizer, *where, rows=models.rows)
+    return LoadedGenerator(
         speaker,
         {"steps": [list(one.steps) for one in every], "checkpoints": [list(one.sums) for one in every]},
     )
 
 
-def check_alone() -> None:
+def check_single_process() -> None:
     """An error if this process is one of several."""
     from ..distributed import rendezvous
 
-    said = os.environ.get(rendezvous.PROCESSES) or "1"
+    said = os.environ.get(rendezvous.PROCESSES_VARIABLE) or "1"
     if not said.isdecimal() or int(said) > 1:
-        raise UserError(
-            f"this command is one of {said} processes, as {rendezvous.PROCESSES} says",
+        raise UsageError(
+            f"this command is one of {said} processes, as {rendezvous.PROCESSES_VARIABLE} says",
             rule="it runs in one, on all devices of its machine",
             hint="leave weft launch out; or give each process a file of its own",
         )
 
 
-def tell_place(run: Loaded, mesh: str | None) -> None:
+def report_mesh_fallback(run: LoadedRun, mesh: str | None) -> None:
     """Say so if a model does not run on the mesh that it was trained on, and nobody asked for another."""
     if mesh is None and run.config and run.mesh != type(run.mesh)(run.config.layout.mesh):
         print(f'there are too few devices for "{run.config.layout.mesh}": one is used', file=sys.stderr)
@@ -217,18 +217,18 @@ def _check_kind(folder: str, kind: str, kinds: tuple[str, ...]) -> None:
     from ..core.errors import ModelError
 
     if kind not in kinds:
-        name, command, does = KINDS[kind]
+        name, command, does = MODEL_KINDS[kind]
         raise ModelError(
             f"{folder} has {name}",
-            rule=f"this command is for {' or '.join(KINDS[one][0] for one in kinds)}",
+            rule=f"this command is for {' or '.join(MODEL_KINDS[one][0] for one in kinds)}",
             hint=f"{command} {folder} {does}",
         )
 
 
-def _check_tokenizers(every: list[Loaded]) -> None:
+def _check_tokenizers(every: list[LoadedRun]) -> None:
     from ..core.errors import ModelError
 
-    def content(one: Loaded) -> Any:
+    def content(one: LoadedRun) -> Any:
         path = getattr(one.tokenizer, "path", None)
         return Path(path).read_bytes() if path else one.tokenizer
 
@@ -243,7 +243,7 @@ def _check_tokenizers(every: list[Loaded]) -> None:
             )
 
 
-def _tokenizer(one: Loaded) -> str:
+def _tokenizer(one: LoadedRun) -> str:
     name = one.config.data.tokenizer if one.config else "tokenizer.json"
     return f"{name}, {one.tokenizer.vocab} ids"
 
@@ -251,8 +251,8 @@ def _tokenizer(one: Loaded) -> str:
 # Lines
 
 
-def passed(
-    lines: Lines,
+def process_lines(
+    lines: InputLines,
     said: Callable[[Iterable[Any], int], Iterator[str]],
     out: Path | None,
     made_of: dict[str, Any],
@@ -268,8 +268,8 @@ def passed(
     made_of = {**made_of, "input": lines.sum, "lines": lines.count}
     bar = out is not None or not sys.stdout.isatty()
     with (
-        resumable_output.results(out, made_of) as (done, write),
-        Progress(lines.count, done, bar=bar) as progress,
+        resumable_output.resumable_writer(out, made_of) as (done, write),
+        LineProgress(lines.count, done, bar=bar) as progress,
     ):
         for one in said(itertools.islice(lines.texts, done, None), done):
             write(one)
@@ -277,26 +277,26 @@ def passed(
 
 
 @dataclass
-class Writing:
+class CompletionFormatter:
     """From what was said to a line, with those counted that were not read whole."""
 
     as_json: bool
     best: int | None
     cut: int = 0
 
-    def line(self, one: Said) -> str:
+    def line(self, one: Completion) -> str:
         """A text, or an object."""
         from ..train.plain_json import plain_json
 
         self.cut += one.cut
         if not self.as_json:
-            return escaped(one.text)
+            return escape_newlines(one.text)
         found = _object(one)
         if self.best is not None:
             found["best"] = [_object(other) for other in (one, *one.others)[: self.best]]
         return plain_json(found)
 
-    def tell(self, speaker: Speaker, asked: Ask) -> None:
+    def tell(self, speaker: TextGenerator, asked: GenerationConfig) -> None:
         """Say what was not read whole."""
         if not self.cut:
             return
@@ -311,17 +311,17 @@ class Writing:
         )
 
 
-def _object(one: Said) -> dict[str, Any]:
+def _object(one: Completion) -> dict[str, Any]:
     return {name: getattr(one, name) for name in ("text", "score", "tokens", "ended", "cut")}
 
 
-def escaped(text: str) -> str:
+def escape_newlines(text: str) -> str:
     """A text on one line."""
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
 @dataclass
-class Saying:
+class GenerationCommand:
     """A command that says something to each line of a file: all of weft translate and weft generate."""
 
     kind: ClassVar[str]  # the kind of model that it is for
@@ -336,20 +336,20 @@ class Saying:
     """An object to a line: text, score, tokens, ended (by itself, not by --limit), cut (it was too long)."""
     best: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """With --json and beams, the N best results, as `best`."""
-    models: Annotated[Models, arg(name="")] = field(default_factory=Models)
-    how: Annotated[How, arg(name="")] = field(default_factory=How)
+    models: Annotated[ModelFlags, arg(name="")] = field(default_factory=ModelFlags)
+    how: Annotated[GenerationFlags, arg(name="")] = field(default_factory=GenerationFlags)
 
     def run(self) -> None:
         """Say something to each line."""
         asked = self.how.ask(self.kind == "encoder_decoder")
         _check_best(self.best, self.json, asked)
-        resumable_output.check(self.out, (self.file,))
+        resumable_output.check_resumable(self.out, (self.file,))
         if self.file == STDIN and sys.stdin.isatty():
             print("lines are read from the terminal; Ctrl-D ends them", file=sys.stderr)
-        lines = read(self.file, as_they_come=self.out is None)
+        lines = read_lines(self.file, as_they_come=self.out is None)
         check_beams(self.folder, asked)
-        found = ready(self.folder, self.models, self.kind)
-        writing = Writing(self.json, self.best)
+        found = load_generator(self.folder, self.models, self.kind)
+        writing = CompletionFormatter(self.json, self.best)
 
         def said(texts: Iterable[str], first: int) -> Iterator[str]:
             return map(writing.line, found.speaker.say(texts, asked, first))
@@ -359,17 +359,19 @@ class Saying:
             "json": self.json,
             "best": self.best,
         }
-        passed(lines, said, self.out, {"command": KINDS[self.kind][1], **found.made_of, **settings})
+        process_lines(
+            lines, said, self.out, {"command": MODEL_KINDS[self.kind][1], **found.made_of, **settings}
+        )
         writing.tell(found.speaker, asked)
 
 
-def _check_best(best: int | None, as_json: bool, asked: Ask) -> None:
+def _check_best(best: int | None, as_json: bool, asked: GenerationConfig) -> None:
     if best is None:
         return
     size = asked.beams.size if asked.beams else 0
     if not as_json or not 1 <= best <= size:
-        raise UserError(
+        raise UsageError(
             f"--best {best} {'without --json' if not as_json else f'of {size} beams'}",
             rule="the best results of a beam search are as many as its beams at most, and a list in JSON",
-            hint=f"--json --beams {max(best, BEAMS)} --best {max(best, 1)}",
+            hint=f"--json --beams {max(best, DEFAULT_BEAMS)} --best {max(best, 1)}",
         )

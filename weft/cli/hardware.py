@@ -10,30 +10,30 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from .output_files import check_folder, table, write, writing
-from .targets import UserError
+from .output_files import check_output_path, print_table, report_write_errors, write_output
+from .targets import UsageError
 
 
 @dataclass
-class List:
+class HardwareListCommand:
     """The known machines, one to a line: FLOP/s, memory and network of one device."""
 
     json: bool = False
     """Print JSON instead of text."""
 
     def run(self) -> None:
-        from ..hardware.profile import known, load
+        from ..hardware.profile import known_profiles, load_profile
 
-        machines = [load(path) for path in known().values()]
+        machines = [load_profile(path) for path in known_profiles().values()]
         if self.json:
             import json
 
-            from ..plan.facts import as_data
+            from ..plan.facts import to_jsonable
 
-            print(json.dumps([as_data(m) for m in machines], indent=1))
+            print(json.dumps([to_jsonable(m) for m in machines], indent=1))
             return
         header = ("name", ">bf16 FLOP/s", ">memory", ">bytes/s", "network, bytes/s in one direction")
-        table([header, *map(_row, machines)])
+        print_table([header, *map(_row, machines)])
 
 
 def _row(machine: Any) -> tuple[str, str, str, str, str]:
@@ -50,7 +50,7 @@ def _row(machine: Any) -> tuple[str, str, str, str, str]:
 
 
 @dataclass
-class Show:
+class HardwareShowCommand:
     """A machine's whole profile, with its sources, as the TOML file that it is.
 
     It is a pattern for one of your own: put that into ~/.config/weft/NAME.toml, or give its path to
@@ -60,16 +60,16 @@ class Show:
     """A name of `weft hardware list`, or a TOML file."""
 
     def run(self) -> None:
-        from ..hardware.profile import find, load
+        from ..hardware.profile import find_profile, load_profile
 
-        path = find(self.name)
-        load(path)
+        path = find_profile(self.name)
+        load_profile(path)
         print(path, file=sys.stderr)
         print(path.read_text(encoding="utf-8"), end="")
 
 
 @dataclass
-class Measure:
+class HardwareMeasureCommand:
     """Measure this CPU as virtual devices, and write the profile `cpu`. It takes some seconds; leave the
     machine alone meanwhile."""
 
@@ -83,29 +83,29 @@ class Measure:
         from ..hardware.profile import to_toml, user_folder
 
         if self.devices < 2:
-            raise UserError(
+            raise UsageError(
                 f"--devices {self.devices}",
                 rule="their network is measured too: it has at least 2 devices",
                 hint="leave --devices out: it is 8 by default",
             )
         path = self.output or user_folder() / "cpu.toml"
         if self.output is None:
-            with writing(path):
+            with report_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-        check_folder(path)
+        check_output_path(path)
         print("measuring", file=sys.stderr)
-        write(path, to_toml(measure_cpu(self.devices)))
+        write_output(path, to_toml(measure_cpu(self.devices)))
         print(path)
 
 
 @dataclass
-class Hardware:
+class HardwareCommand:
     """The machines that a plan's time can be predicted for."""
 
     do: (
-        Annotated[List, tyro.conf.subcommand("list")]
-        | Annotated[Show, tyro.conf.subcommand("show")]
-        | Annotated[Measure, tyro.conf.subcommand("measure")]
+        Annotated[HardwareListCommand, tyro.conf.subcommand("list")]
+        | Annotated[HardwareShowCommand, tyro.conf.subcommand("show")]
+        | Annotated[HardwareMeasureCommand, tyro.conf.subcommand("measure")]
     )
 
     def run(self) -> None:

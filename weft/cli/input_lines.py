@@ -15,7 +15,7 @@ STDIN = "-"
 
 
 @dataclass(frozen=True)
-class Lines:
+class InputLines:
     """Texts, one to a line.
 
     Attributes:
@@ -31,7 +31,7 @@ class Lines:
     sum: str | None
 
 
-def read(name: str, *, as_they_come: bool = False) -> Lines:
+def read_lines(name: str, *, as_they_come: bool = False) -> InputLines:
     """The lines of a file; `-` is stdin.
 
     Args:
@@ -41,18 +41,18 @@ def read(name: str, *, as_they_come: bool = False) -> Lines:
     if name != STDIN:
         content = _content(name)
     elif as_they_come:
-        return Lines("stdin", _decoded("stdin", sys.stdin.buffer), None, None)
+        return InputLines("stdin", _decoded("stdin", sys.stdin.buffer), None, None)
     else:
         name, content = "stdin", sys.stdin.buffer.read()
     raw = content.split(b"\n")
     raw = raw[:-1] if not raw[-1] else raw  # the last line may lack its end
     texts = list(_decoded(name, raw))
-    return Lines(name, texts, len(texts), hashlib.sha256(content).hexdigest())
+    return InputLines(name, texts, len(texts), hashlib.sha256(content).hexdigest())
 
 
-def read_alike(names: Iterable[str]) -> list[Lines]:
+def read_aligned(names: Iterable[str]) -> list[InputLines]:
     """Files of which the same lines belong together."""
-    found = [read(name) for name in names]
+    found = [read_lines(name) for name in names]
     counts = [one.count or 0 for one in found]
     if len(set(counts)) > 1:
         short = min(found, key=lambda one: one.count or 0)
@@ -65,7 +65,7 @@ def read_alike(names: Iterable[str]) -> list[Lines]:
     return found
 
 
-def pairs(lines: Lines) -> Lines:
+def split_columns(lines: InputLines) -> InputLines:
     """The same file with its two columns, parted by a tab, as pairs."""
 
     def split() -> Iterator[tuple[str, str]]:
@@ -80,11 +80,11 @@ def pairs(lines: Lines) -> Lines:
             yield columns[0], columns[1]
 
     found = split() if lines.count is None else list(split())
-    return Lines(lines.name, found, lines.count, lines.sum)
+    return InputLines(lines.name, found, lines.count, lines.sum)
 
 
 def _content(name: str) -> bytes:
-    from ..data.compression import opened
+    from ..data.compression import open_decompressed
 
     path = Path(name)
     if path.is_dir() or not path.exists():
@@ -96,7 +96,7 @@ def _content(name: str) -> bytes:
             hint="paths are relative to where the command is started",
         )
     try:
-        with opened(name) as file:
+        with open_decompressed(name) as file:
             return file.read()
     except OSError as error:
         raise DataError(

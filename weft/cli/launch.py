@@ -23,15 +23,15 @@ from typing import IO, Annotated
 from tyro.conf import Positional, arg
 
 from ..core.errors import nearest
-from .launch_child import PIPE
-from .targets import UserError
+from .launch_child import PIPE_VARIABLE
+from .targets import UsageError
 
-USAGE = 2  # the exit code of a mistake in what was asked: it will not go better next time
+USAGE_ERROR = 2  # the exit code of a mistake in what was asked: it will not go better next time
 EXAMPLE = "for example weft launch -n 4 -- train config.toml"
 
 
 @dataclass
-class Launch:
+class LaunchCommand:
     """Run a command in several processes on this machine, as if each were a host.
 
         weft launch -n 4 -- train config.toml
@@ -56,13 +56,13 @@ class Launch:
     def run(self) -> None:
         """Start, watch, and start again; leaves with the processes' exit code."""
         self._check()
-        stopping = Stopping()
+        stopping = SignalForwarder()
         handlers = {one: signal.signal(one, stopping) for one in (signal.SIGINT, signal.SIGTERM)}
         try:
             for again in range(self.restarts + 1):
-                group = Group(self, stopping)
+                group = ProcessGroup(self, stopping)
                 code = group.wait()
-                if code == 0 or stopping.signals or code == USAGE or again == self.restarts:
+                if code == 0 or stopping.signals or code == USAGE_ERROR or again == self.restarts:
                     break
                 _log(f"starting all again ({again + 1} of {self.restarts})")
         finally:
@@ -78,13 +78,13 @@ class Launch:
         wrong += [f"--restarts {self.restarts}"] if self.restarts < 0 else []
         wrong += [f"--grace {self.grace:g}"] if not self.grace >= 0 else []
         if wrong:
-            raise UserError(
+            raise UsageError(
                 ", ".join(wrong),
                 rule="there is at least 1 process with 1 device; restarts and seconds are not below 0",
                 hint=EXAMPLE,
             )
         if not self.command:
-            raise UserError(
+            raise UsageError(
                 "no command to run",
                 rule="what is to be run in each process comes after --",
                 hint=EXAMPLE,
@@ -93,25 +93,25 @@ class Launch:
 
         name = self.command[0]
         if name not in COMMANDS:
-            raise UserError(
+            raise UsageError(
                 f"there is no command {name!r}{nearest(name, COMMANDS)}",
                 f"commands of weft: {', '.join(COMMANDS)}",
                 hint=EXAMPLE,
             )
         if name == "launch":
-            raise UserError(
+            raise UsageError(
                 "weft launch in weft launch",
                 rule="the processes of the inner one would not find those of the others",
                 hint="give -n the number of all processes",
             )
 
 
-class Stopping:
+class SignalForwarder:
     """A handler that remembers signals, and passes them on to the processes that run."""
 
     def __init__(self) -> None:
         self.signals: list[int] = []
-        self.group: Group | None = None
+        self.group: ProcessGroup | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.signals.append(number)
@@ -119,10 +119,10 @@ class Stopping:
             self.group.send(number)
 
 
-class Group:
+class ProcessGroup:
     """The processes of one start."""
 
-    def __init__(self, asked: Launch, stopping: Stopping):
+    def __init__(self, asked: LaunchCommand, stopping: SignalForwarder):
         self.asked, self.stopping = asked, stopping
         self.ended: queue.Queue[tuple[int, int]] = queue.Queue()
         self.readers: list[threading.Thread] = []
@@ -151,7 +151,7 @@ class Group:
             "WEFT_PROCESSES": str(self.asked.processes),
             "WEFT_PROCESS": str(number),
             "WEFT_DEVICES": str(devices),
-            PIPE: str(self.pipe),
+            PIPE_VARIABLE: str(self.pipe),
             "JAX_COORDINATOR_BIND_ADDRESS": coordinator,  # not for other machines
             "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, own)),
             "PYTHONUNBUFFERED": "1",

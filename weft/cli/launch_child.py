@@ -7,12 +7,12 @@ import signal
 import sys
 import threading
 
-PIPE = "WEFT_LAUNCHER_PIPE"
+PIPE_VARIABLE = "WEFT_LAUNCHER_PIPE"
 
 
-def follow_launcher() -> None:
+def exit_with_launcher() -> None:
     """End this process and its workers when the launcher is gone: then its end of the pipe is closed."""
-    pipe = int(os.environ.pop(PIPE))
+    pipe = int(os.environ.pop(PIPE_VARIABLE))
 
     def follow() -> None:
         os.read(pipe, 1)
@@ -22,7 +22,7 @@ def follow_launcher() -> None:
 
 
 if __name__ == "__main__":
-    follow_launcher()
+    exit_with_launcher()
     from .main import main
 
     sys.exit(main())

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _command(arguments)
         except KeyboardInterrupt:
             return INTERRUPTED
-    interrupts = Interrupts()
+    interrupts = InterruptHandler()
     # A process that was started with SIGINT ignored (a shell's background job) keeps ignoring it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupts)
@@ -54,7 +54,7 @@ def _command(arguments: Sequence[str]) -> int:
     return dispatch(arguments)
 
 
-class Interrupts:
+class InterruptHandler:
     """The handler of SIGINT.
 
     While a command runs it raises KeyboardInterrupt, so that the command can clean up. It ends the process

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from .output_files import table
+from .output_files import print_table
 
 
 @dataclass
-class List:
+class ModelsListCommand:
     """The known models, one to a line."""
 
     json: bool = False
@@ -33,11 +33,11 @@ class List:
             c = p.config
             sizes = [str(n) for n in (c.layers, c.d_model, c.d_ff, c.heads)]
             rows.append((p.name, human_count(p.parameter_count), *sizes, p.about))
-        table(rows)
+        print_table(rows)
 
 
 @dataclass
-class Show:
+class ModelsShowCommand:
     """A model's parameters with their dims, counted, and the numbers that make it."""
 
     name: Annotated[Positional[str], arg(metavar="NAME")]
@@ -47,13 +47,13 @@ class Show:
 
     def run(self) -> None:
         from .. import nn
-        from ..core.dims import show
+        from ..core.dims import format_dims
         from ..models import preset
-        from ..models.presets import kinds
+        from ..models.presets import count_by_kind
 
         chosen = preset(self.name)
         found = nn.parameters(chosen.model())
-        sums = kinds(chosen.config)
+        sums = count_by_kind(chosen.config)
         if self.json:
             import json
 
@@ -71,10 +71,10 @@ class Show:
             return
         print(f"{chosen.name}: {chosen.about}; {chosen.batch} rows of {chosen.length} positions a step\n")
         rows: list[Any] = [("parameter", ">count", "dims")]
-        rows += [(name, f"{p.size:,}", show(p.dims)) for name, p in found.items()]
-        table(rows)
+        rows += [(name, f"{p.size:,}", format_dims(p.dims)) for name, p in found.items()]
+        print_table(rows)
         print(f"\n{chosen.parameter_count:,} in all:")
-        table([(f"  {kind}", f"{count:,}") for kind, count in sums.items()], header=False)
+        print_table([(f"  {kind}", f"{count:,}") for kind, count in sums.items()], header=False)
         changed = [f for f in fields(chosen.config) if getattr(chosen.config, f.name) != f.default]
         print("\n" + ", ".join(f"{f.name} {getattr(chosen.config, f.name)}" for f in changed))
         print(
@@ -84,12 +84,13 @@ class Show:
 
 
 @dataclass
-class Models:
+class ModelsCommand:
     """The known models: their sizes and parameters."""
 
-    do: Annotated[List, tyro.conf.subcommand("list")] | Annotated[Show, tyro.conf.subcommand("show")] = field(
-        default_factory=List
-    )
+    do: (
+        Annotated[ModelsListCommand, tyro.conf.subcommand("list")]
+        | Annotated[ModelsShowCommand, tyro.conf.subcommand("show")]
+    ) = field(default_factory=ModelsListCommand)
     json: bool = False
     """Print JSON instead of text."""
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from .output_files import check_folder, columns, write
-from .preset_targets import plannable
-from .targets import Failure, UserError, user_code, virtual_devices
+from .output_files import check_output_path, terminal_width, write_output
+from .preset_targets import load_plan_target
+from .targets import CommandFailure, UsageError, user_code, virtual_devices
 
 
 @dataclass
-class Plan:
+class PlanCommand:
     """What a program will do and cost on each device: work, collectives, memory and time. Nothing is run, and
     the mesh needs no devices.
 
@@ -71,19 +71,19 @@ class Plan:
         """Plan, and print or write the plan."""
         asked = [self.json, self.diff is not None, self.check is not None, self.compile]
         if sum(asked) > 1:
-            raise UserError(
+            raise UsageError(
                 "--json, --diff, --check and --compile are different outputs",
                 hint="ask for one of them",
             )
         if self.diff is not None and len(self.diff) != 2:
-            raise UserError(
+            raise UsageError(
                 f"--diff has {len(self.diff)} values, not 2: {', '.join(map(repr, self.diff)) or 'none'}",
                 rule="a second plan has a mesh and a layout of its own, each in quotes",
                 hint='--diff "data=4 model=2" "batch:data d_ff:model"; the layout "" splits nothing',
             )
         golden = _stored(self.check) if self.check is not None else None
         if self.html is not None:
-            check_folder(self.html)
+            check_output_path(self.html)
         # Planning needs no devices: leave those of this machine to whoever is using them.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         from ..hardware.profile import Hardware
@@ -91,11 +91,11 @@ class Plan:
         machine = Hardware.of(self.hardware) if self.hardware else None
         if self.compile:
             virtual_devices(self.mesh)
-        fn, args = plannable(self.target, self.train, self.batch, self.length)
+        fn, args = load_plan_target(self.target, self.train, self.batch, self.length)
         program = self._program(fn, self.mesh, self.layout)
         plan = self._planned(program, args)
         if self.html is not None:
-            write(self.html, plan.to_html(machine))
+            write_output(self.html, plan.to_html(machine))
             print(f"wrote {self.html}", file=sys.stderr)
         if golden is not None:
             _check(golden, plan, self.check)
@@ -106,11 +106,11 @@ class Plan:
         elif self.diff is not None:
             print(plan.diff(self._planned(self._program(fn, *self.diff), args)), end="")
         else:
-            print(plan.explain(machine, columns()), end="")
+            print(plan.explain(machine, terminal_width()), end="")
 
     def _program(self, fn: Any, mesh: Any, layout: str | None) -> Any:
         from ..core.program import Program, spmd
-        from ..models.spelling import CheckedLayout
+        from ..models.checked_layout import CheckedLayout
 
         if not isinstance(fn, Program):
             return spmd(fn, mesh, CheckedLayout(layout or "", params=self.params, optimizer=self.optimizer))
@@ -126,7 +126,7 @@ class Plan:
 def _with_own(own: Any, rules: Any, params: Any, optimizer: Any) -> Any:
     """A layout of the rules that are given, and of a program's own where they are None."""
     from ..core.layout import ROLES
-    from ..models.spelling import CheckedLayout
+    from ..models.checked_layout import CheckedLayout
 
     base, stored, state = map(own.rules_for, ROLES)
     further = [{n: axes for n, axes in more.items() if base.get(n) != axes} for more in (stored, state)]
@@ -145,22 +145,22 @@ def _stored(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"can't read {path}: {error.strerror}", hint=hint) from None
+        raise UsageError(f"can't read {path}: {error.strerror}", hint=hint) from None
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}", hint=hint) from None
+        raise UsageError(f"{path} is not JSON: {error}", hint=hint) from None
     if not isinstance(data, dict) or "version" not in data:
-        raise UserError(f"{path} is not a plan", hint=hint)
+        raise UsageError(f"{path} is not a plan", hint=hint)
     return data
 
 
 def _check(golden: dict[str, Any], plan: Any, path: Path | None) -> None:
     import json
 
-    from ..plan.diff import changes
+    from ..plan.diff import golden_changes
 
-    found = changes(golden, json.loads(plan.to_json()))
+    found = golden_changes(golden, json.loads(plan.to_json()))
     if found:
-        raise Failure(f"the plan differs from {path}\n  " + "\n  ".join(found))
+        raise CommandFailure(f"the plan differs from {path}\n  " + "\n  ".join(found))
     print(f"the plan is that of {path}", file=sys.stderr)
 
 

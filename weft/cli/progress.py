@@ -6,10 +6,10 @@ import sys
 import time
 from typing import Any
 
-EVERY = 15.0  # seconds between two lines
+REPORT_INTERVAL = 15.0  # seconds between two lines
 
 
-class Progress:
+class LineProgress:
     """Counts lines. As a context it cleans up after itself, and says at the end how long it took.
 
     Args:
@@ -34,7 +34,7 @@ class Progress:
             )
             self._task = self._bar.add_task("", total=count, completed=done)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> LineProgress:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -52,7 +52,7 @@ class Progress:
         now = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)
-        elif now - self._last >= EVERY:
+        elif now - self._last >= REPORT_INTERVAL:
             self._last = now
             speed = (self.done - self._begun) / (now - self._start)
             of, left = "", ""

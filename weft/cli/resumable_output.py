@@ -17,31 +17,31 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .output_files import check_folder, write
-from .targets import UserError
+from .output_files import check_output_path, write_output
+from .targets import UsageError
 
-Write = Callable[[str], None]
+WriteLine = Callable[[str], None]
 
 
-def check(out: Path | None, inputs: tuple[str, ...] = ()) -> None:
+def check_resumable(out: Path | None, inputs: tuple[str, ...] = ()) -> None:
     """An error if a file can't be written; asked before any work is done."""
     if out is None:
         return
     if str(out) == "-" or (out.exists() and not out.is_file() and not out.is_dir()):
-        raise UserError(
+        raise UsageError(
             f"-o {out} is {'stdout' if str(out) == '-' else 'no plain file'}",
             rule="the lines go to a file that a second call can go on with",
             hint="without -o they go to stdout, which can be sent anywhere: > or |",
         )
     out = _named(out)
-    check_folder(out)
+    check_output_path(out)
     for name in inputs:
         if out.exists() and Path(name).exists() and out.samefile(name):
-            raise UserError(f"{name} is read, and {out} is the same file", hint="-o names another file")
+            raise UsageError(f"{name} is read, and {out} is the same file", hint="-o names another file")
 
 
 @contextlib.contextmanager
-def results(out: Path | None, made_of: Mapping[str, Any]) -> Iterator[tuple[int, Write]]:
+def resumable_writer(out: Path | None, made_of: Mapping[str, Any]) -> Iterator[tuple[int, WriteLine]]:
     """How many lines are there already, and what writes one more.
 
     Args:
@@ -97,7 +97,7 @@ def _done(file: Any, part: Path, made_of: Mapping[str, Any]) -> int:
     file.seek(0)
     content, about = file.read(), _about(part)
     if not content:
-        write(about, json.dumps(made_of, indent=1, ensure_ascii=False) + "\n")
+        write_output(about, json.dumps(made_of, indent=1, ensure_ascii=False) + "\n")
         return 0
     try:
         before = json.loads(about.read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ def _done(file: Any, part: Path, made_of: Mapping[str, Any]) -> int:
         ]
         lines = wrong if before else [f"{about} is missing: what the lines are made of is not known"]
         count = content.count(b"\n")
-        raise UserError(
+        raise UsageError(
             f"{part} has {count:,} lines that are made of something else",
             *lines,
             rule="a file goes on with the same input, model and settings (mesh, layout and rows may differ)",
@@ -135,7 +135,7 @@ def _lock(file: Any, part: Path) -> None:
     except OSError:
         ours = False
     if not ours:
-        raise UserError(
+        raise UsageError(
             f"another process is writing {part}",
             rule="one process writes a file",
             hint="wait for it, end it, or give another -o",

@@ -12,13 +12,13 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from . import resumable_output
-from .generation import Models, passed, ready
-from .input_lines import STDIN, Lines, pairs, read, read_alike
-from .targets import UserError
+from .generation import ModelFlags, load_generator, process_lines
+from .input_lines import STDIN, InputLines, read_aligned, read_lines, split_columns
+from .targets import UsageError
 
 
 @dataclass
-class Score:
+class ScoreCommand:
     """How likely given texts are to a trained model: the logarithm of the probability of each line.
 
     For a translation model these are translations, in a file of their own or in the second column of one:
@@ -43,7 +43,7 @@ class Score:
     """Write to this file instead of stdout; run the same command again to resume."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """An object to a line: score, tokens, and the logarithm of each token's probability, as `logs`."""
-    models: Annotated[Models, arg(name="")] = field(default_factory=Models)
+    models: Annotated[ModelFlags, arg(name="")] = field(default_factory=ModelFlags)
 
     def run(self) -> None:
         """Score."""
@@ -52,15 +52,15 @@ class Score:
 
         files = self.files or (STDIN,)
         if len(files) > 2 or files.count(STDIN) > 1:
-            raise UserError(
+            raise UsageError(
                 f"weft score was given {len(files)} files: {' '.join(files)}",
                 rule="texts are in one file, or in two of as many lines; one of them may be -, stdin",
                 hint="weft score FOLDER SOURCES TARGETS",
             )
-        resumable_output.check(self.out, files)
-        translates = load.model_of(self.folder).kind == "encoder_decoder"
+        resumable_output.check_resumable(self.out, files)
+        translates = load.load_model_config(self.folder).kind == "encoder_decoder"
         lines = _pairs(files, translates, as_they_come=self.out is None)
-        found = ready(self.folder, self.models, "encoder_decoder", "decoder")
+        found = load_generator(self.folder, self.models, "encoder_decoder", "decoder")
         speaker, total, tokens, since = found.speaker, 0.0, 0, 0
 
         def said(texts: Iterable[Any], first: int) -> Iterator[str]:
@@ -81,7 +81,7 @@ class Score:
                 yield plain_json(one) if self.json else f"{score:.6f}"
 
         made_of = {"command": "weft score", **found.made_of, "json": self.json, "files": len(files)}
-        passed(lines, said, self.out, made_of)
+        process_lines(lines, said, self.out, made_of)
         if tokens:
             behind = f" behind line {since:,}" if since else ""
             print(
@@ -90,16 +90,16 @@ class Score:
             )
 
 
-def _pairs(files: tuple[str, ...], translates: bool, as_they_come: bool) -> Lines:
+def _pairs(files: tuple[str, ...], translates: bool, as_they_come: bool) -> InputLines:
     """Pairs of texts: what is read, and what is scored."""
     if len(files) == 1:
-        one = read(files[0], as_they_come=as_they_come)
+        one = read_lines(files[0], as_they_come=as_they_come)
         if translates:
-            return pairs(one)
-        return Lines(one.name, _after_nothing(one.texts, one.count), one.count, one.sum)
-    both = read_alike(files)
+            return split_columns(one)
+        return InputLines(one.name, _after_nothing(one.texts, one.count), one.count, one.sum)
+    both = read_aligned(files)
     texts = list(zip(*(one.texts for one in both), strict=True))
-    return Lines(" ".join(files), texts, both[0].count, " ".join(one.sum or "" for one in both))
+    return InputLines(" ".join(files), texts, both[0].count, " ".join(one.sum or "" for one in both))
 
 
 def _after_nothing(texts: Iterable[str], count: int | None) -> Iterable[tuple[str, str]]:

@@ -13,16 +13,16 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..core.errors import nearest
-from .output_files import check_folder, write
-from .preset_targets import is_preset, plannable
-from .targets import Failure, UserError, user_code
+from .output_files import check_output_path, write_output
+from .preset_targets import is_preset, load_plan_target
+from .targets import CommandFailure, UsageError, user_code
 
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
-LEAST = 2**20  # bytes: where less is said, the unit was forgotten
+MIN_BYTES = 2**20  # bytes: where less is said, the unit was forgotten
 
 
 @dataclass
-class Search:
+class SearchCommand:
     """The best mesh and layout for a program and a machine: the least predicted time that fits the memory.
     Nothing is run, and no devices are needed.
 
@@ -80,7 +80,7 @@ class Search:
     def run(self) -> None:
         """Search, and print or write what was found."""
         if self.devices is not None and self.mesh is not None:
-            raise UserError(
+            raise UsageError(
                 f"--devices {self.devices} and --mesh {self.mesh!r}",
                 rule="a search is over all meshes of so many devices, or for one mesh",
                 hint="leave one of them out",
@@ -88,7 +88,7 @@ class Search:
         missing = ["--hardware"] if self.hardware is None else []
         missing += ["--devices or --mesh"] if self.devices is None and self.mesh is None else []
         if self.hardware is None or missing:
-            raise UserError(
+            raise UsageError(
                 f"weft search {self.target} without {', and without '.join(missing)}",
                 rule="a search is for one machine, and for so many devices or one mesh",
                 hint="weft search lm-4.9b --train adafactor --devices 512 --hardware tpu-v2",
@@ -96,20 +96,20 @@ class Search:
         cap = _bytes(self.memory) if self.memory is not None else None
         self._check_numbers(cap)
         if self.html is not None:
-            check_folder(self.html)
+            check_output_path(self.html)
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # planning needs no devices
         from ..autolayout import search
         from ..autolayout.ranking import OBJECTIVES
         from ..hardware.profile import Hardware
 
         if self.objective not in OBJECTIVES:
-            raise UserError(
+            raise UsageError(
                 f"--objective {self.objective}{nearest(self.objective, OBJECTIVES)}",
                 rule=f"what is to be least is one of {', '.join(OBJECTIVES)}",
                 hint="leave it out: it is time by default",
             )
         machine = Hardware.of(self.hardware)
-        fn, args = plannable(self.target, self.train, self.batch, self.length)
+        fn, args = load_plan_target(self.target, self.train, self.batch, self.length)
         with user_code(f"{self.target} failed while it was traced"):
             # First of all, so that a mistake in the rules is told before the work.
             other = self._compared(fn, args, machine, cap) if self.compare is not None else None
@@ -132,7 +132,7 @@ class Search:
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr)
         if self.html is not None:
-            write(self.html, found.to_html(other))
+            write_output(self.html, found.to_html(other))
             print(f"wrote {self.html}", file=sys.stderr)
         if self.json:
             import json
@@ -143,7 +143,7 @@ class Search:
             if found.best is not None and self.train is not None:
                 print(f"\nto train with it: {_train_flags(found.best) or 'no flags are needed'}")
         if found.best is None:
-            raise Failure(self._levers(fn, args, machine, cap))
+            raise CommandFailure(self._levers(fn, args, machine, cap))
 
     def _check_numbers(self, cap: int | None) -> None:
         """An error in the words of the command line, where `wf.search` would tell it in Python's."""
@@ -162,7 +162,7 @@ class Search:
         }
         if wrong:
             told, hints = zip(*wrong.values(), strict=True)
-            raise UserError(" and ".join(wrong), rule="; ".join(told), hint=" ".join(hints))
+            raise UsageError(" and ".join(wrong), rule="; ".join(told), hint=" ".join(hints))
 
     def _variants(self, fn: Any, args: Any) -> dict[str, tuple[Any, ...]]:
         """The same step with other remat policies, micro-batches and pipelines."""
@@ -171,7 +171,7 @@ class Search:
             return {}
         if self.train is None or not is_preset(self.target):
             flags = [f"--{name.replace('_', '-')}" for name in asked if getattr(self, name)]
-            raise UserError(
+            raise UsageError(
                 f"{' and '.join(flags)} with what is no train step of a preset",
                 hint=f"weft search lm-4.9b --train adafactor {flags[0]} … --devices 512 --hardware tpu-v2",
             )
@@ -201,11 +201,11 @@ class Search:
 
     def _compared(self, fn: Any, args: Any, machine: Any, cap: int | None) -> Any:
         """The user's own rules on the best mesh that they can have."""
-        from ..autolayout.ranking import Ranked
-        from ..autolayout.space import Candidate, factorisations
-        from ..autolayout.universal_trace import on
+        from ..autolayout.ranking import RankedLayout
+        from ..autolayout.space import Candidate, mesh_shapes
+        from ..autolayout.universal_trace import program_on
         from ..core.mesh import Mesh
-        from ..models.spelling import CheckedLayout
+        from ..models.checked_layout import CheckedLayout
 
         layout = CheckedLayout(self.compare)
         axes = list(dict.fromkeys(axis for names in layout.rules_for().values() for axis in names))
@@ -214,20 +214,20 @@ class Search:
         else:
             assert self.devices is not None
             axes = axes or ["data"]  # nothing split
-            every = factorisations(self.devices, len(axes)) if self.devices > 0 else [()]
+            every = mesh_shapes(self.devices, len(axes)) if self.devices > 0 else [()]
             most = max(map(len, every))  # of a prime number it is 1: the other axes are of size 1
             padded = [(*one, *[1] * (len(axes) - most)) for one in every if len(one) == most]
             sizes = sorted({order for one in padded for order in itertools.permutations(one)})
             meshes = [Mesh(list(zip(axes, one, strict=True))) for one in sizes]
         made = []
         for mesh in meshes:
-            plan = on(fn, mesh, layout).plan(*args)
+            plan = program_on(fn, mesh, layout).plan(*args)
             groups = tuple(
                 frozenset(d for d, names in layout.rules_for().items() if axis in names)
                 for axis in mesh.names
             )
             candidate = Candidate(tuple(n for _, n in mesh.axes), groups, axes=mesh.names)
-            made.append(Ranked(candidate, plan, plan.time(machine), 0.0))
+            made.append(RankedLayout(candidate, plan, plan.time(machine), 0.0))
         fitting = [one for one in made if one.bytes <= (cap or machine.memory_bytes)] or made
         return min(fitting, key=lambda one: one.seconds)
 
@@ -237,7 +237,7 @@ class Search:
         from ..core.errors import ShapeError
         from ..plan.units import human_bytes
 
-        tries: dict[str, Search] = {}
+        tries: dict[str, SearchCommand] = {}
         if self.devices is not None:
             tries[f"{2 * self.devices} devices"] = dataclasses.replace(self, devices=2 * self.devices)
         if self.train is not None and not self.remat:
@@ -290,15 +290,15 @@ def _bytes(text: str) -> int:
         number = text.removesuffix(unit).strip()
         if text.endswith(unit) and number.replace(".", "", 1).isdecimal():
             return int(float(number) * size)
-    if text.isdecimal() and 0 < int(text) < LEAST:
-        raise UserError(
+    if text.isdecimal() and 0 < int(text) < MIN_BYTES:
+        raise UsageError(
             f"--memory {text} is {text} bytes",
             rule=f"without a unit it is in bytes, and a device has more; the units are {', '.join(UNITS)}",
             hint=f"--memory {text}GiB",
         )
     if text.isdecimal():
         return int(text)
-    raise UserError(
+    raise UsageError(
         f"--memory {text} is no size",
         rule=f"a size is a number of bytes, or a number with one of {', '.join(UNITS)}",
         hint="--memory 6GiB",

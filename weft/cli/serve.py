@@ -11,10 +11,10 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from .generation import check_alone, tell_place
-from .targets import Failure, UserError
+from .generation import check_single_process, report_mesh_fallback
+from .targets import CommandFailure, UsageError
 
-TOKEN = "WEFT_SERVE_TOKEN"
+TOKEN_VARIABLE = "WEFT_SERVE_TOKEN"
 
 # The least that a flag may be, and the most.
 RANGES: dict[str, tuple[float, float]] = {
@@ -30,7 +30,7 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 @dataclass
-class Serve:
+class ServeCommand:
     """Let a trained model answer requests over HTTP, many at once.
 
     FOLDER is that of a run of weft train, or one of Hugging Face with a model and its tokenizer.
@@ -79,17 +79,17 @@ class Serve:
         """Serve until a signal."""
         self._check()
         token = self._token()
-        from ..generate import Speaker
-        from ..serve import app, bound, serve
+        from ..generate import TextGenerator
+        from ..serve import build_app, listen_socket, serve
         from ..train import load
 
-        check_alone()
-        found = load.loaded(self.folder, self.step, self.average, self.mesh, self.layout)
-        tell_place(found, self.mesh)
-        speaker = Speaker(
+        check_single_process()
+        found = load.load_run(self.folder, self.step, self.average, self.mesh, self.layout)
+        report_mesh_fallback(found, self.mesh)
+        speaker = TextGenerator(
             found.model, found.tokenizer, found.mesh, found.layout, rows=self.rows, longest=self.longest
         )
-        made = app(
+        made = build_app(
             speaker,
             name=Path(self.folder).resolve().name,
             token=token,
@@ -99,9 +99,9 @@ class Serve:
             most_waiting=self.most_waiting,
         )
         try:
-            listening = bound(self.host, self.port)
+            listening = listen_socket(self.host, self.port)
         except OSError as error:
-            raise Failure(
+            raise CommandFailure(
                 f"error: can't listen at {self.host}, port {self.port}\n"
                 f"  {getattr(error, 'strerror', None) or error}\n"
                 "  the address is one of this machine's, and the port nobody else's\n\n"
@@ -130,12 +130,12 @@ class Serve:
             if not least <= getattr(self, name) <= most
         ]
         if wrong:
-            raise UserError(*wrong, hint="weft serve --help says what each is")
+            raise UsageError(*wrong, hint="weft serve --help says what each is")
 
     def _token(self) -> str | None:
         """The token, from a file or the environment: what is on the command line can be read by others."""
         if self.token_file is None:
-            text, where = os.environ.get(TOKEN), TOKEN
+            text, where = os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
             if text is None:
                 return None
         else:
@@ -143,7 +143,7 @@ class Serve:
             try:
                 text = self.token_file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                raise UserError(
+                raise UsageError(
                     f"--token-file {where} can't be read",
                     getattr(error, "strerror", None) or "it is not UTF-8",
                     rule="it is a file with one word, the token",
@@ -151,7 +151,7 @@ class Serve:
                 ) from None
         token = text.strip()
         if not token or not token.isascii() or len(token.split()) > 1:
-            raise UserError(
+            raise UsageError(
                 f"there is no token in {where}",
                 rule="it is one word of ASCII, such as 32 hex digits",
                 hint="openssl rand -hex 16 makes one",

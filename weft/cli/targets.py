@@ -19,11 +19,11 @@ EXAMPLE = """def example():
     return step, (params, wf.spec([batch, length], "int32"))"""
 
 
-class UserError(WeftError):
+class UsageError(WeftError):
     """Something in what was asked, such as flags that clash."""
 
 
-class Failure(Exception):
+class CommandFailure(Exception):
     """Something that did not come about, such as a check that did not hold."""
 
     code = 1
@@ -38,23 +38,23 @@ def virtual_devices(mesh: str | None) -> None:
     cpu_devices(max(8, Mesh(mesh).size) if mesh and "-1" not in mesh else 8)
 
 
-def load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def load_target(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function and the arguments that `FILE.py:FN` returns."""
     file, colon, name = target.rpartition(":")
     if not colon or not file or not name.isidentifier():
-        raise UserError(f"{target!r} is not FILE.py:FN", hint="for example train.py:example")
+        raise UsageError(f"{target!r} is not FILE.py:FN", hint="for example train.py:example")
     path = Path(file)
     if not path.is_file():
-        raise UserError(f"there is no file {file}{_close_file(path)}")
+        raise UsageError(f"there is no file {file}{_close_file(path)}")
     with user_code(f"{file} failed while it was imported"):
         module = _imported(path)
     function = getattr(module, name, None)
     if not callable(function):
         names = [n for n, value in vars(module).items() if inspect.isfunction(value)]
         found = f"functions there: {', '.join(names) or 'none'}"
-        raise UserError(f"there is no function {name} in {file}{nearest(name, names)}", found)
+        raise UsageError(f"there is no function {name} in {file}{nearest(name, names)}", found)
     if needed := _needed(function):
-        raise UserError(
+        raise UsageError(
             f"{target} takes arguments ({', '.join(needed)})",
             rule="FN takes none, and returns the function to plan and its arguments",
             hint=f"write beside it\n\n{EXAMPLE}",
@@ -63,7 +63,7 @@ def load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         pair = function()
     if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[0]) and _is_list(pair[1])):
         shown = f"({', '.join(type(x).__name__ for x in pair)})" if isinstance(pair, tuple) else repr(pair)
-        raise UserError(
+        raise UsageError(
             f"{target} returned {shown}",
             rule="FN returns a pair: the function to plan, and a tuple of its arguments",
             hint=f"for example\n\n{EXAMPLE}",
@@ -88,7 +88,7 @@ def _imported(path: Path) -> ModuleType:
     name = f"_{path.stem}" if taken else path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UserError(f"{path} is not a Python file", rule="the name of one ends with .py")
+        raise UsageError(f"{path} is not a Python file", rule="the name of one ends with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickles look their module up
     spec.loader.exec_module(module)
@@ -114,7 +114,7 @@ def user_code(what: str) -> Iterator[None]:
         raise
     except SystemExit as error:
         rule = "what is imported and called here may not end the process"
-        raise UserError(f"{what}: it called sys.exit({error.code!r})", rule=rule) from None
+        raise UsageError(f"{what}: it called sys.exit({error.code!r})", rule=rule) from None
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         if frames and frames[-1].filename.startswith(os.path.join(PACKAGE, "plan")):
@@ -124,7 +124,7 @@ def user_code(what: str) -> Iterator[None]:
         mine = [frame for frame in frames if not _is_library(frame.filename)]
         lines = ["Traceback (most recent call last):\n", *traceback.format_list(mine)] if mine else []
         lines += traceback.format_exception_only(type(error), error)
-        raise UserError(f"{what}\n\n{''.join(lines).rstrip()}") from None
+        raise UsageError(f"{what}\n\n{''.join(lines).rstrip()}") from None
 
 
 def _is_library(file: str) -> bool:

@@ -11,13 +11,13 @@ from typing import Any
 
 import tyro
 
-from .output_files import probe
-from .targets import Failure, UserError
+from .output_files import probe_writable
+from .targets import CommandFailure, UsageError
 
 USAGE = """weft train RECIPE|FILE.toml [--print-config] [--preset NAME] [--mesh AXES] [--layout RULES]
                   [--section.name VALUE ...]"""
 
-ABOUT = """Train a model: from text files to checkpoints and curves.
+DESCRIPTION = """Train a model: from text files to checkpoints and curves.
 
 The settings are those of a recipe (lm: a language model; translate: a translation model) or of a TOML file;
 each flag changes one. --mesh and --layout are short for --layout.mesh and --layout.rules. --print-config
@@ -32,7 +32,7 @@ prints all settings as TOML, and does not train. Run the same command again to r
 
 
 @dataclass
-class Train:
+class TrainCommand:
     """Train a model: from text files to checkpoints and curves."""
 
     arguments: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -50,37 +50,35 @@ def train(arguments: Sequence[str]) -> None:
         from ..train.config import recipes
 
         known = "\n".join(f"  {name}: {about}" for name, about in recipes().items())
-        shown = f"usage: {USAGE}\n\nrecipes:\n{known}\n\nweft train lm --help lists all settings"
+        listed = f"recipes:\n{known}\n\nweft train lm --help lists all settings"
         if {"-h", "--help"} & set(given):
-            print(
-                f"usage: {USAGE}\n\n{ABOUT}\n\nrecipes:\n{known}\n\nweft train lm --help lists all settings"
-            )
+            print(f"usage: {USAGE}\n\n{DESCRIPTION}\n\n{listed}")
             return
-        raise UserError(f"weft train was given no recipe\n\n{shown}")
+        raise UsageError(f"weft train was given no recipe\n\nusage: {USAGE}\n\n{listed}")
     printed = "--print-config" in given
-    config = settings([one for one in given if one != "--print-config"])
+    config = read_config([one for one in given if one != "--print-config"])
     if printed:
-        from ..train import config_file
+        from ..train import config_io
 
-        print(config_file.write(config), end="")
+        print(config_io.config_to_toml(config), end="")
         return
-    finish(config)
+    run_training(config)
 
 
-def settings(arguments: list[str]) -> Any:
+def read_config(arguments: list[str]) -> Any:
     """The settings that a recipe or a file and flags say."""
-    from ..train import config_file, config_flags
+    from ..train import config_flags, config_io
     from ..train.config import TrainConfig, recipe
 
     name, *flags = arguments
-    config = config_file.read(name) if name.endswith(".toml") else recipe(name)
+    config = config_io.config_from_toml(name) if name.endswith(".toml") else recipe(name)
     asked = {"-h", "--help"} & set(flags)
-    config = config_flags.changed(config, [flag for flag in flags if flag not in asked])
+    config = config_flags.apply_flags(config, [flag for flag in flags if flag not in asked])
     if asked:
         tyro.cli(  # it ends here
             TrainConfig,
             prog=f"weft train {name}",
-            description=ABOUT,
+            description=DESCRIPTION,
             default=config,
             args=["--help"],
             config=(tyro.conf.FlagConversionOff, tyro.conf.HelptextFromCommentsOff),
@@ -88,10 +86,10 @@ def settings(arguments: list[str]) -> Any:
     return config
 
 
-def finish(config: Any, *, kept: bool = True) -> Any:
+def run_training(config: Any, *, kept: bool = True) -> Any:
     """Train, and say how it went, and where that is written down if the folder is kept."""
     from ..distributed import rendezvous
-    from ..distributed.processes import WaitError
+    from ..distributed.processes import PeerTimeoutError
     from ..train.loop import train as run
     from ..train.metrics import TrainingError
 
@@ -100,14 +98,16 @@ def finish(config: Any, *, kept: bool = True) -> Any:
         outcome = run(config)
     except (
         TrainingError,
-        WaitError,
+        PeerTimeoutError,
         OSError,
     ) as error:  # OSError: checkpoints and journals that can't be written too
-        rendezvous.fail()
-        raise Failure(f"{type(error).__name__}: {error}") from None
+        rendezvous.mark_failed()
+        raise CommandFailure(f"{type(error).__name__}: {error}") from None
     if outcome.stopped:
         where = f", which is saved in {config.folder}; run the same command again to resume" if kept else ""
-        raise Failure(f"stopped by {outcome.stopped} after step {outcome.step} of {config.steps}{where}")
+        raise CommandFailure(
+            f"stopped by {outcome.stopped} after step {outcome.step} of {config.steps}{where}"
+        )
     if outcome.trained:
         where = f"; see {config.folder}" if kept else ""
         print(f"{outcome.trained} steps in {outcome.seconds:.0f} s{where}", file=sys.stderr)
@@ -118,14 +118,14 @@ def _check_writable(folder: Path) -> None:
     """An error now, and not after an hour, if nothing can be written there."""
     there = next(p for p in (folder, *folder.absolute().parents) if os.path.exists(p))
     try:
-        probe(there)
+        probe_writable(there)
     except NotADirectoryError:
         fact, said = f"{there} is not a folder", []
     except OSError as error:
         fact, said = f"{there} can't be written to", [f"the system says: {error.strerror or error}"]
     else:
         return
-    raise UserError(
+    raise UsageError(
         f"the run's folder is {folder}, and {fact}",
         *said,
         rule="checkpoints and curves are written to the run's folder, which is made if need be",

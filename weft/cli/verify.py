@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from .preset_targets import is_preset, verifiable
-from .targets import Failure, UserError, user_code, virtual_devices
+from .preset_targets import is_preset, load_verify_target
+from .targets import CommandFailure, UsageError, user_code, virtual_devices
 
 
 @dataclass
-class Verify:
+class VerifyCommand:
     """Run a function on one device and under several layouts, and compare every result; on virtual CPU
     devices.
 
@@ -39,20 +39,20 @@ class Verify:
         """Run, compare, and print a line for each result."""
         import jax
 
-        from ..models.spelling import CheckedLayout
-        from ..verification import Differs, verify
+        from ..models.checked_layout import CheckedLayout
+        from ..verification import VerificationError, verify
 
         jax.config.update("jax_platforms", "cpu")
         if not self.layouts:
-            raise UserError("no layouts to compare", hint='--layouts "batch:data" "d_ff:model"')
+            raise UsageError("no layouts to compare", hint='--layouts "batch:data" "d_ff:model"')
         virtual_devices(self.mesh)
         layouts = [CheckedLayout(rules) for rules in self.layouts]
-        fn, args = verifiable(self.target)
+        fn, args = load_verify_target(self.target)
         try:
             with user_code(f"{self.target} failed"):
                 found = verify(fn, _filled(args, self.seed, _ids(self.target)), self.mesh, layouts)
-        except Differs as error:
-            raise Failure(str(error)) from None
+        except VerificationError as error:
+            raise CommandFailure(str(error)) from None
         for entry in found:
             print(f"{entry.difference:.1e}  {entry.name}  {entry.layout}")
 

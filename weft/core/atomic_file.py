@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A draft beside a file's place, to be written; it moves there when the block ends well.
 
     >>> import tempfile
@@ -33,5 +33,5 @@ def whole(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file, all of it or nothing."""
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(text, encoding="utf-8")

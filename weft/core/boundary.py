@@ -11,12 +11,12 @@ import numpy as np
 from jax import lax
 
 from . import collectives, context
-from .dims import Dim, pick_one, show
+from .dims import Dim, format_dims, select_dim
 from .errors import DimError, ProgramError, ShapeError, TensorTypeError
-from .forms import Overcast, as_slice, check_along, settle, slice_tensor
+from .forms import RetraceUnvarying, as_slice, check_along, materialize, slice_tensor
 from .layout import Splits, axes_of
 from .tensor import Tensor, describe, is_tensor
-from .types import constant, typed
+from .types import cast_like, constant_like
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
@@ -26,7 +26,7 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 @dataclass(frozen=True)
-class Form:
+class LeafSpec:
     """What a leaf is apart from its array; `None` for a raw array.
 
     Forms that differ in the op that a pending sum comes from are the same.
@@ -39,7 +39,7 @@ class Form:
     origin: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, leaf: Any) -> Form | None:
+    def of(cls, leaf: Any) -> LeafSpec | None:
         if not isinstance(leaf, Tensor):
             return None
         assert leaf.splits is not None
@@ -62,49 +62,49 @@ class Form:
         return made
 
 
-def around(form: Form | None, array: Any) -> Any:
+def rebuild_leaf(form: LeafSpec | None, array: Any) -> Any:
     """A leaf from its form and its array."""
     return array if form is None else form.around(array)
 
 
-def array_of(leaf: Any) -> Any:
+def leaf_array(leaf: Any) -> Any:
     """A leaf's array, in the form it has; inside a vmap it varies over that one's axes, as others may."""
     if isinstance(leaf, Tensor):
-        return collectives.vary(leaf._array, context.require().mapped)
+        return collectives.pvary(leaf._array, context.require().mapped)
     return jnp.asarray(leaf)
 
 
-def exact(leaf: Any) -> Any:
+def check_exact_varying(leaf: Any) -> Any:
     """A leaf whose array varies over no more axes than its form says."""
     if isinstance(leaf, Tensor):
         assert leaf.splits is not None
         said = axes_of(leaf.splits) | leaf.pending
-        if collectives.varying(leaf._held) - said - context.require().mapped:
-            raise Overcast
+        if collectives.varying_axes(leaf._held) - said - context.require().mapped:
+            raise RetraceUnvarying
     return leaf
 
 
-def shape_of(tree: Any) -> str:
+def format_treedef(tree: Any) -> str:
     """A tree's structure for messages: `(*, {'a': *})`."""
     return str(tree).removeprefix("PyTreeDef(").removesuffix(")")
 
 
-def like(leaf: Any, form: Form | None, what: str, other: str = "was") -> Any:
+def match_spec(leaf: Any, form: LeafSpec | None, what: str, other: str = "was") -> Any:
     """A loop's or branch's result in the form it has to have; an error if it is another thing."""
     if form is None or not isinstance(leaf, Tensor):
         if form is not None and not form.dims and not hasattr(leaf, "shape"):
-            return like(slice_tensor(jnp.asarray(leaf), ()), form, what, other)
+            return match_spec(slice_tensor(jnp.asarray(leaf), ()), form, what, other)
         if (form is None) != (not isinstance(leaf, Tensor)):
             raise ProgramError(
                 f"{what} is {describe(leaf) if isinstance(leaf, Tensor) else 'a raw array'}, and "
-                f"{other} {'a raw array' if form is None else f'a tensor [{show(form.dims)}]'}",
+                f"{other} {'a raw array' if form is None else f'a tensor [{format_dims(form.dims)}]'}",
                 rule="a carry, and the results of both branches, keep their kind and dims",
                 hint="return the same kind of thing",
             )
         return leaf
     if set(leaf.dims) != set(form.dims):
         raise DimError(
-            f"{what} has the dims [{show(leaf.dims)}], and {other} [{show(form.dims)}]",
+            f"{what} has the dims [{format_dims(leaf.dims)}], and {other} [{format_dims(form.dims)}]",
             rule="a carry, and the results of both branches, keep their dims and sizes",
             hint="check what the function returns; wf.broadcast_to adds a dim",
         )
@@ -114,21 +114,21 @@ def like(leaf: Any, form: Form | None, what: str, other: str = "was") -> Any:
         leaf = weft.transpose(leaf, form.dims)
     if form.pending:
         return as_pending(leaf, form)
-    return settle(leaf, form.role)
+    return materialize(leaf, form.role)
 
 
-def as_pending(leaf: Tensor, form: Form) -> Tensor:
+def as_pending(leaf: Tensor, form: LeafSpec) -> Tensor:
     """A tensor as a pending sum over the axes of a form: resolved values count on one device only."""
     if leaf.pending == form.pending and leaf.splits == form.splits:
-        return replace(form, origin=leaf.origin).around(exact(leaf)._array)
-    array = collectives.vary(settle(leaf, form.role)._array, form.pending)
+        return replace(form, origin=leaf.origin).around(check_exact_varying(leaf)._array)
+    array = collectives.pvary(materialize(leaf, form.role)._array, form.pending)
     first = jnp.bool_(True)
     for axis in sorted(form.pending):
-        first = first & (collectives.index((axis,)) == 0)
-    return form.around(jnp.where(first, array, constant(0, array)))
+        first = first & (collectives.axis_index((axis,)) == 0)
+    return form.around(jnp.where(first, array, constant_like(0, array)))
 
 
-def same_dtype(new: Any, old: Any, what: str) -> Any:
+def check_carry_dtype(new: Any, old: Any, what: str) -> Any:
     """A carry in the type that it had; an error if its dtype has changed."""
     if new.dtype != old.dtype:
         raise TensorTypeError(
@@ -136,13 +136,13 @@ def same_dtype(new: Any, old: Any, what: str) -> Any:
             rule="a carry keeps its dtype",
             hint="convert it in the function: carry.astype(...), or begin with the other dtype",
         )
-    return typed(new, old)
+    return cast_like(new, old)
 
 
-def strong(leaf: Any) -> Any:
+def strip_weak_type(leaf: Any) -> Any:
     """Without JAX's weak type, which a carry could not keep."""
     if isinstance(leaf, Tensor):
-        form = Form.of(leaf)
+        form = LeafSpec.of(leaf)
         assert form is not None
         return form.around(lax.convert_element_type(leaf._array, leaf.dtype))
     array = jnp.asarray(leaf)
@@ -153,7 +153,7 @@ def _is_key(array: Any) -> bool:
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def slice_or_array(leaf: Any) -> Any:
+def numbers_as_tensors(leaf: Any) -> Any:
     """Python numbers among the carries become tensors; raw arrays stay."""
     return as_slice(leaf) if isinstance(leaf, int | float | complex) else leaf
 
@@ -183,10 +183,10 @@ def _named_dim(items: list[Any], dim: Any) -> Dim:
                 hint=f'wf.Dim("{dim}", 10)',
             )
         return dim
-    found = {pick_one(t.dims, dim) for t in tensors}
+    found = {select_dim(t.dims, dim) for t in tensors}
     if len(found) > 1:
         raise DimError(
-            f"the scanned tensors have different sizes of {dim}: {show(sorted(found, key=repr))}",
+            f"the scanned tensors have different sizes of {dim}: {format_dims(sorted(found, key=repr))}",
             rule="all scanned tensors have the dim in one size",
             hint="slice the longer ones",
         )

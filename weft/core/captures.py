@@ -2,7 +2,7 @@
 
 `scan(f, ...)` outside a program is a program of its own. Its trace can be reused when `f` would trace to the
 same operations again. A function is fixed by its code and by the values it reaches: closure cells, defaults,
-and, in the user's code, globals. `Function(f)` collects them:
+and, in the user's code, globals. `CapturedFunction(f)` collects them:
 
 - tensors become inputs: only their dims, dtype, role and placement are in the key;
 - Python values (numbers, strings, tuples, dicts, dataclasses, other functions, ...) are in the key, so a
@@ -37,22 +37,22 @@ from .signature import Static
 from .tensor import Tensor
 from .types import weak_type
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype, range)
+VALUE_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype, range)
 BY_VALUE = (Dim, Mesh, Layout, enum.Enum)
 BUILTIN = (tuple, list, dict, set, frozenset)
 MUTABLE = (list, dict, set)
 DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 # Their attributes never change, and what they wrap is compiled already.
-COMPILED = (np.ufunc, type(np.sum))
-INDIRECT = {"eval", "exec", "globals", "locals", "vars", "__import__"}  # reach anything
-SMALL = 1 << 16  # bytes of a NumPy array that is compared by its contents
+COMPILED_FUNCTIONS = (np.ufunc, type(np.sum))
+DYNAMIC_LOOKUPS = {"eval", "exec", "globals", "locals", "vars", "__import__"}  # reach anything
+MAX_COMPARED_BYTES = 1 << 16  # bytes of a NumPy array that is compared by its contents
 
 
-class Opaque(Exception):
+class Uncacheable(Exception):
     """A function reaches a value that can't be compared."""
 
 
-class Function:
+class CapturedFunction:
     """A function passed to an eager op, with a key and the tensors it captures.
 
     Attributes:
@@ -68,7 +68,7 @@ class Function:
         try:
             self.key = self._key(fn)
             hash(self.key)
-        except (Opaque, TypeError):  # TypeError: a static field of a pytree that can't be hashed
+        except (Uncacheable, TypeError):  # TypeError: a static field of a pytree that can't be hashed
             self.key, self.tensors = None, []
         self._seen.clear()
 
@@ -76,7 +76,7 @@ class Function:
         return getattr(self.fn, "__name__", None) or repr(self.fn)
 
     def _key(self, value: Any) -> Any:
-        if isinstance(value, PLAIN):
+        if isinstance(value, VALUE_TYPES):
             return Static(value)
         if isinstance(value, Tensor):
             return self._tensor(value)
@@ -124,10 +124,10 @@ class Function:
         is_leaf = len(children) == 1 and children[0] is value
         if dataclasses.is_dataclass(value):
             if is_leaf and not getattr(value, "__dataclass_params__").frozen:  # noqa: B009
-                raise Opaque
+                raise Uncacheable
             return tuple(self._fields(vars(value)))  # static fields too, which a treedef compares by ==
         if is_leaf:
-            raise Opaque
+            raise Uncacheable
         # What a user's class declares static may be anything.
         static = None if type(value) in BUILTIN else self._key(tree.node_data()[1])
         return (len(children), static, *map(self._key, children))
@@ -137,7 +137,7 @@ class Function:
 
     def _tensor(self, t: Tensor) -> Any:
         if t.is_slice or isinstance(t._held, jax.ShapeDtypeStruct):
-            raise Opaque
+            raise Uncacheable
         self.tensors.append(t)
         # Captured tensors are told apart by their arrays: two names of one array stay one input.
         first = next(n for n, other in enumerate(self.tensors) if other._held is t._held)
@@ -146,14 +146,14 @@ class Function:
 
 class _Bound(threading.local):
     def __init__(self) -> None:
-        self.calls: list[list[Function]] = []
+        self.calls: list[list[CapturedFunction]] = []
 
 
 _BOUND = _Bound()
 
 
 @contextlib.contextmanager
-def bound(functions: list[Function]) -> Iterator[None]:
+def bind_functions(functions: list[CapturedFunction]) -> Iterator[None]:
     """Call an eager program with these functions.
 
     A cached program holds no function, and so none of the tensors that one captures: where jit has to trace
@@ -166,7 +166,7 @@ def bound(functions: list[Function]) -> Iterator[None]:
         _BOUND.calls.pop()
 
 
-def bound_function(place: int) -> Function:
+def bound_function(place: int) -> CapturedFunction:
     """The function at a place among those of the call at hand."""
     return _BOUND.calls[-1][place]
 
@@ -186,11 +186,11 @@ class _Same:
 
 def _array(array: Any) -> Any:
     if isinstance(array, jax.core.Tracer):
-        raise Opaque
+        raise Uncacheable
     if isinstance(array, jax.Array):  # its values never change
         return _Same(array)
-    if array.nbytes > SMALL or array.dtype.hasobject:
-        raise Opaque
+    if array.nbytes > MAX_COMPARED_BYTES or array.dtype.hasobject:
+        raise Uncacheable
     return (array.shape, array.dtype.str, array.tobytes())
 
 
@@ -201,7 +201,7 @@ def _is_fixed(value: Any) -> bool:
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
     is_jax = type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
-    return isinstance(value, COMPILED) or (is_jax and callable(value))
+    return isinstance(value, COMPILED_FUNCTIONS) or (is_jax and callable(value))
 
 
 def _attributes(cls: type) -> dict[str, Any]:
@@ -240,8 +240,8 @@ def _reached(fn: types.FunctionType) -> Iterator[Any]:
     if is_library(fn.__code__.co_filename):
         return
     names, imports = _outside(fn.__code__)
-    if INDIRECT & {*names} or not all(map(is_library_module, imports)):
-        raise Opaque
+    if DYNAMIC_LOOKUPS & {*names} or not all(map(is_library_module, imports)):
+        raise Uncacheable
     for name in names:
         yield fn.__globals__.get(name)
     for name, value in fn.__dict__.items():

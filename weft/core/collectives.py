@@ -19,55 +19,55 @@ from jax.custom_derivatives import linear_call
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .types import constant, keeps_type
+from .types import constant_like, preserves_type
 
 Axes = tuple[str, ...]
 
 
-def varying(array: Any) -> frozenset[str]:
+def varying_axes(array: Any) -> frozenset[str]:
     """The axes over which an array varies."""
     return jax.typeof(array).mat.varying
 
 
 def _check(array: Any, axes: Axes) -> None:
-    missing = set(axes) - varying(array)
+    missing = set(axes) - varying_axes(array)
     assert not missing, f"a collective over {missing}, over which {jax.typeof(array)} doesn't vary"
 
 
-@keeps_type
-def vary(array: Any, axes: Iterable[str]) -> Any:
+@preserves_type
+def pvary(array: Any, axes: Iterable[str]) -> Any:
     """The same values, typed as varying; its transpose is the sum over the axes."""
-    missing = tuple(sorted(set(axes) - varying(array)))
+    missing = tuple(sorted(set(axes) - varying_axes(array)))
     return lax.pcast(array, missing, to="varying") if missing else array
 
 
-def index(axes: Axes) -> Any:
+def axis_index(axes: Axes) -> Any:
     """This device's place along the axes, counted with the last axis fastest."""
     return lax.axis_index(axes if len(axes) > 1 else axes[0]) if axes else 0
 
 
-@keeps_type
+@preserves_type
 def all_reduce(array: Any, axes: Axes) -> Any:
     """The sum over the axes."""
     _check(array, axes)
     return lax.psum(array, axes)
 
 
-@keeps_type
+@preserves_type
 def all_reduce_max(array: Any, axes: Axes) -> Any:
     """The maximum over the axes; it has no derivative."""
     _check(array, axes)
     return lax.pmax(lax.stop_gradient(array), axes)
 
 
-@keeps_type
+@preserves_type
 def all_reduce_min(array: Any, axes: Axes) -> Any:
     """The minimum over the axes; it has no derivative."""
     _check(array, axes)
     return lax.pmin(lax.stop_gradient(array), axes)
 
 
-@keeps_type
+@preserves_type
 def all_gather(array: Any, axes: Axes, position: int, *, stays_varying: Iterable[str] = ()) -> Any:
     """The pieces of one position put together.
 
@@ -86,14 +86,14 @@ def all_gather(array: Any, axes: Axes, position: int, *, stays_varying: Iterable
     return array
 
 
-@keeps_type
+@preserves_type
 def reduce_scatter(array: Any, axes: Axes, position: int) -> Any:
     """The sum over the axes, of which each device keeps its piece of one position."""
     _check(array, axes)
     return lax.psum_scatter(array, axes, scatter_dimension=position, tiled=True)
 
 
-@keeps_type
+@preserves_type
 def all_to_all(array: Any, axes: Axes, split: int, join: int) -> Any:
     """One position is cut and its pieces sent out; those received are joined at another."""
     _check(array, axes)
@@ -104,7 +104,7 @@ def all_to_all(array: Any, axes: Axes, split: int, join: int) -> Any:
     return lax.optimization_barrier(array)
 
 
-@keeps_type
+@preserves_type
 def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
     """Send arrays from device to device along the axes; who receives nothing has zeros."""
     _check(array, axes)
@@ -116,7 +116,7 @@ def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
     return lax.ppermute(array, tuple(order), [(number[a], number[b]) for a, b in pairs])
 
 
-@keeps_type
+@preserves_type
 def local_slice(array: Any, axes: Axes, position: int, block: int, *, plain: bool = False) -> Any:
     """This device's block of one position: no traffic, and an all-gather as its transpose.
 
@@ -125,14 +125,14 @@ def local_slice(array: Any, axes: Axes, position: int, block: int, *, plain: boo
     """
 
     def piece(array: Any) -> Any:
-        start = index(axes) * block
+        start = axis_index(axes) * block
         return lax.dynamic_slice_in_dim(array, start, block, position)
 
-    gathered = set(axes) & varying(array)
+    gathered = set(axes) & varying_axes(array)
     if plain or gathered or not jnp.issubdtype(array.dtype, jnp.inexact):
-        return piece(vary(array, axes))
+        return piece(pvary(array, axes))
     return linear_call(
-        lambda _, x: piece(vary(x, axes)),
+        lambda _, x: piece(pvary(x, axes)),
         lambda _, x: all_gather(x, axes, position),
         (),
         array,
@@ -142,7 +142,7 @@ def local_slice(array: Any, axes: Axes, position: int, block: int, *, plain: boo
 # From one device to all
 
 
-@keeps_type
+@preserves_type
 def to_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
     """What is the same on all devices, for use by the one at this place alone: no traffic.
 
@@ -150,14 +150,14 @@ def to_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
     rule for that, and sums instead.
     """
     if plain:
-        varied = vary(array, axes)
-        return jnp.where(index(axes) == place, varied, lax.stop_gradient(varied))
+        varied = pvary(array, axes)
+        return jnp.where(axis_index(axes) == place, varied, lax.stop_gradient(varied))
     if not jnp.issubdtype(array.dtype, jnp.inexact):
-        return vary(array, axes)
-    return linear_call(lambda _, x: vary(x, axes), lambda _, x: _passed_on(x, axes, place), (), array)
+        return pvary(array, axes)
+    return linear_call(lambda _, x: pvary(x, axes), lambda _, x: _passed_on(x, axes, place), (), array)
 
 
-@keeps_type
+@preserves_type
 def from_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
     """What the device at this place has, along its first position piece by piece, passed on to all.
 
@@ -165,8 +165,8 @@ def from_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> An
     """
 
     def here(_: Any, x: Any) -> Any:
-        own = index(axes) == place
-        return jnp.where(own, vary(x, axes), constant(0, x))
+        own = axis_index(axes) == place
+        return jnp.where(own, pvary(x, axes), constant_like(0, x))
 
     if plain:
         return all_reduce(here(None, array), axes)
@@ -179,9 +179,9 @@ def _passed_on(array: Any, axes: Axes, place: int) -> Any:
     """In a ring: at every tick each device hands on the piece that it has just been given."""
     count = math.prod(lax.axis_size(a) for a in axes)
     if count == 1:
-        return alike(array, axes)
+        return assume_replicated(array, axes)
     pieces = array.shape[0]
-    away = (index(axes) - place) % count
+    away = (axis_index(axes) - place) % count
     ring = [((place + n) % count, (place + n + 1) % count) for n in range(count - 1)]
 
     def tick(carry: tuple[Any, Any], now: Any) -> tuple[tuple[Any, Any], None]:
@@ -195,7 +195,7 @@ def _passed_on(array: Any, axes: Axes, place: int) -> Any:
         return (held, lax.dynamic_update_index_in_dim(found, jnp.where(new, held, before), number, 0)), None
 
     (_, found), _ = lax.scan(tick, (array[0], array), jnp.arange(pieces + count - 2))
-    return alike(found, axes)
+    return assume_replicated(found, axes)
 
 
 # JAX has no way to say that what devices came by one from another is the same on all of them.
@@ -218,8 +218,8 @@ def _alike_jvp(primals: Any, _: Any, axes: Axes) -> tuple[Any, Any]:
 ad.primitive_jvps[_alike] = _alike_jvp
 
 
-@keeps_type
-def alike(array: Any, axes: Axes) -> Any:
+@preserves_type
+def assume_replicated(array: Any, axes: Axes) -> Any:
     """The same values, typed as the same along the axes, which has to be true; floats have no derivative."""
     _check(array, axes)
     return _alike.bind(array, axes=axes)

@@ -22,12 +22,12 @@ from typing import Any
 import jax
 from jax.extend import core as jax_core
 
-from .dims import Dim, check_countable
+from .dims import Dim, check_index_range
 from .layout import Layout, Splits
 from .mesh import Mesh
 
 
-class CarryForm(Exception):
+class RetraceForCarry(Exception):
     """A loop's carries had better be pending over other axes than they began with; the loop starts over."""
 
     def __init__(self, frame: Frame, axes: dict[int, frozenset[str]]):
@@ -116,7 +116,7 @@ class Context:
     def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
         """How this program splits a tensor with these dims."""
         if (role, dims + self.staged) not in self.meetings:
-            check_countable(dims)
+            check_index_range(dims)
             self.meetings.add((role, dims + self.staged))
             for dim in dims:
                 if not dim.is_inner:
@@ -185,7 +185,7 @@ class Context:
         for frame in self.frames:
             leaf = frame.carries.get(id(array))
             if leaf is not None:
-                raise CarryForm(frame, {leaf: frozenset()})
+                raise RetraceForCarry(frame, {leaf: frozenset()})
 
     @contextlib.contextmanager
     def frame(self, lifts_collectives: bool = True) -> Iterator[Frame]:

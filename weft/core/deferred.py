@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from . import context
 from .dims import Dim
 from .errors import ProgramError
-from .forms import Absent, as_slice, settle
+from .forms import Placeholder, as_slice, materialize
 from .layout import Layout
 from .mesh import Mesh
 from .placement import partition_spec
@@ -25,11 +25,11 @@ from .shapes import stored_shape
 from .tensor import Tensor, check_shape, is_tensor
 from .types import weak_type
 
-LABEL = "optimizer[optax]"  # in plans
+OPTAX_LABEL = "optimizer[optax]"  # in plans
 
 
 @dataclass(frozen=True)
-class Result:
+class ResultSpec:
     """What a leaf will be: a tensor with dims and a role, or (dims None) a raw array."""
 
     dims: tuple[Dim, ...] | None
@@ -37,27 +37,27 @@ class Result:
 
 
 @dataclass
-class Promise(Absent):
+class Deferred(Placeholder):
     """A leaf that will be there after the SPMD part."""
 
     shape: tuple[int, ...]
     dtype: Any
-    job: Job
+    job: DeferredCall
     leaf: int
 
     def refused(self) -> ProgramError:
         """The error for a use of it inside the program."""
-        return promised()
+        return deferred_use_error()
 
 
 @dataclass(eq=False)
-class Job:
+class DeferredCall:
     """A function on whole arrays, its inputs and the names of its results."""
 
     fn: Callable[..., Any]
     tree: Any
     inputs: list[Any]  # slices and raw arrays, or promises
-    results: list[Result]
+    results: list[ResultSpec]
     outputs: list[Any] | None = None
 
     def run(self, arrays: Any, mesh: Mesh, layout: Layout) -> None:
@@ -69,12 +69,12 @@ class Job:
             if isinstance(leaf, Tensor):
                 array = array[tuple(slice(d.size) for d in leaf.dims)]
             given.append(array)
-        with jax.named_scope(LABEL):
+        with jax.named_scope(OPTAX_LABEL):
             outs = jax.tree.leaves(self.fn(*jax.tree.unflatten(self.tree, given)))
         self.outputs = [_laid_out(a, r, mesh, layout) for a, r in zip(outs, self.results, strict=True)]
 
 
-def _laid_out(array: Any, result: Result, mesh: Mesh, layout: Layout) -> Any:
+def _laid_out(array: Any, result: ResultSpec, mesh: Mesh, layout: Layout) -> Any:
     if result.dims is None:
         return array
     splits = layout.splits(result.dims, mesh, result.role)
@@ -87,27 +87,27 @@ def _laid_out(array: Any, result: Result, mesh: Mesh, layout: Layout) -> Any:
     return jax.lax.with_sharding_constraint(array, spec)
 
 
-def later(fn: Callable[..., Any], args: tuple[Any, ...], results: Any) -> Any:
+def defer(fn: Callable[..., Any], args: tuple[Any, ...], results: Any) -> Any:
     """Promise `fn(*args)`, to be called on whole arrays after the SPMD part."""
     program = context.require()
     leaves, tree = jax.tree.flatten(args, is_leaf=_is_leaf)
     inputs = [_input(leaf) for leaf in leaves]
-    named, out_tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, Result))
-    shapes = jax.tree.leaves(jax.eval_shape(fn, *jax.tree.unflatten(tree, map(true_shape, inputs))))
-    job = Job(fn, tree, inputs, named)
+    named, out_tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, ResultSpec))
+    shapes = jax.tree.leaves(jax.eval_shape(fn, *jax.tree.unflatten(tree, map(global_shape, inputs))))
+    job = DeferredCall(fn, tree, inputs, named)
     program.jobs.append(job)
     outs = []
     for n, (shape, result) in enumerate(zip(shapes, named, strict=True)):
-        promise = Promise(shape.shape, shape.dtype, job, n)
+        promise = Deferred(shape.shape, shape.dtype, job, n)
         outs.append(promise if result.dims is None else _promised_tensor(promise, result))
     return jax.tree.unflatten(out_tree, outs)
 
 
 def _is_leaf(x: Any) -> bool:
-    return isinstance(x, Tensor | Promise)
+    return isinstance(x, Tensor | Deferred)
 
 
-def _promised_tensor(promise: Promise, result: Result) -> Tensor:
+def _promised_tensor(promise: Deferred, result: ResultSpec) -> Tensor:
     program = context.require()
     assert result.dims is not None
     splits = program.splits(result.dims, result.role)
@@ -124,10 +124,10 @@ def _promised_tensor(promise: Promise, result: Result) -> Tensor:
 
 
 def _refuse() -> None:
-    raise promised()
+    raise deferred_use_error()
 
 
-def promised() -> ProgramError:
+def deferred_use_error() -> ProgramError:
     return ProgramError(
         "a result of the optimizer is used inside the program",
         rule="an optax transformation runs on whole arrays after the program's SPMD part, so what it "
@@ -136,18 +136,18 @@ def promised() -> ProgramError:
     ).located()
 
 
-def _promise_of(leaf: Any) -> Promise | None:
+def _promise_of(leaf: Any) -> Deferred | None:
     held = leaf._held if isinstance(leaf, Tensor) else leaf
-    return held if isinstance(held, Promise) else None
+    return held if isinstance(held, Deferred) else None
 
 
 def _input(leaf: Any) -> Any:
     if _promise_of(leaf) is not None:
         return leaf
-    return settle(as_slice(leaf)) if isinstance(leaf, Tensor) else jnp.asarray(leaf)
+    return materialize(as_slice(leaf)) if isinstance(leaf, Tensor) else jnp.asarray(leaf)
 
 
-def true_shape(leaf: Any) -> Any:
+def global_shape(leaf: Any) -> Any:
     """The true shape of a tensor, or of an array."""
     if isinstance(leaf, Tensor) and _promise_of(leaf) is None:
         check_shape(leaf)
@@ -155,6 +155,6 @@ def true_shape(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=weak_type(leaf))
 
 
-def whole_arrays(tree: Any) -> Any:
+def global_arrays(tree: Any) -> Any:
     """A tree of whole tensors as one of plain arrays."""
     return jax.tree.map(lambda t: t.array if is_tensor(t) else t, tree, is_leaf=is_tensor)

@@ -18,7 +18,7 @@ from .errors import MeshError
 # Of glibc's mallopt, by their numbers in malloc.h.
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
 NEVER, LARGEST = -1, 2**31 - 1
-MOST = 2048  # more are refused by XLA, as if they were several processes
+MAX_CPU_DEVICES = 2048  # more are refused by XLA, as if they were several processes
 
 
 def cpu_devices(count: int) -> None:
@@ -31,10 +31,10 @@ def cpu_devices(count: int) -> None:
     >>> wf.Mesh("data=-1 model=2")
     Mesh("data=4 model=2")
     """
-    if not isinstance(count, int) or not 1 <= count <= MOST:
+    if not isinstance(count, int) or not 1 <= count <= MAX_CPU_DEVICES:
         raise MeshError(
             f"{count!r} is no number of devices",
-            rule=f"a CPU poses as 1 to {MOST} devices; plans need none",
+            rule=f"a CPU poses as 1 to {MAX_CPU_DEVICES} devices; plans need none",
             hint="wf.cpu_devices(8)",
         ).located(f"cpu_devices({count!r})")
     try:
@@ -46,10 +46,10 @@ def cpu_devices(count: int) -> None:
                 rule="the number of virtual CPU devices is fixed at the first use of JAX",
                 hint="call wf.cpu_devices at the top of the program, before any array is made",
             ).located(f"cpu_devices({count})") from None
-    keep_memory()
+    retain_freed_memory()
 
 
-def keep_memory() -> None:
+def retain_freed_memory() -> None:
     """Let the C library keep the memory of large arrays. It takes effect if JAX was not used yet.
 
     One arena is for all threads: those of other arenas can't hold large arrays, and would map them.
@@ -60,7 +60,7 @@ def keep_memory() -> None:
             mallopt(setting, value)
 
 
-def is_all_there_is() -> bool:
+def is_cpu_only() -> bool:
     """Whether JAX can have no other devices, as far as can be told without asking it for them."""
     plugins = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
     return not plugins and jax.config.jax_platforms in (None, "", "cpu")  # type: ignore[attr-defined]

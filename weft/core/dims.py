@@ -21,11 +21,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from .errors import DimError, caret, is_tracer, nearest, wrong_number
+from .errors import DimError, caret, is_tracer, nearest, python_number_error
 
 EXAMPLES = {"dims": "batch=64 length=128", "Mesh": "data=4 model=2", "Layout": "batch:data d_ff:model"}
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.']*")
-LARGEST = 2**31 - 1
+MAX_DIM_SIZE = 2**31 - 1
 # An underscore in front marks dims that Weft makes for itself: they have no place in what users write.
 _ANY_NAME = re.compile(rf"_*{NAME.pattern}")
 
@@ -55,7 +55,7 @@ class Dim:
         try:
             object.__setattr__(self, "size", operator.index(self.size))
         except TypeError:
-            raise wrong_number(
+            raise python_number_error(
                 DimError,
                 f"the size of dim {self.name}",
                 self.size,
@@ -89,13 +89,13 @@ class Dim:
 DimLike = Dim | str
 
 
-def check_countable(dims: Iterable[Dim]) -> None:
+def check_index_range(dims: Iterable[Dim]) -> None:
     """An error if a dim is too large for its positions to be counted, whatever an op does with it."""
     for dim in dims:
-        if dim.size > LARGEST:
+        if dim.size > MAX_DIM_SIZE:
             raise DimError(
                 f"the size of dim {dim.name} is {dim.size}",
-                rule=f"a dim has at most {LARGEST} (2**31 - 1) positions: JAX's indices are int32",
+                rule=f"a dim has at most {MAX_DIM_SIZE} (2**31 - 1) positions: JAX's indices are int32",
                 hint=f"use two dims, for example {dim.name}_block and {dim.name}",
             )
 
@@ -177,13 +177,13 @@ def check_distinct(found: Sequence[Dim]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DimError(
-            f"dim {', '.join(twice)} occurs twice in [{show(found)}]",
+            f"dim {', '.join(twice)} occurs twice in [{format_dims(found)}]",
             rule="the dims of one tensor have different names",
             hint=f'rename one of them: x.rename({twice[0]}="{twice[0]}2")',
         )
 
 
-def pick(found: Sequence[Dim], asked: Any) -> tuple[Dim, ...]:
+def select_dims(found: Sequence[Dim], asked: Any) -> tuple[Dim, ...]:
     """The dims of a tensor that are meant by a Dim, a name, or a sequence of either."""
     items = (asked,) if isinstance(asked, str) or not isinstance(asked, Iterable) else tuple(asked)
     by_name = {dim.name: dim for dim in found}
@@ -193,13 +193,13 @@ def pick(found: Sequence[Dim], asked: Any) -> tuple[Dim, ...]:
         dim = by_name.get(name) if isinstance(name, str) else None
         if dim is None:
             raise DimError(
-                f"there is no dim {name} in [{show(found)}]{nearest(str(name), by_name)}",
+                f"there is no dim {name} in [{format_dims(found)}]{nearest(str(name), by_name)}",
                 rule="a dim is named by a Dim of the tensor or by its name",
                 hint=f"the dims are {', '.join(by_name) or 'none: it is a scalar'}",
             )
         if isinstance(item, Dim) and item.size != dim.size:
             raise DimError(
-                f"dim {name} has size {item.size} here and {dim.size} in [{show(found)}]",
+                f"dim {name} has size {item.size} here and {dim.size} in [{format_dims(found)}]",
                 rule="a dim has one size in one operation",
                 hint=f'use the tensor\'s own dim, or its name "{name}"',
             )
@@ -208,19 +208,19 @@ def pick(found: Sequence[Dim], asked: Any) -> tuple[Dim, ...]:
     return tuple(picked)
 
 
-def pick_one(found: Sequence[Dim], asked: DimLike) -> Dim:
+def select_dim(found: Sequence[Dim], asked: DimLike) -> Dim:
     """The one dim of a tensor that is meant by a Dim or a name."""
-    return pick(found, asked)[0]
+    return select_dims(found, asked)[0]
 
 
-def union(groups: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
+def union_dims(groups: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
     """All dims in order of first occurrence; a name with two sizes is an error."""
     groups = list(groups)
     seen: dict[str, Dim] = {}
     for group in groups:
         for dim in group:
             if seen.setdefault(dim.name, dim).size != dim.size:
-                clash = [f"[{show(g)}]" for g in groups if any(d.name == dim.name for d in g)]
+                clash = [f"[{format_dims(g)}]" for g in groups if any(d.name == dim.name for d in g)]
                 raise DimError(
                     f"dim {dim.name} has two sizes: {seen[dim.name].size} and {dim.size}",
                     *clash,
@@ -230,6 +230,6 @@ def union(groups: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
     return tuple(seen.values())
 
 
-def show(found: Iterable[Dim]) -> str:
+def format_dims(found: Iterable[Dim]) -> str:
     """`batch=64, d_model=256`."""
     return ", ".join(map(repr, found))

@@ -45,9 +45,9 @@ class WeftError(Exception):
     def located_in(self, traceback: TracebackType | None, asked: str) -> Self:
         """The same error with the user's innermost line of another error, which it replaces."""
         while traceback is not None:
-            if is_users(traceback.tb_frame):
+            if is_user_frame(traceback.tb_frame):
                 self._frame = id(traceback.tb_frame)
-                self.where = show_line(traceback.tb_frame, traceback.tb_lineno)
+                self.where = format_location(traceback.tb_frame, traceback.tb_lineno)
             traceback = traceback.tb_next
         self.asked = asked
         return self
@@ -57,7 +57,7 @@ class WeftError(Exception):
         below that line. What is further out, beyond the user's own code, does not change it."""
         frame = user_frame()
         if self._frame is None:
-            self._frame, self.where = id(frame), show_line(frame)
+            self._frame, self.where = id(frame), format_location(frame)
         if self._frame == id(frame):
             self.asked = asked or self.asked
         return self
@@ -116,12 +116,12 @@ class DataWarning(UserWarning):
 def user_frame() -> FrameType | None:
     """The innermost frame that is the user's: not ours, not a library's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame):
+    while frame is not None and not is_user_frame(frame):
         frame = frame.f_back
     return frame
 
 
-def is_users(frame: FrameType) -> bool:
+def is_user_frame(frame: FrameType) -> bool:
     """Whether a frame is the user's: not ours, not a library's."""
     name = frame.f_code.co_filename
     # A dataclass's __init__ has no file: it is told by its module.
@@ -142,7 +142,7 @@ def is_library_module(name: str) -> bool:
     return name != "__main__" and is_library(file or "<frozen")
 
 
-def show_line(frame: FrameType | None, line: int | None = None) -> str:
+def format_location(frame: FrameType | None, line: int | None = None) -> str:
     """`file:line` of a frame, relative to where we are; by default the line that it is at."""
     if frame is None:
         return ""
@@ -161,7 +161,7 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
-def wrong_number(kind: type[Kind], what: str, value: Any, *, rule: str, hint: str) -> Kind:
+def python_number_error(kind: type[Kind], what: str, value: Any, *, rule: str, hint: str) -> Kind:
     """The error for something that has to be a Python number; numbers passed to a program are not."""
     if not is_tracer(value):
         return kind(f"{what} is {value!r}", rule=rule, hint=hint)

@@ -10,7 +10,7 @@ from typing import Any
 from .errors import ProgramError
 
 # What a setting must be: in words, and as a test.
-RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+FIELD_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "positive": ("a number above 0", lambda x: x > 0),
     "not negative": ("a number, at least 0", lambda x: x >= 0),
     "share": ("a number from 0 to 1, 1 itself excluded", lambda x: 0 <= x < 1),
@@ -20,26 +20,28 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def check(owner: Any, rules: dict[str, str], example: str) -> None:
+def check_fields(owner: Any, rules: dict[str, str], example: str) -> None:
     """An error if settings of a dataclass break their rules; all that do are named.
 
     Args:
       owner: the dataclass; its class and field names go into the message.
-      rules: for each field a name of `RULES`.
+      rules: for each field a name of `FIELD_RULES`.
       example: settings that are right.
     """
     given = {name: getattr(owner, name) for name in rules}
-    wrong = {name: x for name, x in given.items() if not (is_number(x) and RULES[rules[name]][1](x))}
+    wrong = {
+        name: x for name, x in given.items() if not (is_finite_number(x) and FIELD_RULES[rules[name]][1](x))
+    }
     if wrong:
         kind = type(owner).__name__
         shown = ", ".join(f"{name}={x!r}" for name, x in wrong.items())
         raise ProgramError(
             f"{kind} was given {shown}",
-            rule="; ".join(f"{name} is {RULES[rules[name]][0]}" for name in wrong),
+            rule="; ".join(f"{name} is {FIELD_RULES[rules[name]][0]}" for name in wrong),
             hint=f"for example {example}",
         ).located(f"{kind}({shown})")
 
 
-def is_number(x: Any) -> bool:
+def is_finite_number(x: Any) -> bool:
     """Whether x is a finite real number, and not a truth value."""
     return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)

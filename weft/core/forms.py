@@ -21,12 +21,12 @@ from .dims import Dim, check_distinct
 from .errors import LayoutError, ProgramError, TensorTypeError
 from .layout import Layout, Splits, axes_of
 from .mesh import Mesh
-from .relayout import relayout
+from .relayout import reshard_array
 from .tensor import Tensor, check_shape, describe
-from .types import typed
+from .types import cast_like
 
 
-class Absent:
+class Placeholder:
     """Held by a tensor in place of an array that is not there yet (`core/deferred.py`)."""
 
     def refused(self) -> ProgramError:
@@ -34,11 +34,11 @@ class Absent:
         raise NotImplementedError
 
 
-class Overcast(Exception):
+class RetraceUnvarying(Exception):
     """A tensor that a scan made varying beforehand is needed unvarying; the scan starts over."""
 
 
-class Elsewhere(Exception):
+class RetraceOnMesh(Exception):
     """What an eager op is to capture lives on a mesh, and no operand does; the op starts over there."""
 
     def __init__(self, mesh: Mesh, layout: Layout):
@@ -60,7 +60,7 @@ def slice_tensor(
     splits = program.splits(dims) if splits is None else splits
     pending = frozenset(pending)
     split_axes = axes_of(splits)
-    array = collectives.vary(array, split_axes | pending)
+    array = collectives.pvary(array, split_axes | pending)
     program.know(array)
     clash = program.mapped & (split_axes | pending)
     if clash:
@@ -76,19 +76,19 @@ def slice_tensor(
     return made
 
 
-def relabelled(x: Tensor, array: Any, dims: Sequence[Dim], splits: Splits | None) -> Tensor:
+def linear_result(x: Tensor, array: Any, dims: Sequence[Dim], splits: Splits | None) -> Tensor:
     """A linear function of a slice, whatever form that is in: what was pending still is."""
     made = slice_tensor(array, dims, splits, x.pending)
     made.origin = x.origin
     return made
 
 
-def from_whole(array: Any, dims: Sequence[Dim]) -> Tensor:
+def from_global(array: Any, dims: Sequence[Dim]) -> Tensor:
     """A tensor inside a program from an array of the true size that every device has."""
     array = jnp.asarray(array)
-    if collectives.varying(array) - context.require().mapped:
+    if collectives.varying_axes(array) - context.require().mapped:
         raise ProgramError(
-            f"an array that varies over {', '.join(sorted(collectives.varying(array)))} was named "
+            f"an array that varies over {', '.join(sorted(collectives.varying_axes(array)))} was named "
             "as if it were whole",
             rule="inside a program a raw array must be the same on all devices",
             hint="work on slices with wf.local(fn, *tensors, out=dims)",
@@ -124,10 +124,10 @@ def _unmapped(t: Tensor) -> Tensor:
     It varies over that axis, as what it meets does: the transpose of its gather is a reduce-scatter.
     """
     program = context.require()
-    if not program.mapped or t.splits == home(t) or not axes_of(t.splits or ()) & program.mapped:
+    if not program.mapped or t.splits == layout_splits(t) or not axes_of(t.splits or ()) & program.mapped:
         return t
-    array = in_form(t, home(t), program.mapped)
-    return Tensor(array, t.dims, mesh=program.mesh, layout=program.layout, splits=home(t))
+    array = reshard(t, layout_splits(t), program.mapped)
+    return Tensor(array, t.dims, mesh=program.mesh, layout=program.layout, splits=layout_splits(t))
 
 
 def _branched(t: Tensor) -> Tensor:
@@ -136,16 +136,16 @@ def _branched(t: Tensor) -> Tensor:
     JAX's vmap makes what a branch takes from outside varying, but not the numbers that it meets (0.10.2).
     """
     program = context.require()
-    missing = program.branched - collectives.varying(t._held)
+    missing = program.branched - collectives.varying_axes(t._held)
     if not missing:
         return t
-    array = in_form(t, t.splits, missing)
+    array = reshard(t, t.splits, missing)
     return Tensor(array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=t.splits)
 
 
 def _check_there(t: Tensor) -> None:
     """An error if a tensor has no array: not yet, or no longer."""
-    if isinstance(t._held, Absent):
+    if isinstance(t._held, Placeholder):
         raise t._held.refused()
     if t._owner and t._owner != context.require().serial:
         raise ProgramError(
@@ -174,9 +174,9 @@ def _capture(t: Tensor) -> Tensor:
     """A whole tensor met inside a program: one of its inputs, or noted to become one."""
     program = context.require()
     if not program.adopts:
-        check_same_place(t, program)
+        check_same_placement(t, program)
     elif t.mesh is not None and t.layout is not None and not program.is_over:
-        raise Elsewhere(t.mesh, t.layout)
+        raise RetraceOnMesh(t.mesh, t.layout)
     if program.is_over:
         return _constant(t)
     key = capture_key(t)
@@ -186,7 +186,7 @@ def _capture(t: Tensor) -> Tensor:
     # Zeros of the right type: what this trace makes is not used, in the next one the tensor is an input.
     splits = program.splits(t.dims, t.role)
     shape = program.slice_shape(t.dims, splits)
-    blank = slice_tensor(typed(jnp.zeros(shape, t.dtype), t._held), t.dims, splits)
+    blank = slice_tensor(cast_like(jnp.zeros(shape, t.dtype), t._held), t.dims, splits)
     blank.role = t.role
     return blank
 
@@ -200,10 +200,10 @@ def _constant(t: Tensor) -> Tensor:
             hint="give the tensor as an argument of the custom_vjp",
         )
     whole = np.asarray(t._held)[tuple(slice(d.size) for d in t.dims)]
-    return settle(from_whole(typed(whole, t._held), t.dims), t.role)
+    return materialize(from_global(cast_like(whole, t._held), t.dims), t.role)
 
 
-def check_same_place(t: Tensor, program: Context) -> None:
+def check_same_placement(t: Tensor, program: Context) -> None:
     """An error if a tensor lives on another mesh or layout than the program."""
     if t.mesh is not None and t.mesh != program.mesh:
         others = " of other devices" if t.mesh.axes == program.mesh.axes else ""
@@ -223,30 +223,30 @@ def check_same_place(t: Tensor, program: Context) -> None:
 # From form to form
 
 
-def settle(t: Tensor, role: str | None = None) -> Tensor:
+def materialize(t: Tensor, role: str | None = None) -> Tensor:
     """The form its layout says: split by its role's rules, nothing pending."""
     _check_there(t)
     program = context.require()
     role = t.role if role is None else role
     splits = program.splits(t.dims, role)
-    array = in_form(t, splits)
-    extra = collectives.varying(array) - axes_of(splits)
+    array = reshard(t, splits)
+    extra = collectives.varying_axes(array) - axes_of(splits)
     if extra - program.mapped:
-        raise Overcast
+        raise RetraceUnvarying
     if array is t._held and role == t.role:
         return t
     return Tensor(array, t.dims, role=role, mesh=program.mesh, layout=program.layout, splits=splits)
 
 
-def home(t: Tensor) -> Splits:
+def layout_splits(t: Tensor) -> Splits:
     """How an op wants this tensor: split by the layout's rules for values."""
     return context.require().splits(t.dims)
 
 
-def in_form(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -> Any:
+def reshard(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -> Any:
     """The tensor's array, split as told (by default as the layout says), varying over `axes` too."""
     program = context.require()
-    splits = home(t) if splits is None else splits
+    splits = layout_splits(t) if splits is None else splits
     array, axes = t._held, frozenset(axes)
     if t.splits != splits or t.pending:
         assert t.splits is not None
@@ -260,33 +260,33 @@ def in_form(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
             lambda _: _moved(t, splits, axes),
             collective=True,
         )
-    missing = axes - collectives.varying(array)
+    missing = axes - collectives.varying_axes(array)
     if not missing:
         return t._array if array is t._held else array
     program.varies(array, missing)
     wide = t._cast_of
     if wide is not None and array is t._held:
         # A parameter is made varying before it is cast: its gradient is then summed in its own type.
-        make = lambda _: typed(in_form(wide, splits, axes), t._held)  # noqa: E731
+        make = lambda _: cast_like(reshard(wide, splits, axes), t._held)  # noqa: E731
     else:
-        make = lambda held: collectives.vary(t._array if held is t._held else held, missing)  # noqa: E731
+        make = lambda held: collectives.pvary(t._array if held is t._held else held, missing)  # noqa: E731
     return program.remember(array, ("vary", missing), make, collective=False)
 
 
 def _moved(t: Tensor, splits: Splits, axes: frozenset[str]) -> Any:
     with jax.named_scope(t.origin) if t.origin else contextlib.nullcontext():
-        return relayout(t._array, t.dims, t.splits, t.pending, splits, axes)
+        return reshard_array(t._array, t.dims, t.splits, t.pending, splits, axes)
 
 
-def together(tensors: Sequence[Tensor], splits: Sequence[Splits] | None = None) -> list[Any]:
+def reshard_together(tensors: Sequence[Tensor], splits: Sequence[Splits] | None = None) -> list[Any]:
     """The tensors' arrays, split as told, all varying over the same axes."""
-    wanted = [home(t) for t in tensors] if splits is None else splits
+    wanted = [layout_splits(t) for t in tensors] if splits is None else splits
     axes: set[str] = set()
     for t, new in zip(tensors, wanted, strict=True):
         axes |= axes_of(new)
         moved = axes_of(t.splits or ()) | t.pending
-        axes |= collectives.varying(t._held) - moved
-    return [in_form(t, new, axes) for t, new in zip(tensors, wanted, strict=True)]
+        axes |= collectives.varying_axes(t._held) - moved
+    return [reshard(t, new, axes) for t, new in zip(tensors, wanted, strict=True)]
 
 
 def check_along(dims: Iterable[Dim]) -> None:

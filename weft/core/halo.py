@@ -17,13 +17,13 @@ from jax import lax
 from . import collectives, context
 from .collectives import Axes
 from .dims import Dim
-from .types import keeps_type
+from .types import preserves_type
 
-MOST_PERMUTES = 8  # beyond, one all-gather is fewer messages
+MAX_PERMUTES = 8  # beyond, one all-gather is fewer messages
 
 
-@keeps_type
-def fetch(array: Any, position: int, dim: Dim, axes: Axes, starts: Sequence[int], length: int) -> Any:
+@preserves_type
+def halo_exchange(array: Any, position: int, dim: Dim, axes: Axes, starts: Sequence[int], length: int) -> Any:
     """The places `[starts[k], starts[k] + length)` of a dim on device k; zeros outside the dim.
 
     Args:
@@ -84,31 +84,31 @@ def _tabled(
                 overlaps[k] = (low, high)
         if overlaps:
             plan.append((offset, overlaps, max(high - low for low, high in overlaps.values())))
-    here = collectives.index(axes)
-    if len(plan) > MOST_PERMUTES:
+    here = collectives.axis_index(axes)
+    if len(plan) > MAX_PERMUTES:
         whole = collectives.all_gather(array, axes, position, stays_varying=axes)
         before, after = max(0, -min(starts)), max(0, max(starts) + length - whole.shape[position])
         whole = _static_range(whole, position, -before, before + whole.shape[position] + after)
-        return lax.dynamic_slice_in_dim(whole, look_up(starts, here) + before, length, position)
+        return lax.dynamic_slice_in_dim(whole, lookup_by_device(starts, here) + before, length, position)
     margin = max((size for *_, size in plan), default=0)
     shape = list(array.shape)
     shape[position] = length + 2 * margin
-    result = collectives.vary(jnp.zeros(shape, array.dtype), collectives.varying(array))
+    result = collectives.pvary(jnp.zeros(shape, array.dtype), collectives.varying_axes(array))
     for offset, overlaps, size in plan:
         sends, lands = [0] * count, [length + margin] * count  # by default into the margin
         for k, (low, _) in overlaps.items():
             first = min(low - (k + offset) * block, block - size)
             sends[k + offset] = first
             lands[k] = margin + first + (k + offset) * block - starts[k]
-        piece = lax.dynamic_slice_in_dim(array, look_up(sends, here), size, position)
+        piece = lax.dynamic_slice_in_dim(array, lookup_by_device(sends, here), size, position)
         if offset:
             pairs = [(k + offset, k) for k in overlaps]
             piece = collectives.permute(piece, axes, pairs)
-        result = lax.dynamic_update_slice_in_dim(result, piece, look_up(lands, here), position)
+        result = lax.dynamic_update_slice_in_dim(result, piece, lookup_by_device(lands, here), position)
     return lax.slice_in_dim(result, margin, margin + length, axis=position)
 
 
-def look_up(table: Sequence[int], here: Any) -> Any:
+def lookup_by_device(table: Sequence[int], here: Any) -> Any:
     """A device's own number in a table of all."""
     if not context.require().vmaps:
         return jnp.asarray(np.asarray(table, np.int32))[here]

@@ -23,7 +23,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .dims import Dim, is_name, parse_pairs, show
+from .dims import Dim, format_dims, is_name, parse_pairs
 from .errors import LayoutError, nearest
 from .mesh import Mesh
 
@@ -197,7 +197,7 @@ def check_disjoint(
             ways = f'put {names[0]} on {free[0]} ("{names[0]}:{free[0]}"), or ' if free else ""
             rules = layout.rules_for(role)
             raise LayoutError(
-                f"{' and '.join(names)} of [{show(dims)}] are both on axis {axis}",
+                f"{' and '.join(names)} of [{format_dims(dims)}] are both on axis {axis}",
                 f"rules: {' '.join(n + ':' + '+'.join(rules.get(n, (axis,))) for n in names)}"
                 f"     mesh: {mesh}",
                 rule="a tensor, and an einsum's union of dims, can have at most one dim on an "

@@ -13,19 +13,19 @@ import jax
 import numpy as np
 
 from . import context
-from .captures import Function, bound
+from .captures import CapturedFunction, bind_functions
 from .context import Context
 from .errors import WeftError
-from .forms import Elsewhere, check_same_place
+from .forms import RetraceOnMesh, check_same_placement
 from .layout import Layout
 from .mesh import Mesh
 from .program import Program
-from .signature import NUMBERS
-from .tensor import Tensor, asked, is_tensor
+from .signature import NUMBER_TYPES
+from .tensor import Tensor, format_call, is_tensor
 
 _EAGER: dict[Any, Program] = {}
-STATIC: dict[str, tuple[type, ...]] = {
-    "static": NUMBERS,
+STATIC_NUMBERS: dict[str, tuple[type, ...]] = {
+    "static": NUMBER_TYPES,
     "dynamic": (),
     "static integers": (int, np.integer),
 }
@@ -56,7 +56,7 @@ def op(fn: Any = None, *, numbers: str = "static", functions: bool = False, cach
                     return fn(*args, **kwargs)
             return run_eagerly(fn, args, kwargs, numbers, functions, cached)
         except WeftError as error:
-            error.located(asked(fn.__name__.lstrip("_"), args, kwargs))
+            error.located(format_call(fn.__name__.lstrip("_"), args, kwargs))
             raise
 
     return call
@@ -82,26 +82,28 @@ def run_eagerly(
     where = _where(_tensors((args, kwargs)))
     if functions:
         known = jax.tree.map(_known, (args, kwargs), is_leaf=is_tensor)
-        captured = [one for one in jax.tree.leaves(known, is_leaf=is_tensor) if isinstance(one, Function)]
+        captured = [
+            one for one in jax.tree.leaves(known, is_leaf=is_tensor) if isinstance(one, CapturedFunction)
+        ]
         tensors = [t for one in captured for t in one.tensors if t.mesh is not None]
         where = where if where != _NOWHERE else _where(tensors)
         cached = all(one.key is not None for one in captured)
         # What lives elsewhere may be captured and never used: only a trace can tell.
         cached = cached and all((t.mesh, t.layout) == where for t in tensors)
         if cached:
-            with bound(captured):
+            with bind_functions(captured):
                 return _adopting(fn, where, numbers, cached, *known)
     return _adopting(fn, where, numbers, cached, args, kwargs)
 
 
 def _known(leaf: Any) -> Any:
-    return Function(leaf) if callable(leaf) and not isinstance(leaf, Tensor) else leaf
+    return CapturedFunction(leaf) if callable(leaf) and not isinstance(leaf, Tensor) else leaf
 
 
 def _adopting(fn: Any, where: Any, numbers: str, cached: bool, args: Any, kwargs: Any) -> Any:
     try:
         return _program(fn, where, numbers, cached)(*args, **kwargs)
-    except Elsewhere as found:
+    except RetraceOnMesh as found:
         where = found.mesh, found.layout
     return _program(fn, where, numbers, cached)(*args, **kwargs)
 
@@ -110,7 +112,7 @@ def _program(fn: Any, where: tuple[Mesh, Layout], numbers: str, cached: bool) ->
     key = (fn, *where)
     program = _EAGER.get(key) if cached else None
     if program is None:
-        program = Program(fn, *where, eager=True, static_numbers=STATIC[numbers])
+        program = Program(fn, *where, eager=True, static_numbers=STATIC_NUMBERS[numbers])
         if cached:
             _EAGER[key] = program
     return program
@@ -129,7 +131,7 @@ def _where(tensors: list[Tensor]) -> tuple[Mesh, Layout]:
                 found = leaf
             elif found.mesh is not leaf.mesh or found.layout is not leaf.layout:
                 assert found.mesh is not None and found.layout is not None
-                check_same_place(leaf, Context(found.mesh, found.layout))
+                check_same_placement(leaf, Context(found.mesh, found.layout))
     if found is None:
         return _NOWHERE
     assert found.mesh is not None and found.layout is not None

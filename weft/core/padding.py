@@ -16,19 +16,19 @@ from . import collectives, context
 from .collectives import Axes
 from .dims import Dim
 from .layout import Splits
-from .types import keeps_type
+from .types import preserves_type
 
 
-def start_of(axes: Axes, block: int) -> Any:
+def block_start(axes: Axes, block: int) -> Any:
     """Where this device's block begins in the whole dim."""
-    return collectives.index(axes) * block if axes else 0
+    return collectives.axis_index(axes) * block if axes else 0
 
 
-def positions(dim: Dim, axes: Axes) -> Any:
+def global_positions(dim: Dim, axes: Axes) -> Any:
     """The places of this device's block in the whole dim, as int32."""
     program = context.require()
     block = program.slice_size(dim, axes)
-    return lax.iota(jnp.int32, block) + jnp.int32(start_of(axes, block))
+    return lax.iota(jnp.int32, block) + jnp.int32(block_start(axes, block))
 
 
 def is_uneven(dim: Dim, axes: Axes) -> bool:
@@ -36,18 +36,18 @@ def is_uneven(dim: Dim, axes: Axes) -> bool:
     return bool(axes) and dim.size % context.require().ways(axes) != 0
 
 
-def valid(dims: Sequence[Dim], splits: Splits, only: Iterable[Dim] | None = None) -> Any:
+def valid_mask(dims: Sequence[Dim], splits: Splits, only: Iterable[Dim] | None = None) -> Any:
     """True where a slice holds an element and False where it is padding; None if nowhere."""
     mask = None
     for position, (dim, axes) in enumerate(zip(dims, splits, strict=True)):
         if is_uneven(dim, axes) and (only is None or dim in only):
-            here = positions(dim, axes) < dim.size
+            here = global_positions(dim, axes) < dim.size
             here = here.reshape([-1 if p == position else 1 for p in range(len(dims))])
             mask = here if mask is None else mask & here
     return mask
 
 
-@keeps_type
+@preserves_type
 def fill_padding(
     array: Any,
     dims: Sequence[Dim],
@@ -56,25 +56,25 @@ def fill_padding(
     only: Iterable[Dim] | None = None,
 ) -> Any:
     """The slice with its padding set to a value, by default back to zero."""
-    mask = valid(dims, splits, only)
+    mask = valid_mask(dims, splits, only)
     if mask is None:
         return array
-    axes = collectives.varying(array) | collectives.varying(mask)
-    array = collectives.vary(array, axes)
+    axes = collectives.varying_axes(array) | collectives.varying_axes(mask)
+    array = collectives.pvary(array, axes)
     filling = jnp.asarray(value, array.dtype)
-    return jnp.where(collectives.vary(mask, axes), array, collectives.vary(filling, axes))
+    return jnp.where(collectives.pvary(mask, axes), array, collectives.pvary(filling, axes))
 
 
-@keeps_type
-def sound_padding(array: Any, dims: Sequence[Dim], splits: Splits, dim: Dim) -> Any:
+@preserves_type
+def safe_padding(array: Any, dims: Sequence[Dim], splits: Splits, dim: Dim) -> Any:
     """The slice with padding along a dim that a function may be given, one that is infinite at zero.
 
     It is a copy of the first place of the block, or ones where that is padding too. Its gradient is dropped.
     """
-    mask = valid(dims, splits, only=[dim])
+    mask = valid_mask(dims, splits, only=[dim])
     if mask is None:
         return array
     place = dims.index(dim)
-    mask = collectives.vary(mask, collectives.varying(array))
+    mask = collectives.pvary(mask, collectives.varying_axes(array))
     true, copied = (lax.slice_in_dim(a, 0, 1, axis=place) for a in (mask, lax.stop_gradient(array)))
     return jnp.where(mask, array, jnp.where(true, copied, jnp.ones((), array.dtype)))

@@ -10,13 +10,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import context
-from .dims import as_dims, show
+from .dims import as_dims, format_dims
 from .errors import ProgramError, ShapeError, TensorTypeError, nearest
 from .layout import ROLES, Layout, Splits
 from .mesh import Mesh
 from .shapes import stored_shape, true_shape
-from .tensor import Tensor, at_rest, awaited, check_shape, describe, entry, is_tensor
-from .types import typed, weak_type
+from .tensor import Tensor, block_on_cpu, check_shape, describe, is_tensor, reports_call, stored_splits
+from .types import cast_like, weak_type
 
 
 def partition_spec(splits: Splits) -> PartitionSpec:
@@ -24,7 +24,7 @@ def partition_spec(splits: Splits) -> PartitionSpec:
     return PartitionSpec(*[axes if len(axes) != 1 else axes[0] for axes in splits])
 
 
-@entry
+@reports_call
 def place(t: Any, mesh: Any, layout: Any) -> Any:
     """Put a whole tensor on a mesh, split by a layout; `place(t, None, None)` takes it off.
 
@@ -62,15 +62,15 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
     shape = stored_shape(t.dims, splits, mesh)
     if isinstance(t._array, jax.ShapeDtypeStruct):
         array = jax.ShapeDtypeStruct(shape, t.dtype, weak_type=weak_type(t._array))
-    elif t.mesh == mesh and at_rest(t) == splits:
+    elif t.mesh == mesh and stored_splits(t) == splits:
         array = t._array
     elif mesh.is_anywhere:
         array = _on_one_device(t)
     else:
         mesh.require_devices()
         array = _padded(t.array, shape)
-        array = put(array, NamedSharding(mesh.jax_mesh, partition_spec(splits)))
-        array = awaited(array)
+        array = device_put(array, NamedSharding(mesh.jax_mesh, partition_spec(splits)))
+        array = block_on_cpu(array)
     return Tensor(array, t.dims, role=t.role, mesh=mesh, layout=layout)
 
 
@@ -83,7 +83,7 @@ def _on_one_device(t: Tensor) -> Any:
     return jax.device_put(array, jax.local_devices()[0])
 
 
-def put(array: Any, sharding: NamedSharding) -> Any:
+def device_put(array: Any, sharding: NamedSharding) -> Any:
     """An array on the devices of a sharding.
 
     Over several processes an array that each has for itself is taken to be the same in all: each gives its
@@ -102,11 +102,11 @@ def put(array: Any, sharding: NamedSharding) -> Any:
         is_on_cpu = [d.platform for d in devices] == ["cpu"]
         return jax.device_put(np.asarray(array) if is_on_cpu else array, sharding)
     if is_key:
-        data = put(jax.random.key_data(array), sharding)
+        data = device_put(jax.random.key_data(array), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     whole = np.asarray(array)
     made = jax.make_array_from_callback(whole.shape, sharding, lambda where: whole[where])
-    return typed(made, array)
+    return cast_like(made, array)
 
 
 def _put_traced(array: Any, sharding: NamedSharding) -> Any:
@@ -135,7 +135,7 @@ def _padded(array: Any, shape: tuple[int, ...]) -> Any:
     return jnp.pad(array, extra)
 
 
-@entry
+@reports_call
 def tensor(array: Any, dims: Any) -> Tensor:
     """A tensor from an array (or number) and the names of its dimensions.
 
@@ -160,16 +160,16 @@ def tensor(array: Any, dims: Any) -> Tensor:
     shape = tuple(array.shape)
     if shape != tuple(dim.size for dim in dims):
         raise ShapeError(
-            f"an array of shape {shape} was given the dims [{show(dims)}]",
+            f"an array of shape {shape} was given the dims [{format_dims(dims)}]",
             rule="an array needs one dim for each of its dimensions, of the same size",
             hint="give the dims in the array's own order; wf.transpose reorders them afterwards",
         )
     program = context.current()
     if program is None:
         return Tensor(array, dims)
-    from .forms import from_whole
+    from .forms import from_global
 
-    return from_whole(array, dims)
+    return from_global(array, dims)
 
 
 def _check_no_keys(dtype: Any) -> None:
@@ -196,7 +196,7 @@ def _as_array(given: Any) -> Any:
         ) from None
 
 
-@entry
+@reports_call
 def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
     """A tensor without values, for planning.
 
@@ -212,10 +212,10 @@ def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
         )
     dims = as_dims(dims)
     shape = tuple(dim.size for dim in dims)
-    return Tensor(jax.ShapeDtypeStruct(shape, known_dtype(dtype)), dims, role=role)
+    return Tensor(jax.ShapeDtypeStruct(shape, canonical_dtype(dtype)), dims, role=role)
 
 
-@entry
+@reports_call
 def parameter(t: Tensor) -> Tensor:
     """The same tensor with the role of a parameter: stored by the layout's `params=` rules.
 
@@ -240,7 +240,7 @@ def with_role(t: Tensor, role: str) -> Tensor:
             splits=t.splits,
             pending=t.pending,
         )
-    if t.layout.splits(t.dims, t.mesh, role) == at_rest(t):
+    if t.layout.splits(t.dims, t.mesh, role) == stored_splits(t):
         return Tensor(t._array, t.dims, role=role, mesh=t.mesh, layout=t.layout)
     if isinstance(t._array, jax.ShapeDtypeStruct):
         return place(with_role(without_values(t), role), t.mesh, t.layout)
@@ -256,7 +256,7 @@ def _check_tensor(t: Any) -> None:
         )
 
 
-def known_dtype(dtype: Any) -> Any:
+def canonical_dtype(dtype: Any) -> Any:
     """What JAX makes of a dtype: without x64, 64 bits become 32."""
     try:
         known = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)

@@ -23,32 +23,43 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import context
-from .captures import Function
+from .captures import CapturedFunction
 from .context import Context
 from .errors import LayoutError, LayoutWarning, ProgramError, WeftError, nearest, user_frame
-from .forms import Elsewhere, capture_key, check_same_place
+from .forms import RetraceOnMesh, capture_key, check_same_placement
 from .layout import Layout
 from .mesh import Mesh
-from .placement import partition_spec, place, put, without_values
+from .placement import device_put, partition_spec, place, without_values
 from .signature import (
-    NUMBERS,
-    UNKNOWN,
+    CONCRETIZATION_ERRORS,
+    NUMBER_TYPES,
     Static,
     check_arguments,
+    format_signature,
+    is_argument_leaf,
     is_dynamic,
-    is_leaf,
-    not_known,
     number_names,
-    reason,
-    shown,
-    unhashable,
+    retrace_reason,
+    unhashable_error,
+    unknown_value_error,
 )
-from .staging import Call, CapturedAnew, Staged, add_output, outputs, rebuild, slice_of, templates_of
-from .tensor import Tensor, asked, at_rest, check_has_values, check_shape, describe
+from .staging import (
+    RestageWithCaptures,
+    Staged,
+    StagedCall,
+    add_output,
+    argument_builders,
+    flatten_outputs,
+    input_slice,
+    rebuild_outputs,
+)
+from .tensor import Tensor, check_has_values, check_shape, describe, format_call, stored_splits
 from .types import weak_type
 
-KEPT = 512  # traces of an eager op that takes functions; the oldest is dropped for a new one
-ATTEMPTS = 3  # to find what a function captures: one is enough, unless it captures what it did not before
+MAX_CACHED_TRACES = 512  # traces of an eager op that takes functions; the oldest is dropped for a new one
+MAX_CAPTURE_TRACES = (
+    3  # to find what a function captures: one is enough, unless it captures what it did not before
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,7 @@ class Program:
         # Virtual CPU devices deadlock when calls pile up: at most one is in flight.
         if self._awaits and outs and not context.is_traced(outs[0]):
             jax.block_until_ready(outs)
-        return rebuild(staged, outs, self.mesh, self.layout)
+        return rebuild_outputs(staged, outs, self.mesh, self.layout)
 
     def reached_values(self) -> tuple[Any, ...]:
         """What a nested call depends on (`core/captures.py`)."""
@@ -162,24 +173,24 @@ class Program:
 
         Arguments may be `wf.spec`s, and the mesh needs no devices.
         """
-        from ..plan.plan import plan_of
+        from ..plan.plan import plan_program
 
-        return self._settled(functools.partial(plan_of, self), args, kwargs)
+        return self._settled(functools.partial(plan_program, self), args, kwargs)
 
     def collectives(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Every collective of one call: kind, axes, bytes on one device, how often it runs."""
-        from ..plan.events import collectives_of
+        from ..plan.events import extract_collectives
 
-        return collectives_of(self.jaxpr(*args, **kwargs), self.mesh)
+        return extract_collectives(self.jaxpr(*args, **kwargs), self.mesh)
 
     # Inside
 
     def _settled(self, use: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         """Use the staged function; stage it anew where jit traces again and it captures other tensors."""
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_CAPTURE_TRACES):
             try:
                 return use(args, kwargs)
-            except CapturedAnew as anew:
+            except RestageWithCaptures as anew:
                 found = anew.found
         raise _unsettled(found).located(self._asked(args, kwargs))
 
@@ -198,13 +209,15 @@ class Program:
 
     def _abstract(self, arrays: list[Any]) -> list[Any]:
         """The same with numbers as arrays, which have a shape and a type."""
-        return [a if not isinstance(a, NUMBERS) else jnp.asarray(a) for a in arrays]
+        return [a if not isinstance(a, NUMBER_TYPES) else jnp.asarray(a) for a in arrays]
 
     def _nested(self, outer: Context, args: Any, kwargs: Any) -> Any:
         mine = (self.mesh, self.layout)
         if mine not in ((outer.mesh, outer.layout), (Mesh(), Layout())):
             if outer.adopts and not outer.is_over:
-                raise Elsewhere(*mine)  # an eager vmap or scan around a program runs where the program does
+                raise RetraceOnMesh(
+                    *mine
+                )  # an eager vmap or scan around a program runs where the program does
             raise LayoutError(
                 f'a program on mesh "{self.mesh}" with layout "{self.layout}" was called inside one '
                 f'on mesh "{outer.mesh}" with layout "{outer.layout}"',
@@ -219,21 +232,21 @@ class Program:
                 self.mesh.require_devices()
             staged, arrays = self._find(args, kwargs)
             if runs and any(isinstance(a, jax.ShapeDtypeStruct) for a in arrays):
-                leaves = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
+                leaves = jax.tree.leaves((args, kwargs), is_leaf=is_argument_leaf)
                 check_has_values(*leaves, *staged.captured)
             return staged, arrays
         except WeftError as error:
             # An op that runs eagerly says itself what was asked.
             raise error.located("" if self._eager else self._asked(args, kwargs)) from None
-        except UNKNOWN as error:
+        except CONCRETIZATION_ERRORS as error:
             numbers = [] if self._eager else number_names(self.fn, args, kwargs)
-            raise not_known(error, numbers).located_in(
+            raise unknown_value_error(error, numbers).located_in(
                 error.__traceback__, self._asked(args, kwargs)
             ) from error
 
     def _asked(self, args: Any, kwargs: Any) -> str:
         name = getattr(self.fn, "__name__", "")
-        return asked(name if self._eager else f"program {name}", args, kwargs)
+        return format_call(name if self._eager else f"program {name}", args, kwargs)
 
     def _used_up(self, gone: int, args: Any, kwargs: Any) -> ProgramError:
         """An error for arguments whose memory an earlier call has used."""
@@ -264,7 +277,7 @@ class Program:
         """What the inputs of a call are, in their order."""
         if self.static:
             args, kwargs = self._mark_static(args, kwargs)
-        leaves = jax.tree.leaves_with_path((args, kwargs), is_leaf=is_leaf)
+        leaves = jax.tree.leaves_with_path((args, kwargs), is_leaf=is_argument_leaf)
         given = [path for path, leaf in leaves if is_dynamic(leaf, self._static_numbers)]
         names = [f"argument {jax.tree_util.keystr(path[1:])}" for path in given]
         return names + [f"the captured {describe(t)}" for t in staged.captured]
@@ -280,7 +293,7 @@ class Program:
     def _find(self, args: Any, kwargs: Any) -> tuple[Staged, list[Any]]:
         if self.static:
             args, kwargs = self._mark_static(args, kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_leaf)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument_leaf)
         key: list[Any] = [tree]
         arrays: list[Any] = []
         for leaf in leaves:
@@ -288,7 +301,7 @@ class Program:
                 array = self._array_of(leaf)
                 key.append((leaf.dims, array.dtype, weak_type(array), leaf.role))
                 arrays.append(array)
-            elif isinstance(leaf, Function):
+            elif isinstance(leaf, CapturedFunction):
                 key.append(leaf.key)
                 arrays += map(self._array_of, leaf.tensors)
             elif is_dynamic(leaf, self._static_numbers):
@@ -302,7 +315,7 @@ class Program:
             staged = self._staged.get(tuple(key))
         except TypeError:
             self._check_arguments(args, kwargs)
-            raise unhashable(key) from None
+            raise unhashable_error(key) from None
         if staged is None or staged.is_stale:
             self._check_arguments(args, kwargs)
             staged = self._stage(leaves, tree, tuple(key), arrays)
@@ -320,7 +333,7 @@ class Program:
     def _check_arguments(self, args: Any, kwargs: Any) -> None:
         """An error for an object among the arguments; an eager op checks its arguments itself."""
         if not self._eager:
-            check_arguments(self.fn, jax.tree.leaves_with_path((args, kwargs), is_leaf=is_leaf))
+            check_arguments(self.fn, jax.tree.leaves_with_path((args, kwargs), is_leaf=is_argument_leaf))
 
     def _on_all(self, array: Any) -> Any:
         """A raw array on all devices, where a call's results are too: JAX tells the two types apart."""
@@ -331,7 +344,7 @@ class Program:
             return array
         if isinstance(array.sharding, NamedSharding) and array.sharding.mesh == mesh:
             return array
-        return put(array, NamedSharding(mesh, PartitionSpec()))
+        return device_put(array, NamedSharding(mesh, PartitionSpec()))
 
     def _place(self, t: Tensor) -> Tensor:
         if t.is_slice:
@@ -342,7 +355,7 @@ class Program:
             )
         check_shape(t)
         if not self._eager and t.mesh is not None and t.mesh != self.mesh:
-            check_same_place(t, Context(self.mesh, self.layout))
+            check_same_placement(t, Context(self.mesh, self.layout))
         return self._put(t)
 
     def _put(self, t: Tensor) -> Tensor:
@@ -383,11 +396,11 @@ class Program:
     def _stage(self, leaves: list[Any], tree: Any, key: Any, arrays: list[Any]) -> Staged:
         if not self._eager:
             is_known = key in self._staged
-            why = "it captures other tensors" if is_known else reason(key, list(self._staged))
-            self.traces.append(Trace(why, shown(key)))
+            why = "it captures other tensors" if is_known else retrace_reason(key, list(self._staged))
+            self.traces.append(Trace(why, format_signature(key)))
         donated = self._donated(leaves, tree)
         captured: list[tuple[Tensor, Tensor]] = []
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_CAPTURE_TRACES):
             staged = self._trace(leaves, tree, captured, donated)
             found, met = staged.call.begin(arrays + [t._array for _, t in captured])
             if not found:
@@ -397,10 +410,10 @@ class Program:
         else:
             raise _unsettled(found)
         staged.is_settled = True
-        has_functions = any(isinstance(leaf, Function) for leaf in leaves)
+        has_functions = any(isinstance(leaf, CapturedFunction) for leaf in leaves)
         if any(context.is_traced(t._held) for t, _ in captured) or (captured and has_functions):
             return staged  # good for this call only
-        if has_functions and len(self._staged) >= KEPT:
+        if has_functions and len(self._staged) >= MAX_CACHED_TRACES:
             del self._staged[next(iter(self._staged))]
         self._staged[key] = staged
         if not self._eager:
@@ -409,10 +422,10 @@ class Program:
 
     def _trace(self, leaves: list[Any], tree: Any, captured: list[Any], donated: Any) -> Staged:
         staged = Staged(None, captured=[placed for _, placed in captured], donated=donated)
-        templates = templates_of(leaves, self._static_numbers)
+        templates = argument_builders(leaves, self._static_numbers)
         last: dict[str, Any] = {}
         in_specs = [spec for leaf in leaves for spec in self._in_specs(leaf)]
-        in_specs += [partition_spec(at_rest(t)) for t in staged.captured]
+        in_specs += [partition_spec(stored_splits(t)) for t in staged.captured]
         out_specs: list[Any] = []
 
         def body(*arrays: Any) -> list[Any]:
@@ -422,17 +435,17 @@ class Program:
                 rest = list(arrays)
                 inputs = [t(rest, program) for t in templates]
                 for (whole, placed), array in zip(captured, rest, strict=True):
-                    inner = slice_of(placed, array, program)
+                    inner = input_slice(placed, array, program)
                     program.captured_inputs[capture_key(whole)] = inner
                 args, kwargs = jax.tree.unflatten(tree, inputs)
-                outs, specs = outputs(staged, self.fn(*args, **kwargs))
+                outs, specs = flatten_outputs(staged, self.fn(*args, **kwargs))
                 for job in program.jobs:
                     for leaf in job.inputs:
                         add_output(leaf, outs, specs)
             program.is_over = True
             if program.captured and staged.is_settled:
                 staged.is_stale = True
-                raise CapturedAnew(list(program.captured.values()))
+                raise RestageWithCaptures(list(program.captured.values()))
             out_specs[:] = specs
             return outs
 
@@ -462,12 +475,12 @@ class Program:
 
         run.__name__ = run.__qualname__ = getattr(self.fn, "__name__", "program")
         where = NamedSharding(self.mesh.jax_mesh, PartitionSpec()) if self.mesh.is_one_named else None
-        staged.call = Call(jax.jit(run, donate_argnums=donated, out_shardings=where), last)
+        staged.call = StagedCall(jax.jit(run, donate_argnums=donated, out_shardings=where), last)
         return staged
 
     def _in_specs(self, leaf: Any) -> list[PartitionSpec]:
         """How the arrays of an argument are split."""
-        if isinstance(leaf, Tensor | Function):
+        if isinstance(leaf, Tensor | CapturedFunction):
             tensors = [leaf] if isinstance(leaf, Tensor) else leaf.tensors
             return [partition_spec(self.layout.splits(t.dims, self.mesh, t.role)) for t in tensors]
         return [PartitionSpec()] if is_dynamic(leaf, self._static_numbers) else []
@@ -566,4 +579,4 @@ def spmd(
         return Program(fn, mesh, layout, static=static, donate=donate)
     except WeftError as error:
         more = {k: v for k, v in {"static": static, "donate": donate}.items() if v != ()}
-        raise error.located(asked("spmd", (fn, mesh, layout), more)) from None
+        raise error.located(format_call("spmd", (fn, mesh, layout), more)) from None

@@ -20,11 +20,11 @@ from . import collectives, context
 from .collectives import Axes
 from .dims import Dim
 from .layout import Splits
-from .types import keeps_type
+from .types import preserves_type
 
 
-@keeps_type
-def relayout(
+@preserves_type
+def reshard_array(
     array: Any,
     dims: Sequence[Dim],
     old: Splits | None,

@@ -37,7 +37,7 @@ def stored_shape(dims: Sequence[Dim], splits: Splits, mesh: Mesh | None) -> Shap
 
 
 @functools.lru_cache(maxsize=2**14)
-def needed_shape(
+def expected_shape(
     dims: tuple[Dim, ...], role: str, mesh: Mesh | None, layout: Layout | None, splits: Splits | None
 ) -> Shape:
     """The shape of the array of a tensor with these static parts: a slice's if it has splits."""
@@ -48,7 +48,9 @@ def needed_shape(
     return true_shape(dims) if layout is None else stored_shape(dims, layout.splits(dims, mesh, role), mesh)
 
 
-def mismatch(tensor: str, dims: tuple[Dim, ...], array: Any, needed: Shape, is_slice: bool) -> ShapeError:
+def shape_mismatch_error(
+    tensor: str, dims: tuple[Dim, ...], array: Any, needed: Shape, is_slice: bool
+) -> ShapeError:
     """The error for a tensor whose array doesn't have the shape that its dims need."""
     if not hasattr(array, "shape"):
         return ShapeError(

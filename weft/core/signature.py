@@ -22,18 +22,18 @@ from .dims import Dim
 from .errors import ProgramError, TensorTypeError, is_library_module
 from .layout import Layout
 from .mesh import Mesh
-from .tensor import Tensor, short_type
+from .tensor import Tensor, short_dtype
 
-NUMBERS = (int, float, complex, np.number)
+NUMBER_TYPES = (int, float, complex, np.number)
 # What JAX raises where Python needs the value of a tracer.
-UNKNOWN = (
+CONCRETIZATION_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.TracerArrayConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
 # Compared by value, and never changed.
-PLAIN = (
+STATIC_TYPES = (
     bool,
     np.bool_,
     str,
@@ -47,7 +47,7 @@ PLAIN = (
     type(...),
     type(None),
 )
-FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.ufunc)
+FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.ufunc)
 # Functions in these packages may be objects: jax.nn.relu is one, and so are a jitted function and a program.
 LIBRARIES = ("jax", "jaxlib", "numpy", "functools", "weft")
 
@@ -80,7 +80,7 @@ def _told(value: Any) -> Any:
     return (type(value), repr(value) if isinstance(value, float | complex) else value)
 
 
-def is_leaf(x: Any) -> bool:
+def is_argument_leaf(x: Any) -> bool:
     return isinstance(x, Tensor | Static)
 
 
@@ -88,16 +88,16 @@ def is_dynamic(leaf: Any, static_numbers: tuple[type, ...]) -> bool:
     """Tensors, arrays and numbers are inputs; truth values, strings, functions, … are static."""
     if isinstance(leaf, bool | Static):
         return False
-    if isinstance(leaf, NUMBERS):
+    if isinstance(leaf, NUMBER_TYPES):
         return not isinstance(leaf, static_numbers)
     return isinstance(leaf, Tensor | jax.Array | np.ndarray | jax.ShapeDtypeStruct)
 
 
-def is_plain(x: Any) -> bool:
+def is_implicitly_static(x: Any) -> bool:
     """Whether x may be an argument that is neither an input nor declared static."""
     if isinstance(x, type):  # a dtype, say; the attributes of a user's class may change
         return is_library_module(x.__module__)
-    return isinstance(x, PLAIN) or _is_function(x)
+    return isinstance(x, STATIC_TYPES) or _is_function(x)
 
 
 def _is_function(x: Any) -> bool:
@@ -107,7 +107,9 @@ def _is_function(x: Any) -> bool:
     if isinstance(x, functools.partial):
         parts = (x.func, *x.args, *x.keywords.values())
         return all(_is_hashable(part) and _is_by_value(part) for part in parts)
-    return isinstance(x, FUNCTIONS) or (callable(x) and type(x).__module__.partition(".")[0] in LIBRARIES)
+    return isinstance(x, FUNCTION_TYPES) or (
+        callable(x) and type(x).__module__.partition(".")[0] in LIBRARIES
+    )
 
 
 def _is_hashable(x: Any) -> bool:
@@ -121,7 +123,7 @@ def _is_hashable(x: Any) -> bool:
 
 def _is_by_value(x: Any) -> bool:
     """Whether x and its parts are compared by value: a change of them is then one of the signature."""
-    if is_plain(x) or isinstance(x, (type, *NUMBERS, Tensor, jax.Array)):
+    if is_implicitly_static(x) or isinstance(x, (type, *NUMBER_TYPES, Tensor, jax.Array)):
         return True
     if isinstance(x, tuple | frozenset):
         return all(map(_is_by_value, x))
@@ -137,7 +139,7 @@ def check_arguments(fn: Callable[..., Any], leaves: list[tuple[Any, Any]]) -> No
         if isinstance(leaf, Static):
             if not _is_by_value(leaf.value):
                 raise _compared_by_identity(_argument_name(fn, path), leaf.value)
-        elif not is_dynamic(leaf, ()) and not is_plain(leaf):
+        elif not is_dynamic(leaf, ()) and not is_implicitly_static(leaf):
             raise _not_a_pytree(_argument_name(fn, path), leaf)
 
 
@@ -209,7 +211,7 @@ def number_names(fn: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
     return [name for name, given in named.items() if type(given) in (int, float)]
 
 
-def not_known(error: Exception, numbers: list[str]) -> ProgramError:
+def unknown_value_error(error: Exception, numbers: list[str]) -> ProgramError:
     """The error for Python code that needs the value of a tracer; `numbers` may be declared static."""
     names = ", ".join(f'"{name}"' for name in numbers) + "," * (len(numbers) == 1)
     declare = f"declare the number static: wf.spmd(fn, mesh, layout, static=({names})); " if numbers else ""
@@ -222,7 +224,7 @@ def not_known(error: Exception, numbers: list[str]) -> ProgramError:
     )
 
 
-def unhashable(key: list[Any]) -> TensorTypeError:
+def unhashable_error(key: list[Any]) -> TensorTypeError:
     shown = []
     for leaf in key:
         try:
@@ -241,20 +243,20 @@ def _show_leaf(leaf: Any) -> str:
     if isinstance(leaf, tuple) and len(leaf) == 4:
         dims, dtype, _, role = leaf
         word = "" if role == "value" else f" ({role})"
-        return f"{short_type(dtype)}[{', '.join(map(repr, dims))}]{word}"
+        return f"{short_dtype(dtype)}[{', '.join(map(repr, dims))}]{word}"
     if isinstance(leaf, tuple) and len(leaf) == 3:
         shape, dtype, _ = leaf
-        name = dtype.__name__ if isinstance(dtype, type) else short_type(dtype)
+        name = dtype.__name__ if isinstance(dtype, type) else short_dtype(dtype)
         return f"{name}{list(shape)}" if shape else name
     return f"static {leaf!r}"
 
 
-def shown(key: Any) -> str:
+def format_signature(key: Any) -> str:
     """A signature as text."""
     return ", ".join(_show_leaf(leaf) for leaf in key[1:])
 
 
-def reason(key: Any, before: list[Any]) -> str:
+def retrace_reason(key: Any, before: list[Any]) -> str:
     """Why a signature needs a trace: what is new in it."""
     if not before:
         return "first call"

@@ -13,11 +13,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from . import collectives
-from .captures import Function, bound_function
+from .captures import CapturedFunction, bound_function
 from .context import Context
-from .deferred import Promise
+from .deferred import Deferred
 from .errors import ProgramError
-from .forms import as_slice, capture_key, settle
+from .forms import as_slice, capture_key, materialize
 from .layout import Layout
 from .mesh import Mesh
 from .placement import partition_spec
@@ -45,7 +45,7 @@ class Staged:
     out_leaves: list[tuple[str, Any, Any]] = field(default_factory=list)
 
 
-class CapturedAnew(Exception):
+class RestageWithCaptures(Exception):
     """Where jit traced a staged function anew, it captured other tensors than before; it is staged anew."""
 
     def __init__(self, found: list[Tensor]):
@@ -53,7 +53,7 @@ class CapturedAnew(Exception):
         self.found = found
 
 
-class Call:
+class StagedCall:
     """A jitted function, and the context of its last trace."""
 
     def __init__(self, jitted: Any, last: dict[str, Any]):
@@ -72,13 +72,15 @@ class Call:
         return self.jitted.trace(*arrays)
 
 
-def templates_of(
+def argument_builders(
     leaves: list[Any], static_numbers: tuple[type, ...]
 ) -> list[Callable[[list[Any], Context], Any]]:
     """How the leaves are rebuilt inside the program; arrays are taken from the front of a list."""
     places = itertools.count()
     return [
-        _function_template(next(places)) if isinstance(leaf, Function) else _template(leaf, static_numbers)
+        _function_template(next(places))
+        if isinstance(leaf, CapturedFunction)
+        else _template(leaf, static_numbers)
         for leaf in leaves
     ]
 
@@ -90,7 +92,7 @@ def _function_template(place: int) -> Callable[[list[Any], Context], Any]:
         function = bound_function(place)
         for t in function.tensors:
             blank = Tensor(None, t.dims, role=t.role)
-            program.captured_inputs[capture_key(t)] = slice_of(blank, arrays.pop(0), program)
+            program.captured_inputs[capture_key(t)] = input_slice(blank, arrays.pop(0), program)
         return function.fn
 
     return rebuilt
@@ -104,16 +106,16 @@ def _template(leaf: Any, static_numbers: tuple[type, ...]) -> Callable[[list[Any
     if not isinstance(leaf, Tensor):
         return lambda arrays, program: arrays.pop(0)
     blank = Tensor(None, leaf.dims, role=leaf.role)
-    return lambda arrays, program: slice_of(blank, arrays.pop(0), program)
+    return lambda arrays, program: input_slice(blank, arrays.pop(0), program)
 
 
-def slice_of(t: Tensor, array: Any, program: Context) -> Tensor:
+def input_slice(t: Tensor, array: Any, program: Context) -> Tensor:
     splits = program.splits(t.dims, t.role)
     program.know(array)
     return Tensor(array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=splits)
 
 
-def outputs(staged: Staged, result: Any) -> tuple[list[Any], list[Any]]:
+def flatten_outputs(staged: Staged, result: Any) -> tuple[list[Any], list[Any]]:
     """What a program returns, as arrays with their specs; noted in `staged` how to put it together."""
     leaves, staged.out_tree = jax.tree.flatten(result, is_leaf=_is_output)
     outs: list[Any] = []
@@ -124,7 +126,7 @@ def outputs(staged: Staged, result: Any) -> tuple[list[Any], list[Any]]:
             leaf = as_slice(leaf)
         named = (leaf.dims, leaf.role) if isinstance(leaf, Tensor) else None
         held = leaf._held if isinstance(leaf, Tensor) else leaf
-        if isinstance(held, Promise):
+        if isinstance(held, Deferred):
             staged.out_leaves.append(("later", held, named))
         elif add_output(leaf, outs, specs):
             staged.out_leaves.append(("now", None, named))
@@ -135,16 +137,16 @@ def outputs(staged: Staged, result: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _is_output(x: Any) -> bool:
-    return isinstance(x, Tensor | Promise | Iterator)  # JAX warns of an iterator that it is not told of
+    return isinstance(x, Tensor | Deferred | Iterator)  # JAX warns of an iterator that it is not told of
 
 
 def add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
     """Add a leaf's array to what leaves the SPMD part; False if it is not an array."""
     if isinstance(leaf, Tensor):
-        if isinstance(leaf._held, Promise):
+        if isinstance(leaf._held, Deferred):
             return False
         check_shape(leaf)
-        leaf = settle(leaf)
+        leaf = materialize(leaf)
         outs.append(leaf._array)
         specs.append(partition_spec(leaf.splits or ()))
         return True
@@ -153,8 +155,8 @@ def add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
     ):
         return False
     array = jnp.asarray(leaf)
-    if collectives.varying(array):
-        axes = ", ".join(sorted(collectives.varying(array)))
+    if collectives.varying_axes(array):
+        axes = ", ".join(sorted(collectives.varying_axes(array)))
         raise ProgramError(
             f"the program returns a raw array that differs between devices along {axes}",
             rule="what a program returns is a tensor, or the same on all devices",
@@ -165,7 +167,7 @@ def add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
     return True
 
 
-def rebuild(staged: Staged, outs: Any, mesh: Mesh, layout: Layout) -> Any:
+def rebuild_outputs(staged: Staged, outs: Any, mesh: Mesh, layout: Layout) -> Any:
     count = sum(kind == "now" for kind, *_ in staged.out_leaves)
     sources = {"now": iter(outs[:count]), "later": iter(outs[count:])}
     placed: Any = (None, None) if mesh.is_anywhere else (mesh, layout)

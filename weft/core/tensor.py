@@ -26,15 +26,15 @@ import jax
 import numpy as np
 
 from . import context
-from .dims import Dim, pick, show
+from .dims import Dim, format_dims, select_dims
 from .errors import ProgramError, ShapeError, TensorTypeError, WeftError
 from .layout import Layout, Splits
 from .mesh import Mesh
-from .shapes import mismatch, needed_shape, true_shape
+from .shapes import expected_shape, shape_mismatch_error, true_shape
 from .types import weak_type
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-SHORT_TYPES = {
+DTYPE_PREFIXES = {
     "float": "f",
     "bfloat": "bf",
     "int": "i",
@@ -44,10 +44,12 @@ SHORT_TYPES = {
 }
 
 
-LONG = 300  # characters, from which on the entries of a list, tuple or dict are left out of messages
+MAX_ENTRY_CHARS = (
+    300  # characters, from which on the entries of a list, tuple or dict are left out of messages
+)
 
 
-def asked(name: str, args: Any, kwargs: Any) -> str:
+def format_call(name: str, args: Any, kwargs: Any) -> str:
     """`einsum(f32[batch=64, io=8], f32[io=8], out=[…])`, for messages."""
 
     def shown(x: Any) -> str:
@@ -55,10 +57,10 @@ def asked(name: str, args: Any, kwargs: Any) -> str:
             return describe(x)
         if isinstance(x, list | tuple):
             text = ", ".join(map(shown, x))
-            return f"[{text}]" if len(text) < LONG else "[…]"
+            return f"[{text}]" if len(text) < MAX_ENTRY_CHARS else "[…]"
         if isinstance(x, dict):
             text = ", ".join(f"{k}: {shown(v)}" for k, v in x.items())
-            return f"{{{text}}}" if len(text) < LONG else "{…}"
+            return f"{{{text}}}" if len(text) < MAX_ENTRY_CHARS else "{…}"
         if isinstance(x, slice):
             ends = [
                 "" if n is None else "…" if context.is_traced(n) else str(n)
@@ -79,7 +81,7 @@ def asked(name: str, args: Any, kwargs: Any) -> str:
     return f"{name}({', '.join(parts)})"
 
 
-def entry(fn: Function, before: str = "") -> Function:
+def reports_call(fn: Function, before: str = "") -> Function:
     """Let the errors of a public function say what was asked, and on which line."""
 
     @functools.wraps(fn)
@@ -87,7 +89,7 @@ def entry(fn: Function, before: str = "") -> Function:
         try:
             return fn(*args, **kwargs)
         except WeftError as error:
-            error.located(asked(before + getattr(fn, "__name__", "function"), args, kwargs))
+            error.located(format_call(before + getattr(fn, "__name__", "function"), args, kwargs))
             raise
 
     return call  # type: ignore[return-value]
@@ -197,9 +199,9 @@ class Tensor:
         shape = true_shape(self.dims)
         if tuple(self._array.shape) == shape:
             return self._array
-        return awaited(self._array[tuple(slice(size) for size in shape)])
+        return block_on_cpu(self._array[tuple(slice(size) for size in shape)])
 
-    @entry
+    @reports_call
     def numpy(self, *order: Any) -> np.ndarray:
         """A NumPy array with the dims in the order given, by default the tensor's own.
 
@@ -216,10 +218,10 @@ class Tensor:
         check_has_values(self)
         check_shape(self)
         order = order or self.dims
-        wanted = pick(self.dims, order)
+        wanted = select_dims(self.dims, order)
         if len(wanted) != len(self.dims):
             raise ShapeError(
-                f"[{show(wanted)}] are not all dims of [{show(self.dims)}]",
+                f"[{format_dims(wanted)}] are not all dims of [{format_dims(self.dims)}]",
                 rule="numpy() takes every dim of the tensor once, or none for its own order",
                 hint=f"missing: {', '.join(d.name for d in self.dims if d not in wanted)}",
             )
@@ -230,7 +232,7 @@ class Tensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
 
-    @entry
+    @reports_call
     def item(self) -> Any:
         """The one element as a Python number."""
         if self.size != 1:
@@ -287,15 +289,15 @@ class Tensor:
                 f"a Python {kind} is wanted of {describe(self)}, which has no value yet",
                 rule="inside a program Python's if and while can't depend on a tensor's values",
                 hint="use wf.where, wf.cond or wf.while_loop; or pass the value as a static argument",
-            ).located(asked(kind, (self,), {}))
+            ).located(format_call(kind, (self,), {}))
         return self.item()
 
     def _settled(self) -> Tensor:
         if self.splits is None:
             return self
-        from .forms import settle
+        from .forms import materialize
 
-        return settle(self)
+        return materialize(self)
 
     # Arithmetic, broadcasting by name
 
@@ -394,7 +396,7 @@ class Tensor:
             "@ does not say which dims to sum",
             rule="tensors are multiplied by name: einsum sums the dims that are not in out=",
             hint="wf.einsum(x, w, out=[...]), or wf.einsum(x, w, reduce=[...])",
-        ).located(asked("matmul", (self, other), {}))
+        ).located(format_call("matmul", (self, other), {}))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -405,7 +407,7 @@ def _ops() -> Any:
     return weft
 
 
-def awaited(array: Any) -> Any:
+def block_on_cpu(array: Any) -> Any:
     """The array when it is there. Virtual CPU devices deadlock when calls pile up."""
     if context.is_traced(array) or len(array.sharding.device_set) == 1:
         return array
@@ -413,14 +415,14 @@ def awaited(array: Any) -> Any:
 
 
 def _needed_shape(t: Tensor) -> tuple[int, ...]:
-    return needed_shape(t.dims, t.role, t.mesh, t.layout, t.splits)
+    return expected_shape(t.dims, t.role, t.mesh, t.layout, t.splits)
 
 
 def check_shape(t: Tensor) -> None:
     """An error if a tensor's array has another shape than its dims need; see `core/shapes.py`."""
     needed = _needed_shape(t)
     if getattr(t._held, "shape", None) != needed:
-        raise mismatch(describe(t), t.dims, t._held, needed, t.is_slice)
+        raise shape_mismatch_error(describe(t), t.dims, t._held, needed, t.is_slice)
 
 
 def check_has_values(*leaves: Any) -> None:
@@ -449,28 +451,28 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, Tensor)
 
 
-def short_type(dtype: Any) -> str:
+def short_dtype(dtype: Any) -> str:
     """`f32`, `bf16`, `i32`, `bool`, …"""
     name = np.dtype(dtype).name if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else "key"
     word = name.rstrip("0123456789")
-    return SHORT_TYPES.get(word, word) + name[len(word) :]
+    return DTYPE_PREFIXES.get(word, word) + name[len(word) :]
 
 
 def describe(t: Tensor) -> str:
     """`f32[batch=64/data·4, d_model=256]`, with pending sums behind it."""
     mesh, splits = t.mesh, t.splits
     if splits is None:
-        splits = at_rest(t) if mesh is not None else ((),) * len(t.dims)
+        splits = stored_splits(t) if mesh is not None else ((),) * len(t.dims)
     parts = []
     for dim, axes in zip(t.dims, splits, strict=True):
         ways = f"/{'+'.join(axes)}·{mesh.ways(axes)}" if axes and mesh is not None else ""
         parts.append(f"{dim}{ways}")
     pending = f" pending sum over {', '.join(sorted(t.pending))}" if t.pending else ""
-    kind = short_type(t._held.dtype) if hasattr(t._held, "dtype") else "?"
+    kind = short_dtype(t._held.dtype) if hasattr(t._held, "dtype") else "?"
     return f"{kind}[{', '.join(parts)}]{pending}"
 
 
-def at_rest(t: Tensor) -> Splits:
+def stored_splits(t: Tensor) -> Splits:
     """How a whole tensor is split over its mesh."""
     if t.mesh is None or t.layout is None:
         return ((),) * len(t.dims)

@@ -6,8 +6,8 @@ nothing else: `where(mask, 0.0, -1e9)` is a weak float32, which gives way to bfl
 added as padding, makes it strong.
 
 Padding, halos, relayouts and collectives depend on the layout, and types must not. So these functions are
-declared with `keeps_type`: their result has the type of their first argument. An op with different code for
-a split dim gives both results one type by `typed`, or fills with a `constant` of the array's own type.
+declared with `preserves_type`: their result has the type of their first argument. An op with different code
+for a split dim gives both results one type by `cast_like`, or fills with `constant_like` of the array's type.
 
 >>> import jax.numpy as jnp
 >>> weak = jnp.arange(3) * 0.5
@@ -33,7 +33,7 @@ def weak_type(array: Any) -> bool:
     return bool(getattr(array, "weak_type", False))
 
 
-def typed(array: Any, like: Any) -> Any:
+def cast_like(array: Any, like: Any) -> Any:
     """The array with the dtype and the weak type of another."""
     if array.dtype == like.dtype and weak_type(array) == weak_type(like):
         return array
@@ -43,22 +43,22 @@ def typed(array: Any, like: Any) -> Any:
     )
 
 
-def constant(value: Any, like: Any) -> Any:
+def constant_like(value: Any, like: Any) -> Any:
     """A number as an array of the dtype and the weak type of another."""
-    return typed(jnp.asarray(value, like.dtype), like)
+    return cast_like(jnp.asarray(value, like.dtype), like)
 
 
-def joint_type(*arrays: Any) -> Any:
+def common_type(*arrays: Any) -> Any:
     """The type of arrays that are put together, for `typed`."""
     scalars = [jax.ShapeDtypeStruct((), a.dtype, weak_type=weak_type(a)) for a in arrays]
     return jax.eval_shape(lambda *each: jnp.stack(each), *scalars)
 
 
-def keeps_type(fn: Function) -> Function:
+def preserves_type(fn: Function) -> Function:
     """Give what a function returns the type of its first argument."""
 
     @functools.wraps(fn)
     def call(array: Any, *args: Any, **kwargs: Any) -> Any:
-        return typed(fn(array, *args, **kwargs), array)
+        return cast_like(fn(array, *args, **kwargs), array)
 
     return call  # type: ignore[return-value]

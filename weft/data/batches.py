@@ -8,7 +8,7 @@ on with the same batches, bit for bit.
         ...  # the position is that behind the batch: it is stored with the model
 
 Batches are planned globally (which examples are in which row), then each host makes its rows. `Stream` has
-rows of whole examples; `Windows` cuts its rows out of one long text.
+rows of whole examples; `TokenWindows` cuts its rows out of one long text.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from weft.core.errors import DataError
 from weft.models import Batch
 
 from .prefetch import prefetch
-from .shuffle import Order
+from .shuffle import ExampleOrder
 from .tokenizers import Tokenizer
 
 
-class Step(NamedTuple):
+class PositionedBatch(NamedTuple):
     """A batch, and how many examples of the stream are used after it."""
 
     batch: Batch
     position: int
 
 
-class Rows(NamedTuple):
+class HostRows(NamedTuple):
     """This host's rows of a batch: arrays, by the names that it has for them, and the position behind it."""
 
     arrays: dict[str, np.ndarray]
@@ -46,7 +46,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batches(abc.ABC):
+class BatchStream(abc.ABC):
     """Batches of examples, from any position on.
 
     Attributes:
@@ -124,7 +124,7 @@ class Batches(abc.ABC):
         """How many examples an epoch has."""
 
     @abc.abstractmethod
-    def make(self, position: int, first: int, last: int) -> Rows:
+    def make(self, position: int, first: int, last: int) -> HostRows:
         """Rows from `first` up to `last` of the batch that begins at a position."""
 
     # The order
@@ -135,8 +135,8 @@ class Batches(abc.ABC):
         return None if self.epochs is None else self.epochs * self.size
 
     @functools.cached_property
-    def order(self) -> Order:
-        return Order(self.size, self.seed, self.shuffle)
+    def order(self) -> ExampleOrder:
+        return ExampleOrder(self.size, self.seed, self.shuffle)
 
     def index(self, number: int) -> int:
         """Which example comes at a place of the stream."""
@@ -147,7 +147,7 @@ class Batches(abc.ABC):
 
     # The batches
 
-    def step(self, position: int) -> Step:
+    def step(self, position: int) -> PositionedBatch:
         """The batch that begins at a position, and the position behind it."""
         if position < 0 or (self.total is not None and position >= self.total):
             raise DataError(
@@ -158,7 +158,7 @@ class Batches(abc.ABC):
         with contextlib.closing(self.batches(position)) as steps:
             return next(steps)
 
-    def batches(self, position: int = 0, ahead: int = 0) -> Generator[Step, None, None]:
+    def batches(self, position: int = 0, ahead: int = 0) -> Generator[PositionedBatch, None, None]:
         """The batches from a position on.
 
         Args:
@@ -170,11 +170,11 @@ class Batches(abc.ABC):
         try:
             with contextlib.closing(prefetch(made, ahead) if ahead else made) as all_rows:
                 for rows in all_rows:
-                    yield Step(self._placed(rows.arrays), rows.position)
+                    yield PositionedBatch(self._placed(rows.arrays), rows.position)
         except DataError as error:
             raise error.located(f"{self}") from None
 
-    def _made(self, position: int, first: int, last: int) -> Generator[Rows, None, None]:
+    def _made(self, position: int, first: int, last: int) -> Generator[HostRows, None, None]:
         while self.total is None or position < self.total:
             rows = self.make(position, first, last)
             position = rows.position

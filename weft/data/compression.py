@@ -19,12 +19,12 @@ from typing import IO, Any
 
 from weft.core.errors import DataError
 
-CHUNK = 1 << 20  # bytes unpacked at once
-BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what unpacking a damaged file raises
+CHUNK_BYTES = 1 << 20  # bytes unpacked at once
+DECOMPRESSION_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what unpacking a damaged file raises
 
 
 @dataclass(frozen=True)
-class Format:
+class CompressionFormat:
     """A compressed format.
 
     Attributes:
@@ -40,7 +40,7 @@ class Format:
     unpack: Callable[[str, IO[bytes]], None] | None = None
 
 
-def opened(path: str) -> IO[bytes]:
+def open_decompressed(path: str) -> IO[bytes]:
     """The file, or a temporary one with what it unpacks to; whoever reads it closes it."""
     file = open(path, "rb")  # noqa: SIM115
     start = file.read(16)
@@ -61,7 +61,7 @@ def opened(path: str) -> IO[bytes]:
         found.unpack(path, unpacked)
     except BaseException as error:
         unpacked.close()
-        if not isinstance(error, BROKEN):
+        if not isinstance(error, DECOMPRESSION_ERRORS):
             raise
         raise DataError(
             f"{path} can't be unpacked",
@@ -76,7 +76,7 @@ def opened(path: str) -> IO[bytes]:
 def _by(open_packed: Callable[[str], Any]) -> Callable[[str, IO[bytes]], None]:
     def unpack(path: str, into: IO[bytes]) -> None:
         with open_packed(path) as packed:
-            shutil.copyfileobj(packed, into, CHUNK)
+            shutil.copyfileobj(packed, into, CHUNK_BYTES)
 
     return unpack
 
@@ -95,7 +95,7 @@ def _zstandard(path: str, into: IO[bytes]) -> None:
     frame = unpacker.decompressobj()
     with open(path, "rb") as packed:
         is_begun = False
-        while chunk := packed.read(CHUNK):
+        while chunk := packed.read(CHUNK_BYTES):
             while chunk:
                 if frame.eof:
                     frame = unpacker.decompressobj()
@@ -109,10 +109,12 @@ def _zstandard(path: str, into: IO[bytes]) -> None:
 
 
 FORMATS = (
-    Format("gzip", ".gz", (b"\x1f\x8b",), _by(gzip.open)),
-    Format("bzip2", ".bz2", tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)), _by(bz2.open)),
-    Format("xz", ".xz", (b"\xfd7zXZ\0",), _by(lzma.open)),
-    Format("Zstandard", ".zst", (b"\x28\xb5\x2f\xfd",), _zstandard),
-    Format("ZIP", ".zip", (b"PK\x03\x04",)),
-    Format("LZ4", ".lz4", (b"\x04\x22\x4d\x18",)),
+    CompressionFormat("gzip", ".gz", (b"\x1f\x8b",), _by(gzip.open)),
+    CompressionFormat(
+        "bzip2", ".bz2", tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)), _by(bz2.open)
+    ),
+    CompressionFormat("xz", ".xz", (b"\xfd7zXZ\0",), _by(lzma.open)),
+    CompressionFormat("Zstandard", ".zst", (b"\x28\xb5\x2f\xfd",), _zstandard),
+    CompressionFormat("ZIP", ".zip", (b"PK\x03\x04",)),
+    CompressionFormat("LZ4", ".lz4", (b"\x04\x22\x4d\x18",)),
 )

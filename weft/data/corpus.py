@@ -18,7 +18,7 @@ from weft.core.errors import DataError
 
 from .tokenizers import Tokenizer, check_ids, encode_all
 
-TEXTS = 1 << 12  # so many are tokenized at once
+TEXTS_PER_CALL = 1 << 12  # so many are tokenized at once
 
 
 def tokenize(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
@@ -44,5 +44,5 @@ def tokenize(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _some(texts: Iterator[str]) -> Iterator[list[str]]:
-    while some := list(itertools.islice(texts, TEXTS)):
+    while some := list(itertools.islice(texts, TEXTS_PER_CALL)):
         yield some

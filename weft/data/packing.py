@@ -21,13 +21,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.models.batch import START
+from weft.models.batch import START_TOKEN
 
-Ids = Sequence[int] | np.ndarray
+TokenIds = Sequence[int] | np.ndarray
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedExample:
     """An example as token ids, each list with its end.
 
     Attributes:
@@ -35,8 +35,8 @@ class Encoded:
       inputs: what the encoder reads; None: the model has one stack.
     """
 
-    targets: Ids
-    inputs: Ids | None = None
+    targets: TokenIds
+    inputs: TokenIds | None = None
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -72,7 +72,7 @@ def pack(sizes: Iterable[tuple[int, int]], rows: int, room: tuple[int, int]) -> 
     return filled
 
 
-def bucket(size: int, buckets: Sequence[int]) -> int:
+def bucket_length(size: int, buckets: Sequence[int]) -> int:
     """The smallest bucket that has room for a size; the last if none has.
 
     >>> [bucket(size, (8, 16, 32)) for size in (1, 8, 9, 40)]
@@ -81,12 +81,12 @@ def bucket(size: int, buckets: Sequence[int]) -> int:
     return buckets[min(bisect.bisect_left(buckets, size), len(buckets) - 1)]
 
 
-def arrays(
-    rows: Sequence[Sequence[Encoded]],
+def packed_arrays(
+    rows: Sequence[Sequence[EncodedExample]],
     length: int,
     input_length: int | None = None,
     pad: int = 0,
-    start: int = START,
+    start: int = START_TOKEN,
 ) -> dict[str, np.ndarray]:
     """The arrays of a batch, by the names that `weft.models.Batch` has for them.
 
@@ -108,7 +108,9 @@ def arrays(
     return made | inputs
 
 
-def _laid(rows: Sequence[Sequence[Ids]], length: int, pad: int, start: int = START) -> dict[str, np.ndarray]:
+def _laid(
+    rows: Sequence[Sequence[TokenIds]], length: int, pad: int, start: int = START_TOKEN
+) -> dict[str, np.ndarray]:
     """Examples one behind the other. All rows are made at once: they are filled from the left, so the filled
     places, row by row, are those of all examples in turn."""
     sizes = np.array([len(ids) for row in rows for ids in row], np.int64)

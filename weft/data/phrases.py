@@ -23,10 +23,10 @@ from weft.core.errors import DataError
 
 from .sources import Pair
 
-HELD_OUT = 10  # percent of the values of each kind
+HELD_OUT_PERCENT = 10  # percent of the values of each kind
 
 
-class Kind(NamedTuple):
+class PhraseKind(NamedTuple):
     """How values are drawn, how each is written in English and French, and the sentences around it."""
 
     draw: Callable[[np.random.Generator], Any]
@@ -84,8 +84,8 @@ def _write_price(price: tuple[str, int]) -> tuple[str, str]:
     return english, french
 
 
-KINDS = {
-    "number": Kind(
+PHRASE_KINDS = {
+    "number": PhraseKind(
         _draw_number,
         _write_number,
         (
@@ -95,7 +95,7 @@ KINDS = {
             ("The answer is {}.", "La réponse est {}."),
         ),
     ),
-    "date": Kind(
+    "date": PhraseKind(
         _draw_date,
         _write_date,
         (
@@ -104,7 +104,7 @@ KINDS = {
             ("The letter is dated {}.", "La lettre est datée du {}."),
         ),
     ),
-    "time": Kind(
+    "time": PhraseKind(
         _draw_time,
         _write_time,
         (
@@ -113,7 +113,7 @@ KINDS = {
             ("It is {}.", "Il est {}."),
         ),
     ),
-    "price": Kind(
+    "price": PhraseKind(
         _draw_price,
         _write_price,
         (
@@ -136,11 +136,11 @@ class Phrase(NamedTuple):
     def held_out(self) -> bool:
         """Whether the value is one of those that are never in the training phrases."""
         digest = hashlib.sha256(f"{self.kind} {self.value}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") % 100 < HELD_OUT
+        return int.from_bytes(digest[:8], "big") % 100 < HELD_OUT_PERCENT
 
     def pair(self) -> Pair:
         """The phrase in both languages, with ordinary spaces."""
-        kind = KINDS[self.kind]
+        kind = PHRASE_KINDS[self.kind]
         both = zip(kind.frames[self.frame], kind.write(self.value), strict=True)
         english, french = (frame.format(_plain(text)) for frame, text in both)
         return Pair(english, french)
@@ -167,14 +167,14 @@ class Phrases(Sequence[Pair]):
     size: int
     seed: int = 0
     held_out: bool = False
-    kinds: tuple[str, ...] = tuple(KINDS)
+    kinds: tuple[str, ...] = tuple(PHRASE_KINDS)
 
     def __post_init__(self) -> None:
-        unknown = [kind for kind in self.kinds if kind not in KINDS]
+        unknown = [kind for kind in self.kinds if kind not in PHRASE_KINDS]
         if unknown or not self.kinds or self.size < 1:
             raise DataError(
                 f"{self.size} phrases of the kinds {self.kinds}",
-                rule=f"there is at least one, and the kinds are {', '.join(KINDS)}",
+                rule=f"there is at least one, and the kinds are {', '.join(PHRASE_KINDS)}",
                 hint='for example Phrases(1_000, kinds=("number", "date"))',
             ).located(repr(self))
 
@@ -186,7 +186,9 @@ class Phrases(Sequence[Pair]):
         draw = np.random.default_rng([self.seed, number])
         while True:
             kind = self.kinds[int(draw.integers(len(self.kinds)))]
-            found = Phrase(kind, KINDS[kind].draw(draw), int(draw.integers(len(KINDS[kind].frames))))
+            found = Phrase(
+                kind, PHRASE_KINDS[kind].draw(draw), int(draw.integers(len(PHRASE_KINDS[kind].frames)))
+            )
             if found.held_out == self.held_out:
                 return found
 

@@ -23,7 +23,7 @@ from weft.core.errors import DataError
 T = TypeVar("T")
 
 
-class Failed(NamedTuple):
+class ProducerExit(NamedTuple):
     """In place of what would have come next."""
 
     error: BaseException
@@ -55,7 +55,7 @@ def _taken(items: Iterator[T], ahead: int) -> Generator[T, None, None]:
     thread = threading.Thread(target=_make, args=(items, made, room, closed), name="prefetch", daemon=True)
     thread.start()
     try:
-        while not isinstance(item := made.get(), Failed):
+        while not isinstance(item := made.get(), ProducerExit):
             room.release()
             yield item
     finally:
@@ -71,7 +71,7 @@ def _make(items: Iterator[Any], made: Any, room: threading.Semaphore, closed: th
         while room.acquire() and not closed.is_set():
             made.put(next(items))
     except BaseException as error:  # the end of the items too
-        made.put(Failed(error))
+        made.put(ProducerExit(error))
     finally:
         if hasattr(items, "close"):
             items.close()

@@ -19,7 +19,7 @@ from typing import overload
 from weft.core.errors import DataError, nearest
 
 SPLITS = ("train", "valid")
-VALID = 6  # of the topics that may be held out, one in so many is
+VALID_ONE_IN = 6  # of the topics that may be held out, one in so many is
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _documents() -> dict[str, list[str]]:
     for name, text in sorted(topics.items()):
         digest = hashlib.sha256(name.encode()).digest()
         own = all(count[part] == 1 for part in paragraphs(text))
-        held_out = own and int.from_bytes(digest[:8], "big") % VALID == 0
+        held_out = own and int.from_bytes(digest[:8], "big") % VALID_ONE_IN == 0
         found["valid" if held_out else "train"].append(text)
     return found
 

@@ -13,7 +13,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Order:
+class ExampleOrder:
     """The examples of all epochs, by their numbers: number n is in epoch `n // size`.
 
     Attributes:

@@ -31,10 +31,10 @@ from weft.core.errors import DataError, DataWarning, nearest
 
 from . import compression
 
-SHOWN = 5  # so many malformed lines are shown; all are counted
-CHUNK = 1 << 24  # bytes searched for line ends at once
+MAX_SHOWN = 5  # so many malformed lines are shown; all are counted
+CHUNK_BYTES = 1 << 24  # bytes searched for line ends at once
 
-Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+FilePatterns = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class Pair(NamedTuple):
@@ -44,7 +44,7 @@ class Pair(NamedTuple):
     target: str
 
 
-class Malformed(NamedTuple):
+class MalformedLine(NamedTuple):
     """A line that is no example, and why."""
 
     file: str
@@ -55,14 +55,17 @@ class Malformed(NamedTuple):
         return f"{self.file}:{self.line}: {self.reason}"
 
 
-class Lines(Sequence[bytes]):
+class FileLines(Sequence[bytes]):
     """The lines of a file, without their ends, read where they are."""
 
     unit = "lines"
 
     def __init__(self, path: str):
         self.path, self._bytes = path, _mapped(path)
-        ends = [_line_ends(self._bytes[at : at + CHUNK], at) for at in range(0, len(self._bytes), CHUNK)]
+        ends = [
+            _line_ends(self._bytes[at : at + CHUNK_BYTES], at)
+            for at in range(0, len(self._bytes), CHUNK_BYTES)
+        ]
         self._ends = np.concatenate([*ends, np.zeros(0, np.int64)])
         if len(self._bytes) and self._bytes[-1:] != b"\n":  # the last line may lack its end
             self._ends = np.append(self._ends, len(self._bytes))
@@ -85,14 +88,14 @@ class Lines(Sequence[bytes]):
         return line.removesuffix(b"\r")
 
 
-class Whole(Lines):
+class FileDocument(FileLines):
     """A file as one line that is all of it. None stays open: there may be more than a process may open."""
 
     unit = "files"
 
     def __init__(self, path: str):
         self.path, self._ends = path, np.zeros(1, np.int64)
-        with compression.opened(path):  # an error now, not when it is asked for
+        with compression.open_decompressed(path):  # an error now, not when it is asked for
             pass
 
     def __getitem__(self, number: Any) -> Any:
@@ -100,13 +103,13 @@ class Whole(Lines):
             return super().__getitem__(number)
         if number:
             raise IndexError(number)
-        with compression.opened(self.path) as file:
+        with compression.open_decompressed(self.path) as file:
             return file.read().removeprefix(b"\xef\xbb\xbf")
 
 
 def _mapped(path: str) -> Any:
     """The bytes of a file, read where they are asked for."""
-    with compression.opened(path) as file:
+    with compression.open_decompressed(path) as file:
         empty = os.fstat(file.fileno()).st_size == 0
         return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -115,7 +118,7 @@ def _line_ends(chunk: bytes, at: int) -> np.ndarray:
     return np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + at
 
 
-def find_files(files: Files) -> tuple[str, ...]:
+def find_files(files: FilePatterns) -> tuple[str, ...]:
     """The files that names and patterns stand for, those of one pattern in alphabetical order.
 
     Args:
@@ -151,7 +154,7 @@ def _near(name: str) -> str:
 # What a line holds: a text, a pair, or a fault
 
 
-class Fault(Exception):
+class LineError(Exception):
     """Why a line is no example."""
 
 
@@ -159,17 +162,17 @@ def _text(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise Fault(f"not UTF-8: byte {error.start} is 0x{line[error.start]:02x}") from None
+        raise LineError(f"not UTF-8: byte {error.start} is 0x{line[error.start]:02x}") from None
 
 
 def _pair(source: str, target: str) -> Pair | None:
     blank = [name for name, text in (("source", source), ("target", target)) if not text.strip()]
     if len(blank) == 1:
-        raise Fault(f"the {blank[0]} is blank")
+        raise LineError(f"the {blank[0]} is blank")
     return None if blank else Pair(source, target)
 
 
-Read = Callable[[Sequence[bytes]], Any]
+LineParser = Callable[[Sequence[bytes]], Any]
 
 
 class Examples(Sequence[Any]):
@@ -179,14 +182,14 @@ class Examples(Sequence[Any]):
       malformed: the lines that were left out.
     """
 
-    def __init__(self, columns: list[list[Lines]], read: Read, threshold: float):
+    def __init__(self, columns: list[list[FileLines]], read: LineParser, threshold: float):
         """Args:
         columns: lists of files; the files at one place of each have as many lines.
         read: from the lines at one place to an example; None: nothing is there.
         threshold: the part of the lines that may be malformed.
         """
         self._columns, self._read = columns, read
-        self.malformed: list[Malformed] = []
+        self.malformed: list[MalformedLine] = []
         good = array("q")  # file and line, in turn: eight bytes each, as there may be many millions
         lines = 0
         for number, parts in enumerate(zip(*columns, strict=True)):
@@ -194,8 +197,8 @@ class Examples(Sequence[Any]):
             for at in range(len(parts[0])):
                 try:
                     found = read([part[at] for part in parts])
-                except Fault as fault:
-                    self.malformed.append(Malformed(parts[0].path, at + 1, str(fault)))
+                except LineError as fault:
+                    self.malformed.append(MalformedLine(parts[0].path, at + 1, str(fault)))
                 else:
                     good.extend((number, at) if found is not None else ())
         self._places = np.asarray(good, np.int64).reshape(-1, 2)
@@ -203,8 +206,8 @@ class Examples(Sequence[Any]):
 
     def _judge(self, lines: int, threshold: float) -> None:
         bad = len(self.malformed)
-        shown = [str(line) for line in self.malformed[:SHOWN]]
-        shown += [f"and {bad - SHOWN} more"] if bad > SHOWN else []
+        shown = [str(line) for line in self.malformed[:MAX_SHOWN]]
+        shown += [f"and {bad - MAX_SHOWN} more"] if bad > MAX_SHOWN else []
         unit, most = self._columns[0][0].unit, int(threshold * lines)
         fact = f"{bad} of {lines} {unit} are malformed"
         if bad > threshold * lines:
@@ -218,7 +221,7 @@ class Examples(Sequence[Any]):
             names = [part.path for column in self._columns for part in column]
             raise DataError(
                 "there are no examples",
-                f"{lines} {unit}: {', '.join(names[:SHOWN])}{', …' if len(names) > SHOWN else ''}",
+                f"{lines} {unit}: {', '.join(names[:MAX_SHOWN])}{', …' if len(names) > MAX_SHOWN else ''}",
                 rule=f"there is something to read: {unit} that are not blank",
                 hint="check the files; were they downloaded whole?",
             )
@@ -241,22 +244,22 @@ class Examples(Sequence[Any]):
         return self._read([column[file][line] for column in self._columns])
 
 
-def _opened(source: Any, columns: Callable[[], list[list[Lines]]], read: Read) -> Examples:
+def _opened(source: Any, columns: Callable[[], list[list[FileLines]]], read: LineParser) -> Examples:
     try:
         return Examples(columns(), read, source.malformed)
     except DataError as error:
         raise error.located(repr(source)) from None
 
 
-def _lines(files: Files) -> list[Lines]:
-    return [Lines(path) for path in find_files(files)]
+def _lines(files: FilePatterns) -> list[FileLines]:
+    return [FileLines(path) for path in find_files(files)]
 
 
 # The kinds of source
 
 
 @dataclass(frozen=True)
-class Parallel:
+class ParallelText:
     """Two files, or two equally long lists of files, whose lines belong together.
 
     Attributes:
@@ -264,24 +267,24 @@ class Parallel:
       malformed: the part of the lines that may be malformed.
     """
 
-    source: Files
-    target: Files
+    source: FilePatterns
+    target: FilePatterns
     malformed: float = 0.01
 
     def open(self) -> Examples:
         return _opened(self, self._columns, lambda lines: _pair(*map(_text, lines)))
 
-    def _columns(self) -> list[list[Lines]]:
+    def _columns(self) -> list[list[FileLines]]:
         sources, targets = find_files(self.source), find_files(self.target)
         if len(sources) != len(targets):
             raise DataError(
                 f"{len(sources)} source files, but {len(targets)} target files",
-                f"source: {', '.join(sources[:SHOWN])}",
-                f"target: {', '.join(targets[:SHOWN])}",
+                f"source: {', '.join(sources[:MAX_SHOWN])}",
+                f"target: {', '.join(targets[:MAX_SHOWN])}",
                 rule="each source file has one target file, in the same order",
                 hint="patterns are sorted by name: name the files alike, or give two lists",
             )
-        columns = [[Lines(path) for path in paths] for paths in (sources, targets)]
+        columns = [[FileLines(path) for path in paths] for paths in (sources, targets)]
         unequal = [_unequal(*both) for both in zip(*columns, strict=True) if len(both[0]) != len(both[1])]
         if unequal:
             raise DataError(
@@ -293,7 +296,7 @@ class Parallel:
         return columns
 
 
-def _unequal(source: Lines, target: Lines) -> str:
+def _unequal(source: FileLines, target: FileLines) -> str:
     longer, first = (source, len(target)) if len(source) > len(target) else (target, len(source))
     text = longer[first].decode(errors="replace")
     return (
@@ -312,7 +315,7 @@ class Tsv:
       malformed: the part of the lines that may be malformed.
     """
 
-    files: Files
+    files: FilePatterns
     source: int = 0
     target: int = 1
     malformed: float = 0.01
@@ -325,7 +328,7 @@ class Tsv:
         columns = text.split("\t")
         needed = max(self.source, self.target) + 1
         if text.strip() and len(columns) < needed:
-            raise Fault(f"{len(columns)} columns, and {needed} are needed")
+            raise LineError(f"{len(columns)} columns, and {needed} are needed")
         return _pair(columns[self.source], columns[self.target]) if text.strip() else None
 
 
@@ -338,7 +341,7 @@ class PlainText:
       malformed: the part of the lines that may be malformed.
     """
 
-    files: Files
+    files: FilePatterns
     malformed: float = 0.01
 
     def open(self) -> Examples:
@@ -354,14 +357,14 @@ class Documents:
       malformed: the part of the files that may be malformed.
     """
 
-    files: Files
+    files: FilePatterns
     malformed: float = 0.01
 
     def open(self) -> Examples:
         return _opened(self, self._columns, lambda lines: _text(lines[0]) if lines[0].strip() else None)
 
-    def _columns(self) -> list[list[Lines]]:
-        return [[Whole(path) for path in find_files(self.files)]]
+    def _columns(self) -> list[list[FileLines]]:
+        return [[FileDocument(path) for path in find_files(self.files)]]
 
 
 @dataclass(frozen=True)
@@ -374,7 +377,7 @@ class Jsonl:
       malformed: the part of the lines that may be malformed.
     """
 
-    files: Files
+    files: FilePatterns
     text: str = "text"
     source: str | None = None
     target: str | None = None
@@ -396,30 +399,30 @@ class Jsonl:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise Fault(f"not JSON: {error}") from None
+            raise LineError(f"not JSON: {error}") from None
         if not isinstance(found, dict):
-            raise Fault(f"not an object, but a {type(found).__name__}")
+            raise LineError(f"not an object, but a {type(found).__name__}")
         if self.source is not None and self.target is not None:
             return _pair(_field(found, self.source), _field(found, self.target))
         text = _field(found, self.text)
         if not text.strip():
-            raise Fault(f"{self.text!r} is blank")
+            raise LineError(f"{self.text!r} is blank")
         return text
 
 
 def _field(found: dict[str, Any], name: str) -> str:
     if name not in found:
-        raise Fault(f"no field {name!r}{nearest(name, found)}")
+        raise LineError(f"no field {name!r}{nearest(name, found)}")
     if not isinstance(found[name], str):
-        raise Fault(f"{name!r} is not a text, but a {type(found[name]).__name__}")
+        raise LineError(f"{name!r} is not a text, but a {type(found[name]).__name__}")
     try:
         found[name].encode()
     except UnicodeEncodeError as error:  # JSON can write half of a character, "\\ud83d"
-        raise Fault(f"{name!r} has half a character, {found[name][error.start]!a}") from None
+        raise LineError(f"{name!r} has half a character, {found[name][error.start]!a}") from None
     return found[name]
 
 
-def texts(examples: Iterable[Any]) -> Iterable[str]:
+def iter_texts(examples: Iterable[Any]) -> Iterable[str]:
     """All texts of examples, both of each pair: what a tokenizer is trained on."""
     for example in examples:
         if isinstance(example, str):

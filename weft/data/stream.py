@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.models.batch import START
+from weft.models.batch import START_TOKEN
 
-from .batches import Batches, Rows
-from .packing import Encoded, arrays, bucket, pack
-from .tokenizers import check_ids, start
+from .batches import BatchStream, HostRows
+from .packing import EncodedExample, bucket_length, pack, packed_arrays
+from .tokenizers import check_ids, start_id
 
-KEPT = 1 << 22  # so many places' examples are kept encoded
+CACHED_TOKENS = 1 << 22  # so many places' examples are kept encoded
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """What is in a batch: for each row, its examples' numbers in the stream; the places; and what is next."""
 
     rows: list[list[int]]
@@ -33,8 +33,8 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stream(Batches):
-    """Batches of whole examples, from any position on. See `Batches` for the other settings.
+class ExampleStream(BatchStream):
+    """Batches of whole examples, from any position on. See `BatchStream` for the other settings.
 
     Attributes:
       examples: texts, or pairs of texts; pairs are for encoder-decoders.
@@ -82,22 +82,22 @@ class Stream(Batches):
         return not isinstance(self.examples[0], str)
 
     @functools.cached_property
-    def _encoded(self) -> Callable[[int], Encoded]:
+    def _encoded(self) -> Callable[[int], EncodedExample]:
         """An example by its index. As many are kept as planning ahead needs, and more if they are short."""
-        kept = max(1024, 2 * self.rows * self.window, KEPT // (self.length + self._input_room))
+        kept = max(1024, 2 * self.rows * self.window, CACHED_TOKENS // (self.length + self._input_room))
         return functools.lru_cache(maxsize=kept)(self._encode)
 
-    def _encode(self, index: int) -> Encoded:
+    def _encode(self, index: int) -> EncodedExample:
         example = self.examples[index]
         if not self.pairs:
-            return Encoded(self._ids(example, self.length))
+            return EncodedExample(self._ids(example, self.length))
         source, target = example
-        return Encoded(self._ids(target, self.length), self._ids(source, self._input_room))
+        return EncodedExample(self._ids(target, self.length), self._ids(source, self._input_room))
 
     def _ids(self, text: str, most: int) -> np.ndarray:
         return np.array([*self.tokenizer.encode(text), self.tokenizer.end][:most], np.int32)
 
-    def _numbered(self, number: int) -> Encoded:
+    def _numbered(self, number: int) -> EncodedExample:
         """Example number n of the stream."""
         return self._encoded(self.index(number))
 
@@ -107,7 +107,7 @@ class Stream(Batches):
 
     # The batches
 
-    def plan(self, position: int) -> Plan:
+    def plan(self, position: int) -> BatchPlan:
         """What is in the batch that begins at a position."""
         inputs = self._input_room if self.pairs else None
         if self.packed:
@@ -115,16 +115,16 @@ class Stream(Batches):
             sizes = (self._numbered(number).sizes for number in last)
             rows = pack(sizes, self.rows, (self.length, inputs or 0))
             rows = [[position + number for number in row] for row in rows]
-            return Plan(rows, self.length, inputs, position + sum(map(len, rows)))
+            return BatchPlan(rows, self.length, inputs, position + sum(map(len, rows)))
         if not self.buckets:
             numbers = range(position, self._until(position + self.rows))
-            return Plan(self._one_each(numbers), self.length, inputs, numbers.stop)
+            return BatchPlan(self._one_each(numbers), self.length, inputs, numbers.stop)
         return self._bucketed(position)
 
     def _one_each(self, numbers: Sequence[int]) -> list[list[int]]:
         return [[number] for number in numbers] + [[] for _ in range(self.rows - len(numbers))]
 
-    def _bucketed(self, position: int) -> Plan:
+    def _bucketed(self, position: int) -> BatchPlan:
         """Sort a window of the stream by size, cut it into batches, and shuffle these.
 
         A position inside a window counts its batches, so the window is planned anew there.
@@ -139,19 +139,19 @@ class Stream(Batches):
             whole = [whole[n] for n in draw.permutation(len(whole))]
         batch = (whole + [batch for batch in batches if len(batch) < self.rows])[done // self.rows]
         targets, inputs = np.max([self._numbered(number).sizes for number in batch], axis=0)
-        length = bucket(targets, (*self.buckets, self.length))
+        length = bucket_length(targets, (*self.buckets, self.length))
         shorter = tuple(b for b in self.buckets if b < self._input_room)
-        input_length = bucket(inputs, (*shorter, self._input_room)) if self.pairs else None
-        return Plan(self._one_each(batch), length, input_length, position + len(batch))
+        input_length = bucket_length(inputs, (*shorter, self._input_room)) if self.pairs else None
+        return BatchPlan(self._one_each(batch), length, input_length, position + len(batch))
 
-    def make(self, position: int, first: int, last: int) -> Rows:
+    def make(self, position: int, first: int, last: int) -> HostRows:
         plan = self.plan(position)
         rows = [[self._numbered(number) for number in row] for row in plan.rows[first:last]]
-        first = START if self.pairs else start(self.tokenizer)
-        made = arrays(rows, plan.length, plan.input_length, self.tokenizer.pad, first)
+        first = START_TOKEN if self.pairs else start_id(self.tokenizer)
+        made = packed_arrays(rows, plan.length, plan.input_length, self.tokenizer.pad, first)
         for name in made.keys() & {"targets", "inputs"}:
             check_ids(made[name], self.tokenizer)
-        return Rows(made, plan.position)
+        return HostRows(made, plan.position)
 
 
 def _by_size(numbers: Sequence[int], rows: int, size: Callable[[int], Any]) -> list[list[int]]:

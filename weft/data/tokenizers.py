@@ -24,11 +24,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from weft.core.atomic_file import whole
+from weft.core.atomic_file import atomic_write
 from weft.core.errors import DataError, ModelError
-from weft.models.batch import START
+from weft.models.batch import START_TOKEN
 
-KINDS = ("unigram", "bpe", "char", "word")
+MODEL_TYPES = ("unigram", "bpe", "char", "word")
 
 
 class Tokenizer(Protocol):
@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ByteTokenizer:
     """Each byte of UTF-8 is a token; there is nothing to train. The ids: 0 padding, 1 end, 2 unknown, bytes.
 
     >>> Bytes().encode("né")
@@ -113,10 +113,10 @@ class SentencePiece:
         import sentencepiece
 
         asked = f"SentencePiece.train(vocab={vocab}, kind={kind!r}, byte_fallback={byte_fallback})"
-        if kind not in KINDS:
+        if kind not in MODEL_TYPES:
             raise DataError(
                 f"there is no SentencePiece model of the kind {kind!r}",
-                rule=f"the kinds are {', '.join(KINDS)}",
+                rule=f"the kinds are {', '.join(MODEL_TYPES)}",
                 hint='kind="unigram" is the usual one',
             ).located(asked)
         model = io.BytesIO()
@@ -140,7 +140,7 @@ class SentencePiece:
             )
         except (RuntimeError, OSError, ValueError) as error:
             raise _training_failed(str(error)).located(asked) from None
-        with whole(Path(path)) as draft:
+        with atomic_write(Path(path)) as draft:
             draft.write_bytes(model.getvalue())
         return SentencePiece(os.fspath(path))
 
@@ -242,16 +242,16 @@ def encode_all(texts: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
     return np.fromiter(itertools.chain.from_iterable(lists), np.int64)
 
 
-def start(tokenizer: Tokenizer) -> int:
+def start_id(tokenizer: Tokenizer) -> int:
     """The id that a decoder reads before a text.
 
     >>> start(Bytes())
     0
     """
-    return getattr(tokenizer, "start", START)
+    return getattr(tokenizer, "start", START_TOKEN)
 
 
-def text_after(before: Sequence[int], ids: Sequence[int], tokenizer: Tokenizer) -> str:
+def decode_continuation(before: Sequence[int], ids: Sequence[int], tokenizer: Tokenizer) -> str:
     """The text of ids as it follows that of others: SentencePiece drops the space that a text begins with.
 
     >>> text_after(Bytes().encode("the"), Bytes().encode(" class"), Bytes())
@@ -281,7 +281,7 @@ def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
     """
     asked = f"check_vocab({tokenizer!r}, {vocab})"
     try:
-        check_ids(np.array([tokenizer.pad, tokenizer.end, start(tokenizer)]), tokenizer)
+        check_ids(np.array([tokenizer.pad, tokenizer.end, start_id(tokenizer)]), tokenizer)
     except DataError as error:
         raise error.located(asked) from None
     if tokenizer.vocab > vocab:

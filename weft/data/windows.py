@@ -26,14 +26,14 @@ import numpy as np
 
 from weft.core.errors import DataError
 
-from .batches import Batches, Rows
+from .batches import BatchStream, HostRows
 from .corpus import tokenize
-from .tokenizers import check_ids, start
+from .tokenizers import check_ids, start_id
 
 
 @dataclass(frozen=True)
-class Windows(Batches):
-    """Batches of windows, from any position on; positions count windows. See `Batches` for all settings.
+class TokenWindows(BatchStream):
+    """Batches of windows, from any position on; positions count windows. See `BatchStream` for all settings.
 
     Attributes:
       examples: texts; or all tokens in one array, as `tokenize` makes it.
@@ -78,7 +78,7 @@ class Windows(Batches):
     def size(self) -> int:
         return -(-len(self.sequence) // self.length)
 
-    def make(self, position: int, first: int, last: int) -> Rows:
+    def make(self, position: int, first: int, last: int) -> HostRows:
         numbers = range(position, self._until(position + self.rows))
         own = numbers[first:last]
         shifts = {epoch: self._shift(epoch) for epoch in {number // self.size for number in own}}
@@ -90,11 +90,11 @@ class Windows(Batches):
             where = begins[:, None] + np.arange(-1, self.length)  # one more: the first one's predecessor
             ids = np.asarray(self.sequence.take(where, mode="wrap"), np.int32)
             counted = starts[:, None] + np.arange(self.length) < len(self.sequence)
-            read = np.where(ids[:, :-1] == self.tokenizer.end, start(self.tokenizer), ids[:, :-1])
+            read = np.where(ids[:, :-1] == self.tokenizer.end, start_id(self.tokenizer), ids[:, :-1])
             tokens[: len(own)] = np.where(counted, read, self.tokenizer.pad)
             targets[: len(own)] = np.where(counted, ids[:, 1:], self.tokenizer.pad)
             weights[: len(own)] = counted
-        return Rows({"tokens": tokens, "targets": targets, "weights": weights}, numbers.stop)
+        return HostRows({"tokens": tokens, "targets": targets, "weights": weights}, numbers.stop)
 
     def _shift(self, epoch: int) -> int:
         """The token at which an epoch's tiling begins."""

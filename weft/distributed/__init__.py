@@ -1,5 +1,5 @@
 """Several processes that run one program: joining, messages, shared folders, coordinated stops."""
 
-from .processes import HostsError as HostsError
+from .processes import DistributedError as DistributedError
 from .rendezvous import join as join
 from .stopping import Stop as Stop

@@ -24,8 +24,10 @@ def use_reachable_address(timeout: float) -> None:
     from jax._src import xla_bridge  # JAX has no public way
     from jax._src.lib import _jax
 
-    own = _towards(processes.coordinator().rpartition(":")[0].strip("[]"))
-    address = chosen(own, processes.gather(processes.name("the addresses of all"), own, timeout))
+    own = _towards(processes.coordinator_address().rpartition(":")[0].strip("[]"))
+    address = choose_address(
+        own, processes.gather_texts(processes.unique_key("the addresses of all"), own, timeout)
+    )
 
     def client() -> Any:
         collectives = _jax.make_gloo_tcp_collectives(processes.client(), hostname=address)
@@ -35,7 +37,7 @@ def use_reachable_address(timeout: float) -> None:
         xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
 
 
-def chosen(own: str, all_addresses: list[str]) -> str:
+def choose_address(own: str, all_addresses: list[str]) -> str:
     """The address to listen at: `own`, or if no other host reaches that, the one on the way to another host.
 
     Args:

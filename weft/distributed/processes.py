@@ -11,7 +11,7 @@ time, whereas collectives have to come in the same order everywhere.
 
 No wait is endless. A process that dies or freezes is noticed by JAX's heartbeats, which end the others. They
 don't notice a process that is alive and doesn't get to where the others are, because it hangs in a disk or in
-code of its own. Every wait for others therefore ends after `longest_wait()` seconds.
+code of its own. Every wait for others therefore ends after `peer_timeout()` seconds.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ import jax
 
 from weft.core.errors import WeftError
 
-WAIT = 1800.0  # seconds
-MOST = 3600.0  # seconds of one request to the coordinator; longer waits are several requests
+DEFAULT_TIMEOUT = 1800.0  # seconds
+MAX_REQUEST_SECONDS = 3600.0  # seconds of one request to the coordinator; longer waits are several requests
 _count = itertools.count()
-_wait = [WAIT]
+_wait = [DEFAULT_TIMEOUT]
 
 
-class HostsError(WeftError, RuntimeError):
+class DistributedError(WeftError, RuntimeError):
     """Processes that can't find each other, or can't work together."""
 
 
-class WaitError(HostsError):
+class PeerTimeoutError(DistributedError):
     """Another process that did not come within the time limit."""
 
 
@@ -55,35 +55,35 @@ def client() -> Any:
     return _state().client
 
 
-def several() -> bool:
+def is_multiprocess() -> bool:
     """Whether this run has several processes. This may be called before JAX is used."""
-    return client() is not None and count() > 1
+    return client() is not None and process_count() > 1
 
 
-def number() -> int:
+def process_index() -> int:
     """The number of this process, from 0 on. This may be called before JAX is used."""
     return _state().process_id
 
 
-def count() -> int:
+def process_count() -> int:
     """How many processes there are. This may be called before JAX is used."""
     return _state().num_processes
 
 
-def coordinator() -> str:
+def coordinator_address() -> str:
     """Where process 0 listens, as `host:port`."""
     return _state().coordinator_address
 
 
-def this() -> str:
+def process_label() -> str:
     """This process, as messages name it."""
-    return f"process {number()} of {count()}"
+    return f"process {process_index()} of {process_count()}"
 
 
 # Time limits
 
 
-def longest_wait(seconds: float | None = None) -> float:
+def peer_timeout(seconds: float | None = None) -> float:
     """How many seconds a process waits for the others at any one point; a number sets it."""
     if seconds is not None:
         _wait[0] = float(seconds)
@@ -91,27 +91,27 @@ def longest_wait(seconds: float | None = None) -> float:
 
 
 @contextmanager
-def limit(what: str, seconds: float | None = None) -> Iterator[None]:
+def watchdog(what: str, seconds: float | None = None) -> Iterator[None]:
     """End this process, with a message, if the body takes too long because others don't take part in it.
 
     A timer has to do that: the main thread may be inside XLA or Orbax, where no exception reaches it.
 
     Args:
       what: what all processes are doing together.
-      seconds: how long it may take; by default `longest_wait()`.
+      seconds: how long it may take; by default `peer_timeout()`.
     """
-    if not several():
+    if not is_multiprocess():
         yield
         return
-    seconds = longest_wait() if seconds is None else seconds
-    timer = end_after(seconds, _late(what, seconds))
+    seconds = peer_timeout() if seconds is None else seconds
+    timer = exit_after(seconds, _late(what, seconds))
     try:
         yield
     finally:
         timer.cancel()
 
 
-def end_after(seconds: float, error: WeftError) -> threading.Timer:
+def exit_after(seconds: float, error: WeftError) -> threading.Timer:
     """End this process with a message after some seconds, whatever its threads are doing by then.
 
     Cancel what it returns if all went well."""
@@ -128,9 +128,9 @@ def _end(error: WeftError) -> None:
     os._exit(1)
 
 
-def _late(what: str, seconds: float, *details: str) -> WaitError:
-    return WaitError(
-        f"{this()} waited {seconds:g} s for the others: {what}",
+def _late(what: str, seconds: float, *details: str) -> PeerTimeoutError:
+    return PeerTimeoutError(
+        f"{process_label()} waited {seconds:g} s for the others: {what}",
         *details,
         rule="all processes do the same work at about the same time",
         hint="look at the logs of the others for one that hangs, in its disk or its data; "
@@ -141,12 +141,12 @@ def _late(what: str, seconds: float, *details: str) -> WaitError:
 # Texts that all processes can read
 
 
-def name(what: str) -> str:
+def unique_key(what: str) -> str:
     """A new name for a text. All processes take their names in the same order."""
     return f"weft/{what}/{next(_count)}"
 
 
-def tell(name: str, text: str) -> bool:
+def publish(name: str, text: str) -> bool:
     """Publish a text under a name, once; False if there is one already."""
     try:
         client().key_value_set(name, text)
@@ -157,12 +157,12 @@ def tell(name: str, text: str) -> bool:
     return True
 
 
-def told(name: str, seconds: float | None = None) -> str:
+def wait_for_text(name: str, seconds: float | None = None) -> str:
     """The text of a name; waits until there is one."""
-    seconds = longest_wait() if seconds is None else seconds
+    seconds = peer_timeout() if seconds is None else seconds
     end = time.monotonic() + seconds
     while True:
-        left = min(end - time.monotonic(), MOST)
+        left = min(end - time.monotonic(), MAX_REQUEST_SECONDS)
         try:
             return client().blocking_key_value_get(name, max(1, int(1000 * left)))
         except jax.errors.JaxRuntimeError as error:
@@ -172,11 +172,11 @@ def told(name: str, seconds: float | None = None) -> str:
                 raise _late(_readable(name), seconds) from None
 
 
-def meet(name: str, seconds: float | None = None) -> None:
+def barrier(name: str, seconds: float | None = None) -> None:
     """Wait until all processes are here."""
-    if not several():
+    if not is_multiprocess():
         return
-    seconds = longest_wait() if seconds is None else seconds
+    seconds = peer_timeout() if seconds is None else seconds
     try:
         client().wait_at_barrier(name, max(1, int(1000 * seconds)))
     except jax.errors.JaxRuntimeError as error:
@@ -187,21 +187,21 @@ def meet(name: str, seconds: float | None = None) -> None:
         raise _late(_readable(name), seconds, *missing) from None
 
 
-def gather(name: str, text: str, seconds: float | None = None) -> list[str]:
+def gather_texts(name: str, text: str, seconds: float | None = None) -> list[str]:
     """The texts that all processes give, by the number of the process; waits until all are here."""
-    tell(f"{name}/{number():09}", text)
-    meet(name, seconds)
+    publish(f"{name}/{process_index():09}", text)
+    barrier(name, seconds)
     return [one for _, one in sorted(client().key_value_dir_get(f"{name}/"))]
 
 
-def from_first(name: str, work: Callable[[], str]) -> str:
+def run_on_first(name: str, work: Callable[[], str]) -> str:
     """What process 0 makes of some work; the others wait for it. If it fails, all do."""
-    if not several():
+    if not is_multiprocess():
         return work()
     if jax.process_index() > 0:
-        kind, _, text = told(name).partition(" ")
+        kind, _, text = wait_for_text(name).partition(" ")
         if kind == "failed":
-            raise HostsError(
+            raise DistributedError(
                 "process 0 failed, and this one waited for it",
                 text,
                 rule="what one process does for all is done when it succeeds",
@@ -211,9 +211,9 @@ def from_first(name: str, work: Callable[[], str]) -> str:
     try:
         text = work()
     except BaseException as error:
-        tell(name, f"failed {type(error).__name__}: {error}")
+        publish(name, f"failed {type(error).__name__}: {error}")
         raise
-    tell(name, f"done {text}")
+    publish(name, f"done {text}")
     return text
 
 

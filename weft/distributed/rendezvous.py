@@ -27,24 +27,24 @@ from typing import Any
 
 import jax
 
-from weft.core.devices import is_all_there_is, keep_memory
+from weft.core.devices import is_cpu_only, retain_freed_memory
 from weft.distributed.processes import (
-    WAIT,
-    HostsError,
-    WaitError,
-    count,
-    end_after,
-    longest_wait,
-    number,
-    several,
-    tell,
-    told,
+    DEFAULT_TIMEOUT,
+    DistributedError,
+    PeerTimeoutError,
+    exit_after,
+    is_multiprocess,
+    peer_timeout,
+    process_count,
+    process_index,
+    publish,
+    wait_for_text,
 )
 
 from . import gloo
 from .stopping import Stop as Stop
 
-COORDINATOR, PROCESSES, PROCESS, DEVICES = (
+COORDINATOR_VARIABLE, PROCESSES_VARIABLE, PROCESS_VARIABLE, DEVICES_VARIABLE = (
     "WEFT_COORDINATOR",
     "WEFT_PROCESSES",
     "WEFT_PROCESS",
@@ -55,7 +55,7 @@ COORDINATOR, PROCESSES, PROCESS, DEVICES = (
 
 
 @dataclass(frozen=True)
-class Member:
+class ProcessInfo:
     """One of several processes: the coordinator's `host:port`, how many there are, and which one it is."""
 
     coordinator: str
@@ -71,7 +71,7 @@ def join(
     devices: int | None = None,
     timeout: float = 300.0,
     heartbeat: int = 20,
-    wait: float = WAIT,
+    wait: float = DEFAULT_TIMEOUT,
 ) -> None:
     """Join the other processes of this run; call it before the first use of JAX.
 
@@ -93,22 +93,22 @@ def join(
         return
     try:
         member = _given(coordinator, processes, process, os.environ)
-        found = None if member is not None else detected()
+        found = None if member is not None else detect_cluster()
         if member is None and found is None:
             return
-        longest_wait(wait)
+        peer_timeout(wait)
         _prepare(devices, os.environ)
         _connect(member, found, timeout, heartbeat)
-    except HostsError as error:
+    except DistributedError as error:
         raise error.located("distributed.join()") from None
     _end_when_failed()
 
 
 def _given(
     coordinator: str | None, processes: int | None, process: int | None, environment: Mapping[str, str]
-) -> Member | None:
+) -> ProcessInfo | None:
     """The member that arguments and environment say; None if they say nothing."""
-    said = {COORDINATOR: coordinator, PROCESSES: processes, PROCESS: process}
+    said = {COORDINATOR_VARIABLE: coordinator, PROCESSES_VARIABLE: processes, PROCESS_VARIABLE: process}
     values = {name: environment.get(name) if one is None else one for name, one in said.items()}
     missing = [name for name, one in values.items() if one in (None, "")]
     if len(missing) == len(values):
@@ -118,28 +118,28 @@ def _given(
         "a process knows the coordinator's host:port, how many processes there are, and its number from 0 on"
     )
     if missing:
-        raise HostsError(
+        raise DistributedError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing",
             f"given: {shown}",
             rule=rule,
             hint="set all three, or none for a run of one process; on one machine weft launch sets them",
         )
-    host, _, port = str(values[COORDINATOR]).rpartition(":")
+    host, _, port = str(values[COORDINATOR_VARIABLE]).rpartition(":")
     wrong = []
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        wrong.append(f"the coordinator {values[COORDINATOR]!r} is not host:port")
-    count, number = (_whole(values[name]) for name in (PROCESSES, PROCESS))
+        wrong.append(f"the coordinator {values[COORDINATOR_VARIABLE]!r} is not host:port")
+    count, number = (_whole(values[name]) for name in (PROCESSES_VARIABLE, PROCESS_VARIABLE))
     if count is None or count < 1:
-        wrong.append(f"{values[PROCESSES]!r} is not a number of processes")
+        wrong.append(f"{values[PROCESSES_VARIABLE]!r} is not a number of processes")
     if number is None or number < 0:
-        wrong.append(f"{values[PROCESS]!r} is not the number of a process")
+        wrong.append(f"{values[PROCESS_VARIABLE]!r} is not the number of a process")
     elif count is not None and 0 < count <= number:
         wrong.append(f"there is no process {number} of {count}: the last one is {count - 1}")
     if wrong or count is None or number is None:
-        raise HostsError(
+        raise DistributedError(
             "; ".join(wrong), f"given: {shown}", rule=rule, hint="for example 10.0.0.1:1234, 4 and 0"
         )
-    return Member(f"{host}:{port}", count, number)
+    return ProcessInfo(f"{host}:{port}", count, number)
 
 
 def _whole(given: Any) -> int | None:
@@ -149,7 +149,7 @@ def _whole(given: Any) -> int | None:
         return None
 
 
-def detected() -> str | None:
+def detect_cluster() -> str | None:
     """The cluster of several processes that JAX knows this to be one of."""
     from jax._src.clusters import ClusterEnv  # JAX has no public name for it
 
@@ -166,7 +166,7 @@ def detected() -> str | None:
 
 def _prepare(devices: int | None, environment: Mapping[str, str]) -> None:
     """JAX's settings for several processes; they have no effect on what is not a CPU."""
-    wanted = devices if devices is not None else _whole(environment.get(DEVICES) or "1")
+    wanted = devices if devices is not None else _whole(environment.get(DEVICES_VARIABLE) or "1")
     forced = "xla_force_host_platform_device_count" in environment.get("XLA_FLAGS", "")
     try:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -174,21 +174,21 @@ def _prepare(devices: int | None, environment: Mapping[str, str]) -> None:
         jax.config.update("jax_enable_preemption_service", False)
         if not forced:
             jax.config.update("jax_num_cpu_devices", wanted)
-        if is_all_there_is():
-            keep_memory()
+        if is_cpu_only():
+            retain_freed_memory()
     except RuntimeError:
         raise _late() from None
 
 
-def _late() -> HostsError:
-    return HostsError(
+def _late() -> DistributedError:
+    return DistributedError(
         "JAX is already in use in this process",
         rule="its devices are fixed at the first use, without those of the other processes",
         hint="call distributed.join() at the top of the program, before any array is made",
     )
 
 
-def _connect(member: Member | None, found: str | None, timeout: float, heartbeat: int) -> None:
+def _connect(member: ProcessInfo | None, found: str | None, timeout: float, heartbeat: int) -> None:
     begin = time.monotonic()
     if member is not None and member.process > 0:
         _await_coordinator(member, timeout)
@@ -204,11 +204,11 @@ def _connect(member: Member | None, found: str | None, timeout: float, heartbeat
             "process_id": member.process,
             "cluster_detection_method": "deactivate",
         }
-    timer = end_after(left, _alone(member, found, timeout))  # later JAX would, from C++, with its stack
+    timer = exit_after(left, _alone(member, found, timeout))  # later JAX would, from C++, with its stack
     try:
         jax.distributed.initialize(**more)
         gloo.use_reachable_address(left)
-    except HostsError:
+    except DistributedError:
         raise
     except Exception as error:
         if "before any JAX calls" in str(error):
@@ -219,9 +219,9 @@ def _connect(member: Member | None, found: str | None, timeout: float, heartbeat
         timer.cancel()
 
 
-def _alone(member: Member | None, found: str | None, timeout: float, *details: str) -> HostsError:
+def _alone(member: ProcessInfo | None, found: str | None, timeout: float, *details: str) -> DistributedError:
     who = f"process {member.process} of {member.processes}" if member else "this process"
-    return HostsError(
+    return DistributedError(
         f"{who} could not join the others within {timeout:g} s",
         f"the coordinator: {member.coordinator}" if member else f"JAX found: {found}",
         *details,
@@ -231,7 +231,7 @@ def _alone(member: Member | None, found: str | None, timeout: float, *details: s
     )
 
 
-def _await_coordinator(member: Member, timeout: float) -> None:
+def _await_coordinator(member: ProcessInfo, timeout: float) -> None:
     """Wait until someone listens there. JAX itself would end the process, with pages of C++."""
     host, _, port = member.coordinator.rpartition(":")
     end, reason = time.monotonic() + timeout, ""
@@ -242,7 +242,7 @@ def _await_coordinator(member: Member, timeout: float) -> None:
         except OSError as error:
             reason = error.strerror or str(error)
             time.sleep(min(0.1, max(0.0, end - time.monotonic())))
-    raise HostsError(
+    raise DistributedError(
         f"process {member.process} of {member.processes} did not reach the coordinator {member.coordinator} "
         f"within {timeout:g} s",
         f"the system says: {reason}",
@@ -253,17 +253,17 @@ def _await_coordinator(member: Member, timeout: float) -> None:
 
 # Failing
 
-LAST = 3.0  # seconds that process 0 waits for others that have failed too
+FAILURE_GRACE = 3.0  # seconds that process 0 waits for others that have failed too
 _failed: list[int] = []  # the exit code, once it is known
 
 
-def fail(code: int = 1) -> None:
+def mark_failed(code: int = 1) -> None:
     """Say that this process has failed: at its exit it will not wait for the others.
 
     JAX would wait there for minutes until all are at their exit, and they wait in a collective for this one.
     An exception that nobody catches is known without this.
     """
-    if several():
+    if is_multiprocess():
         _failed.append(code)
 
 
@@ -272,14 +272,14 @@ def _end_when_failed() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         shown(kind, error, trace)
-        fail(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        mark_failed(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     def end() -> None:
         # Threads have ended by now, and with them a checkpoint that was being written.
         if _failed:
             sys.stdout.flush()
             sys.stderr.flush()
-            with suppress(WaitError, jax.errors.JaxRuntimeError):
+            with suppress(PeerTimeoutError, jax.errors.JaxRuntimeError):
                 _end_last()
             os._exit(_failed[0])
 
@@ -290,9 +290,9 @@ def _end_when_failed() -> None:
 def _end_last() -> None:
     """Let process 0 end after the others that have failed: with the coordinator gone JAX aborts them, and an
     error that all have would not be shown by all."""
-    if number() > 0:
-        tell(f"weft/failed/{number()}", "")
+    if process_index() > 0:
+        publish(f"weft/failed/{process_index()}", "")
         return
-    end = time.monotonic() + LAST
-    for other in range(1, count()):
-        told(f"weft/failed/{other}", max(0.0, end - time.monotonic()))
+    end = time.monotonic() + FAILURE_GRACE
+    for other in range(1, process_count()):
+        wait_for_text(f"weft/failed/{other}", max(0.0, end - time.monotonic()))

@@ -16,13 +16,13 @@ from pathlib import Path
 import jax
 
 from weft.distributed import processes
-from weft.distributed.processes import HostsError
+from weft.distributed.processes import DistributedError
 
-TOKEN = ".weft-shared-"
-LOOKING = 10.0  # seconds: a network file system may show a new file late
+TOKEN_PREFIX = ".weft-shared-"
+LOOK_SECONDS = 10.0  # seconds: a network file system may show a new file late
 
 
-def check_shared(folder: Path, seconds: float = LOOKING) -> None:
+def check_shared_folder(folder: Path, seconds: float = LOOK_SECONDS) -> None:
     """The same error in all processes if some of them don't see the folder that process 0 sees.
 
     The folder need not exist. The file is then written where the folder would be made, in the nearest folder
@@ -32,31 +32,33 @@ def check_shared(folder: Path, seconds: float = LOOKING) -> None:
       folder: as each process names it.
       seconds: how long a process looks for the file.
     """
-    if not processes.several():
+    if not processes.is_multiprocess():
         return
     folder, first = folder.absolute(), jax.process_index() == 0
     written: list[Path] = []
 
     def write() -> str:
         there = next(p for p in (folder, *folder.parents) if p.is_dir())
-        written.append(there / f"{TOKEN}{secrets.token_hex(8)}")
+        written.append(there / f"{TOKEN_PREFIX}{secrets.token_hex(8)}")
         written[0].touch()
         return f"{len(folder.parts) - len(there.parts)} {written[0].name} {socket.gethostname()}"
 
     try:
-        said = processes.from_first(processes.name("the shared folder"), write)
+        said = processes.run_on_first(processes.unique_key("the shared folder"), write)
         up, name, first_host = said.split(" ", 2)
         above = [folder, *folder.parents][: int(up) + 1][-1]
         seen = first or _appears(above / name, seconds)
-        mine = "" if seen else f"{socket.gethostname()} (process {processes.number()})"
-        blind = [one for one in processes.gather(processes.name("the shared folder"), mine) if one]
+        mine = "" if seen else f"{socket.gethostname()} (process {processes.process_index()})"
+        blind = [
+            one for one in processes.gather_texts(processes.unique_key("the shared folder"), mine) if one
+        ]
     finally:
         for token in written:
             with suppress(OSError):  # the folder itself is gone
                 token.unlink()
     if blind:
         where = "there" if up == "0" else "above it"
-        raise HostsError(
+        raise DistributedError(
             f"the folder {folder} is not shared by all hosts",
             f"process 0 on {first_host} wrote a file {where}, which does not appear on: {', '.join(blind)}",
             rule="all processes write their slices of a checkpoint to one folder",

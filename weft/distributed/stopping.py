@@ -14,10 +14,10 @@ from typing import Any, Self
 import jax
 
 from weft.distributed import processes
-from weft.distributed.processes import HostsError
+from weft.distributed.processes import DistributedError
 
-GRACE = 300.0  # seconds
-OVER = "over"
+DEFAULT_GRACE = 300.0  # seconds
+FINISHED = "over"
 
 
 class Stop:
@@ -37,13 +37,13 @@ class Stop:
       reason: the signal's name, once all know of it.
     """
 
-    def __init__(self, grace: float = GRACE) -> None:
+    def __init__(self, grace: float = DEFAULT_GRACE) -> None:
         self.reason, self.grace = "", grace
         self._timer: threading.Timer | None = None
         self._times = 0  # how often it was asked
         self._at: int | None = None  # at which time of asking all stop
         self._lock, self._hurrying = threading.Lock(), threading.Lock()
-        self._name = processes.name("stop")
+        self._name = processes.unique_key("stop")
 
     @property
     def asked(self) -> bool:
@@ -58,7 +58,7 @@ class Stop:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._catch()
-        targets = [self._listen, self._agree] if processes.several() else [self._listen]
+        targets = [self._listen, self._agree] if processes.is_multiprocess() else [self._listen]
         self._threads = [threading.Thread(target=one, name="weft stop", daemon=True) for one in targets]
         for thread in self._threads:
             thread.start()
@@ -69,9 +69,9 @@ class Stop:
     ) -> None:
         self._release()
         os.close(self._write)
-        if processes.several():
+        if processes.is_multiprocess():
             with suppress(jax.errors.JaxRuntimeError):  # the coordinator is gone
-                processes.tell(self._name, OVER)
+                processes.publish(self._name, FINISHED)
         for thread in self._threads:
             thread.join(timeout=10)
         os.close(self._read)
@@ -107,33 +107,35 @@ class Stop:
                 continue
             reason = signal.Signals(byte[0]).name
             self._hurry(reason)
-            if processes.several():
+            if processes.is_multiprocess():
                 with suppress(jax.errors.JaxRuntimeError):
-                    processes.tell(self._name, reason)
+                    processes.publish(self._name, reason)
             else:
                 self.reason, self._at = reason, 0
 
     def _agree(self) -> None:
         """Wait until one of the processes has told of a signal, then agree on when to stop."""
-        with suppress(jax.errors.JaxRuntimeError, HostsError):  # another one has died, or does not answer
-            reason = processes.told(self._name, math.inf)
-            if reason == OVER:
+        with suppress(
+            jax.errors.JaxRuntimeError, DistributedError
+        ):  # another one has died, or does not answer
+            reason = processes.wait_for_text(self._name, math.inf)
+            if reason == FINISHED:
                 return
             self._hurry(reason)
             with self._lock:  # whoever asks now waits: its answer is not known yet
-                times = processes.gather(f"{self._name}/times", str(self._times), self.grace)
+                times = processes.gather_texts(f"{self._name}/times", str(self._times), self.grace)
                 self.reason, self._at = reason, max(map(int, times)) + 1
 
     def _hurry(self, reason: str) -> None:
         """Have the process end if the context is not left in time."""
         with self._hurrying:
             if self._timer is None:
-                self._timer = processes.end_after(self.grace, _too_slow(reason, self.grace))
+                self._timer = processes.exit_after(self.grace, _too_slow(reason, self.grace))
 
 
-def _too_slow(reason: str, grace: float) -> HostsError:
-    who = processes.this() if processes.several() else "this process"
-    return HostsError(
+def _too_slow(reason: str, grace: float) -> DistributedError:
+    who = processes.process_label() if processes.is_multiprocess() else "this process"
+    return DistributedError(
         f"{who} could not stop within {grace:g} s of {reason}",
         "it waits for another process or for its disk, or the last checkpoint is still being written",
         rule="what is not done by then is left; the run resumes from its last complete checkpoint",

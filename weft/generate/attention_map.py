@@ -18,16 +18,16 @@ import numpy as np
 import weft as wf
 from weft.core.tensor import Tensor
 from weft.models import Batch
-from weft.models.batch import START
-from weft.nn.attention import HIDDEN
+from weft.models.batch import START_TOKEN
+from weft.nn.attention import MASK_VALUE
 
-from .cache import Listening, listening
+from .cache import RecordingAttention, layer_runner
 
-END = "■"  # how the end is shown
+END_SYMBOL = "■"  # how the end is shown
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttentionMap:
     """Pieces of the translation and of the text, and a row of weights for each of the former."""
 
     said: tuple[str, ...]
@@ -35,7 +35,7 @@ class Seen:
     weights: tuple[tuple[float, ...], ...]
 
 
-class _Looking(Listening):
+class _Looking(RecordingAttention):
     """Attends as a whole, and notes how much every position of the encoder's result weighs."""
 
     def __call__(self, site: str, attention: Any, x: Tensor, memory: Tensor, **how: Any) -> Tensor:
@@ -49,23 +49,23 @@ class _Looking(Listening):
         scores = wf.einsum(q, k, out=[*(d for d in q.dims if d != attention.d_kv), *places])
         scores = scores.astype(jnp.float32)
         if how.get("visible") is not None:
-            scores = wf.where(how["visible"], scores, HIDDEN)
+            scores = wf.where(how["visible"], scores, MASK_VALUE)
         self.others = wf.mean(wf.softmax(scores, places[0]), list(attention.heads))
         return result
 
 
-def look(model: Any, batch: Batch) -> Tensor:
+def attention_weights(model: Any, batch: Batch) -> Tensor:
     """How much each position attends to those of the inputs, over `batch`, `length` and `memory_length`.
 
     Args:
       model: an encoder-decoder.
       batch: inputs, and the tokens that look at them.
     """
-    _, (_, weights) = model.read(batch, listening(_Looking))
+    _, (_, weights) = model.read(batch, layer_runner(_Looking))
     return wf.mean(weights, [d for d in weights.dims if d.name not in ("batch", "length", "memory_length")])
 
 
-class Viewer:
+class AttentionMapper:
     """Views of what a speaker's translations look at; all are of one size, for one program.
 
     Args:
@@ -74,9 +74,9 @@ class Viewer:
 
     def __init__(self, speaker: Any):
         self.speaker = speaker
-        self.look = wf.spmd(look, speaker.mesh, speaker.layout)
+        self.look = wf.spmd(attention_weights, speaker.mesh, speaker.layout)
 
-    def view(self, text: str, tokens: Sequence[int]) -> Seen:
+    def view(self, text: str, tokens: Sequence[int]) -> AttentionMap:
         """What the tokens of a translation look at.
 
         Args:
@@ -92,16 +92,16 @@ class Viewer:
             return wf.tensor(np.array([[*ids, *[tokenizer.pad] * (size - len(ids))]], np.int32), dims)
 
         batch = Batch(
-            filled([START, *said[:-1]]),
+            filled([START_TOKEN, *said[:-1]]),
             inputs=filled(inputs),
             input_segments=wf.tensor((np.arange(size) < len(inputs)).astype(np.int32)[None], dims),
         )
         weights = self.look(self.speaker.models[0], batch).numpy("batch", "length", "memory_length")[0]
-        return Seen(
+        return AttentionMap(
             tuple(map(self._piece, said)),
             tuple(map(self._piece, inputs)),
             tuple(tuple(map(float, row[: len(inputs)])) for row in weights[: len(said)]),
         )
 
     def _piece(self, token: int) -> str:
-        return END if token == self.speaker.tokenizer.end else self.speaker.tokenizer.decode([token])
+        return END_SYMBOL if token == self.speaker.tokenizer.end else self.speaker.tokenizer.decode([token])

@@ -21,13 +21,13 @@ import weft as wf
 from weft.core.errors import ShapeError, nearest
 from weft.core.tensor import Tensor
 
-from .cache import Kept, apart
-from .decode_loop import State, together
+from .cache import KVCache, unstack_layers
+from .decode_loop import DecodeState, ensemble_logits
 
-NEVER = -1e9  # the score of what is not there
+IMPOSSIBLE = -1e9  # the score of what is not there
 
 # By what the logarithm of a sequence's probability is divided, from how many tokens it has and alpha.
-PENALTIES: dict[str, Callable[[Any, float], Any]] = {
+LENGTH_PENALTIES: dict[str, Callable[[Any, float], Any]] = {
     "transformer": lambda count, alpha: ((5.0 + count) / 6.0) ** alpha,
     "plain": lambda count, alpha: count**alpha,
 }
@@ -73,7 +73,7 @@ class Beams:
                 rule="alpha is a number",
                 hint="0.6 is as in the Transformer's paper; 0 leaves the length out",
             ).located(asked)
-        for name, known in ((self.penalty, tuple(PENALTIES)), (self.stop, STOPS)):
+        for name, known in ((self.penalty, tuple(LENGTH_PENALTIES)), (self.stop, STOPS)):
             if name not in known:
                 raise ShapeError(
                     f"no such way of beam search: {name}{nearest(name, known)}",
@@ -84,7 +84,7 @@ class Beams:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Found:
+class BeamResult:
     """Sequences, best first, over `batch` and `beam`.
 
     Attributes:
@@ -106,15 +106,15 @@ class _Search:
     """A search on its way: the beams that go on, and what was found."""
 
     step: Tensor
-    kept: tuple[Kept, ...]
+    kept: tuple[KVCache, ...]
     token: Tensor
     said: Tensor
     log: Tensor
-    found: Found
+    found: BeamResult
     done: Tensor
 
 
-def search(models: Sequence[Any], state: State, how: Beams) -> Found:
+def beam_search(models: Sequence[Any], state: DecodeState, how: Beams) -> BeamResult:
     """The best sequences of each row.
 
     Args:
@@ -122,7 +122,7 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
       state: the prompts, from `begin`; how its rows choose tokens does not matter.
       how: the search.
     """
-    models = [apart(model) for model in models]
+    models = [unstack_layers(model) for model in models]
     rows, vocab = state.rows, models[0].embedding.vocab
     (batch,) = state.token.dims
     (said,) = (d for d in state.said.dims if d.name == "said")
@@ -131,13 +131,13 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
     limit = rows.limit
 
     def penalty(count: Any) -> Any:
-        return PENALTIES[how.penalty](count, how.alpha)
+        return LENGTH_PENALTIES[how.penalty](count, how.alpha)
 
     def going(s: _Search) -> Tensor:
         return ~wf.all(s.done)
 
     def one(s: _Search) -> _Search:
-        logits, level, kept = together(models, s.kept, s.token, state.place + s.step)
+        logits, level, kept = ensemble_logits(models, s.kept, s.token, state.place + s.step)
         best = _best(logits, level, s.log, beam, vocab, ends_dim.size)
         (pick,) = (d for d in best.log.dims if d != batch)
         now = s.step + 1
@@ -145,7 +145,7 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
         ends = wf.any(best.token == rows.ends, "ends") | (now >= limit)
 
         # Those that go on.
-        log, chosen = wf.top_k(wf.where(ends, NEVER, best.log), pick, wf.Dim("next", how.size))
+        log, chosen = wf.top_k(wf.where(ends, IMPOSSIBLE, best.log), pick, wf.Dim("next", how.size))
 
         def follow(t: Tensor) -> Tensor:
             return wf.take(t, chosen, pick).rename(next="beam")
@@ -155,11 +155,11 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
 
         # Those that have ended, with those that had before. Of 2K candidates, K may finish while K go on, so
         # a likely end is not lost to K likelier continuations.
-        counted = ends & (wf.arange(pick) < how.window * how.size) & (best.log > NEVER / 2) & ~s.done
-        ended = Found(
+        counted = ends & (wf.arange(pick) < how.window * how.size) & (best.log > IMPOSSIBLE / 2) & ~s.done
+        ended = BeamResult(
             said_now,
             wf.where(counted, now, 0),
-            wf.where(counted, best.log / penalty(now.astype(jnp.float32)), NEVER),
+            wf.where(counted, best.log / penalty(now.astype(jnp.float32)), IMPOSSIBLE),
             best.log,
         )
         found = _merge(s.found, ended, beam)
@@ -185,8 +185,8 @@ def search(models: Sequence[Any], state: State, how: Beams) -> Found:
         tuple(own.spread(beam) for own in state.kept),
         wf.broadcast_to(state.token, [batch, beam]),
         wf.zeros([batch, beam, said], jnp.int32),
-        wf.broadcast_to(wf.where(wf.arange(beam) == 0, 0.0, NEVER), [batch, beam]),
-        Found(wf.zeros([batch, beam, said], jnp.int32), none, none + NEVER, none + NEVER),
+        wf.broadcast_to(wf.where(wf.arange(beam) == 0, 0.0, IMPOSSIBLE), [batch, beam]),
+        BeamResult(wf.zeros([batch, beam, said], jnp.int32), none, none + IMPOSSIBLE, none + IMPOSSIBLE),
         state.done,
     )
     return wf.while_loop(going, one, start).found
@@ -222,7 +222,7 @@ def _best(logits: Tensor, level: Tensor, log: Tensor, beam: wf.Dim, vocab: wf.Di
     return _Best(place // few.size, wf.take(wf.merge(token, [beam, few], every), place, every), best)
 
 
-def _merge(old: Found, new: Found, beam: wf.Dim) -> Found:
+def _merge(old: BeamResult, new: BeamResult, beam: wf.Dim) -> BeamResult:
     """The best of both."""
 
     def both(a: Tensor, b: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from weft.core.errors import DataError
 
 
 @dataclass(frozen=True)
-class Quality:
+class CorpusScores:
     """What was found.
 
     Attributes:
@@ -28,7 +28,7 @@ class Quality:
         return f"exact {self.exact:.1%}, BLEU {self.bleu:.2f}, chrF {self.chrf:.2f}"
 
 
-def quality(said: Sequence[str], references: Sequence[Sequence[str]]) -> Quality:
+def corpus_scores(said: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScores:
     """Score translations.
 
     Args:
@@ -54,7 +54,7 @@ def quality(said: Sequence[str], references: Sequence[Sequence[str]]) -> Quality
     bleu, chrf = BLEU(), CHRF()
     scores = [metric.corpus_score(list(said), streams) for metric in (bleu, chrf)]
     exact = sum(text in right for text, right in zip(said, references, strict=True)) / len(said)
-    return Quality(
+    return CorpusScores(
         exact,
         round(scores[0].score, 4),
         round(scores[1].score, 4),

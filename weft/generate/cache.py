@@ -30,16 +30,16 @@ from weft import nn
 from weft.core.errors import ModelError
 from weft.core.tensor import Tensor
 from weft.models import Batch, Config
-from weft.models.transformer import Around, Drop, Layers, Sight, Stack
-from weft.nn.attention import HIDDEN
-from weft.nn.lsh import ITSELF
+from weft.models.transformer import AttentionMask, Dropout, LayerContext, RunLayers, Stack
+from weft.nn.attention import MASK_VALUE
+from weft.nn.lsh import SELF_PENALTY
 
 from .requirements import check_decodable
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class OfLayer:
+class LayerCache:
     """What one layer keeps of the positions before.
 
     Attributes:
@@ -55,7 +55,7 @@ class OfLayer:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Kept:
+class KVCache:
     """What layers keep of the positions before.
 
     Attributes:
@@ -64,7 +64,7 @@ class Kept:
       lineage: the `memory_beam` of each position of each `beam`; None: a row is one.
     """
 
-    layers: tuple[OfLayer, ...]
+    layers: tuple[LayerCache, ...]
     memory_seen: Tensor | None = None
     lineage: Tensor | None = None
 
@@ -73,7 +73,7 @@ class Kept:
         """The positions that there is room for."""
         return next(d for d in self.layers[0].keys.dims if d.name == "memory_length")
 
-    def spread(self, beam: wf.Dim) -> Kept:
+    def spread(self, beam: wf.Dim) -> KVCache:
         """The same for every beam; what all of them see was written by the first."""
 
         def spread(t: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Kept:
         lineage = wf.zeros([batch, beam, self.places], jnp.int32)
         return dataclasses.replace(self, layers=tuple(layers), lineage=lineage)
 
-    def follow(self, parent: Tensor) -> Kept:
+    def follow(self, parent: Tensor) -> KVCache:
         """That of the beams that are followed.
 
         Args:
@@ -98,7 +98,7 @@ class Kept:
         return dataclasses.replace(self, lineage=lineage)
 
 
-def read(model: Any, batch: Batch, room: int) -> Kept:
+def prefill_cache(model: Any, batch: Batch, room: int) -> KVCache:
     """The cache after the beginning of each row was read.
 
     Args:
@@ -123,15 +123,15 @@ def read(model: Any, batch: Batch, room: int) -> Kept:
             rule="all that a row begins with and all that is said needs a place that the model knows",
             hint=f"a room from {here} to {longest}" if here <= longest else "shorter beginnings",
         ).located("decode")
-    _, (own, others) = model.read(batch, listening(Listening))
+    _, (own, others) = model.read(batch, layer_runner(RecordingAttention))
     own = [wf.unstack(wf.pad(t, "memory_length", 0, room - here), "layers") for t in own]
     others = [wf.unstack(t, "layers") for t in others or ()]
     seen = batch.input_segments
     seen = None if seen is None else seen.rename(length="memory_length") > 0
-    return Kept(tuple(map(OfLayer, *own, *others)), seen)
+    return KVCache(tuple(map(LayerCache, *own, *others)), seen)
 
 
-def whole(model: Any, batch: Batch) -> Tensor:
+def all_logits(model: Any, batch: Batch) -> Tensor:
     """The logits of all positions at once, as decoding has them: exact attention, and room for all tokens.
 
     Args:
@@ -139,10 +139,10 @@ def whole(model: Any, batch: Batch) -> Tensor:
       batch: what it reads.
     """
     check_decodable(model)
-    return model.project(model.read(batch, listening(Listening))[0])
+    return model.project(model.read(batch, layer_runner(RecordingAttention))[0])
 
 
-def apart(model: Any) -> Any:
+def unstack_layers(model: Any) -> Any:
     """The model with its decoder's layers one by one, in the dtype that they compute in.
 
     What takes many steps takes it apart first, so that not every step copies parameters out of those of all
@@ -160,7 +160,7 @@ def apart(model: Any) -> Any:
     return eqx.tree_at(lambda m: m.decoder.blocks, model, tuple(each))
 
 
-def step(model: Any, kept: Kept, token: Tensor, place: Tensor) -> tuple[Tensor, Kept]:
+def decode_step(model: Any, kept: KVCache, token: Tensor, place: Tensor) -> tuple[Tensor, KVCache]:
     """The logits of the next token, and the cache with this one's keys.
 
     Args:
@@ -171,10 +171,10 @@ def step(model: Any, kept: Kept, token: Tensor, place: Tensor) -> tuple[Tensor, 
     """
     one = wf.Dim("length", 1)
     here = wf.broadcast_to(place, [*place.dims, one])
-    around = Around(
-        Sight(here, None, None, wf.arange(kept.places), None, False, None),
+    around = LayerContext(
+        AttentionMask(here, None, None, wf.arange(kept.places), None, False, None),
         memory=kept.layers[0].memory_keys,
-        memory_sight=Sight(here, None, None, here.rename(length="memory_length"), None, False, None),
+        memory_sight=AttentionMask(here, None, None, here.rename(length="memory_length"), None, False, None),
         exact=True,
     )
     x = model.embedding(wf.broadcast_to(token, [*token.dims, one]))
@@ -190,13 +190,13 @@ def step(model: Any, kept: Kept, token: Tensor, place: Tensor) -> tuple[Tensor, 
         seen = seen & (lineage == wf.arange(beam.rename("memory_beam")))
     now = [_Recalling(of_layer, place, seen, kept.memory_seen) for of_layer in kept.layers]
 
-    def layers(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, None]:
+    def layers(stack: Stack, x: Tensor, around: LayerContext, key: Any) -> tuple[Tensor, None]:
         streams = _streams(c, x)
         for block, by in zip(stack.blocks, now, strict=True):
             streams = _layer(c, block, around, streams, by)
         return _joined(streams), None
 
-    x, _ = apart(model).decoder(x, around, None, layers)
+    x, _ = unstack_layers(model).decoder(x, around, None, layers)
     kept = dataclasses.replace(kept, layers=tuple(by.kept for by in now))
     return model.project(wf.sum(x, one)), kept
 
@@ -213,10 +213,10 @@ def _written(new: Tensor) -> Tensor:
     return new.rename(**{d.name: "memory_beam" for d in new.dims if d.name == "beam"})
 
 
-def listening(attend: Callable[[], Any]) -> Layers:
+def layer_runner(attend: Callable[[], Any]) -> RunLayers:
     """How layers are run over all positions at once: with a way to attend that notes what is to be kept."""
 
-    def run(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, Any]:
+    def run(stack: Stack, x: Tensor, around: LayerContext, key: Any) -> tuple[Tensor, Any]:
         c = stack.config
 
         def layer(streams: tuple[Tensor, ...], block: Any) -> tuple[tuple[Tensor, ...], Any]:
@@ -233,8 +233,10 @@ def _streams(c: Config, x: Tensor) -> tuple[Tensor, ...]:
     return (x, x) if c.residual == "reversible" else (x,)
 
 
-def _layer(c: Config, block: Any, around: Around, streams: tuple[Tensor, ...], by: Any) -> tuple[Tensor, ...]:
-    for branch in nn.cast(block, c.compute).branches(around, Drop(0.0, None), by):
+def _layer(
+    c: Config, block: Any, around: LayerContext, streams: tuple[Tensor, ...], by: Any
+) -> tuple[Tensor, ...]:
+    for branch in nn.cast(block, c.compute).branches(around, Dropout(0.0, None), by):
         streams = (*streams[1:], streams[0] + branch(streams[-1])[0])
     return streams
 
@@ -243,7 +245,7 @@ def _joined(streams: tuple[Tensor, ...]) -> Tensor:
     return streams[0] if len(streams) == 1 else (streams[0] + streams[1]) / 2
 
 
-class Listening:
+class RecordingAttention:
     """Attends to what is there as a whole, and notes its keys and values."""
 
     def __init__(self) -> None:
@@ -270,14 +272,14 @@ class Listening:
             if isinstance(attention, nn.LSHAttention):
                 places = next(d for d in q.dims if d.name == "length")
                 itself = wf.arange(places) == wf.arange(places.rename("memory_length"))
-                bias = wf.where(itself, -ITSELF, 0.0)
+                bias = wf.where(itself, -SELF_PENALTY, 0.0)
         return _mix(attention, q, k, v, visible, bias)
 
 
 class _Recalling:
     """Attends to the keys that are kept, among them the new one."""
 
-    def __init__(self, kept: OfLayer, place: Tensor, seen: Tensor, memory_seen: Tensor | None):
+    def __init__(self, kept: LayerCache, place: Tensor, seen: Tensor, memory_seen: Tensor | None):
         self.kept, self.place, self.seen, self.memory_seen = kept, place, seen, memory_seen
 
     def __call__(
@@ -301,7 +303,7 @@ class _Recalling:
         self.kept = dataclasses.replace(kept, keys=keys, values=values)
         if isinstance(attention, nn.LSHAttention):
             (places,) = (d for d in keys.dims if d.name == "memory_length")
-            bias = wf.where(wf.arange(places) == self.place, -ITSELF, 0.0)
+            bias = wf.where(wf.arange(places) == self.place, -SELF_PENALTY, 0.0)
         return _mix(attention, q, keys, values, self.seen, bias)
 
 
@@ -318,7 +320,7 @@ def _mix(attention: Any, q: Tensor, k: Any, v: Any, seen: Tensor | None, bias: T
     scores = wf.einsum(k, q, out=[*both, *memory, *rest]).astype(jnp.float32)
     scores = wf.transpose(scores, [*both, *rest, *memory])
     scores = scores if bias is None else scores + bias.astype(jnp.float32)
-    scores = scores if seen is None else wf.where(seen, scores, HIDDEN)
+    scores = scores if seen is None else wf.where(seen, scores, MASK_VALUE)
     weights = wf.exp(scores - wf.max(scores, memory))
     mixed = wf.einsum(weights.astype(v.dtype), v, out=[*both, *rest, attention.d_kv])
     return attention.out((mixed / wf.sum(weights, memory)).astype(q.dtype))

@@ -8,19 +8,19 @@ from weft.core.errors import ModelError
 
 from .beam import Beams
 
-ENDS = 4  # how many tokens may end a row
-PENALTIES = (1e-3, 1e3)  # the least and the greatest: beyond them logits leave float32
-SEEDS = 2**63  # as many as NumPy's Philox takes without loss
+MAX_END_TOKENS = 4  # how many tokens may end a row
+PENALTY_RANGE = (1e-3, 1e3)  # the least and the greatest: beyond them logits leave float32
+SEED_LIMIT = 2**63  # as many as NumPy's Philox takes without loss
 
 
 @dataclass(frozen=True)
-class Ask:
+class GenerationConfig:
     """How a text is to be generated.
 
     Attributes:
       limit: how many tokens at most; None: 128 after a prompt, and no more than half of what is read; for a
         translation 10 more than one and a half times those of the text, and no more than 256.
-      temperature, top_k, top_p, penalty: see `Choice`.
+      temperature, top_k, top_p, penalty: see `SamplingParams`.
       beams: a beam search, instead of all these.
       seed: what is drawn depends on it, and on the number of the text.
       ends: tokens that end it, beside the tokenizer's own.
@@ -36,7 +36,7 @@ class Ask:
     ends: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        least, most = PENALTIES
+        least, most = PENALTY_RANGE
         checks = {
             f"limit={self.limit}": (self.limit is None or self.limit >= 1, "at least one token is said"),
             f"temperature={self.temperature}": (
@@ -52,8 +52,11 @@ class Ask:
                 least <= self.penalty <= most,
                 f"a penalty is from {least:g} to {most:g}; 1 is none",
             ),
-            f"seed={self.seed}": (0 <= self.seed < SEEDS, "a seed is from 0 to 2^63 - 1"),
-            f"{len(self.ends)} ends": (len(self.ends) < ENDS, f"there are at most {ENDS - 1} ends"),
+            f"seed={self.seed}": (0 <= self.seed < SEED_LIMIT, "a seed is from 0 to 2^63 - 1"),
+            f"{len(self.ends)} ends": (
+                len(self.ends) < MAX_END_TOKENS,
+                f"there are at most {MAX_END_TOKENS - 1} ends",
+            ),
             f"beams={self.beams}": (
                 isinstance(self.beams, Beams | None),
                 "beams are Beams, such as Beams(4)",
@@ -69,7 +72,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Said:
+class Completion:
     """What was generated.
 
     Attributes:
@@ -88,7 +91,7 @@ class Said:
     logs: tuple[float, ...]
     ended: bool
     cut: bool = False
-    others: tuple[Said, ...] = ()
+    others: tuple[Completion, ...] = ()
 
 
-NOTHING = Said("", (), 0.0, (), True)
+EMPTY_COMPLETION = Completion("", (), 0.0, (), True)

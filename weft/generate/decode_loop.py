@@ -20,14 +20,14 @@ import weft as wf
 from weft.core.tensor import Tensor
 from weft.models import Batch
 
-from .cache import Kept, apart, read, step
+from .cache import KVCache, decode_step, prefill_cache, unstack_layers
 from .requirements import check_decodable
-from .sampling import Choice, choose, penalised
+from .sampling import SamplingParams, apply_repetition_penalty, sample
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Rows:
+class RowSettings:
     """What is asked of each row, over `batch`.
 
     Attributes:
@@ -41,13 +41,13 @@ class Rows:
     length: Tensor
     limit: Tensor
     ends: Tensor
-    how: Choice
+    how: SamplingParams
     numbers: Tensor
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class State:
+class DecodeState:
     """Rows that are being generated.
 
     Attributes:
@@ -60,8 +60,8 @@ class State:
       row: the tokens of the prompt and the generated ones, over `batch` and `places`; -1 is none.
     """
 
-    rows: Rows
-    kept: tuple[Kept, ...]
+    rows: RowSettings
+    kept: tuple[KVCache, ...]
     token: Tensor
     place: Tensor
     said: Tensor
@@ -71,7 +71,7 @@ class State:
     row: Tensor
 
 
-def begin(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
+def prefill(models: Sequence[Any], batch: Batch, rows: RowSettings, room: int) -> DecodeState:
     """Read the prompts.
 
     Args:
@@ -86,9 +86,9 @@ def begin(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
     last = rows.length - 1
     own = wf.where(wf.arange(length) < rows.length, batch.tokens, -1).rename(length="places")
     none = wf.zeros([batch_dim], jnp.int32)
-    return State(
+    return DecodeState(
         rows,
-        tuple(read(model, batch, room) for model in models),
+        tuple(prefill_cache(model, batch, room) for model in models),
         wf.take(batch.tokens, last, length),
         last,
         wf.zeros(rows.numbers.dims, jnp.int32),
@@ -99,7 +99,7 @@ def begin(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
     )
 
 
-def speak(models: Sequence[Any], state: State, steps: Any) -> State:
+def decode(models: Sequence[Any], state: DecodeState, steps: Any) -> DecodeState:
     """Generate some more tokens.
 
     Args:
@@ -107,29 +107,29 @@ def speak(models: Sequence[Any], state: State, steps: Any) -> State:
       state: what was generated so far.
       steps: how many tokens are generated at most, in each row.
     """
-    models = [apart(model) for model in models]
+    models = [unstack_layers(model) for model in models]
     rows, vocab = state.rows, models[0].embedding.vocab
     (said_dim,) = (d for d in rows.numbers.dims if d.name == "said")
     (places,) = (d for d in state.row.dims if d.name == "places")
 
-    def going(carry: tuple[Tensor, State]) -> Tensor:
+    def going(carry: tuple[Tensor, DecodeState]) -> Tensor:
         return (carry[0] < steps) & ~wf.all(carry[1].done)
 
     def penalise(logits: Tensor, row: Tensor) -> Tensor:
         count = wf.scatter_add(wf.zeros(logits.dims, jnp.int32), row, wf.ones(row.dims, jnp.int32), vocab)
-        return penalised(logits, count > 0, rows.how.penalty)
+        return apply_repetition_penalty(logits, count > 0, rows.how.penalty)
 
-    def one(carry: tuple[Tensor, State]) -> tuple[Tensor, State]:
+    def one(carry: tuple[Tensor, DecodeState]) -> tuple[Tensor, DecodeState]:
         n, s = carry
-        logits, level, kept = together(models, s.kept, s.token, s.place)
+        logits, level, kept = ensemble_logits(models, s.kept, s.token, s.place)
         now = wf.one_hot(s.count, said_dim, jnp.bool_) & ~s.done
         number = wf.sum(wf.where(now, rows.numbers, 0.0), said_dim)
         judged = wf.cond(wf.any(rows.how.penalty != 1), penalise, lambda logits, row: logits, logits, s.row)
-        token = choose(judged, rows.how, number, vocab)
+        token = sample(judged, rows.how, number, vocab)
         token = wf.where(s.done, s.token, token)
         score = wf.take(logits, token, vocab) - level
         count, place = (n + (~s.done).astype(jnp.int32) for n in (s.count, s.place))
-        return n + 1, State(
+        return n + 1, DecodeState(
             rows,
             kept,
             token,
@@ -144,14 +144,14 @@ def speak(models: Sequence[Any], state: State, steps: Any) -> State:
     return wf.while_loop(going, one, (wf.zeros((), jnp.int32), state))[1]
 
 
-def together(
-    models: Sequence[Any], kept: Sequence[Kept], token: Tensor, place: Tensor
-) -> tuple[Tensor, Tensor, tuple[Kept, ...]]:
+def ensemble_logits(
+    models: Sequence[Any], kept: Sequence[KVCache], token: Tensor, place: Tensor
+) -> tuple[Tensor, Tensor, tuple[KVCache, ...]]:
     """The logits of what the models together think of all tokens, their level, and the models' caches.
 
     Without the level they are the logarithms of probabilities: of several models, of the mean of theirs.
     """
-    steps = [step(model, own, token, place) for model, own in zip(models, kept, strict=True)]
+    steps = [decode_step(model, own, token, place) for model, own in zip(models, kept, strict=True)]
     vocab = models[0].embedding.vocab
     levels = [wf.logsumexp(logits, vocab) for logits, _ in steps]
     caches = tuple(own for _, own in steps)
@@ -164,7 +164,7 @@ def together(
     return mean + level, level, caches
 
 
-def admit(state: State, new: State, row: Any) -> State:
+def insert(state: DecodeState, new: DecodeState, row: Any) -> DecodeState:
     """The state with new rows instead of old ones.
 
     Args:

@@ -19,25 +19,25 @@ from typing import Any
 
 import weft as wf
 from weft.core.errors import ModelError
-from weft.data import Encoded, Tokenizer, arrays, check_vocab
-from weft.data.tokenizers import start, text_after
+from weft.data import EncodedExample, Tokenizer, check_vocab, packed_arrays
+from weft.data.tokenizers import decode_continuation, start_id
 from weft.models import Batch
-from weft.models.batch import START
+from weft.models.batch import START_TOKEN
 
-from .beam import search
-from .config import NOTHING, Ask, Said
-from .decode_loop import begin, speak
-from .requests import Item, Sizes, ready
+from .batching import PaddedSizes, PromptRow, pad_batch
+from .beam import beam_search
+from .config import EMPTY_COMPLETION, Completion, GenerationConfig
+from .decode_loop import decode, prefill
 from .requirements import check_decodable
 from .score import score
 
-SIZES = (16, 64, 256, 1024, 4096, 16384)  # the lengths that rows are filled up to
-MOST = 256  # tokens of a translation, however long the text
-CONTINUED = 128  # tokens that are generated after a prompt
-AHEAD = 16  # batches of texts that are sorted by length together
+LENGTH_BUCKETS = (16, 64, 256, 1024, 4096, 16384)  # the lengths that rows are filled up to
+MAX_TRANSLATION_TOKENS = 256  # tokens of a translation, however long the text
+DEFAULT_MAX_TOKENS = 128  # tokens that are generated after a prompt
+SORT_WINDOW = 16  # batches of texts that are sorted by length together
 
 
-class Speaker:
+class TextGenerator:
     """Models that are ready to generate and score texts, on a mesh, with a tokenizer.
 
     Args:
@@ -67,21 +67,23 @@ class Speaker:
         _check_alike(configs)
         check_vocab(tokenizer, configs[0].vocab)
         self.translates = configs[0].kind == "encoder_decoder"
-        self.start = START if self.translates else start(tokenizer)
+        self.start = START_TOKEN if self.translates else start_id(tokenizer)
         known = [config.longest for config in configs if config.positions == "learned"]
         self.longest = min(longest or 1024, *known) if known else longest or 1024
         # One object each for all programs: they then know each other's results to be in place.
         mesh, layout = self.mesh, self.layout = wf.Mesh.of(mesh), wf.Layout.of(layout)
-        self.begin = wf.spmd(begin, mesh, layout, static=("room",))
-        self.speak = wf.spmd(speak, mesh, layout, donate=("state",))
-        self.search = wf.spmd(search, mesh, layout, static=("how",))
+        self.begin = wf.spmd(prefill, mesh, layout, static=("room",))
+        self.speak = wf.spmd(decode, mesh, layout, donate=("state",))
+        self.search = wf.spmd(beam_search, mesh, layout, static=("how",))
         self.scoring = wf.spmd(score, mesh, layout)
 
     def size(self, count: int) -> int:
         """The length that a row of so many tokens is filled up to."""
-        return min(next((n for n in SIZES if n >= count), self.longest), self.longest)
+        return min(next((n for n in LENGTH_BUCKETS if n >= count), self.longest), self.longest)
 
-    def say(self, texts: Iterable[str], ask: Ask | None = None, first: int = 0) -> Iterator[Said]:
+    def say(
+        self, texts: Iterable[str], ask: GenerationConfig | None = None, first: int = 0
+    ) -> Iterator[Completion]:
         """Translate texts, or go on with them. The translation of a blank text is an empty one.
 
         Args:
@@ -89,18 +91,18 @@ class Speaker:
           ask: how.
           first: the number of the first text, on which what is drawn for it depends.
         """
-        ask = ask or Ask()
+        ask = ask or GenerationConfig()
         self._check(texts, ask)
         items = (self.item(n, text, ask.limit) for n, text in enumerate(texts, first))
-        for some in _taken(items, self.rows * AHEAD):
-            done = {item.number: NOTHING for item in some if not item.limit}
+        for some in _taken(items, self.rows * SORT_WINDOW):
+            done = {item.number: EMPTY_COMPLETION for item in some if not item.limit}
             left = [item for item in some if item.limit]
             for sizes, part in self._batches(left, self.sizes):
                 found = self.answers(part, sizes, ask)
                 done |= dict(zip((item.number for item in part), found, strict=True))
             yield from (done[item.number] for item in some)
 
-    def _check(self, texts: Any, ask: Ask) -> None:
+    def _check(self, texts: Any, ask: GenerationConfig) -> None:
         most = self.longest if self.translates else self.longest - 1
         if isinstance(texts, str):
             raise ModelError(
@@ -116,7 +118,7 @@ class Speaker:
                 hint=f"a limit of at most {most}",
             ).located("say")
 
-    def item(self, number: int, text: str, limit: int | None) -> Item:
+    def item(self, number: int, text: str, limit: int | None) -> PromptRow:
         """A text as a row, cut if it is too long.
 
         Args:
@@ -126,26 +128,34 @@ class Speaker:
         """
         ids, end = self.tokenizer.encode(text), self.tokenizer.end
         if self.translates and not text.strip():
-            return Item(number, (end,), (self.start,), 0)
+            return PromptRow(number, (end,), (self.start,), 0)
         if self.translates:
             kept = ids[: self.longest - 1]
-            most = min(MOST, (3 * len(kept)) // 2 + 10) if limit is None else limit
-            return Item(number, (*kept, end), (self.start,), min(most, self.longest), len(kept) < len(ids))
-        most = min(CONTINUED, self.longest // 2) if limit is None else min(limit, self.longest - 1)
+            most = min(MAX_TRANSLATION_TOKENS, (3 * len(kept)) // 2 + 10) if limit is None else limit
+            return PromptRow(
+                number, (*kept, end), (self.start,), min(most, self.longest), len(kept) < len(ids)
+            )
+        most = min(DEFAULT_MAX_TOKENS, self.longest // 2) if limit is None else min(limit, self.longest - 1)
         kept = ids[-(self.longest - most) :] if len(ids) >= self.longest - most else ids
-        return Item(number, (), (self.start, *kept)[-self.longest :], most, len(kept) < len(ids))
+        return PromptRow(number, (), (self.start, *kept)[-self.longest :], most, len(kept) < len(ids))
 
-    def sizes(self, item: Item) -> Sizes:
+    def sizes(self, item: PromptRow) -> PaddedSizes:
         """To how many positions a row is filled up."""
         if self.translates:
             inputs = self.size(len(item.inputs))
-            return Sizes(inputs, 1, max(self.size(item.limit), min(MOST, self.size(3 * inputs // 2 + 10))))
-        return Sizes(0, self.size(len(item.prompt)), self.size(item.limit))
+            return PaddedSizes(
+                inputs,
+                1,
+                max(self.size(item.limit), min(MAX_TRANSLATION_TOKENS, self.size(3 * inputs // 2 + 10))),
+            )
+        return PaddedSizes(0, self.size(len(item.prompt)), self.size(item.limit))
 
-    def answers(self, items: Sequence[Item], sizes: Sizes, ask: Ask) -> list[Said]:
+    def answers(
+        self, items: Sequence[PromptRow], sizes: PaddedSizes, ask: GenerationConfig
+    ) -> list[Completion]:
         """What is generated for some texts, no more than there are rows, filled up to these sizes."""
         room = sizes.said if self.translates else min(sizes.prompt + sizes.said, self.longest)
-        batch, rows = ready(items, [ask] * len(items), self.rows, sizes, self.tokenizer)
+        batch, rows = pad_batch(items, [ask] * len(items), self.rows, sizes, self.tokenizer)
         state = self.begin(self.models, batch, rows, room)
         if ask.beams is not None:
             return self._found(items, self.search(self.models, state, ask.beams), ask)
@@ -156,7 +166,7 @@ class Speaker:
             for n, (item, count) in enumerate(zip(items, counts, strict=False))
         ]
 
-    def _found(self, items: Sequence[Item], found: Any, ask: Ask) -> list[Said]:
+    def _found(self, items: Sequence[PromptRow], found: Any, ask: GenerationConfig) -> list[Completion]:
         tokens = found.said.numpy("batch", "beam", "said")
         counts, scores, logs = (t.numpy("batch", "beam") for t in (found.count, found.score, found.log))
         every = [
@@ -175,11 +185,11 @@ class Speaker:
             )
         return [dataclasses.replace(one[0], others=tuple(one[1:])) for one in every]
 
-    def _read(self, item: Item, ask: Ask, tokens: Any, score: Any, logs: Any) -> Said:
+    def _read(self, item: PromptRow, ask: GenerationConfig, tokens: Any, score: Any, logs: Any) -> Completion:
         ended = len(tokens) > 0 and int(tokens[-1]) in (self.tokenizer.end, *ask.ends)
         kept = tuple(map(int, tokens))
-        text = text_after(item.last, kept[:-1] if ended else kept, self.tokenizer)
-        return Said(text, kept, float(score), tuple(map(float, logs)), ended, item.cut)
+        text = decode_continuation(item.last, kept[:-1] if ended else kept, self.tokenizer)
+        return Completion(text, kept, float(score), tuple(map(float, logs)), ended, item.cut)
 
     def score(self, texts: Iterable[tuple[str, str]], first: int = 0) -> Iterator[tuple[float, ...]]:
         """The logarithm of the probability of each token of given texts, the end's last.
@@ -189,7 +199,7 @@ class Speaker:
           first: the number of the first, from 0 on, for messages.
         """
         numbered = enumerate((self.pair(n, *pair) for n, pair in enumerate(texts, first)), first)
-        for some in _taken(numbered, self.rows * AHEAD):
+        for some in _taken(numbered, self.rows * SORT_WINDOW):
             done: dict[int, tuple[float, ...]] = {}
             for (inputs, length), part in self._batches(some, self._pair_sizes):
                 logs = self.scoring(self.models, self._pairs([one for _, (one, _) in part], inputs, length))
@@ -198,11 +208,11 @@ class Speaker:
                     done[number] = tuple(map(float, array[n, begins : len(one.targets)]))
             yield from (done[number] for number, _ in some)
 
-    def pair(self, number: int, text: str, target: str) -> tuple[Encoded, int]:
+    def pair(self, number: int, text: str, target: str) -> tuple[EncodedExample, int]:
         """Two texts as a row, and where in it what is scored begins; an error if they are too long."""
         end = self.tokenizer.end
         ids, said = self.tokenizer.encode(text), [*self.tokenizer.encode(target), end]
-        row = Encoded(said, [*ids, end]) if self.translates else Encoded([*ids, *said])
+        row = EncodedExample(said, [*ids, end]) if self.translates else EncodedExample([*ids, *said])
         longest = max(len(row.targets), len(ids) + 1)
         if longest > self.longest:
             raise ModelError(
@@ -212,15 +222,17 @@ class Speaker:
             ).located("score")
         return row, 0 if self.translates else len(ids)
 
-    def _pair_sizes(self, numbered: tuple[int, tuple[Encoded, int]]) -> tuple[int, int]:
+    def _pair_sizes(self, numbered: tuple[int, tuple[EncodedExample, int]]) -> tuple[int, int]:
         row = numbered[1][0]
         return self.size(len(row.inputs or ())), self.size(len(row.targets))
 
-    def _pairs(self, rows: Sequence[Encoded], inputs: int, length: int) -> Batch:
+    def _pairs(self, rows: Sequence[EncodedExample], inputs: int, length: int) -> Batch:
         end = [self.tokenizer.end]
-        empty = Encoded(end, end if self.translates else None)
+        empty = EncodedExample(end, end if self.translates else None)
         every = [[row] for row in (*rows, *[empty] * (self.rows - len(rows)))]
-        made = arrays(every, length, inputs if self.translates else None, self.tokenizer.pad, self.start)
+        made = packed_arrays(
+            every, length, inputs if self.translates else None, self.tokenizer.pad, self.start
+        )
         batch = wf.Dim("batch", self.rows)
         return Batch(**{n: wf.tensor(a, [batch, wf.Dim("length", a.shape[1])]) for n, a in made.items()})
 

@@ -10,7 +10,7 @@ from weft.models import Config
 from weft.models.transformer import Stack
 
 # Each attribute in words, and whether a value is that.
-NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+REQUIRED_ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "config": ("a weft.models.Config", lambda x: isinstance(x, Config)),
     "embedding": (
         "maps tokens to vectors; embedding.vocab is the dim of the vocabulary",
@@ -33,15 +33,19 @@ def check_decodable(model: Any, call: str = "decode") -> None:
       model: the model that should generate or score.
       call: the public name that was called.
     """
-    found = {name: getattr(model, name, MISSING) for name in NEEDS}
-    wrong = [name for name, (_, fits) in NEEDS.items() if found[name] is MISSING or not fits(found[name])]
+    found = {name: getattr(model, name, MISSING) for name in REQUIRED_ATTRIBUTES}
+    wrong = [
+        name
+        for name, (_, fits) in REQUIRED_ATTRIBUTES.items()
+        if found[name] is MISSING or not fits(found[name])
+    ]
     if not wrong:
         return
 
     def detail(name: str) -> str:
         value = found[name]
         state = "missing" if value is MISSING else f"found {type(value).__name__}"
-        return f"{name} ({state}): {NEEDS[name][0]}"
+        return f"{name} ({state}): {REQUIRED_ATTRIBUTES[name][0]}"
 
     raise ModelError(
         f"a model of type {type(model).__name__} does not provide {', '.join(wrong)}",

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import weft as wf
 from weft.core.tensor import Tensor
 
-HALVINGS = 40  # after as many, scores that a threshold can't tell apart are equally likely
-NOUGHT = -104.0  # in float32 the exponential of anything less is 0
+BISECTION_STEPS = 40  # after as many, scores that a threshold can't tell apart are equally likely
+EXP_UNDERFLOW = -104.0  # in float32 the exponential of anything less is 0
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Choice:
+class SamplingParams:
     """How tokens are chosen, each over `batch`.
 
     Attributes:
@@ -40,7 +40,7 @@ class Choice:
     penalty: Tensor
 
 
-def choose(logits: Tensor, how: Choice, number: Tensor, vocab: wf.Dim) -> Tensor:
+def sample(logits: Tensor, how: SamplingParams, number: Tensor, vocab: wf.Dim) -> Tensor:
     """The next token of each row.
 
     Args:
@@ -69,8 +69,8 @@ def choose(logits: Tensor, how: Choice, number: Tensor, vocab: wf.Dim) -> Tensor
     return wf.cond(wf.any(how.temperature > 0), drawn, likeliest, logits)
 
 
-def penalised(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Logits with those of tokens that were seen lowered; see `Choice.penalty`."""
+def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Logits with those of tokens that were seen lowered; see `SamplingParams.penalty`."""
     lower = wf.where(logits > 0, logits / penalty, logits * penalty)
     return wf.where(seen, lower, logits)
 
@@ -102,6 +102,6 @@ def _above(scores: Tensor, vocab: wf.Dim, enough: Callable[[Tensor], Any]) -> Te
         return wf.where(fits, middle, low), wf.where(fits, high, middle)
 
     # The greatest is 0. What has a probability of 0 needs no threshold, and would make the bounds too wide.
-    least = wf.min(wf.where(scores > NOUGHT, scores, 0.0), vocab)
-    low, _ = wf.fori_loop(0, HALVINGS, halve, (least, -least))
+    least = wf.min(wf.where(scores > EXP_UNDERFLOW, scores, 0.0), vocab)
+    low, _ = wf.fori_loop(0, BISECTION_STEPS, halve, (least, -least))
     return wf.where(scores >= low, scores, -jnp.inf)

@@ -10,7 +10,7 @@ import weft as wf
 from weft.core.tensor import Tensor
 from weft.models import Batch
 
-from .cache import whole
+from .cache import all_logits
 from .requirements import check_decodable
 
 
@@ -27,7 +27,7 @@ def score(models: Sequence[Any], batch: Batch) -> Tensor:
     assert batch.targets is not None
     logs = []
     for model in models:
-        logits = whole(model, batch)
+        logits = all_logits(model, batch)
         logs.append(wf.take(logits, batch.targets, vocab) - wf.logsumexp(logits, vocab))
     if len(logs) == 1:
         return logs[0]

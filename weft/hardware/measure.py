@@ -21,9 +21,9 @@ from ..ops import reduce
 from ..ops.creation import full, ones, zeros
 from ..ops.einsum import einsum
 from ..ops.scan import scan
-from .profile import Hardware, Level
+from .profile import Hardware, NetworkLevel
 
-TRIES = 9
+REPEATS = 9
 # Rows, inner and columns of the products that a Transformer's slices make.
 _PRODUCTS = ((2048, 256, 256), (256, 2048, 256), (256, 256, 2048), (512, 512, 512), (256, 1024, 256))
 
@@ -89,7 +89,7 @@ def measure_cpu(devices: int = 8) -> Hardware:
         matmul_efficiency=rates[len(rates) // 2] / rates[-1],
         memory_bytes=_ram() // devices,
         memory_bandwidth=bandwidth,
-        network=(Level("memory copies", wire * sharing / moving, latency),),
+        network=(NetworkLevel("memory copies", wire * sharing / moving, latency),),
         shared_cores=cores,
     )
 
@@ -103,7 +103,7 @@ def _typical(program: Any, *args: Any) -> float:
         return time.perf_counter() - start
 
     once()
-    return statistics.median(once() for _ in range(TRIES))
+    return statistics.median(once() for _ in range(REPEATS))
 
 
 def _ram() -> int:

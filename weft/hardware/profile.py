@@ -44,13 +44,13 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import HardwareError, nearest
-from .toml import Table
+from .toml import TomlTable
 
 PROFILES = Path(__file__).parent / "profiles"
 
 
 @dataclass(frozen=True)
-class Level:
+class NetworkLevel:
     """One level of a machine's network.
 
     Attributes:
@@ -114,13 +114,13 @@ class Hardware:
     matmul_efficiency: float
     memory_bytes: int
     memory_bandwidth: float
-    network: tuple[Level, ...]
+    network: tuple[NetworkLevel, ...]
     shared_cores: int = 0
 
     @classmethod
     def of(cls, given: Any) -> Hardware:
         """Hardware as it is, or what a name or a TOML file says."""
-        return given if isinstance(given, Hardware) else load(find(given))
+        return given if isinstance(given, Hardware) else load_profile(find_profile(given))
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of matrix products of this dtype; that of f32 where the profile has no such entry."""
@@ -138,7 +138,7 @@ def user_folder() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "weft"
 
 
-def known() -> dict[str, Path]:
+def known_profiles() -> dict[str, Path]:
     """All profiles by name; a user's own come before those of Weft."""
     found: dict[str, Path] = {}
     for folder in (PROFILES, user_folder()):
@@ -146,7 +146,7 @@ def known() -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def find(name: Any) -> Path:
+def find_profile(name: Any) -> Path:
     """The file of a profile: a known name, or a path."""
     if isinstance(name, os.PathLike) or (
         isinstance(name, str) and (name.endswith(".toml") or os.sep in name)
@@ -159,7 +159,7 @@ def find(name: Any) -> Path:
             rule="hardware is a known name or a TOML file",
             hint="weft hardware list shows the names; weft hardware show tpu-v4 shows how a file looks",
         )
-    names = known()
+    names = known_profiles()
     if isinstance(name, str) and name in names:
         return names[name]
     raise HardwareError(
@@ -174,7 +174,7 @@ def find(name: Any) -> Path:
 # Reading
 
 
-def load(path: Path) -> Hardware:
+def load_profile(path: Path) -> Hardware:
     """The hardware that a TOML file describes."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -182,12 +182,12 @@ def load(path: Path) -> Hardware:
         raise HardwareError(
             f"{path} can't be read: {error}", hint="hardware is described in TOML, in UTF-8"
         ) from None
-    return parse(text, str(path))
+    return parse_profile(text, str(path))
 
 
-def parse(text: str, where: str = "hardware") -> Hardware:
+def parse_profile(text: str, where: str = "hardware") -> Hardware:
     """The hardware that TOML text describes; `where` names it in messages."""
-    top = Table.read(text, where)
+    top = TomlTable.read(text, where)
     peaks, memory = top.table("peak_flops"), top.table("memory")
     hardware = Hardware(
         name=top.text("name"),
@@ -206,8 +206,8 @@ def parse(text: str, where: str = "hardware") -> Hardware:
     return hardware
 
 
-def _level(table: Table) -> Level:
-    level = Level(
+def _level(table: TomlTable) -> NetworkLevel:
+    level = NetworkLevel(
         table.text("name"),
         table.number("bandwidth"),
         table.number("latency", least=0),

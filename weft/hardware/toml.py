@@ -11,7 +11,7 @@ from typing import Any
 from ..core.errors import HardwareError, caret, nearest
 
 
-class Table:
+class TomlTable:
     """A TOML table that is asked for its fields, and complains in the file's own words."""
 
     def __init__(self, data: dict[str, Any], text: str, where: str, name: str, number: int = 0):
@@ -19,7 +19,7 @@ class Table:
         self._asked: set[str] = set()
 
     @classmethod
-    def read(cls, text: str, where: str) -> Table:
+    def read(cls, text: str, where: str) -> TomlTable:
         """The table at the top of TOML text."""
         try:
             return cls(tomllib.loads(text), text, where, "")
@@ -40,16 +40,16 @@ class Table:
         in_range = lambda v: (v >= least if least is not None else v > 0) and v <= most  # noqa: E731
         return float(self._get(key, what, lambda v: _is_number(v) and in_range(v)))
 
-    def table(self, key: str) -> Table:
+    def table(self, key: str) -> TomlTable:
         found = self._get(key, f"a table: [{key}]", lambda v: isinstance(v, dict))
-        return Table(found, self._text, self._where, self._inner(key))
+        return TomlTable(found, self._text, self._where, self._inner(key))
 
-    def tables(self, key: str) -> list[Table]:
+    def tables(self, key: str) -> list[TomlTable]:
         def ok(v: Any) -> bool:
             return isinstance(v, list) and bool(v) and all(isinstance(x, dict) for x in v)
 
         found = self._get(key, f"a list of tables: [[{key}]]", ok)
-        return [Table(t, self._text, self._where, self._inner(key), n) for n, t in enumerate(found)]
+        return [TomlTable(t, self._text, self._where, self._inner(key), n) for n, t in enumerate(found)]
 
     def done(self) -> None:
         """An error if there are fields that nobody asked for: a misspelt one would have no effect."""

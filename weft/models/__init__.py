@@ -1,7 +1,7 @@
 """Models written with `weft.nn`."""
 
 from .batch import Batch as Batch
-from .batch import shifted as shifted
+from .batch import shift_right as shift_right
 from .config import Config as Config
 from .presets import Preset as Preset
 from .presets import preset as preset

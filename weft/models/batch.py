@@ -17,7 +17,7 @@ from .config import Config
 
 # The token that a decoder reads where an example begins, whichever its tokenizer has for padding; a decoder
 # alone reads the `start` of a tokenizer that has one.
-START = 0
+START_TOKEN = 0
 
 
 @jax.tree_util.register_dataclass
@@ -55,18 +55,18 @@ class Batch:
                 if not isinstance(value, Tensor):
                     raw = isinstance(value, jax.Array | np.ndarray)
                     what = "raw array" if raw else type(value).__name__
-                    raise bad_batch(f"{field.name} is a {what}, not a tensor")
+                    raise invalid_batch(f"{field.name} is a {what}, not a tensor")
                 given[field.name] = value
         if two and "inputs" not in given:
-            raise bad_batch("the encoder-decoder has no inputs to read")
+            raise invalid_batch("the encoder-decoder has no inputs to read")
         for first, names in (("tokens", _OWN), ("inputs", _INPUTS)):
             for name in (n for n in names if n in given):
                 dims, expected = given[name].dims, given[first].dims
                 if "length" not in {d.name for d in expected}:
-                    raise bad_batch(f"{first}{list(expected)} has no dim length")
+                    raise invalid_batch(f"{first}{list(expected)} has no dim length")
                 places = name.endswith("places") and {d.name for d in dims} == {"length"}
                 if name != "prefix" and not places and set(dims) != set(expected):
-                    raise bad_batch(f"{name}{list(dims)} has other dims than {first}{list(expected)}")
+                    raise invalid_batch(f"{name}{list(dims)} has other dims than {first}{list(expected)}")
                 rest = [d for d in expected if d.name != "length"]
                 order = [d for d in (*rest, *(d for d in expected if d.name == "length")) if d in dims]
                 given[name] = wf.transpose(given[name], order) if tuple(order) != dims else given[name]
@@ -81,10 +81,10 @@ def as_batch(batch: Any, config: Config) -> Batch:
     """A batch that fits a model, or an error."""
     if isinstance(batch, Batch):
         return batch.checked(config)
-    raise bad_batch(f"a {type(batch).__name__} was given in place of a Batch")
+    raise invalid_batch(f"a {type(batch).__name__} was given in place of a Batch")
 
 
-def bad_batch(fact: str) -> ModelError:
+def invalid_batch(fact: str) -> ModelError:
     """The error for a batch that can't be read."""
     return ModelError(
         fact,
@@ -93,9 +93,9 @@ def bad_batch(fact: str) -> ModelError:
     ).located("Batch")
 
 
-def shifted(targets: Tensor, segments: Tensor | None = None) -> Tensor:
-    """What a decoder reads to say the targets: each one's predecessor, `START` where an example begins."""
-    tokens = wf.shift(targets, "length", 1)  # zeros come in, which `START` is
+def shift_right(targets: Tensor, segments: Tensor | None = None) -> Tensor:
+    """The decoder's inputs: the token before each target, `START_TOKEN` where an example begins."""
+    tokens = wf.shift(targets, "length", 1)  # zeros come in, which `START_TOKEN` is
     if segments is None:
         return tokens
-    return wf.where(segments == wf.shift(segments, "length", 1), tokens, START)
+    return wf.where(segments == wf.shift(segments, "length", 1), tokens, START_TOKEN)

@@ -10,7 +10,7 @@ from typing import Any
 
 import weft as wf
 from weft import nn
-from weft.autodiff.grad import POLICIES
+from weft.autodiff.grad import REMAT_POLICIES
 from weft.core.errors import ModelError, nearest
 from weft.pipelines.schedules import SCHEDULES
 
@@ -139,8 +139,8 @@ class Config:
                 hint=f"d_kv={self.d_kv + 1}, or other positions",
             ).located("Config")
 
-    def dims(self) -> Dims:
-        return Dims(self)
+    def dims(self) -> ModelDims:
+        return ModelDims(self)
 
     def replace(self, **changes: Any) -> Config:
         """The same with some numbers changed."""
@@ -155,7 +155,7 @@ _KNOWN: dict[str, tuple[Any, ...]] = {
     "attention": ("full", "local", "lsh"),
     "block": ("serial", "parallel"),
     "residual": ("plain", "reversible"),
-    "remat": (None, *POLICIES),
+    "remat": (None, *REMAT_POLICIES),
     "pipeline": tuple(SCHEDULES),
     "compute": ("float32", "bfloat16", "float16", "float64"),
 }
@@ -182,7 +182,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-class Dims:
+class ModelDims:
     """The dims of a model: those that its parameters have."""
 
     def __init__(self, c: Config):

@@ -54,7 +54,7 @@ class Preset:
         return batch_specs(self.config, rows, places)
 
 
-def kinds(config: Config) -> dict[str, int]:
+def count_by_kind(config: Config) -> dict[str, int]:
     """The counts of a model's parameters by what they are: the paper's formulas leave the last two out."""
     sums = {"weights": 0, "embedding and last layer": 0, "positions": 0, "norms": 0}
     for name, parameter in nn.parameters(Transformer(config)).items():

@@ -1,7 +1,7 @@
 """The Transformer: from tokens to logits and a loss, in one file that knows nothing of meshes.
 
 Decoder (language models), encoder, and encoder-decoder (translation), by the numbers of a `Config`. Read it
-from top to bottom: what a place sees (`Sight`), one layer (`Block`), a stack of them (`Stack`), the model
+from top to bottom: the mask (`AttentionMask`), one layer (`Block`), a stack of layers (`Stack`), the model
 (`Transformer`).
 
 Every dim has a name, and a layout splits by these names:
@@ -30,15 +30,15 @@ from weft import nn
 from weft.core.errors import ModelError
 from weft.core.tensor import Tensor
 
-from .batch import Batch, as_batch, bad_batch
-from .config import Config, Dims
+from .batch import Batch, as_batch, invalid_batch
+from .config import Config, ModelDims
 
 # What a sequence sees
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Sight:
+class AttentionMask:
     """A sequence's places, and which of another one (or of its own) they may attend to."""
 
     places: Tensor
@@ -78,7 +78,7 @@ def _all(masks: list[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Drop:
+class Dropout:
     """Dropout at named sites of one layer: each has a key of its own, whatever order they run in."""
 
     rate: float
@@ -93,7 +93,7 @@ class Drop:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Around:
+class LayerContext:
     """What all layers of a stack share.
 
     Attributes:
@@ -103,21 +103,21 @@ class Around:
       exact: whether every token finds room with the experts that it chose.
     """
 
-    sight: Sight
+    sight: AttentionMask
     bias: Tensor | None = None
     memory: Tensor | None = None
-    memory_sight: Sight | None = None
+    memory_sight: AttentionMask | None = None
     exact: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 # A branch of a layer: from x to what is added to it, and a mixture's further losses or None.
-Branch = Callable[[Tensor], tuple[Tensor, nn.GroupLosses | None]]
+ResidualBranch = Callable[[Tensor], tuple[Tensor, nn.GroupLosses | None]]
 # How a layer attends, of its own sequence ("own") or of the encoder's ("memory"): what `nn.Attention` is
 # called with. Decoding has a way of its own, which remembers keys and values.
-Attend = Callable[..., Tensor]
+AttentionFn = Callable[..., Tensor]
 
 
-def directly(site: str, attention: nn.Attention, x: Tensor, memory: Tensor, **how: Any) -> Tensor:
+def full_attention(site: str, attention: nn.Attention, x: Tensor, memory: Tensor, **how: Any) -> Tensor:
     """Attend to a memory that is there as a whole."""
     return attention(x, memory, **how)
 
@@ -144,14 +144,16 @@ class Block(nn.Module):
         self.memory_norm = norm() if with_memory else None
         self.memory_attention = _full(c, d) if with_memory else None
         self.feed_norm = norm() if c.block == "serial" else None
-        self.feed = FEEDS[c.experts > 0](c, d)
+        self.feed = FEED_FORWARDS[c.experts > 0](c, d)
 
-    def branches(self, around: Around, drop: Drop, attend_by: Attend = directly) -> list[Branch]:
+    def branches(
+        self, around: LayerContext, drop: Dropout, attend_by: AttentionFn = full_attention
+    ) -> list[ResidualBranch]:
         """What is added to x, one after the other."""
 
         def attend(h: Tensor) -> Tensor:
             sight, rotate = around.sight, None
-            if isinstance(self.attention, nn.LSHAttention) and attend_by is directly:
+            if isinstance(self.attention, nn.LSHAttention) and attend_by is full_attention:
                 return _hashed(self.attention, h, sight, drop)
             if self.config.positions == "rotary":
                 rotate = functools.partial(self._rotate, places=sight.places)
@@ -175,7 +177,7 @@ class Block(nn.Module):
             fed, extra = feed(h)
             return attend(h) + fed, extra
 
-        memory: dict[str, Branch] = {}
+        memory: dict[str, ResidualBranch] = {}
         if self.memory_attention is not None:
             memory = {"memory": lambda x: (look_up(x), None)}
         if self.config.block == "parallel":
@@ -192,11 +194,11 @@ class Block(nn.Module):
         return nn.rotary(x, places, self.attention.d_kv, c.rotary_base, c.rotary_stretch)
 
 
-def _full(c: Config, d: Dims) -> nn.Attention:
+def _full(c: Config, d: ModelDims) -> nn.Attention:
     return nn.Attention(d.d_model, d.heads, d.d_kv, d.kv_heads, bias=c.bias, scaled=c.scaled)
 
 
-def _lsh(c: Config, d: Dims) -> nn.LSHAttention:
+def _lsh(c: Config, d: ModelDims) -> nn.LSHAttention:
     asked = [f'positions="{c.positions}"'] if c.positions in ("rotary", "relative") else []
     asked += [f"kv_heads={c.kv_heads}"] if c.kv_heads not in (None, c.heads) else []
     if asked:
@@ -208,7 +210,7 @@ def _lsh(c: Config, d: Dims) -> nn.LSHAttention:
     return nn.LSHAttention(d.d_model, d.heads, d.d_kv, chunk=c.lsh_chunk, rounds=c.lsh_rounds, bias=c.bias)
 
 
-def _hashed(attention: nn.LSHAttention, h: Tensor, sight: Sight, drop: Drop) -> Tensor:
+def _hashed(attention: nn.LSHAttention, h: Tensor, sight: AttentionMask, drop: Dropout) -> Tensor:
     if sight.prefix is not None:
         raise wf.ProgramError(
             'attention="lsh" was given a prefix',
@@ -219,14 +221,14 @@ def _hashed(attention: nn.LSHAttention, h: Tensor, sight: Sight, drop: Drop) -> 
     return attention(h, places, sight.segments, key=key, drop=drop("weights"))
 
 
-ATTENTIONS: dict[str, Callable[[Config, Dims], Any]] = {"full": _full, "local": _full, "lsh": _lsh}
+ATTENTIONS: dict[str, Callable[[Config, ModelDims], Any]] = {"full": _full, "local": _full, "lsh": _lsh}
 
 
-def _dense(c: Config, d: Dims) -> nn.FeedForward:
+def _dense(c: Config, d: ModelDims) -> nn.FeedForward:
     return nn.FeedForward(d.d_model, d.d_ff, c.activation, bias=c.bias)
 
 
-def _experts(c: Config, d: Dims) -> nn.MixtureOfExperts:
+def _experts(c: Config, d: ModelDims) -> nn.MixtureOfExperts:
     asked = ['residual="reversible"'] if c.residual == "reversible" else []
     asked += [f"feed_chunks={c.feed_chunks}"] if c.feed_chunks > 1 else []
     if asked:
@@ -247,10 +249,12 @@ def _experts(c: Config, d: Dims) -> nn.MixtureOfExperts:
     )
 
 
-FEEDS: dict[bool, Callable[[Config, Dims], Any]] = {False: _dense, True: _experts}
+FEED_FORWARDS: dict[bool, Callable[[Config, ModelDims], Any]] = {False: _dense, True: _experts}
 
 
-def _dropped(f: Branch, drop: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, nn.GroupLosses | None]:
+def _dropped(
+    f: ResidualBranch, drop: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[Tensor, nn.GroupLosses | None]:
     y, extra = f(x)
     return drop(y), extra
 
@@ -259,7 +263,7 @@ def _dropped(f: Branch, drop: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Te
 
 
 # How the layers of a stack are run: from x, what they share and a key to the result and what else they give.
-Layers = Callable[["Stack", Tensor, Around, Any], tuple[Tensor, Any]]
+RunLayers = Callable[["Stack", Tensor, LayerContext, Any], tuple[Tensor, Any]]
 
 
 class Stack(nn.Module):
@@ -284,7 +288,7 @@ class Stack(nn.Module):
         self.norm = nn.NORMS[c.norm](d.d_model, c.epsilon)
 
     def __call__(
-        self, x: Tensor, around: Around, key: Any, layers: Layers | None = None
+        self, x: Tensor, around: LayerContext, key: Any, layers: RunLayers | None = None
     ) -> tuple[Tensor, Any]:
         """The result, and what the layers give beside it: their further losses added up, or None.
 
@@ -302,16 +306,16 @@ class Stack(nn.Module):
         if self.relative is not None:
             bias = self.relative(places, around.sight.memory_places)
             around = dataclasses.replace(around, bias=bias)
-        x = Drop(c.dropout, key)("embedding")(x).astype(c.compute)
+        x = Dropout(c.dropout, key)("embedding")(x).astype(c.compute)
         x, extra = (layers or RESIDUALS[c.residual])(self, x, around, key)
-        return Drop(c.dropout, key)("last")(self.norm(x)), extra
+        return Dropout(c.dropout, key)("last")(self.norm(x)), extra
 
     def keys(self, key: Any) -> Any:
         """A key for each layer, or None for each if there is none."""
         return None if key is None else jax.random.split(key, self.layers.size)
 
 
-class Stream(NamedTuple):
+class LayerCarry(NamedTuple):
     """What runs through the layers: x, a mixture's losses so far, and the encoder's result."""
 
     x: Tensor
@@ -319,19 +323,19 @@ class Stream(NamedTuple):
     memory: Tensor | None
 
 
-def _plain(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, Tensor | None]:
+def _plain(stack: Stack, x: Tensor, around: LayerContext, key: Any) -> tuple[Tensor, Tensor | None]:
     """x + each branch of x, layer by layer."""
     c = stack.config
 
-    def layer(stream: Stream, given: Any, around: Around) -> Stream:
+    def layer(stream: LayerCarry, given: Any, around: LayerContext) -> LayerCarry:
         (x, losses, memory), (block, key) = stream, given
         around = dataclasses.replace(around, memory=memory)
-        for branch in nn.cast(block, c.compute).branches(around, Drop(c.dropout, key)):
+        for branch in nn.cast(block, c.compute).branches(around, Dropout(c.dropout, key)):
             y, more = branch(x)
             x = x + y
             if losses is not None and more is not None:
                 losses = nn.GroupLosses(*(a + b for a, b in zip(losses, more, strict=True)))
-        return Stream(x, losses, memory)
+        return LayerCarry(x, losses, memory)
 
     losses = None
     if c.experts:
@@ -339,7 +343,7 @@ def _plain(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, T
         losses = nn.GroupLosses(rows, rows)
     stream = wf.pipeline(
         layer,
-        Stream(x, losses, around.memory),
+        LayerCarry(x, losses, around.memory),
         (stack.blocks, stack.keys(key)),
         stack.layers,
         micro=c.pipeline_micro,
@@ -355,13 +359,13 @@ def _plain(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, T
     return stream.x, c.balance * means.balance + c.router_z * means.z
 
 
-def _reversible(stack: Stack, x: Tensor, around: Around, key: Any) -> tuple[Tensor, None]:
+def _reversible(stack: Stack, x: Tensor, around: LayerContext, key: Any) -> tuple[Tensor, None]:
     """Two streams, of which the backward pass has the earlier ones from the later ones."""
     c = stack.config
 
-    def branches(given: Any, around: Around) -> list[Callable[[Tensor], Tensor]]:
+    def branches(given: Any, around: LayerContext) -> list[Callable[[Tensor], Tensor]]:
         block, key = given
-        made = nn.cast(block, c.compute).branches(around, Drop(c.dropout, key))
+        made = nn.cast(block, c.compute).branches(around, Dropout(c.dropout, key))
         return [lambda x, branch=branch: branch(x)[0] for branch in made]  # type: ignore[misc]
 
     # Both streams start as x, and their mean is the result, so that it has the width of x. (The Reformer
@@ -423,7 +427,7 @@ class Transformer(nn.Module):
         """
         return self._features(as_batch(batch, self.config), key, memory)[0]
 
-    def read(self, batch: Batch, layers: Layers) -> tuple[Tensor, Any]:
+    def read(self, batch: Batch, layers: RunLayers) -> tuple[Tensor, Any]:
         """The features, with layers that are run in another way, and what these give beside them.
 
         For decoding: no token is turned away by the experts.
@@ -460,7 +464,7 @@ class Transformer(nn.Module):
             if segments is None and seen is not None:
                 segments = wf.ones(batch.tokens.dims, seen.dtype)
             more["memory"] = _memory(memory)
-            more["memory_sight"] = Sight(own, segments, None, _memory(places), seen, False, None)
+            more["memory_sight"] = AttentionMask(own, segments, None, _memory(places), seen, False, None)
         x, extra = self._run(
             self.decoder,
             batch.tokens,
@@ -479,7 +483,7 @@ class Transformer(nn.Module):
         segments: Tensor | None,
         key: Any,
         prefix: Tensor | None = None,
-        layers: Layers | None = None,
+        layers: RunLayers | None = None,
         **around: Any,
     ) -> tuple[Tensor, Any]:
         longest, size = self.config.longest, tokens.dims[-1].size
@@ -491,8 +495,10 @@ class Transformer(nn.Module):
             ).located()
         places = _places(tokens, places)
         window = self.config.window if self.config.attention == "local" else None
-        sight = Sight(places, segments, prefix, _memory(places), _memory(segments), stack.ordered, window)
-        return stack(self.embedding(tokens), Around(sight, **around), key, layers)
+        sight = AttentionMask(
+            places, segments, prefix, _memory(places), _memory(segments), stack.ordered, window
+        )
+        return stack(self.embedding(tokens), LayerContext(sight, **around), key, layers)
 
     def project(self, features: Tensor) -> Tensor:
         """The logits of features, in float32."""
@@ -541,7 +547,7 @@ class Transformer(nn.Module):
 
 def _targets(batch: Any) -> Tensor:
     if not isinstance(batch, Batch) or batch.targets is None:
-        raise bad_batch("a loss needs targets, and this is a batch without targets")
+        raise invalid_batch("a loss needs targets, and this is a batch without targets")
     return batch.targets
 
 

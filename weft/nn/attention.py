@@ -23,7 +23,7 @@ from .linear import Linear, check_features
 from .module import Module, Normal, fan_in
 
 # What a score becomes that must not be seen; finite, so that a row that sees nothing has no NaN.
-HIDDEN = -1e9
+MASK_VALUE = -1e9
 
 
 class Attention(Module):
@@ -125,7 +125,7 @@ class Attention(Module):
         if bias is not None:
             scores = scores + bias.astype(jnp.float32)
         if visible is not None:
-            scores = wf.where(visible, scores, HIDDEN)
+            scores = wf.where(visible, scores, MASK_VALUE)
         weights = drop(wf.softmax(scores, memory).astype(v.dtype))
         mixed = wf.einsum(weights, v, out=q.dims)
         return self.out(mixed)

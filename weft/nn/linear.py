@@ -7,11 +7,11 @@ from typing import Any
 import equinox as eqx
 
 import weft as wf
-from weft.core.dims import as_dims, show
+from weft.core.dims import as_dims, format_dims
 from weft.core.errors import DimError, TensorTypeError, nearest
 from weft.core.tensor import Tensor, describe
 
-from .module import Draw, Module, Normal, declare, fan_in, zeros
+from .module import Initializer, Module, Normal, declare, fan_in, zeros
 
 
 def check_features(x: Any, features: tuple[wf.Dim, ...], layer: str) -> None:
@@ -20,14 +20,14 @@ def check_features(x: Any, features: tuple[wf.Dim, ...], layer: str) -> None:
         raise TensorTypeError(
             f"{type(x).__name__} is not a tensor",
             rule="layers match their input with their parameters by the names of dims",
-            hint=f'name its dimensions: wf.tensor(array, "batch=64 {show(features[:1])}")',
+            hint=f'name its dimensions: wf.tensor(array, "batch=64 {format_dims(features[:1])}")',
         ).located(layer)
     names = [d.name for d in x.dims]
     missing = [d for d in features if d.name not in names]
     if missing:
         name = missing[0].name
         raise DimError(
-            f"there is no {show(missing)} in {describe(x)}{nearest(name, names)}",
+            f"there is no {format_dims(missing)} in {describe(x)}{nearest(name, names)}",
             rule="a layer maps the dims that it was made for",
             hint=f'rename the dim that is meant: x.rename(…="{name}"); or make the layer for another',
         ).located(layer)
@@ -53,14 +53,16 @@ class Linear(Module):
     inputs: tuple[wf.Dim, ...] = eqx.field(static=True)
     outputs: tuple[wf.Dim, ...] = eqx.field(static=True)
 
-    def __init__(self, inputs: Any, outputs: Any, *, bias: bool = False, draw: Draw | None = None):
+    def __init__(self, inputs: Any, outputs: Any, *, bias: bool = False, draw: Initializer | None = None):
         self.inputs, self.outputs = as_dims(inputs), as_dims(outputs)
         self.weight = declare(self.inputs + self.outputs, draw or fan_in(self.inputs))
         self.bias = declare(self.outputs, zeros) if bias else None
 
     def __call__(self, x: Tensor, out: Any = None) -> Tensor:
         """The map of x; `out` gives the order of the result's dims, by default x's, then the outputs."""
-        check_features(x, self.inputs, f"Linear from [{show(self.inputs)}] to [{show(self.outputs)}]")
+        check_features(
+            x, self.inputs, f"Linear from [{format_dims(self.inputs)}] to [{format_dims(self.outputs)}]"
+        )
         if out is None:
             out = [*(d for d in x.dims if d not in self.inputs), *self.outputs]
         y = wf.einsum(x, self.weight, out=out)
@@ -80,7 +82,7 @@ class Embedding(Module):
     vocab: wf.Dim = eqx.field(static=True)
     features: wf.Dim = eqx.field(static=True)
 
-    def __init__(self, vocab: wf.Dim, features: wf.Dim, draw: Draw | None = None):
+    def __init__(self, vocab: wf.Dim, features: wf.Dim, draw: Initializer | None = None):
         self.vocab, self.features = vocab, features
         self.weight = declare([vocab, features], draw or Normal(1.0))
 
@@ -90,5 +92,5 @@ class Embedding(Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """The products of x with all rows: the same table as the last layer of a model (tied)."""
-        check_features(x, (self.features,), f"Embedding of [{show([self.vocab, self.features])}]")
+        check_features(x, (self.features,), f"Embedding of [{format_dims([self.vocab, self.features])}]")
         return wf.einsum(x, self.weight, out=[*(d for d in x.dims if d != self.features), self.vocab])

@@ -29,11 +29,11 @@ import weft as wf
 from weft.core.errors import ShapeError
 from weft.core.tensor import Tensor
 
-from .attention import HIDDEN
+from .attention import MASK_VALUE
 from .linear import Linear, check_features
 from .module import Module, fan_in
 
-ITSELF = 1e5  # what a place's own score is lowered by: seen only if all others are hidden, see HIDDEN
+SELF_PENALTY = 1e5  # what a place's own score is lowered by: seen only if all others are hidden, see HIDDEN
 
 
 class LSHAttention(Module):
@@ -137,7 +137,9 @@ class LSHAttention(Module):
         exact = jnp.promote_types(q.dtype, jnp.float32)
         by_rank = [*batch, self.heads, rounds, chunks, cut.chunk]
         scores = wf.einsum(q, k, out=[*by_rank, k.dims[-2]]).astype(exact)
-        scores = wf.where(visible, scores, HIDDEN) - wf.where(cut.itself(), ITSELF, 0.0).astype(exact)
+        scores = wf.where(visible, scores, MASK_VALUE) - wf.where(cut.itself(), SELF_PENALTY, 0.0).astype(
+            exact
+        )
         if rounds.size > 1:
             scores = scores - wf.log(wf.maximum(_meetings(cut, bucket, rank // size), 1).astype(exact))
         total = wf.logsumexp(scores, "near")

@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 
 import weft as wf
-from weft.core.dims import as_dims, show
+from weft.core.dims import as_dims, format_dims
 from weft.core.errors import ProgramError, WeftError
 from weft.core.tensor import Tensor, is_tensor
 from weft.random import keys
@@ -55,7 +55,7 @@ class Module(eqx.Module):
 
 
 # A way to draw a parameter: from a key, dims and a dtype to a tensor.
-Draw = Callable[[Any, tuple[wf.Dim, ...], Any], Tensor]
+Initializer = Callable[[Any, tuple[wf.Dim, ...], Any], Tensor]
 
 
 def zeros(key: Any, dims: tuple[wf.Dim, ...], dtype: Any) -> Tensor:
@@ -88,7 +88,7 @@ class Declared:
     """A parameter that is not there yet."""
 
     dims: tuple[wf.Dim, ...]
-    draw: Draw
+    draw: Initializer
     dtype: Any = jnp.float32
 
     @property
@@ -96,19 +96,19 @@ class Declared:
         return math.prod(d.size for d in self.dims)
 
     def __repr__(self) -> str:
-        return f"{jnp.dtype(self.dtype).name}[{show(self.dims)}] declared"
+        return f"{jnp.dtype(self.dtype).name}[{format_dims(self.dims)}] declared"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         raise ProgramError(
-            f"a declared parameter [{show(self.dims)}] has no {name}",
+            f"a declared parameter [{format_dims(self.dims)}] has no {name}",
             rule="a module is a description until its parameters are drawn or loaded",
             hint="draw them: module = nn.init(module, jax.random.key(0)), or plan with nn.specs(module)",
         )
 
 
-def declare(dims: Any, draw: Draw, dtype: Any = jnp.float32) -> Tensor:
+def declare(dims: Any, draw: Initializer, dtype: Any = jnp.float32) -> Tensor:
     """A parameter's place in a module; `init` puts the tensor there.
 
     Args:
@@ -119,7 +119,7 @@ def declare(dims: Any, draw: Draw, dtype: Any = jnp.float32) -> Tensor:
     return Declared(as_dims(dims), draw, dtype)  # type: ignore[return-value]
 
 
-def check_drawn(parameters: Mapping[str, Any], rule: str, otherwise: str = "") -> None:
+def check_initialized(parameters: Mapping[str, Any], rule: str, otherwise: str = "") -> None:
     """An error if some parameters are declared, and have no values.
 
     Args:
@@ -190,7 +190,7 @@ def init(module: M, key: Any, mesh: Any = None, layout: Any = None) -> M:
     """
     leaves, tree = jax.tree.flatten(module, is_leaf=is_parameter)
     try:
-        keys.check(key)
+        keys.check_key(key)
         wf.Layout.of(layout).check(wf.Mesh.of(mesh))
         if leaves and leaves[0] is module and not is_parameter(module):
             raise ProgramError(

@@ -39,7 +39,7 @@ from .feedforward import FeedForward
 from .linear import Linear, check_features
 from .module import Module, stack
 
-GROUPS = "groups"  # what the group's dim is called beside experts that are on the same axis
+GROUPS_DIM = "groups"  # what the group's dim is called beside experts that are on the same axis
 
 
 class RouterLosses(NamedTuple):
@@ -76,7 +76,7 @@ class GroupLosses(NamedTuple):
         return RouterLosses(balance, wf.sum(self.z) / wf.where(total > 0, total, 1))
 
 
-class Routes(NamedTuple):
+class Routing(NamedTuple):
     """Where tokens go: the numbers of the experts and their gates, best first, over a dim `pick`."""
 
     experts: Tensor
@@ -195,7 +195,7 @@ class MixtureOfExperts(Module):
         """How many of a group's tokens each expert has room for; more than all of them can't come."""
         return min(tokens, math.ceil(self.capacity * tokens * self.top / self.experts.size))
 
-    def route(self, x: Tensor, weights: Tensor | None = None) -> tuple[Routes, GroupLosses]:
+    def route(self, x: Tensor, weights: Tensor | None = None) -> tuple[Routing, GroupLosses]:
         """The experts that each token of x [group, tokens, d_model] chooses, and the losses; in float32."""
         group, tokens, _ = x.dims
         logits = self.router(x.astype(_wide(x)))
@@ -216,9 +216,9 @@ class MixtureOfExperts(Module):
         if self.top > 1:
             total = wf.sum(gates, "pick")
             gates = gates / wf.where(total > 0, total, 1)
-        return Routes(chosen, gates), losses
+        return Routing(chosen, gates), losses
 
-    def _sent(self, x: Tensor, routes: Routes, weights: Tensor | None, drop: Any) -> Tensor:
+    def _sent(self, x: Tensor, routes: Routing, weights: Tensor | None, drop: Any) -> Tensor:
         """The experts' work on the tokens that find a place, weighted by the gates."""
         group, tokens, d_model = x.dims
         capacity = wf.Dim("capacity", self.places(tokens.size))
@@ -248,7 +248,7 @@ class MixtureOfExperts(Module):
             found = found & (weights > 0)
         return wf.where(found, chosen * capacity.size + place, -1)
 
-    def _everywhere(self, x: Tensor, routes: Routes, drop: Any) -> Tensor:
+    def _everywhere(self, x: Tensor, routes: Routing, drop: Any) -> Tensor:
         """All experts' work on all tokens, weighted by the gates, which are 0 where one was not chosen."""
         group, tokens, d_model = x.dims
         asks = wf.one_hot(routes.experts, self.choices, routes.gates.dtype)
@@ -269,7 +269,7 @@ class MixtureOfExperts(Module):
         try:
             return t.rename(choices=self.experts.name)
         except LayoutError:
-            return t.rename(choices=self.experts.name, **{t.dims[1].name: GROUPS})
+            return t.rename(choices=self.experts.name, **{t.dims[1].name: GROUPS_DIM})
 
     def _returned(self, t: Tensor, group: wf.Dim) -> Tensor:
         """Back from what `_exchanged` made."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import weft as wf
-from weft.autodiff.partition import Floats, sums, zeros_of
+from weft.autodiff.partition import Partition, add_gradients, zero_gradient
 from weft.core.tensor import Tensor
 
-Streams = tuple[Tensor, Tensor]
+StreamPair = tuple[Tensor, Tensor]
 Branch = Callable[[Tensor], Tensor]
 
 
@@ -29,7 +29,7 @@ def reversible(
     stacked: Any,
     dim: Any,
     shared: Any = None,
-) -> Streams:
+) -> StreamPair:
     """The streams after all layers, with a backward pass that keeps nothing between them.
 
     Each branch is computed twice, as under `wf.remat`, and with it its collectives: the sum over the devices
@@ -57,10 +57,10 @@ def reversible(
     >>> reversible(nn_branches, one, one, w, "layers")
     (f32[x=1] [2.], f32[x=1] [5.])
     """
-    layers, around = Floats(stacked), Floats(shared)
+    layers, around = Partition(stacked), Partition(shared)
 
-    def forward(a: Tensor, b: Tensor, params: Any, common: Any, fixed: Any) -> Streams:
-        def layer(streams: Streams, given: Any) -> tuple[Streams, None]:
+    def forward(a: Tensor, b: Tensor, params: Any, common: Any, fixed: Any) -> StreamPair:
+        def layer(streams: StreamPair, given: Any) -> tuple[StreamPair, None]:
             a, b = streams
             for f in branches(layers.whole(*given), around.whole(common, fixed[1])):
                 a, b = b, a + f(b)
@@ -68,11 +68,11 @@ def reversible(
 
         return wf.scan(layer, (a, b), (params, fixed[0]), dim)[0]
 
-    def keep(*args: Any) -> tuple[Streams, Any]:
+    def keep(*args: Any) -> tuple[StreamPair, Any]:
         last = forward(*args)
         return last, (last, args[2:])
 
-    def backward(kept: Any, cotangents: Streams) -> tuple[Any, ...]:
+    def backward(kept: Any, cotangents: StreamPair) -> tuple[Any, ...]:
         last, (params, common, fixed) = kept
 
         def layer(carry: Any, given: Any) -> tuple[Any, list[Any]]:
@@ -94,11 +94,11 @@ def reversible(
                 x_grad, of_params, of_common = pull(d_grad)
                 c, d = d - out, c
                 c_grad, d_grad = d_grad, c_grad if x_grad is None else c_grad + x_grad
-                params_grads, used = sums(params_grads, of_params), sums(used, of_common)
-            ys = [zeros_of(p) if g is None else g for g, p in zip(params_grads, params, strict=True)]
-            return ((c, d), (c_grad, d_grad), sums(common_grads, used)), ys
+                params_grads, used = add_gradients(params_grads, of_params), add_gradients(used, of_common)
+            ys = [zero_gradient(p) if g is None else g for g, p in zip(params_grads, params, strict=True)]
+            return ((c, d), (c_grad, d_grad), add_gradients(common_grads, used)), ys
 
-        begin = (last, cotangents, [zeros_of(t) for t in common])
+        begin = (last, cotangents, [zero_gradient(t) for t in common])
         (_, grads, of_common), of_params = wf.scan(layer, begin, (params, fixed[0]), dim, reverse=True)
         return (*grads, of_params, of_common, None)
 

@@ -11,18 +11,18 @@ from jax import lax
 
 from ..core import collectives, context
 from ..core.boundary import (
-    Form,
-    around,
-    array_of,
+    LeafSpec,
+    check_carry_dtype,
     flatten,
-    like,
-    same_dtype,
-    shape_of,
-    slice_or_array,
-    strong,
+    format_treedef,
+    leaf_array,
+    match_spec,
+    numbers_as_tensors,
+    rebuild_leaf,
+    strip_weak_type,
 )
 from ..core.errors import ProgramError, TensorTypeError
-from ..core.forms import as_slice, settle, slice_tensor
+from ..core.forms import as_slice, materialize, slice_tensor
 from ..core.op import op
 from ..core.tensor import Tensor, describe
 
@@ -39,9 +39,9 @@ def _predicate(p: Any, what: str) -> Any:
                 rule="a predicate is one truth value, the same on all devices",
                 hint="reduce it: wf.any(x) or wf.all(x)",
             )
-        return settle(p)._array
+        return materialize(p)._array
     array = jnp.asarray(p)
-    axes = collectives.varying(array)
+    axes = collectives.varying_axes(array)
     if array.shape or array.dtype != jnp.bool_ or axes:
         raise ProgramError(
             f"the predicate of {what} is a raw {array.dtype} array of shape {array.shape}"
@@ -82,7 +82,7 @@ def fori_loop(low: Any, high: Any, body: Callable[[Any, Any], Any], carry: Any) 
 
 def _bound(given: Any) -> Any:
     """A whole number that a loop counts from, or up to."""
-    n = settle(as_slice(given))._array if isinstance(given, Tensor) else given
+    n = materialize(as_slice(given))._array if isinstance(given, Tensor) else given
     is_array = hasattr(n, "dtype")
     is_whole = is_array and not n.shape and jnp.issubdtype(n.dtype, jnp.integer)
     if is_whole or (isinstance(n, int) and not isinstance(n, bool)):
@@ -98,12 +98,12 @@ def _bound(given: Any) -> Any:
 def _loop(carry: Any, start: Any, condition: Any, body: Any) -> Any:
     program = context.require()
     leaves, tree = flatten(carry)
-    leaves = [settle(c) if isinstance(c, Tensor) else slice_or_array(c) for c in leaves]
-    leaves = [strong(c) for c in leaves]
-    forms = [Form.of(c) for c in leaves]
+    leaves = [materialize(c) if isinstance(c, Tensor) else numbers_as_tensors(c) for c in leaves]
+    leaves = [strip_weak_type(c) for c in leaves]
+    forms = [LeafSpec.of(c) for c in leaves]
 
     def rebuilt(arrays: list[Any]) -> Any:
-        return jax.tree.unflatten(tree, [around(f, a) for f, a in zip(forms, arrays, strict=True)])
+        return jax.tree.unflatten(tree, [rebuild_leaf(f, a) for f, a in zip(forms, arrays, strict=True)])
 
     def go(arrays: list[Any]) -> Any:
         with program.frame():
@@ -114,14 +114,14 @@ def _loop(carry: Any, start: Any, condition: Any, body: Any) -> Any:
             out, out_tree = flatten(body(rebuilt(arrays), *more))
             if out_tree != tree:
                 raise ProgramError(
-                    f"the carry becomes {shape_of(out_tree)} and was {shape_of(tree)}",
+                    f"the carry becomes {format_treedef(out_tree)} and was {format_treedef(tree)}",
                     rule="the body of a loop returns a carry with the same structure of tensors (*)",
                     hint="return the same structure",
                 )
-            new = [array_of(like(c, f, "a carry")) for c, f in zip(out, forms, strict=True)]
-            return [same_dtype(n, a, "a carry") for n, a in zip(new, arrays, strict=True)]
+            new = [leaf_array(match_spec(c, f, "a carry")) for c, f in zip(out, forms, strict=True)]
+            return [check_carry_dtype(n, a, "a carry") for n, a in zip(new, arrays, strict=True)]
 
-    last = start({"go": go, "step": step}, [array_of(c) for c in leaves])
+    last = start({"go": go, "step": step}, [leaf_array(c) for c in leaves])
     return rebuilt(last)
 
 
@@ -136,7 +136,7 @@ def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., An
     """
     program = context.require()
     leaves, tree = flatten(operands)
-    forms = [Form.of(c) for c in leaves]
+    forms = [LeafSpec.of(c) for c in leaves]
     results: list[Any] = []
 
     def branch(fn: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
@@ -145,20 +145,21 @@ def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., An
             # sent is sent outside of them, or its transpose would go by what the receiver took.
             lifts = bool(program.vmaps or program.mapped)
             with program.frame(lifts_collectives=lifts), program.branching(axes):
-                given = [around(f, a) for f, a in zip(forms, arrays, strict=True)]
+                given = [rebuild_leaf(f, a) for f, a in zip(forms, arrays, strict=True)]
                 out, out_tree = flatten(fn(*jax.tree.unflatten(tree, given)))
-                out = [settle(o) if isinstance(o, Tensor) else o for o in map(slice_or_array, out)]
+                out = [materialize(o) if isinstance(o, Tensor) else o for o in map(numbers_as_tensors, out)]
                 if not results:
-                    results.append((out_tree, [Form.of(o) for o in out], [o.dtype for o in out]))
+                    results.append((out_tree, [LeafSpec.of(o) for o in out], [o.dtype for o in out]))
                 first_tree, first_forms, types = results[0]
                 if out_tree != first_tree:
                     raise ProgramError(
-                        f"true_fn returns {shape_of(first_tree)} and false_fn {shape_of(out_tree)}",
+                        f"true_fn returns {format_treedef(first_tree)} and false_fn "
+                        f"{format_treedef(out_tree)}",
                         rule="both branches of cond return the same structure of tensors (*)",
                         hint="make them alike",
                     )
                 words = ("a result of false_fn", "that of true_fn is")
-                new = [like(o, f, *words) for o, f in zip(out, first_forms, strict=True)]
+                new = [match_spec(o, f, *words) for o, f in zip(out, first_forms, strict=True)]
                 for n, dtype in zip(new, types, strict=True):
                     if n.dtype != dtype:
                         raise TensorTypeError(
@@ -166,13 +167,13 @@ def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., An
                             rule="both branches return the same dtypes",
                             hint="convert with .astype(...)",
                         )
-                return [array_of(n) for n in new]
+                return [leaf_array(n) for n in new]
 
         return run
 
     chosen = _predicate(predicate, "cond")
-    axes = collectives.varying(chosen) & program.mapped if program.vmaps else frozenset[str]()
-    arrays = [array_of(leaf) for leaf in leaves]
+    axes = collectives.varying_axes(chosen) & program.mapped if program.vmaps else frozenset[str]()
+    arrays = [leaf_array(leaf) for leaf in leaves]
     out = lax.cond(chosen, branch(true_fn), branch(false_fn), arrays)
     out_tree, out_forms, _ = results[0]
-    return jax.tree.unflatten(out_tree, [around(f, a) for f, a in zip(out_forms, out, strict=True)])
+    return jax.tree.unflatten(out_tree, [rebuild_leaf(f, a) for f, a in zip(out_forms, out, strict=True)])

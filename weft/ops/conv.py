@@ -11,13 +11,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..core import collectives, context, halo
-from ..core.dims import Dim, pick, show, union
+from ..core.dims import Dim, format_dims, select_dims, union_dims
 from ..core.errors import DimError
-from ..core.forms import as_slice, slice_tensor, together
+from ..core.forms import as_slice, reshard_together, slice_tensor
 from ..core.op import op
 from ..core.padding import fill_padding
 from ..core.tensor import Tensor
-from .sliding_window import Slide, check_window, names_for_keys, slides_of, within_reach
+from .sliding_window import (
+    SlidingWindow,
+    accept_dim_keys,
+    check_window,
+    fetch_receptive_field,
+    sliding_windows,
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class _Roles:
     features: tuple[Dim, ...]  # only the kernel has them
 
 
-@names_for_keys
+@accept_dim_keys
 @op
 def conv(
     x: Tensor,
@@ -68,16 +74,16 @@ def conv(
     """
     x, kernel = as_slice(x), as_slice(kernel)
     spatial, taps, rest = _matched(x, kernel, window)
-    slides = slides_of(spatial, [d.size for d in taps], stride, padding, dilation, transpose)
+    slides = sliding_windows(spatial, [d.size for d in taps], stride, padding, dilation, transpose)
     outs = {slide.dim: slide.out for slide in slides}
-    every = union([x.dims, rest])
+    every = union_dims([x.dims, rest])
     result_dims = _result_dims(x.dims, rest, outs, out)
     roles = _roles(x.dims, rest, outs, result_dims)
 
     splits = dict(zip(every, context.require().splits(every), strict=True))
     x_splits = tuple(splits[d] for d in x.dims)
     kernel_splits = tuple(() if d in taps else splits[d] for d in kernel.dims)
-    image, filters = together([x, kernel], [x_splits, kernel_splits])
+    image, filters = reshard_together([x, kernel], [x_splits, kernel_splits])
     # What the window sees of x's own padding is zero, but its cotangent would not be.
     image = fill_padding(image, x.dims, x_splits, only=spatial)
 
@@ -85,12 +91,12 @@ def conv(
     for slide in slides:
         axes, pad = splits[slide.dim], (slide.low, slide.high)
         if axes:
-            image, pad, early[slide] = within_reach(image, x.dims.index(slide.dim), slide, axes)
+            image, pad, early[slide] = fetch_receptive_field(image, x.dims.index(slide.dim), slide, axes)
         pads.append(pad)
     array, dims = _convolve(image, x.dims, filters, kernel.dims, slides, taps, roles, pads)
     for slide, table in early.items():
         if table:
-            start = halo.look_up(table, collectives.index(splits[slide.dim]))
+            start = halo.lookup_by_device(table, collectives.axis_index(splits[slide.dim]))
             block = context.require().slice_size(slide.out, splits[slide.dim])
             array = lax.dynamic_slice_in_dim(array, start, block, dims.index(slide.dim))
     array = array.transpose([[outs.get(d, d) for d in dims].index(d) for d in result_dims])
@@ -110,13 +116,13 @@ def _matched(
             rule="a convolution has 1 to 3 spatial dims",
             hint="make one of them a batch dim, or contract windows(x, dim, window_dim) by einsum",
         )
-    spatial, taps = pick(x.dims, list(window)), pick(kernel.dims, list(window.values()))
+    spatial, taps = select_dims(x.dims, list(window)), select_dims(kernel.dims, list(window.values()))
     rest = tuple(d for d in kernel.dims if d not in taps)
     both = {d.name for d in spatial} & {d.name for d in rest}
     if both:
         raise DimError(
             f"the window slides along {', '.join(sorted(both))}, and the kernel has that dim too",
-            f"kernel: [{show(kernel.dims)}]",
+            f"kernel: [{format_dims(kernel.dims)}]",
             rule="a spatial dim is x's; the kernel has one of its own for the places of the window",
             hint='name the kernel\'s dim otherwise: window={"h": "kh"}',
         )
@@ -129,10 +135,10 @@ def _result_dims(
     if out is None:
         kept = tuple(outs.get(d, d) for d in x_dims if d not in rest)
         return kept + tuple(d for d in rest if d not in x_dims)
-    known = tuple(outs.get(d, d) for d in union([x_dims, rest]))
+    known = tuple(outs.get(d, d) for d in union_dims([x_dims, rest]))
     items: Any = (out,) if isinstance(out, Dim | str) else out
     # A spatial dim may be given as the Dim that x has: its size here is computed.
-    return pick(known, [outs.get(d, d) for d in items])
+    return select_dims(known, [outs.get(d, d) for d in items])
 
 
 def _roles(
@@ -147,7 +153,7 @@ def _roles(
     lost = [d for d in (*batch, *outs.values(), *features) if d not in result_dims]
     if lost:
         raise DimError(
-            f"{', '.join(d.name for d in lost)} is not in out=[{show(result_dims)}]",
+            f"{', '.join(d.name for d in lost)} is not in out=[{format_dims(result_dims)}]",
             rule="a convolution contracts only dims that x and the kernel both have",
             hint=f'add it to out, or sum it first: wf.sum(x, "{lost[0].name}")',
         )
@@ -160,7 +166,7 @@ def _convolve(
     x_dims: tuple[Dim, ...],
     filters: Any,
     kernel_dims: tuple[Dim, ...],
-    slides: Sequence[Slide],
+    slides: Sequence[SlidingWindow],
     taps: tuple[Dim, ...],
     roles: _Roles,
     pads: Sequence[tuple[int, int]],

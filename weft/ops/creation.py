@@ -11,18 +11,18 @@ import numpy as np
 from ..core import context
 from ..core.dims import Dim, as_dim, as_dims
 from ..core.errors import ProgramError, ShapeError, TensorTypeError
-from ..core.forms import as_slice, in_form, slice_tensor
+from ..core.forms import as_slice, reshard, slice_tensor
 from ..core.layout import Layout
 from ..core.mesh import Mesh
 from ..core.op import op
-from ..core.padding import fill_padding, positions
-from ..core.placement import known_dtype, partition_spec
+from ..core.padding import fill_padding, global_positions
+from ..core.placement import canonical_dtype, partition_spec
 from ..core.shapes import stored_shape
-from ..core.tensor import Tensor, entry
-from ..core.types import typed
+from ..core.tensor import Tensor, reports_call
+from ..core.types import cast_like
 
 
-@entry
+@reports_call
 def full(dims: Any, value: Any, dtype: Any = None) -> Tensor:
     """A tensor filled with one value.
 
@@ -39,7 +39,7 @@ def _full(dims: tuple[Dim, ...], value: Any, dtype: Any) -> Tensor:
     splits = program.splits(dims)
     shape = program.slice_shape(dims, splits)
     if isinstance(value, Tensor):
-        value = in_form(as_slice(value))
+        value = reshard(as_slice(value))
     if np.ndim(value):
         raise TensorTypeError(
             f"the value has {np.ndim(value)} dims",
@@ -47,12 +47,12 @@ def _full(dims: tuple[Dim, ...], value: Any, dtype: Any) -> Tensor:
             hint="wf.broadcast_to(x, dims) repeats a tensor along new dims",
         )
     if dtype is not None:
-        known_dtype(dtype)
+        canonical_dtype(dtype)
     array = jnp.full(shape, value, dtype)
     return slice_tensor(fill_padding(array, dims, splits), dims)
 
 
-@entry
+@reports_call
 def zeros(dims: Any, dtype: Any = jnp.float32) -> Tensor:
     """A tensor of zeros.
 
@@ -65,7 +65,7 @@ def zeros(dims: Any, dtype: Any = jnp.float32) -> Tensor:
     return full(dims, 0, dtype)
 
 
-@entry
+@reports_call
 def ones(dims: Any, dtype: Any = jnp.float32) -> Tensor:
     """A tensor of ones.
 
@@ -86,7 +86,9 @@ def full_like(x: Tensor, value: Any, dtype: Any = None) -> Tensor:
     """
     x = as_slice(x)
     made = full(x.dims, value, x.dtype if dtype is None else dtype)
-    return made if dtype is not None else slice_tensor(typed(made._array, x._held), made.dims, made.splits)
+    return (
+        made if dtype is not None else slice_tensor(cast_like(made._array, x._held), made.dims, made.splits)
+    )
 
 
 @op
@@ -114,11 +116,11 @@ def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
     >>> wf.arange(wf.Dim("a", 3))
     i32[a=3] [0, 1, 2]
     """
-    known_dtype(dtype)
+    canonical_dtype(dtype)
     dim = as_dim(dim)
     program = context.require()
     (axes,) = program.splits((dim,))
-    array = positions(dim, axes)
+    array = global_positions(dim, axes)
     if dim in program.dealt:  # in a pipeline: the places of the rows at hand in the whole batch
         parts, number = program.dealt[dim]
         array = array * parts.size + number
@@ -126,7 +128,7 @@ def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
     return slice_tensor(fill_padding(array, (dim,), (axes,)), (dim,))
 
 
-@entry
+@reports_call
 def from_callback(
     fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None, role: str = "value"
 ) -> Tensor:

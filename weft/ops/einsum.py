@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from ..core import collectives, context
-from ..core.dims import Dim, pick, union
+from ..core.dims import Dim, select_dims, union_dims
 from ..core.errors import DimError, TensorTypeError
-from ..core.forms import as_slice, check_along, slice_tensor, together
+from ..core.forms import as_slice, check_along, reshard_together, slice_tensor
 from ..core.op import op
 from ..core.padding import fill_padding
 from ..core.tensor import Tensor
-from ..core.types import joint_type, typed, weak_type
+from ..core.types import cast_like, common_type, weak_type
 
 
 @op
@@ -56,21 +56,21 @@ def einsum(*tensors: Tensor, out: Any = None, reduce: Any = None, precision: Any
             hint="einsum(x, w, out=[batch, hidden]), or einsum(x, w, reduce=[io])",
         )
     slices = [as_slice(t) for t in tensors]
-    every = union(t.dims for t in slices)
+    every = union_dims(t.dims for t in slices)
     if out is not None:
-        kept = pick(every, out)
+        kept = select_dims(every, out)
     else:
-        gone = pick(every, reduce)
+        gone = select_dims(every, reduce)
         kept = tuple(d for d in every if d not in gone)
     return contract(slices, kept, precision)
 
 
 def contract(slices: list[Tensor], kept: tuple[Any, ...], precision: Any = None) -> Tensor:
     """einsum of slices with the dims of the result given."""
-    every = union(t.dims for t in slices)
+    every = union_dims(t.dims for t in slices)
     program = context.require()
     splits = dict(zip(every, program.splits(every), strict=True))
-    arrays = together(slices)
+    arrays = reshard_together(slices)
     summed = [d for d in every if d not in kept]
     check_along(summed)
     for place, t in enumerate(slices):
@@ -118,7 +118,7 @@ def _product(
 
 def _rows(operands: list[tuple[Dim, ...]], kept: tuple[Dim, ...]) -> tuple[int, list[Dim]]:
     """The operand that has the first dim of a product's result, and those of its dims that are its own."""
-    having = {d: [n for n, dims in enumerate(operands) if d in dims] for d in union(operands)}
+    having = {d: [n for n, dims in enumerate(operands) if d in dims] for d in union_dims(operands)}
     multiplied = any(len(having[d]) > 1 for d in having if d not in kept)
     place = having[kept[0]][0] if multiplied and kept else 0
     own = [d for d in operands[place] if d in kept and having[d] == [place]]
@@ -134,9 +134,9 @@ def _einsum(
     refuses a product of two of them that is wider than the result.
     """
     if any(map(weak_type, arrays)):
-        common = joint_type(*arrays)
-        arrays = [typed(a, common) if weak_type(a) else a for a in arrays]
-    number = {d: n for n, d in enumerate(union(operands))}
+        common = common_type(*arrays)
+        arrays = [cast_like(a, common) if weak_type(a) else a for a in arrays]
+    number = {d: n for n, d in enumerate(union_dims(operands))}
     terms = [
         term
         for dims, array in zip(operands, arrays, strict=True)

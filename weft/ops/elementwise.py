@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import collectives, context
-from ..core.dims import Dim, union
+from ..core.dims import Dim, union_dims
 from ..core.errors import TensorTypeError
-from ..core.forms import as_slice, relabelled, slice_tensor, together
+from ..core.forms import as_slice, linear_result, reshard_together, slice_tensor
 from ..core.layout import Splits
 from ..core.op import op
 from ..core.padding import fill_padding
-from ..core.placement import known_dtype
-from ..core.signature import NUMBERS
+from ..core.placement import canonical_dtype
+from ..core.signature import NUMBER_TYPES
 from ..core.tensor import Tensor, describe, is_tensor
 
 
@@ -42,10 +42,10 @@ def elementwise(
       keeps_zero: whether it maps zeros to zero.
       undefined_at_zero: whether it, or its derivative, is infinite or undefined there; it then sees ones.
     """
-    tensors = [x if isinstance(x, NUMBERS) else as_slice(x) for x in operands]
+    tensors = [x if isinstance(x, NUMBER_TYPES) else as_slice(x) for x in operands]
     named = [t for t in tensors if isinstance(t, Tensor)]
-    dims = union(t.dims for t in named)
-    splits, arrays = aligned(named, dims)
+    dims = union_dims(t.dims for t in named)
+    splits, arrays = align_operands(named, dims)
     if undefined_at_zero:
         arrays = [fill_padding(a, dims, splits, 1, only=t.dims) for a, t in zip(arrays, named, strict=True)]
     rest = iter(arrays)
@@ -69,11 +69,11 @@ def _wrong_types(operands: Sequence[Any], error: TypeError) -> TensorTypeError:
     )
 
 
-def aligned(tensors: Sequence[Tensor], dims: Sequence[Dim]) -> tuple[Splits, list[Any]]:
+def align_operands(tensors: Sequence[Tensor], dims: Sequence[Dim]) -> tuple[Splits, list[Any]]:
     """The slices of tensors, split alike, with their dimensions in the order of `dims`."""
     by_name = _held_in_common(tensors, dims)
     wanted = [tuple(by_name[d.name] for d in t.dims) for t in tensors]
-    arrays = together(tensors, wanted)
+    arrays = reshard_together(tensors, wanted)
     splits = tuple(by_name[d.name] for d in dims)
     return splits, [align(a, t.dims, dims) for a, t in zip(arrays, tensors, strict=True)]
 
@@ -144,14 +144,14 @@ def stays_pending(x: Tensor, dtype: Any) -> bool:
 def _linear(fn: Callable[..., Any], operands: Sequence[Tensor], *numbers: Any) -> Tensor:
     """A linear function of pending sums: still pending."""
     first = operands[0]
-    axes = frozenset().union(*(collectives.varying(t._held) for t in operands))
-    arrays = [align(collectives.vary(t._array, axes), t.dims, first.dims) for t in operands]
-    made = relabelled(first, fn(*arrays, *numbers), first.dims, first.splits)
+    axes = frozenset().union(*(collectives.varying_axes(t._held) for t in operands))
+    arrays = [align(collectives.pvary(t._array, axes), t.dims, first.dims) for t in operands]
+    made = linear_result(first, fn(*arrays, *numbers), first.dims, first.splits)
     made.origin = next((t.origin for t in operands if t.origin), "")  # a carry that begins at zero has none
     return made
 
 
-def with_slope(f: Callable[..., Any]) -> Callable[..., Any]:
+def with_saved_derivative(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function of one array that has its derivative computed along with it.
 
     The backward pass then reads one array. Else it reads all that a function is made of: five, of a gelu.
@@ -200,7 +200,7 @@ UNARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
     "exp2": (jnp.exp2, False, False),
     "expm1": (jnp.expm1, True, False),
     "floor": (jnp.floor, True, False),
-    "gelu": (with_slope(jax.nn.gelu), True, False),
+    "gelu": (with_saved_derivative(jax.nn.gelu), True, False),
     "isfinite": (jnp.isfinite, False, False),
     "isinf": (jnp.isinf, True, False),
     "isnan": (jnp.isnan, True, False),
@@ -219,7 +219,7 @@ UNARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
     "selu": (jax.nn.selu, True, False),
     "sigmoid": (jax.nn.sigmoid, False, False),
     "sign": (jnp.sign, True, False),
-    "silu": (with_slope(jax.nn.silu), True, False),
+    "silu": (with_saved_derivative(jax.nn.silu), True, False),
     "sin": (jnp.sin, True, False),
     "sinh": (jnp.sinh, True, False),
     "softplus": (jax.nn.softplus, False, False),
@@ -303,7 +303,7 @@ def subtract(x: Any, y: Any) -> Tensor:
 
 
 def _add(fn: Any, x: Any, y: Any) -> Tensor:
-    if not isinstance(x, NUMBERS) and not isinstance(y, NUMBERS):
+    if not isinstance(x, NUMBER_TYPES) and not isinstance(y, NUMBER_TYPES):
         x, y = as_slice(x), as_slice(y)
         if _all_pending([x, y]):
             return _linear(fn, [x, y])
@@ -326,7 +326,7 @@ def negative(x: Any) -> Tensor:
 def multiply(x: Any, y: Any) -> Tensor:
     """`x * y`, broadcasting by name; a pending sum times a number stays pending."""
     for one, other in ((x, y), (y, x)):
-        finite = isinstance(other, NUMBERS) and np.isfinite(other)
+        finite = isinstance(other, NUMBER_TYPES) and np.isfinite(other)
         if finite and isinstance(one, Tensor) and one.pending and stays_pending(one, _joint(one, other)):
             return _linear(jnp.multiply, [one], other)
     return elementwise(jnp.multiply, [x, y])
@@ -335,7 +335,7 @@ def multiply(x: Any, y: Any) -> Tensor:
 @op(numbers="dynamic")
 def divide(x: Any, y: Any) -> Tensor:
     """`x / y`, broadcasting by name; a pending sum divided by a number stays pending."""
-    if isinstance(y, NUMBERS) and isinstance(x, Tensor):
+    if isinstance(y, NUMBER_TYPES) and isinstance(x, Tensor):
         linear = x.pending and y != 0 and np.isfinite(y) and jnp.issubdtype(x.dtype, jnp.inexact)
         if linear and stays_pending(x, _joint(x, y)):
             return _linear(jnp.divide, [x], y)
@@ -369,7 +369,7 @@ def _is_integer(dtype: Any) -> bool:
 
 def _power(x: Any, y: Any) -> Any:
     """jnp.power, but integers to negative powers, which jnp leaves undefined, are rounded towards zero."""
-    is_exact = isinstance(y, NUMBERS) or not jnp.issubdtype(y.dtype, jnp.signedinteger)
+    is_exact = isinstance(y, NUMBER_TYPES) or not jnp.issubdtype(y.dtype, jnp.signedinteger)
     if is_exact or not _is_integer(jnp.result_type(x)):
         return jnp.power(x, y)
     result = jnp.power(x, jnp.maximum(y, 0))
@@ -388,12 +388,12 @@ def astype(x: Tensor, dtype: Any) -> Tensor:
     i32[a=2] [1, 2]
     """
     x = as_slice(x)
-    known_dtype(dtype)
+    canonical_dtype(dtype)
     both_float = jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.floating)
     if x.pending and both_float and stays_pending(x, dtype):
         return _linear(lambda a: a.astype(dtype), [x])
     if x.role == "param" and not x.pending and both_float and jnp.dtype(dtype).itemsize < x.dtype.itemsize:
-        # What is made varying is x itself (`forms.in_form`), and x is used only if the result is.
+        # What is made varying is x itself (`forms.reshard`), and x is used only if the result is.
         made = slice_tensor(x._held.astype(dtype), x.dims, x.splits)
         made._watch, made._cast_of = x._watch, x
         return made
@@ -461,7 +461,7 @@ def stop_gradient(x: Any) -> Any:
         if not isinstance(t, Tensor):
             return jax.lax.stop_gradient(t)
         t = as_slice(t)
-        held = relabelled(t, jax.lax.stop_gradient(t._array), t.dims, t.splits)
+        held = linear_result(t, jax.lax.stop_gradient(t._array), t.dims, t.splits)
         held.role = t.role
         return held
 

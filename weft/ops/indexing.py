@@ -18,20 +18,28 @@ from jax import lax
 
 from ..core import collectives, context, halo
 from ..core.collectives import Axes
-from ..core.dims import Dim, check_distinct, pick, pick_one, show, union
-from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, wrong_number
-from ..core.forms import as_slice, check_along, home, in_form, slice_tensor, together
+from ..core.dims import Dim, check_distinct, format_dims, select_dim, select_dims, union_dims
+from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, python_number_error
+from ..core.forms import as_slice, check_along, layout_splits, reshard, reshard_together, slice_tensor
 from ..core.layout import Splits
 from ..core.op import op
-from ..core.padding import fill_padding, positions, start_of
-from ..core.tensor import Tensor, asked
-from ..core.types import constant, typed
+from ..core.padding import block_start, fill_padding, global_positions
+from ..core.tensor import Tensor, format_call
+from ..core.types import cast_like, constant_like
 from .elementwise import align
-from .shifting import along, as_it_is, choose, flipped, placed, resolved, whole_number
+from .shifting import (
+    array_and_pending,
+    as_integer,
+    broadcast_mask,
+    fetch_at_offset,
+    flip_block,
+    resolve_to_layout,
+    where_varying,
+)
 
 
 @dataclass(frozen=True)
-class Range:
+class HashableSlice:
     """A Python slice that can be part of a signature: before Python 3.12 slices can't be hashed."""
 
     start: int | None
@@ -78,7 +86,7 @@ def index(x: Tensor, where: Any) -> Tensor:
             pairs = tuple((dim, _as_operand(x, dim, what)) for dim, what in pairs)
         return _index(x, pairs)
     except WeftError as error:
-        raise error.located(asked("index", (x, where), {})) from None
+        raise error.located(format_call("index", (x, where), {})) from None
 
 
 def _pairs(where: Any) -> tuple[tuple[Any, Any], ...]:
@@ -100,10 +108,10 @@ def _hashable(what: Any) -> Any:
         return what
     bounds = (what.start, what.stop, what.step)
     try:
-        return Range(*[None if n is None else operator.index(n) for n in bounds])
+        return HashableSlice(*[None if n is None else operator.index(n) for n in bounds])
     except TypeError:
         wrong = next(n for n in bounds if n is not None and not isinstance(n, int | np.integer))
-        raise wrong_number(
+        raise python_number_error(
             TensorTypeError,
             "a bound of the slice",
             wrong,
@@ -116,21 +124,21 @@ def _as_operand(x: Tensor, dim: Any, what: Any) -> Any:
     """A single place as an array: an eager op is compiled once for all places, not for each."""
     if not isinstance(what, int) or isinstance(what, bool):
         return what
-    return np.asarray(_checked_place(what, pick_one(x.dims, dim)), np.int32)
+    return np.asarray(_checked_place(what, select_dim(x.dims, dim)), np.int32)
 
 
 def _index_lowering(x: Tensor, where: tuple[tuple[Any, Any], ...]) -> Tensor:
     x = as_slice(x)
-    check_along(pick(x.dims, [dim for dim, _ in where]))
-    ranges = [(dim, what) for dim, what in where if isinstance(what, Range)]
-    single = [(dim, what) for dim, what in where if not isinstance(what, Range)]
+    check_along(select_dims(x.dims, [dim for dim, _ in where]))
+    ranges = [(dim, what) for dim, what in where if isinstance(what, HashableSlice)]
+    single = [(dim, what) for dim, what in where if not isinstance(what, HashableSlice)]
     # Single places first: they leave a pending sum, which is then cut before it is added up.
     for dim, what in single:
-        x = _at(x, pick_one(x.dims, dim), what)
+        x = _at(x, select_dim(x.dims, dim), what)
     if not single:
-        x = resolved(x)
+        x = resolve_to_layout(x)
     for dim, what in ranges:
-        old = pick_one(x.dims, dim)
+        old = select_dim(x.dims, dim)
         x = _strided(x, old, what.places(old))
     return x
 
@@ -143,14 +151,14 @@ def _at(x: Tensor, dim: Dim, place: Any) -> Tensor:
     """One place of a dim: its owner's value, as a pending sum over the axes that split the dim."""
     place = _clamped(_checked_place(place, dim), dim, 1)
     position = x.dims.index(dim)
-    axes = home(x)[position]
-    array, pending = as_it_is(x)
+    axes = layout_splits(x)[position]
+    array, pending = array_and_pending(x)
     block = array.shape[position]
     piece = lax.dynamic_index_in_dim(array, place % block, position, keepdims=False)
     kept = x.dims[:position] + x.dims[position + 1 :]
     if axes:
-        mine = collectives.index(axes) == place // block
-        piece = choose(mine, piece, constant(0, piece))
+        mine = collectives.axis_index(axes) == place // block
+        piece = where_varying(mine, piece, constant_like(0, piece))
     return _given_by_all(piece, kept, context.require().splits(kept), axes, pending)
 
 
@@ -171,14 +179,14 @@ def _strided(x: Tensor, dim: Dim, places: range) -> Tensor:
     backwards = places.step < 0
     places = places[::-1] if backwards else places
     position = x.dims.index(dim)
-    splits = home(x)
-    array, pending = as_it_is(x)
+    splits = layout_splits(x)
+    array, pending = array_and_pending(x)
     new = dim.resize(len(places))
     array = _range(array, position, dim, splits[position], places)
     dims = x.dims[:position] + (new,) + x.dims[position + 1 :]
     array = fill_padding(array, dims, splits, only=[new])
     if backwards:
-        array = flipped(array, position, new, splits[position])
+        array = flip_block(array, position, new, splits[position])
     return slice_tensor(array, dims, splits, pending)
 
 
@@ -191,7 +199,7 @@ def _range(array: Any, position: int, dim: Dim, axes: Axes, places: range) -> An
     starts = [places.start + k * block * places.step for k in range(program.ways(axes))]
     # Beyond the last place nothing is wanted, so nothing should travel.
     length = (block - 1) * places.step + 1
-    array = halo.fetch(array, position, dim.resize(places[-1] + 1), axes, starts, length)
+    array = halo.halo_exchange(array, position, dim.resize(places[-1] + 1), axes, starts, length)
     return lax.slice_in_dim(array, 0, length, places.step, position)
 
 
@@ -212,10 +220,10 @@ def slice(x: Tensor, dim: Any, start: Any, size: Any) -> Tensor:
     >>> wf.slice(x, "a", x["a", 2], 3), wf.slice(x, "a", -2, wf.Dim("b", 2))
     (i32[a=3] [2, 3, 4], i32[b=2] [4, 5])
     """
-    x = resolved(as_slice(x))
-    old = pick_one(x.dims, dim)
+    x = resolve_to_layout(as_slice(x))
+    old = select_dim(x.dims, dim)
     check_along([old])
-    new = size if isinstance(size, Dim) else old.resize(whole_number(size, "size"))
+    new = size if isinstance(size, Dim) else old.resize(as_integer(size, "size"))
     start = _start(start, old, new)
     position = x.dims.index(old)
     dims = x.dims[:position] + (new,) + x.dims[position + 1 :]
@@ -224,8 +232,8 @@ def slice(x: Tensor, dim: Any, start: Any, size: Any) -> Tensor:
     if isinstance(start, int):
         cut = _strided(x, old, range(start, start + new.size))
         return slice_tensor(cut._array, dims, cut.splits)  # a new name's split is held back
-    splits = home(x)
-    array, axes = in_form(x), splits[position]
+    splits = layout_splits(x)
+    array, axes = reshard(x), splits[position]
     if axes:
         array = _own_part(array, position, axes, start, new.size)
     else:
@@ -238,7 +246,7 @@ def _own_part(array: Any, position: int, axes: Axes, start: Any, length: int) ->
     """The places `[start, start + length)` of the whole; zeros where this device lacks them."""
     block = array.shape[position]
     array = _widened(array, position, length)
-    first = jnp.clip(start - start_of(axes, block) + length, 0, block + length)
+    first = jnp.clip(start - block_start(axes, block) + length, 0, block + length)
     return lax.dynamic_slice_in_dim(array, first, length, position)
 
 
@@ -261,52 +269,53 @@ def update(x: Tensor, dim: Any, start: Any, value: Any) -> Tensor:
     f32[a=5] [0., 1., 1., 0., 0.]
     """
     x, value = as_slice(x), as_slice(value)
-    old = pick_one(x.dims, dim)
+    old = select_dim(x.dims, dim)
     check_along([old])
     new = next((d for d in value.dims if d.name == old.name), old.resize(1))
     _check_value(x, value, old)
     start = _start(start, old, new)
     position = x.dims.index(old)
-    axes = home(x)[position]
+    axes = layout_splits(x)[position]
     by_permutes = bool(axes) and isinstance(start, int) and new in value.dims
     if axes and not by_permutes and new in value.dims and new.size == 1:
         value = _at(value, new, 0)  # an all-reduce of one place: less than a gather
     wanted = x.dims[:position] + (new,) + x.dims[position + 1 :]
     whole = tuple(
-        () if d == new and not by_permutes else one for d, one in zip(value.dims, home(value), strict=True)
+        () if d == new and not by_permutes else one
+        for d, one in zip(value.dims, layout_splits(value), strict=True)
     )
-    array, piece = together([x, value], [home(x), whole])
-    piece = typed(align(piece, value.dims, wanted), array)
+    array, piece = reshard_together([x, value], [layout_splits(x), whole])
+    piece = cast_like(align(piece, value.dims, wanted), array)
     piece = piece.reshape((1,) * (array.ndim - piece.ndim) + piece.shape)
     if not axes:
         shape = [piece.shape[p] if p == position else n for p, n in enumerate(array.shape)]
         piece = jnp.broadcast_to(piece, shape)
-        array = typed(lax.dynamic_update_slice_in_dim(array, piece, start, position), array)
+        array = cast_like(lax.dynamic_update_slice_in_dim(array, piece, start, position), array)
     else:
         if by_permutes:
-            piece = placed(piece, position, new, axes, start, array.shape[position])
+            piece = fetch_at_offset(piece, position, new, axes, start, array.shape[position])
         elif new.size > 1:
             piece = _window(piece, position, axes, start, array.shape[position])
-        places = positions(old, axes)
+        places = global_positions(old, axes)
         inside = (places >= start) & (places < start + new.size)
-        array = choose(along(inside, position, array.ndim), piece, array)
+        array = where_varying(broadcast_mask(inside, position, array.ndim), piece, array)
     broadcast = [d for d in x.dims if d not in value.dims and d != old]
-    return slice_tensor(fill_padding(array, x.dims, home(x), only=broadcast), x.dims)
+    return slice_tensor(fill_padding(array, x.dims, layout_splits(x), only=broadcast), x.dims)
 
 
 def _check_value(x: Tensor, value: Tensor, dim: Dim) -> None:
     others = [d for d in value.dims if d.name != dim.name]
-    extra = [d for d in union([x.dims, others]) if d not in x.dims]
+    extra = [d for d in union_dims([x.dims, others]) if d not in x.dims]
     if extra:
         raise DimError(
-            f"the value has dims {show(extra)}, which [{show(x.dims)}] has not",
+            f"the value has dims {format_dims(extra)}, which [{format_dims(x.dims)}] has not",
             rule="a value has no dims but those of the tensor that it is put into",
             hint="rename them, or reduce them first",
         )
-    check_kind(x, value)
+    check_value_dtype(x, value)
 
 
-def check_kind(x: Tensor, value: Tensor) -> None:
+def check_value_dtype(x: Tensor, value: Tensor) -> None:
     """An error if a value is of a kind that the tensor's type has no room for."""
     kinds = [jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating]
     have, want = (
@@ -324,7 +333,7 @@ def _window(piece: Any, position: int, axes: Axes, start: Any, block: int) -> An
     """What lies over this device's block when a whole value begins at `start`; zeros elsewhere."""
     size = piece.shape[position]
     piece = _widened(piece, position, block)
-    first = jnp.clip(start_of(axes, block) - start + block, 0, size + block)
+    first = jnp.clip(block_start(axes, block) - start + block, 0, size + block)
     return lax.dynamic_slice_in_dim(piece, first, block, position)
 
 
@@ -344,7 +353,7 @@ def _given_by_all(
 def _widened(array: Any, position: int, by: int) -> Any:
     """Zeros at both ends of a position."""
     edges = [(by, by, 0) if p == position else (0, 0, 0) for p in range(array.ndim)]
-    return lax.pad(array, constant(0, array), edges)
+    return lax.pad(array, constant_like(0, array), edges)
 
 
 def _start(start: Any, old: Dim, new: Dim) -> Any:
@@ -375,14 +384,14 @@ def _scalar(x: Any, what: str) -> Any:
     good = isinstance(x, Tensor) or (hasattr(x, "dtype") and getattr(x, "shape", None) == ())
     t = as_slice(x) if good else None
     if t is None or t.dims or not jnp.issubdtype(t.dtype, jnp.integer):
-        raise wrong_number(
+        raise python_number_error(
             TensorTypeError,
             what,
             x if t is None else t,
             rule=f"{what} is an integer, or an integer tensor without dims",
             hint="for many places at once use wf.take(x, ids, dim)",
         )
-    return in_form(t).astype(jnp.int32)
+    return reshard(t).astype(jnp.int32)
 
 
 def _clamped(start: Any, dim: Dim, length: int) -> Any:

@@ -10,13 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import collectives, context
-from ..core.dims import Dim, as_dims, pick, show, union
+from ..core.dims import Dim, as_dims, format_dims, select_dims, union_dims
 from ..core.errors import LayoutError, ProgramError, ShapeError, TensorTypeError
-from ..core.forms import Overcast, as_slice, check_along, from_whole, in_form, slice_tensor, together
+from ..core.forms import (
+    RetraceUnvarying,
+    as_slice,
+    check_along,
+    from_global,
+    reshard,
+    reshard_together,
+    slice_tensor,
+)
 from ..core.layout import axes_of
 from ..core.op import op
 from ..core.padding import fill_padding
-from ..core.tensor import Tensor, entry, short_type
+from ..core.tensor import Tensor, reports_call, short_dtype
 
 
 @op(functions=True)
@@ -45,8 +53,8 @@ def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterab
     out = out if isinstance(out, str | Dim) else list(out)
     several = isinstance(out, list) and bool(out) and not isinstance(out[0], Dim | str)
     outs = [_known_dims(o, slices) for o in (out if several else [out])]
-    every = union([*(t.dims for t in slices), *outs])
-    allowed = {d.name for d in pick(every, list(splittable))}
+    every = union_dims([*(t.dims for t in slices), *outs])
+    allowed = {d.name for d in select_dims(every, list(splittable))}
     splits = dict(zip(every, program.splits(every), strict=True))
     wrong = [d for d in every if splits[d] and d.name not in allowed]
     if wrong:
@@ -65,9 +73,9 @@ def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterab
     # Made varying over all axes once for each operand, its gradient is summed once. But then all results
     # vary so too; where one lacks a split dim, JAX's types have to tell what it depends on.
     is_full = all(axes_of(program.splits(dims)) >= split_axes for dims in outs)
-    arrays = together(slices) if is_full else [in_form(t) for t in slices]
-    if any(collectives.varying(a) - split_axes - program.mapped for a in arrays):
-        raise Overcast  # a scan made them varying beforehand, and the function's results would be too
+    arrays = reshard_together(slices) if is_full else [reshard(t) for t in slices]
+    if any(collectives.varying_axes(a) - split_axes - program.mapped for a in arrays):
+        raise RetraceUnvarying  # a scan made them varying beforehand, and the function's results would be too
     results = fn(*arrays)
     results = list(results) if several and isinstance(results, list | tuple) else [results]
     strange = [r for r in results if not hasattr(r, "shape")]
@@ -91,9 +99,9 @@ def _known_dims(wanted: Any, slices: list[Tensor]) -> tuple[Dim, ...]:
     """Dims of a result: new ones as Dims, those of the operands also by name."""
     if isinstance(wanted, str) and "=" in wanted:
         return as_dims(wanted)
-    known = union(t.dims for t in slices)
+    known = union_dims(t.dims for t in slices)
     items = [wanted] if isinstance(wanted, Dim | str) else list(wanted)
-    return as_dims([pick(known, d)[0] if isinstance(d, str) else d for d in items])
+    return as_dims([select_dims(known, d)[0] if isinstance(d, str) else d for d in items])
 
 
 def _result(array: Any, dims: tuple[Dim, ...]) -> Tensor:
@@ -103,22 +111,22 @@ def _result(array: Any, dims: tuple[Dim, ...]) -> Tensor:
     if tuple(array.shape) != shape:
         raise ShapeError(
             f"the local function returned the shape {tuple(array.shape)}",
-            f"a slice of [{show(dims)}] is {shape} here",
+            f"a slice of [{format_dims(dims)}] is {shape} here",
             rule="a local function returns a slice for each result",
             hint="check out=; a split dim has its slice's size inside",
         )
-    extra = collectives.varying(array) - axes_of(splits) - program.mapped
+    extra = collectives.varying_axes(array) - axes_of(splits) - program.mapped
     if extra:
         raise ProgramError(
             f"the local function's result differs between devices along {', '.join(sorted(extra))}, "
-            f"which split none of its dims [{show(dims)}]",
+            f"which split none of its dims [{format_dims(dims)}]",
             rule="a result without a split dim must be the same on all devices along its axes",
             hint="keep the dim in out=, and reduce the result outside: wf.sum(...)",
         )
     return slice_tensor(fill_padding(array, dims, splits), dims)
 
 
-@entry
+@reports_call
 def callback(fn: Callable[..., Any], *tensors: Tensor, out: Any) -> Any:
     """A Python function on whole values, called from inside a program.
 
@@ -150,7 +158,7 @@ def _callback(fn: Callable[..., Any], *tensors: Tensor, dims: tuple[Dim, ...], d
         if result.shape != shape:
             raise ShapeError(
                 f"the callback returned the shape {result.shape}",
-                rule=f"out= says [{show(dims)}]",
+                rule=f"out= says [{format_dims(dims)}]",
                 hint="return the whole result",
             )
         return result
@@ -165,7 +173,7 @@ def _callback(fn: Callable[..., Any], *tensors: Tensor, dims: tuple[Dim, ...], d
         return jax.pure_callback(call, result, *arrays, vmap_method="sequential")
 
     called.defjvp(_no_derivative)
-    return from_whole(called(*arrays), dims)
+    return from_global(called(*arrays), dims)
 
 
 def _no_derivative(primals: Any, tangents: Any) -> Any:
@@ -178,7 +186,7 @@ def _no_derivative(primals: Any, tangents: Any) -> Any:
 
 
 def _whole(t: Tensor) -> Any:
-    return in_form(t, ((),) * len(t.dims))
+    return reshard(t, ((),) * len(t.dims))
 
 
 @op
@@ -193,7 +201,7 @@ def debug(x: Tensor, label: str = "") -> Tensor:
     """
     x = as_slice(x)
     program = context.require()
-    kind = f"{short_type(x.dtype)}[{show(x.dims)}]"
+    kind = f"{short_dtype(x.dtype)}[{format_dims(x.dims)}]"
 
     def show_values(array: Any, place: Any) -> None:
         if int(place) == 0:
@@ -201,5 +209,5 @@ def debug(x: Tensor, label: str = "") -> Tensor:
 
     axes = tuple(a for a, n in program.mesh.axes if n > 1)
     array = _whole(x)
-    jax.debug.callback(show_values, array, jnp.int32(collectives.index(axes)))
+    jax.debug.callback(show_values, array, jnp.int32(collectives.axis_index(axes)))
     return x

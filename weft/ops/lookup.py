@@ -15,17 +15,17 @@ import numpy as np
 
 from ..core import collectives, context
 from ..core.collectives import Axes
-from ..core.dims import Dim, as_dim, check_distinct, pick_one, show, union
+from ..core.dims import Dim, as_dim, check_distinct, format_dims, select_dim, union_dims
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError
-from ..core.forms import as_slice, check_along, in_form, slice_tensor, together
+from ..core.forms import as_slice, check_along, reshard, reshard_together, slice_tensor
 from ..core.layout import axes_of
 from ..core.op import op
-from ..core.padding import fill_padding, is_uneven, positions, start_of
-from ..core.placement import known_dtype
-from ..core.tensor import Tensor, asked, describe
-from ..core.types import constant, typed
+from ..core.padding import block_start, fill_padding, global_positions, is_uneven
+from ..core.placement import canonical_dtype
+from ..core.tensor import Tensor, describe, format_call
+from ..core.types import cast_like, constant_like
 from .elementwise import add, align, astype
-from .indexing import check_kind
+from .indexing import check_value_dtype
 
 
 def take(table: Tensor, ids: Any, dim: Any, fill: Any = None) -> Tensor:
@@ -51,7 +51,7 @@ def take(table: Tensor, ids: Any, dim: Any, fill: Any = None) -> Tensor:
             _check_range(table, int(ids), dim)
         return _take(table, ids, dim, fill)
     except WeftError as error:
-        raise error.located(asked("take", (table, ids, dim), {})) from None
+        raise error.located(format_call("take", (table, ids, dim), {})) from None
 
 
 @op(numbers="dynamic")
@@ -64,18 +64,18 @@ def _take(table: Tensor, ids: Any, dim: Any, fill: Any) -> Tensor:
 
 
 def _look_up(table: Tensor, ids: Tensor, chosen: Dim, fill: Any) -> Tensor:
-    every = union([table.dims, ids.dims])
+    every = union_dims([table.dims, ids.dims])
     splits = dict(zip(every, context.require().splits(every), strict=True))
     shared, added, rest = _groups(table, ids, chosen)
-    array, index = together([table, ids])
+    array, index = reshard_together([table, ids])
     array = align(array, table.dims, (*shared, chosen, *rest))
     index = align(_wide(index), ids.dims, (*shared, *added))
     rows = _row if index.size == 1 else _rows
     result = _for_each(shared, rows)(array, _local_places(index, chosen, splits[chosen]))
-    filling = constant(_default_fill(result.dtype) if fill is None else fill, result)
+    filling = constant_like(_default_fill(result.dtype) if fill is None else fill, result)
     outside = _outside(index, chosen)
     if splits[chosen]:  # one device alone adds the filling, so that the sum has it once
-        outside &= collectives.index(splits[chosen]) == 0
+        outside &= collectives.axis_index(splits[chosen]) == 0
     result = jnp.where(outside.reshape(outside.shape + (1,) * len(rest)), filling, result)
     place = table.dims.index(chosen)
     dims = (*table.dims[:place], *added, *table.dims[place + 1 :])
@@ -100,12 +100,12 @@ def one_hot(ids: Any, dim: Dim, dtype: Any = jnp.float32) -> Tensor:
     ids = _as_ids(ids)
     dims = (*ids.dims, as_dim(dim))
     check_distinct(dims)
-    known_dtype(dtype)
+    canonical_dtype(dtype)
     program = context.require()
     splits = program.splits(dims)
     axes = axes_of(splits)
-    index = _wide(in_form(ids, axes=axes))[..., None]
-    result = (index == positions(dims[-1], splits[-1])).astype(dtype)
+    index = _wide(reshard(ids, axes=axes))[..., None]
+    result = (index == global_positions(dims[-1], splits[-1])).astype(dtype)
     return slice_tensor(fill_padding(result, dims, splits), dims)
 
 
@@ -132,15 +132,16 @@ def scatter_add(x: Tensor, ids: Any, updates: Any, dim: Any) -> Tensor:
             rule="truth values are not added up",
             hint="count them and compare: wf.scatter_add(x.astype(jnp.int32), ids, 1, dim) > 0",
         )
-    check_kind(x, updates)
+    check_value_dtype(x, updates)
     chosen = _index_dim(x, ids, dim)
-    every = union([x.dims, ids.dims, updates.dims])
+    every = union_dims([x.dims, ids.dims, updates.dims])
     splits = dict(zip(every, context.require().splits(every), strict=True))
     shared, summed, rest = _groups(x, ids, chosen)
     lost = [d for d in updates.dims if d not in (*shared, *summed, *rest)]
     if lost:
         raise DimError(
-            f"dims {show(lost)} of the updates [{show(updates.dims)}] have no place in the result",
+            f"dims {format_dims(lost)} of the updates [{format_dims(updates.dims)}] have no place in the "
+            "result",
             rule="updates have dims of the indices and of the tensor, without the one indexed",
             hint=f'sum them first: wf.sum(updates, "{lost[0].name}")',
         )
@@ -152,9 +153,9 @@ def _scattered(x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dic
     """The updates at their places among zeros, pending over the axes of dims that are added up."""
     shared, summed, rest = _groups(x, ids, chosen)
     axes = axes_of(splits.values())
-    mapped = collectives.varying(ids._held) | collectives.varying(updates._held)
+    mapped = collectives.varying_axes(ids._held) | collectives.varying_axes(updates._held)
     axes |= mapped & context.require().mapped
-    index, array = in_form(ids, axes=axes), in_form(updates, axes=axes)
+    index, array = reshard(ids, axes=axes), reshard(updates, axes=axes)
     place = _local_places(_wide(index), chosen, splits[chosen])
     # The padding of the indices is zero, which is an index like any other.
     ids_splits = tuple(splits[d] for d in ids.dims)
@@ -162,12 +163,12 @@ def _scattered(x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dic
     place = fill_padding(place, ids.dims, ids_splits, sizes[chosen])
     place = align(place, ids.dims, (*shared, *summed))
     order = (*shared, *summed, *rest)
-    array = typed(align(array, updates.dims, order), x._held)
+    array = cast_like(align(array, updates.dims, order), x._held)
     array = jnp.broadcast_to(array, [sizes[d] for d in order])
     zeros = jnp.zeros([sizes[d] for d in (*shared, chosen, *rest)], x.dtype)
-    zeros = collectives.vary(zeros, collectives.varying(array))
+    zeros = collectives.pvary(zeros, collectives.varying_axes(array))
     result = _for_each(shared, _add_row if place.size == 1 else _add_rows)(zeros, place, array)
-    result = typed(align(result, (*shared, chosen, *rest), x.dims), x._held)
+    result = cast_like(align(result, (*shared, chosen, *rest), x.dims), x._held)
     result = fill_padding(result, x.dims, tuple(splits[d] for d in x.dims))
     return slice_tensor(result, x.dims, pending={a for d in summed for a in splits[d]})
 
@@ -187,11 +188,11 @@ def _as_ids(ids: Any) -> Tensor:
 
 
 def _index_dim(table: Tensor, ids: Tensor, dim: Any) -> Dim:
-    chosen = pick_one(table.dims, dim)
+    chosen = select_dim(table.dims, dim)
     check_along([chosen])
     if any(d.name == chosen.name for d in ids.dims):
         raise DimError(
-            f"the indices [{show(ids.dims)}] have the dim {chosen.name} that they index",
+            f"the indices [{format_dims(ids.dims)}] have the dim {chosen.name} that they index",
             rule="dims that both have are aligned, so the dim that is indexed is the table's alone",
             hint=f'rename the indices\' dim: ids.rename({chosen.name}="{chosen.name}2")',
         )
@@ -217,7 +218,7 @@ def _outside(index: Any, dim: Dim) -> Any:
 def _local_places(index: Any, dim: Dim, axes: Axes) -> Any:
     """Where each index lies in this device's block; if it doesn't, a place outside, padding included."""
     block = context.require().slice_size(dim, axes)
-    place = index - start_of(axes, block) if axes else index
+    place = index - block_start(axes, block) if axes else index
     return jnp.where(index >= dim.size, block, place) if is_uneven(dim, axes) else place
 
 
@@ -243,7 +244,7 @@ def _add_rows(x: Any, places: Any, updates: Any) -> Any:
 def _row(table: Any, place: Any) -> Any:
     inside, place = _inside(table, place)
     row = table.at[place].get(mode="promise_in_bounds")
-    return jnp.where(inside.reshape(inside.shape + (1,) * (table.ndim - 1)), row, constant(0, row))
+    return jnp.where(inside.reshape(inside.shape + (1,) * (table.ndim - 1)), row, constant_like(0, row))
 
 
 def _add_row(x: Any, place: Any, update: Any) -> Any:
@@ -266,7 +267,7 @@ def _default_fill(dtype: Any) -> Any:
 
 def _check_range(table: Tensor, index: int, dim: Any) -> None:
     """An error if a number is out of range. Those of a tensor are data, unknown while a program is traced."""
-    chosen = pick_one(table.dims, dim)
+    chosen = select_dim(table.dims, dim)
     if not 0 <= index < chosen.size:
         raise ShapeError(
             f"index {index} is out of range for {chosen}",

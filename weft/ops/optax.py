@@ -14,18 +14,18 @@ import jax
 import jax.numpy as jnp
 
 from ..core import context
-from ..core.deferred import Result, later, true_shape, whole_arrays
+from ..core.deferred import ResultSpec, defer, global_arrays, global_shape
 from ..core.errors import DimError, ProgramError
-from ..core.forms import as_slice, settle
+from ..core.forms import as_slice, materialize
 from ..core.placement import place
-from ..core.tensor import Tensor, describe, entry, is_tensor
+from ..core.tensor import Tensor, describe, is_tensor, reports_call
 from .shape import transpose
 
 if TYPE_CHECKING:  # the functions below import it when they are called: it takes a fifth of the time of JAX
     import optax
 
 
-class Optimizer:
+class OptaxOptimizer:
     """An optax transformation over named tensors; made by `wf.optimizer`."""
 
     def __init__(self, tx: optax.GradientTransformation):
@@ -41,18 +41,18 @@ class Optimizer:
         return "optimizer(tx)"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Optimizer) and self.tx == other.tx
+        return isinstance(other, OptaxOptimizer) and self.tx == other.tx
 
     def __hash__(self) -> int:
         return hash(self.tx)
 
-    @entry
+    @reports_call
     def init(self, params: Any) -> Any:
         """The state to begin with: what is shaped like a parameter has its dims."""
         arrays = _shapes(params)
         return _run(self.tx.init, (params,), self._state_results(arrays, params), params)
 
-    @entry
+    @reports_call
     def update(self, grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
         """The updates to add to the parameters, and the new state, as `tx.update`.
 
@@ -60,7 +60,7 @@ class Optimizer:
         """
         return self._update(_updates, grads, state, params, extra)
 
-    @entry
+    @reports_call
     def apply(self, grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
         """The new parameters and the new state; what else there is to give is that of `update`."""
         return self._update(_updated, grads, state, params, extra)
@@ -113,11 +113,11 @@ class Optimizer:
                 return leaf
             t = box.content
             if isinstance(t, Tensor) and leaf.shape == tuple(d.size for d in t.dims):
-                return Result(t.dims, "optimizer")
+                return ResultSpec(t.dims, "optimizer")
             return unnamed(leaf)
 
-        def unnamed(leaf: Any) -> Result:
-            return Result(None)
+        def unnamed(leaf: Any) -> ResultSpec:
+            return ResultSpec(None)
 
         try:
             return optax.tree_map_params(
@@ -136,8 +136,8 @@ class _Box:
         self.content = content
 
 
-@entry
-def optimizer(tx: optax.GradientTransformation) -> Optimizer:
+@reports_call
+def optimizer(tx: optax.GradientTransformation) -> OptaxOptimizer:
     """An optax transformation that is right on any mesh and layout.
 
     >>> import optax, weft as wf
@@ -154,7 +154,7 @@ def optimizer(tx: optax.GradientTransformation) -> Optimizer:
             rule="an optimizer is made of one: of what optax.adam(1e-3) or optax.chain(…) returns",
             hint="wf.optimizer(optax.adam(1e-3))",
         )
-    return Optimizer(tx)
+    return OptaxOptimizer(tx)
 
 
 def _updates(params: Any, updates: Any) -> Any:
@@ -168,7 +168,7 @@ def _updated(params: Any, updates: Any) -> Any:
 
 
 def _shapes(params: Any) -> Any:
-    return jax.tree.map(true_shape, params, is_leaf=is_tensor)
+    return jax.tree.map(global_shape, params, is_leaf=is_tensor)
 
 
 def _aligned(grads: Any, params: Any) -> Any:
@@ -208,27 +208,31 @@ def _as_given(given: Any, params: Any) -> Any:
     return jax.tree.map(turned, given, params, is_leaf=is_tensor) if tree == wanted else given
 
 
-def _like_param(t: Any) -> Result:
-    return Result(t.dims, t.role) if isinstance(t, Tensor) else Result(None)
+def _like_param(t: Any) -> ResultSpec:
+    return ResultSpec(t.dims, t.role) if isinstance(t, Tensor) else ResultSpec(None)
 
 
 def _in_state_layout(t: Any) -> Any:
-    return settle(as_slice(t), "optimizer") if isinstance(t, Tensor) else t
+    return materialize(as_slice(t), "optimizer") if isinstance(t, Tensor) else t
 
 
 def _run(fn: Callable[..., Any], args: tuple[Any, ...], results: Any, params: Any) -> Any:
     if context.current() is not None:
-        return later(fn, args, results)
+        return defer(fn, args, results)
     placed = [t for t in jax.tree.leaves(params, is_leaf=is_tensor) if isinstance(t, Tensor)]
     mesh, layout = (placed[0].mesh, placed[0].layout) if placed else (None, None)
     if any(isinstance(t._held, jax.ShapeDtypeStruct) for t in placed):  # that of specs are specs
-        mesh, layout, out = None, None, jax.eval_shape(fn, *jax.tree.map(true_shape, args, is_leaf=is_tensor))
+        mesh, layout, out = (
+            None,
+            None,
+            jax.eval_shape(fn, *jax.tree.map(global_shape, args, is_leaf=is_tensor)),
+        )
     else:
-        out = jax.jit(fn)(*whole_arrays(args))
+        out = jax.jit(fn)(*global_arrays(args))
 
-    def wrap(result: Result, array: Any) -> Any:
+    def wrap(result: ResultSpec, array: Any) -> Any:
         if result.dims is None:
             return array
         return place(Tensor(array, result.dims, role=result.role), mesh, layout)
 
-    return jax.tree.map(wrap, results, out, is_leaf=lambda x: isinstance(x, Result))
+    return jax.tree.map(wrap, results, out, is_leaf=lambda x: isinstance(x, ResultSpec))

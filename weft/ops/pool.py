@@ -11,18 +11,24 @@ import numpy as np
 from jax import lax
 
 from ..core import collectives, context
-from ..core.dims import Dim, as_dim, check_distinct, pick, pick_one
+from ..core.dims import Dim, as_dim, check_distinct, select_dim, select_dims
 from ..core.errors import ShapeError
-from ..core.forms import as_slice, home, in_form, slice_tensor
+from ..core.forms import as_slice, layout_splits, reshard, slice_tensor
 from ..core.op import op
-from ..core.padding import fill_padding, positions
+from ..core.padding import fill_padding, global_positions
 from ..core.tensor import Tensor
-from ..core.types import constant
-from .reduce import extreme, ordered
-from .sliding_window import Slide, check_window, names_for_keys, slides_of, within_reach
+from ..core.types import constant_like
+from .reduce import extreme_value, require_ordered
+from .sliding_window import (
+    SlidingWindow,
+    accept_dim_keys,
+    check_window,
+    fetch_receptive_field,
+    sliding_windows,
+)
 
 
-@names_for_keys
+@accept_dim_keys
 @op
 def max_pool(x: Tensor, window: Mapping[Any, int], stride: Any = None, padding: Any = "VALID") -> Tensor:
     """The maximum under a window that slides along some dims.
@@ -38,24 +44,24 @@ def max_pool(x: Tensor, window: Mapping[Any, int], stride: Any = None, padding: 
     >>> wf.max_pool(wf.arange(wf.Dim("h", 6)), {"h": 2})
     i32[h=3] [1, 3, 5]
     """
-    x = ordered(x, "max_pool")
+    x = require_ordered(x, "max_pool")
     slides = _pool_slides(x, window, stride, padding)
-    lowest = extreme(x.dtype, -1)
+    lowest = extreme_value(x.dtype, -1)
 
-    def outside(array: Any, position: int, slide: Slide, first: Any) -> Any:
+    def outside(array: Any, position: int, slide: SlidingWindow, first: Any) -> Any:
         places = lax.iota(jnp.int32, array.shape[position]) + first
         inside = (places >= 0) & (places < slide.dim.size)
         inside = inside.reshape([-1 if p == position else 1 for p in range(array.ndim)])
-        axes = collectives.varying(array)
-        low = collectives.vary(constant(lowest, array), axes)
-        return jnp.where(collectives.vary(inside, axes), array, low)
+        axes = collectives.varying_axes(array)
+        low = collectives.pvary(constant_like(lowest, array), axes)
+        return jnp.where(collectives.pvary(inside, axes), array, low)
 
-    array = _pooled(x.dims, in_form(x), slides, lowest, lax.max, outside)
+    array = _pooled(x.dims, reshard(x), slides, lowest, lax.max, outside)
     dims = _pool_dims(x, slides)
     return slice_tensor(fill_padding(array, dims, context.require().splits(dims)), dims)
 
 
-@names_for_keys
+@accept_dim_keys
 @op
 def avg_pool(x: Tensor, window: Mapping[Any, int], stride: Any = None, padding: Any = "VALID") -> Tensor:
     """The mean under a window that slides along some dims, of elements only, not of padding.
@@ -72,7 +78,7 @@ def avg_pool(x: Tensor, window: Mapping[Any, int], stride: Any = None, padding: 
     """
     x = as_slice(x)
     slides = _pool_slides(x, window, stride, padding)
-    array = fill_padding(in_form(x), x.dims, home(x), only=[slide.dim for slide in slides])
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), only=[slide.dim for slide in slides])
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         array = array.astype(jax.dtypes.canonicalize_dtype(float))
     total = _pooled(x.dims, array, slides, 0, lax.add, lambda array, *_: array)
@@ -80,18 +86,18 @@ def avg_pool(x: Tensor, window: Mapping[Any, int], stride: Any = None, padding: 
     splits = context.require().splits(dims)
     for slide in slides:
         place = dims.index(slide.out)
-        first = positions(slide.out, splits[place]) * slide.stride - slide.low
+        first = global_positions(slide.out, splits[place]) * slide.stride - slide.low
         inside = jnp.minimum(first + slide.window, slide.dim.size) - jnp.maximum(first, 0)
         count = jnp.maximum(inside, 1).astype(total.dtype)  # a window over padding only has mean 0
         count = count.reshape([-1 if p == place else 1 for p in range(len(dims))])
-        total = total / collectives.vary(count, collectives.varying(total))
+        total = total / collectives.pvary(count, collectives.varying_axes(total))
     return slice_tensor(fill_padding(total, dims, splits), dims)
 
 
-def _pool_slides(x: Tensor, window: Any, stride: Any, padding: Any) -> list[Slide]:
+def _pool_slides(x: Tensor, window: Any, stride: Any, padding: Any) -> list[SlidingWindow]:
     check_window(window, '{"h": 2, "w": 2}')
-    dims = pick(x.dims, list(window))
-    slides = slides_of(dims, list(window.values()), window if stride is None else stride, padding)
+    dims = select_dims(x.dims, list(window))
+    slides = sliding_windows(dims, list(window.values()), window if stride is None else stride, padding)
     wrong = [slide for slide in slides if slide.low < 0 or slide.high < 0]
     if wrong:
         raise ShapeError(
@@ -102,7 +108,7 @@ def _pool_slides(x: Tensor, window: Any, stride: Any, padding: Any) -> list[Slid
     return slides
 
 
-def _pool_dims(x: Tensor, slides: Sequence[Slide]) -> tuple[Dim, ...]:
+def _pool_dims(x: Tensor, slides: Sequence[SlidingWindow]) -> tuple[Dim, ...]:
     outs = {slide.dim: slide.out for slide in slides}
     return tuple(outs.get(d, d) for d in x.dims)
 
@@ -110,10 +116,10 @@ def _pool_dims(x: Tensor, slides: Sequence[Slide]) -> tuple[Dim, ...]:
 def _pooled(
     dims: tuple[Dim, ...],
     array: Any,
-    slides: Sequence[Slide],
+    slides: Sequence[SlidingWindow],
     start: Any,
     combine: Callable[..., Any],
-    outside: Callable[[Any, int, Slide, Any], Any],
+    outside: Callable[[Any, int, SlidingWindow, Any], Any],
 ) -> Any:
     """`lax.reduce_window` of slices; `outside` fills what was fetched from outside the dim."""
     program = context.require()
@@ -125,10 +131,10 @@ def _pooled(
         sizes[place], strides[place] = slide.window, slide.stride
         pads[place] = (slide.low, slide.high)
         if axes:
-            array, pads[place], _ = within_reach(array, place, slide, axes)
+            array, pads[place], _ = fetch_receptive_field(array, place, slide, axes)
             if slide.low or slide.high:  # else only results that are padding look outside
                 step = program.slice_size(slide.out, axes) * slide.stride
-                array = outside(array, place, slide, collectives.index(axes) * step - slide.low)
+                array = outside(array, place, slide, collectives.axis_index(axes) * step - slide.low)
     # JAX knows the maximum and the sum, and their gradients, by a start value that is not traced.
     return lax.reduce_window(array, np.array(start, array.dtype), combine, sizes, strides, pads)
 
@@ -136,7 +142,7 @@ def _pooled(
 # Windows
 
 
-@names_for_keys
+@accept_dim_keys
 @op
 def windows(
     x: Tensor,
@@ -164,17 +170,17 @@ def windows(
      [2, 3]]
     """
     x = as_slice(x)
-    old = pick_one(x.dims, dim)
+    old = select_dim(x.dims, dim)
     new = as_dim(window_dim)
-    (slide,) = slides_of([old], [new.size], stride, padding, dilation)
+    (slide,) = sliding_windows([old], [new.size], stride, padding, dilation)
     place = x.dims.index(old)
     dims = (*x.dims[:place], slide.out, new, *x.dims[place + 1 :])
     check_distinct(dims)
     program = context.require()
     # Every device makes whole windows; if their dim is split, it is cut where it is used.
     splits = tuple(() if d == new else axes for d, axes in zip(dims, program.splits(dims), strict=True))
-    array = fill_padding(in_form(x), x.dims, home(x), only=[old])
-    near, _, _ = within_reach(array, place, slide, splits[place])
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), only=[old])
+    near, _, _ = fetch_receptive_field(array, place, slide, splits[place])
     firsts = np.arange(program.slice_size(slide.out, splits[place])) * slide.stride
     places = firsts[:, None] + np.arange(new.size) * slide.dilation
     array = jnp.take(near, places, axis=place, mode="clip")

@@ -13,26 +13,26 @@ import jax
 import jax.numpy as jnp
 
 from ..core import collectives, context
-from ..core.dims import Dim, pick
+from ..core.dims import Dim, select_dims
 from ..core.errors import TensorTypeError
-from ..core.forms import as_slice, check_along, home, in_form, slice_tensor
+from ..core.forms import as_slice, check_along, layout_splits, reshard, slice_tensor
 from ..core.op import op
-from ..core.padding import fill_padding, valid
+from ..core.padding import fill_padding, valid_mask
 from ..core.tensor import Tensor, describe
-from ..core.types import typed
-from . import products
+from ..core.types import cast_like
+from . import scaled_product
 from .elementwise import elementwise, stays_pending
 
 
 def _reduced(x: Tensor, dims: Any) -> tuple[Dim, ...]:
     """The dims to reduce: all of them if none is named."""
-    gone = x.dims if dims is None else pick(x.dims, dims)
+    gone = x.dims if dims is None else select_dims(x.dims, dims)
     check_along(gone)
     return gone
 
 
 def _split_axes(x: Tensor, gone: tuple[Dim, ...]) -> tuple[str, ...]:
-    splits = zip(x.dims, home(x), strict=True)
+    splits = zip(x.dims, layout_splits(x), strict=True)
     return tuple(sorted(axis for dim, axes in splits if dim in gone for axis in axes))
 
 
@@ -47,11 +47,15 @@ def _kept(x: Tensor, gone: tuple[Dim, ...]) -> tuple[Dim, ...]:
 def _linear_sum(x: Tensor, dims: Any, scale: float | None) -> Tensor:
     x = as_slice(x)
     gone = _reduced(x, dims)
-    if x.pending and x.splits == home(x) and stays_pending(x, jax.eval_shape(jnp.sum, x._held).dtype):
+    if (
+        x.pending
+        and x.splits == layout_splits(x)
+        and stays_pending(x, jax.eval_shape(jnp.sum, x._held).dtype)
+    ):
         array, pending = x._array, set(x.pending)  # a further sum keeps it pending
     else:
-        array, pending = in_form(x), set()
-    array = fill_padding(array, x.dims, home(x), only=gone)
+        array, pending = reshard(x), set()
+    array = fill_padding(array, x.dims, layout_splits(x), only=gone)
     # As jax.numpy's, a mean is made in at least 32 bits: a sum of many numbers overflows 16.
     wide = jnp.promote_types(array.dtype, jnp.float32) if scale is not None else None
     result = jnp.sum(array, axis=_places(x, gone), dtype=wide)
@@ -111,7 +115,7 @@ def std(x: Tensor, dims: Any = None) -> Tensor:
     return elementwise(jnp.sqrt, [var(x, dims)], undefined_at_zero=True)
 
 
-def extreme(dtype: Any, sign: int) -> Any:
+def extreme_value(dtype: Any, sign: int) -> Any:
     """The value of a dtype that never is the maximum (sign -1) or the minimum (sign +1)."""
     if dtype == jnp.bool_:
         return sign > 0
@@ -144,7 +148,7 @@ def _extremum_jvp(places: Any, axes: Any, sign: int, primals: Any, tangents: Any
     return best, total / count
 
 
-def ordered(x: Any, name: str) -> Tensor:
+def require_ordered(x: Any, name: str) -> Tensor:
     """A tensor's slice; an error if its elements have no order."""
     x = as_slice(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -157,12 +161,12 @@ def ordered(x: Any, name: str) -> Tensor:
 
 
 def _extreme(x: Tensor, dims: Any, sign: int) -> Tensor:
-    x = ordered(x, "max" if sign > 0 else "min")
+    x = require_ordered(x, "max" if sign > 0 else "min")
     gone = _reduced(x, dims)
-    array = fill_padding(in_form(x), x.dims, home(x), extreme(x.dtype, -sign), only=gone)
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), extreme_value(x.dtype, -sign), only=gone)
     axes, places = _split_axes(x, gone), _places(x, gone)
     if axes:
-        result = _extremum(array, valid(x.dims, home(x), gone), places, axes, sign)
+        result = _extremum(array, valid_mask(x.dims, layout_splits(x), gone), places, axes, sign)
     else:
         result = (jnp.max if sign > 0 else jnp.min)(array, axis=places)
     kept = _kept(x, gone)
@@ -215,14 +219,14 @@ def prod(x: Tensor, dims: Any = None) -> Tensor:
     """
     x = as_slice(x)
     gone = _reduced(x, dims)
-    array = fill_padding(in_form(x), x.dims, home(x), 1, only=gone)
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), 1, only=gone)
     axes, places = _split_axes(x, gone), _places(x, gone)
-    if products.is_scaled(array.dtype):
-        pair = products.product(products.apart(array), places)
+    if scaled_product.needs_scaling(array.dtype):
+        pair = scaled_product.prod_scaled(scaled_product.to_scaled(array), places)
         if axes:
             m, e = (collectives.all_gather(one[None], axes, 0) for one in pair)
-            pair = products.product((m, e), (0,))
-        result = typed(products.whole(pair, array.dtype), array)
+            pair = scaled_product.prod_scaled((m, e), (0,))
+        result = cast_like(scaled_product.from_scaled(pair, array.dtype), array)
     else:
         result = jnp.prod(array, axis=places)
         if axes:
@@ -232,7 +236,7 @@ def prod(x: Tensor, dims: Any = None) -> Tensor:
 
 
 def _require_float(x: Tensor, name: str) -> Tensor:
-    x = ordered(x, name)
+    x = require_ordered(x, name)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TensorTypeError(
             f"{name} was given {describe(x)}",
@@ -244,7 +248,7 @@ def _require_float(x: Tensor, name: str) -> Tensor:
 
 def _shifted(x: Tensor, gone: tuple[Dim, ...]) -> tuple[Any, Any, tuple[str, ...], tuple[int, ...]]:
     """x with padding at -∞, its (constant) maximum, the axes and the places that are reduced."""
-    array = fill_padding(in_form(x), x.dims, home(x), -jnp.inf, only=gone)
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), -jnp.inf, only=gone)
     axes, places = _split_axes(x, gone), _places(x, gone)
     top = jnp.max(jax.lax.stop_gradient(array), axis=places, keepdims=True)
     if axes:
@@ -258,7 +262,7 @@ def _total(array: Any, places: Any, axes: Any) -> Any:
 
 
 def _varying_as(small: Any, array: Any) -> Any:
-    return collectives.vary(small, collectives.varying(array))
+    return collectives.pvary(small, collectives.varying_axes(array))
 
 
 @op
@@ -306,9 +310,9 @@ def softmax(x: Tensor, dim: Any) -> Tensor:
     """
     x = _require_float(x, "softmax")
     gone = _reduced(x, [dim])
-    array = fill_padding(in_form(x), x.dims, home(x), -jnp.inf, only=gone)
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), -jnp.inf, only=gone)
     result = _softmax(array, _places(x, gone), _split_axes(x, gone))
-    return slice_tensor(fill_padding(result, x.dims, home(x)), x.dims)
+    return slice_tensor(fill_padding(result, x.dims, layout_splits(x)), x.dims)
 
 
 @op
@@ -325,4 +329,4 @@ def log_softmax(x: Tensor, dim: Any) -> Tensor:
     shifted = array - _varying_as(top, array)
     total = _total(jnp.exp(shifted), places, axes)
     result = shifted - _varying_as(jnp.log(total), shifted)
-    return slice_tensor(fill_padding(result, x.dims, home(x)), x.dims)
+    return slice_tensor(fill_padding(result, x.dims, layout_splits(x)), x.dims)

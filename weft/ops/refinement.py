@@ -20,11 +20,11 @@ from ..core.collectives import Axes
 from ..core.dims import Dim
 from ..core.layout import Splits
 
-Group = tuple[list[Dim], list[Dim]]
+DimGroup = tuple[list[Dim], list[Dim]]
 
 
-def refined(
-    groups: Sequence[Group],
+def refine_dims(
+    groups: Sequence[DimGroup],
     before: Mapping[Dim, Axes],
     after: Mapping[Dim, Axes],
     ways: Callable[[Axes], int],

@@ -18,23 +18,23 @@ from jax import lax
 
 from ..core import context
 from ..core.boundary import (
-    Form,
-    around,
-    array_of,
+    LeafSpec,
     as_pending,
+    check_carry_dtype,
+    check_exact_varying,
     common_dim,
-    exact,
     flatten,
-    like,
-    same_dtype,
-    shape_of,
-    slice_or_array,
-    strong,
+    format_treedef,
+    leaf_array,
+    match_spec,
+    numbers_as_tensors,
+    rebuild_leaf,
+    strip_weak_type,
 )
-from ..core.context import CarryForm, Frame
+from ..core.context import Frame, RetraceForCarry
 from ..core.dims import Dim, check_distinct
 from ..core.errors import ProgramError
-from ..core.forms import Overcast, in_form, settle, slice_tensor
+from ..core.forms import RetraceUnvarying, materialize, reshard, slice_tensor
 from ..core.op import op
 from ..core.tensor import Tensor
 
@@ -71,23 +71,23 @@ def scan(
     carries, carry_tree = flatten(carry)
     items, items_tree = flatten(xs)
     dim = common_dim(items, dim)
-    carries = [settle(c) if isinstance(c, Tensor) else slice_or_array(c) for c in carries]
-    carries = [strong(c) for c in carries]
+    carries = [materialize(c) if isinstance(c, Tensor) else numbers_as_tensors(c) for c in carries]
+    carries = [strip_weak_type(c) for c in carries]
     attempt = _Scan(f, dim, carry_tree, items_tree, reverse, unroll)
     cast_early, pending = True, dict[int, frozenset[str]]()
     while True:
         begun = [
-            as_pending(c, Form(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
+            as_pending(c, LeafSpec(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
             for n, c in enumerate(carries)
         ]
         used = [(frame, set(frame.used)) for frame in context.require().frames]
         try:
             return attempt.run(begun, items, cast_early, fixed=set(pending))
-        except Overcast:
+        except RetraceUnvarying:
             if not cast_early:
                 raise
             cast_early = False
-        except CarryForm as better:
+        except RetraceForCarry as better:
             if better.frame is not attempt.frame:
                 raise
             pending |= better.axes
@@ -108,7 +108,7 @@ class _Scan:
     def run(self, carries: list[Any], items: list[Any], cast_early: bool, fixed: set[int]) -> tuple[Any, Any]:
         """One attempt; `fixed` are the carries that were found to be better pending, or not."""
         program = context.require()
-        carry_forms = [Form.of(c) for c in carries]
+        carry_forms = [LeafSpec.of(c) for c in carries]
         axes = _carry_axes(carries) if cast_early else frozenset()
         scanned = [self._without_dim(x, axes) for x in items]
         item_forms = [form for form, _ in scanned]
@@ -117,31 +117,31 @@ class _Scan:
         def body(carry: list[Any], item: list[Any]) -> tuple[list[Any], list[Any]]:
             with program.frame() as frame:
                 self.frame = frame
-                inner = [around(f, a) for f, a in zip(carry_forms, carry, strict=True)]
+                inner = [rebuild_leaf(f, a) for f, a in zip(carry_forms, carry, strict=True)]
                 for n, t in enumerate(inner):
                     # A carry that is found pending too late is fixed as resolved, and that's that.
                     if isinstance(t, Tensor) and (n not in fixed or t.pending):
                         frame.carries[id(t._held)] = n
                         t._watch = functools.partial(frame.consumed.add, n)
-                given = [around(f, a) for f, a in zip(item_forms, item, strict=True)]
+                given = [rebuild_leaf(f, a) for f, a in zip(item_forms, item, strict=True)]
                 out = self.f(
                     jax.tree.unflatten(self.carry_tree, inner),
                     jax.tree.unflatten(self.items_tree, given),
                 )
                 if frame.wished:
-                    raise CarryForm(frame, frame.wished)
+                    raise RetraceForCarry(frame, frame.wished)
                 return self._results(out, carry_forms, carry, kept)
 
         last, stacked = lax.scan(
             body,
-            [array_of(c) for c in carries],
+            [leaf_array(c) for c in carries],
             [array for _, array in scanned],
             length=self.dim.size,
             reverse=self.reverse,
             unroll=self.unroll,
         )
         # The same forms; but only the body knows what its pending sums come from.
-        carry = [around(f, a) for f, a in zip(kept["carries"], last, strict=True)]
+        carry = [rebuild_leaf(f, a) for f, a in zip(kept["carries"], last, strict=True)]
         ys = [self._with_dim(f, a) for f, a in zip(kept["forms"], stacked, strict=True)]
         return jax.tree.unflatten(self.carry_tree, carry), jax.tree.unflatten(kept["tree"], ys)
 
@@ -155,19 +155,21 @@ class _Scan:
         carries, tree = flatten(out[0])
         if tree != self.carry_tree:
             raise ProgramError(
-                f"the carry becomes {shape_of(tree)} and was {shape_of(self.carry_tree)}",
+                f"the carry becomes {format_treedef(tree)} and was {format_treedef(self.carry_tree)}",
                 rule="the function of scan returns a carry with the same structure of tensors (*)",
                 hint="return the same structure",
             )
-        new = [like(c, f, "a carry of scan") for c, f in zip(carries, forms, strict=True)]
-        arrays = [same_dtype(array_of(c), b, "a carry of scan") for c, b in zip(new, before, strict=True)]
-        kept["carries"] = [Form.of(c) for c in new]
+        new = [match_spec(c, f, "a carry of scan") for c, f in zip(carries, forms, strict=True)]
+        arrays = [
+            check_carry_dtype(leaf_array(c), b, "a carry of scan") for c, b in zip(new, before, strict=True)
+        ]
+        kept["carries"] = [LeafSpec.of(c) for c in new]
         leaves, kept["tree"] = flatten(out[1])
-        leaves = [exact(slice_or_array(leaf)) for leaf in leaves]
-        kept["forms"] = [Form.of(leaf) for leaf in leaves]
-        return arrays, [array_of(leaf) for leaf in leaves]
+        leaves = [check_exact_varying(numbers_as_tensors(leaf)) for leaf in leaves]
+        kept["forms"] = [LeafSpec.of(leaf) for leaf in leaves]
+        return arrays, [leaf_array(leaf) for leaf in leaves]
 
-    def _without_dim(self, x: Any, axes: frozenset[str]) -> tuple[Form | None, Any]:
+    def _without_dim(self, x: Any, axes: frozenset[str]) -> tuple[LeafSpec | None, Any]:
         """A scanned tensor with the dim unsplit and in front, and the form of one place of it.
 
         Other dims stay as they are stored: gathered inside, step by step. Parameters are made varying
@@ -180,12 +182,12 @@ class _Scan:
         stored = program.splits(x.dims, x.role)
         splits = tuple(() if n == place else one for n, one in enumerate(stored))
         early = axes if jnp.issubdtype(x.dtype, jnp.inexact) else frozenset()
-        array = in_form(x, splits, early)
+        array = reshard(x, splits, early)
         array = jnp.moveaxis(array, place, 0) if place else array
         dims = x.dims[:place] + x.dims[place + 1 :]
-        return Form(dims, x.role, splits[:place] + splits[place + 1 :], frozenset()), array
+        return LeafSpec(dims, x.role, splits[:place] + splits[place + 1 :], frozenset()), array
 
-    def _with_dim(self, form: Form | None, array: Any) -> Any:
+    def _with_dim(self, form: LeafSpec | None, array: Any) -> Any:
         if form is None:
             return array
         dims = (self.dim, *form.dims)

@@ -15,15 +15,24 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..core import context
-from ..core.dims import Dim, as_dims, check_distinct, pick, pick_one, show, union
+from ..core.dims import Dim, as_dims, check_distinct, format_dims, select_dim, select_dims, union_dims
 from ..core.errors import DimError, ShapeError
-from ..core.forms import as_slice, as_slices, check_along, home, in_form, relabelled, slice_tensor, together
+from ..core.forms import (
+    as_slice,
+    as_slices,
+    check_along,
+    layout_splits,
+    linear_result,
+    reshard,
+    reshard_together,
+    slice_tensor,
+)
 from ..core.layout import Splits, axes_of
 from ..core.op import op
 from ..core.padding import fill_padding
 from ..core.tensor import Tensor
 from .elementwise import align
-from .refinement import Group, refined
+from .refinement import DimGroup, refine_dims
 
 
 @op
@@ -37,7 +46,7 @@ def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
     x = as_slice(x)
     new = {}
     for old, name in names.items():
-        dim = pick_one(x.dims, old)
+        dim = select_dim(x.dims, old)
         if isinstance(name, Dim) and name.size != dim.size:
             raise DimError(
                 f"{dim} can't be renamed {name}: the sizes differ",
@@ -53,7 +62,7 @@ def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
     for was, dim in zip(x.dims, dims, strict=True):
         if was in program.dealt:
             program.dealt[dim] = program.dealt[was]
-    return relabelled(x, x._array, dims, x.splits)
+    return linear_result(x, x._array, dims, x.splits)
 
 
 @op
@@ -67,16 +76,16 @@ def transpose(x: Tensor, dims: Any) -> Tensor:
      [2]]
     """
     x = as_slice(x)
-    order = pick(x.dims, dims)
+    order = select_dims(x.dims, dims)
     if len(order) != len(x.dims):
         raise DimError(
-            f"[{show(order)}] are not all dims of [{show(x.dims)}]",
+            f"[{format_dims(order)}] are not all dims of [{format_dims(x.dims)}]",
             rule="transpose takes every dim once",
             hint="to drop dims, reduce them: wf.sum(x, dims)",
         )
     places = [x.dims.index(d) for d in order]
     assert x.splits is not None
-    return relabelled(x, x._array.transpose(places), order, tuple(x.splits[p] for p in places))
+    return linear_result(x, x._array.transpose(places), order, tuple(x.splits[p] for p in places))
 
 
 @op
@@ -91,18 +100,18 @@ def broadcast_to(x: Tensor, dims: Any) -> Tensor:
     """
     x = as_slice(x)
     wanted = as_dims(dims)
-    every = union([wanted, x.dims])
+    every = union_dims([wanted, x.dims])
     if len(every) != len(wanted):
         lost = [d for d in every if d not in wanted]
         raise DimError(
-            f"dims {show(lost)} of [{show(x.dims)}] are not in [{show(wanted)}]",
+            f"dims {format_dims(lost)} of [{format_dims(x.dims)}] are not in [{format_dims(wanted)}]",
             rule="broadcast_to adds dims and drops none",
             hint="list all dims of the result",
         )
     program = context.require()
     splits = program.splits(wanted)
     shape = program.slice_shape(wanted, splits)
-    array = jnp.broadcast_to(_expanded(in_form(x, axes=axes_of(splits)), x.dims, wanted), shape)
+    array = jnp.broadcast_to(_expanded(reshard(x, axes=axes_of(splits)), x.dims, wanted), shape)
     return slice_tensor(fill_padding(array, wanted, splits), wanted)
 
 
@@ -123,7 +132,8 @@ def reshape(x: Tensor, dims: Any) -> Tensor:
     new = as_dims(dims)
     if math.prod(d.size for d in new) != x.size:
         raise ShapeError(
-            f"[{show(x.dims)}] has {x.size} elements and [{show(new)}] has {math.prod(d.size for d in new)}",
+            f"[{format_dims(x.dims)}] has {x.size} elements and [{format_dims(new)}] has "
+            f"{math.prod(d.size for d in new)}",
             rule="reshape keeps the elements, so the sizes must have the same product",
             hint="check the sizes of the new dims",
         )
@@ -141,7 +151,7 @@ def split(x: Tensor, dim: Any, into: Any) -> Tensor:
      [3, 4, 5]]
     """
     x = as_slice(x)
-    old, parts = pick_one(x.dims, dim), as_dims(into)
+    old, parts = select_dim(x.dims, dim), as_dims(into)
     _same_size([old], parts)
     place = x.dims.index(old)
     return _reshape(x, x.dims[:place] + parts + x.dims[place + 1 :])
@@ -156,7 +166,7 @@ def merge(x: Tensor, dims: Any, into: Any) -> Tensor:
     i32[ba=4] [1, 3, 2, 4]
     """
     x = as_slice(x)
-    parts = pick(x.dims, dims)
+    parts = select_dims(x.dims, dims)
     name = into if isinstance(into, str) else into.name
     size = math.prod(d.size for d in parts) if isinstance(into, str) else into.size
     whole = Dim(name, size)
@@ -173,15 +183,15 @@ def _same_size(old: Sequence[Dim], new: Sequence[Dim]) -> None:
     have, want = math.prod(d.size for d in old), math.prod(d.size for d in new)
     if have != want:
         raise ShapeError(
-            f"[{show(old)}] has {have} elements and [{show(new)}] has {want}",
+            f"[{format_dims(old)}] has {have} elements and [{format_dims(new)}] has {want}",
             rule="splitting and merging dims keeps the elements",
             hint="check the sizes",
         )
 
 
-def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[Group]:
+def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[DimGroup]:
     """Both lists, but for dims of size 1, cut into runs of equal product, as short as can be."""
-    groups: list[Group] = []
+    groups: list[DimGroup] = []
     rest_old, rest_new = ([d for d in dims if d.size != 1] for dims in (old, new))
     while rest_old:
         left, right = [rest_old.pop(0)], [rest_new.pop(0)]
@@ -218,7 +228,7 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     new_splits = tuple(after.get(d, ()) for d in new)
     shape = program.slice_shape(new, new_splits)
     if x.splits == splits:
-        return relabelled(x, x._array.reshape(shape), new, new_splits)
+        return linear_result(x, x._array.reshape(shape), new, new_splits)
     # Runs that can stay where they are do, unless an axis that leaves another run is wanted in one of them.
     leaving = axes_of(x.splits) & axes_of(target.values()) - axes_of(stays.values())
     options = [target, stays] if leaving else [stays, target]
@@ -229,17 +239,17 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
         moved = _moved(x, groups, new, tuple(wanted.values()))
         if moved is not None:
             return moved
-    return slice_tensor(in_form(x, splits).reshape(shape), new, new_splits)
+    return slice_tensor(reshard(x, splits).reshape(shape), new, new_splits)
 
 
-def _moved(x: Tensor, groups: Sequence[Group], new: tuple[Dim, ...], splits: Splits) -> Tensor | None:
+def _moved(x: Tensor, groups: Sequence[DimGroup], new: tuple[Dim, ...], splits: Splits) -> Tensor | None:
     """A reshaped tensor split as told, by a relayout of finer dims; None if there are no such dims."""
     program = context.require()
     assert x.splits is not None
     now, then = dict(zip(x.dims, x.splits, strict=True)), dict(zip(new, splits, strict=True))
     axes = [axis for one in splits for axis in one]
     ones = [axis for d, one in now.items() if d.size == 1 for axis in one]
-    fine = refined(groups, now, then, program.ways)
+    fine = refine_dims(groups, now, then, program.ways)
     if fine is None or ones or len({*axes}) < len(axes) or program.mapped & {*axes}:
         return None
     dims, old, target = fine
@@ -250,7 +260,7 @@ def _moved(x: Tensor, groups: Sequence[Group], new: tuple[Dim, ...], splits: Spl
     array = program.remember(x._held, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
     finer = Tensor(array, dims, mesh=program.mesh, layout=program.layout, splits=old, pending=x.pending)
     finer.origin = x.origin
-    return slice_tensor(in_form(finer, target).reshape(program.slice_shape(new, splits)), new, splits)
+    return slice_tensor(reshard(finer, target).reshape(program.slice_shape(new, splits)), new, splits)
 
 
 @op
@@ -272,15 +282,15 @@ def stack(tensors: Sequence[Tensor], dim: Any) -> Tensor:
             rule="stack makes one place of the new dim for each tensor",
             hint=f'stack(tensors, "{name}") takes the size from their number',
         )
-    dims = union(t.dims for t in slices)
+    dims = union_dims(t.dims for t in slices)
     if any(set(t.dims) != set(dims) for t in slices):
         raise DimError(
-            "the tensors have different dims: " + ", ".join(f"[{show(t.dims)}]" for t in slices),
+            "the tensors have different dims: " + ", ".join(f"[{format_dims(t.dims)}]" for t in slices),
             rule="stack takes tensors with the same dims",
             hint="wf.broadcast_to(x, dims) adds missing ones",
         )
     context.require().splits((new, *dims))
-    arrays = together(slices)
+    arrays = reshard_together(slices)
     rest = context.require().splits(dims)
     array = jnp.stack([align(a, t.dims, dims) for a, t in zip(arrays, slices, strict=True)])
     return slice_tensor(array, (new, *dims), ((), *rest))
@@ -295,11 +305,11 @@ def unstack(x: Tensor, dim: Any) -> list[Tensor]:
     [i32[a=2] [1, 3], i32[a=2] [2, 4]]
     """
     x = as_slice(x)
-    gone = pick_one(x.dims, dim)
+    gone = select_dim(x.dims, dim)
     check_along([gone])
     place = x.dims.index(gone)
-    splits = tuple(() if n == place else axes for n, axes in enumerate(home(x)))
-    array = in_form(x, splits)
+    splits = tuple(() if n == place else axes for n, axes in enumerate(layout_splits(x)))
+    array = reshard(x, splits)
     kept = x.dims[:place] + x.dims[place + 1 :]
     rest = splits[:place] + splits[place + 1 :]
     whole = jnp.moveaxis(array, place, 0)

@@ -15,13 +15,21 @@ from jax import lax
 
 from ..core import collectives, context, halo
 from ..core.collectives import Axes
-from ..core.dims import Dim, pick_one, show
-from ..core.errors import DimError, ShapeError, TensorTypeError, wrong_number
-from ..core.forms import as_slice, as_slices, check_along, home, in_form, slice_tensor, together
+from ..core.dims import Dim, format_dims, select_dim
+from ..core.errors import DimError, ShapeError, TensorTypeError, python_number_error
+from ..core.forms import (
+    as_slice,
+    as_slices,
+    check_along,
+    layout_splits,
+    reshard,
+    reshard_together,
+    slice_tensor,
+)
 from ..core.op import op
-from ..core.padding import fill_padding, positions
+from ..core.padding import fill_padding, global_positions
 from ..core.tensor import Tensor
-from ..core.types import constant, joint_type, typed
+from ..core.types import cast_like, common_type, constant_like
 from .elementwise import align
 
 # Putting together and extending
@@ -52,22 +60,22 @@ def concat(tensors: Sequence[Tensor], dim: Any) -> Tensor:
         )
     position = slices[0].dims.index(parts[0])
     arrays = []
-    for array, t, part in zip(together(slices), slices, parts, strict=True):
+    for array, t, part in zip(reshard_together(slices), slices, parts, strict=True):
         order = [part if n == position else d for n, d in enumerate(slices[0].dims)]
         arrays.append(align(array, t.dims, order))
-    common = joint_type(*arrays)
-    arrays = [typed(a, common) for a in arrays]
+    common = common_type(*arrays)
+    arrays = [cast_like(a, common) for a in arrays]
     dims = tuple(new if n == position else d for n, d in enumerate(slices[0].dims))
     splits = context.require().splits(dims)
     axes = splits[position]
     if not axes:
         return slice_tensor(lax.concatenate(arrays, position), dims, splits)
     block = context.require().slice_size(new, axes)
-    places = along(positions(new, axes), position, len(dims))
+    places = broadcast_mask(global_positions(new, axes), position, len(dims))
     result, offset = None, 0
     for array, part in zip(arrays, parts, strict=True):
-        piece = placed(array, position, part, axes, offset, block)
-        result = piece if result is None else choose(places >= offset, piece, result)
+        piece = fetch_at_offset(array, position, part, axes, offset, block)
+        result = piece if result is None else where_varying(places >= offset, piece, result)
         offset += part.size
     return slice_tensor(fill_padding(result, dims, splits, only=[new]), dims, splits)
 
@@ -80,12 +88,13 @@ def _check_parts(slices: list[Tensor], name: str) -> list[Dim]:
             rule="concat puts one or more tensors together",
             hint=f'concat([x, y], "{name}")',
         )
-    parts = [pick_one(t.dims, name) for t in slices]
+    parts = [select_dim(t.dims, name) for t in slices]
     check_along(parts)
     others = [{d for d in t.dims if d.name != name} for t in slices]
     if any(rest != others[0] for rest in others):
         raise DimError(
-            f"the tensors differ in more than {name}: " + ", ".join(f"[{show(t.dims)}]" for t in slices),
+            f"the tensors differ in more than {name}: "
+            + ", ".join(f"[{format_dims(t.dims)}]" for t in slices),
             rule="concatenated tensors have the same dims, and the same sizes but for one",
             hint="wf.broadcast_to(x, dims) adds missing dims",
         )
@@ -101,9 +110,9 @@ def pad(x: Tensor, dim: Any, before: int, after: int, value: Any = 0) -> Tensor:
     f32[a=5] [9., 1., 1., 9., 9.]
     """
     x = as_slice(x)
-    old = pick_one(x.dims, dim)
+    old = select_dim(x.dims, dim)
     check_along([old])
-    before, after = whole_number(before, "before"), whole_number(after, "after")
+    before, after = as_integer(before, "before"), as_integer(after, "after")
     if before < 0 or after < 0:
         raise ShapeError(
             f"dim {old} was to be padded by {before} before and {after} after",
@@ -116,19 +125,19 @@ def pad(x: Tensor, dim: Any, before: int, after: int, value: Any = 0) -> Tensor:
     program = context.require()
     splits = program.splits(dims)
     axes = splits[position]
-    array = in_form(x)
+    array = reshard(x)
     if not axes:
-        filling = constant(value, array)
+        filling = constant_like(value, array)
         edges = [(before, after, 0) if p == position else (0, 0, 0) for p in range(len(dims))]
-        array = lax.pad(array, collectives.vary(filling, collectives.varying(array)), edges)
+        array = lax.pad(array, collectives.pvary(filling, collectives.varying_axes(array)), edges)
     else:
         block = program.slice_size(new, axes)
         starts = [k * block - before for k in range(program.ways(axes))]
-        array = halo.fetch(array, position, old, axes, starts, block)
-        places = positions(new, axes)
+        array = halo.halo_exchange(array, position, old, axes, starts, block)
+        places = global_positions(new, axes)
         inside = (places >= before) & (places < before + old.size)
-        filling = constant(value, array)
-        array = choose(along(inside, position, len(dims)), array, filling)
+        filling = constant_like(value, array)
+        array = where_varying(broadcast_mask(inside, position, len(dims)), array, filling)
     return slice_tensor(fill_padding(array, dims, splits), dims, splits)
 
 
@@ -151,19 +160,19 @@ def shift(x: Tensor, dim: Any, by: int, wrap: bool = False) -> Tensor:
     (i32[a=4] [0, 0, 1, 2], i32[a=4] [1, 2, 3, 0])
     """
     x = as_slice(x)
-    dim = pick_one(x.dims, dim)
+    dim = select_dim(x.dims, dim)
     check_along([dim])
-    position, splits = x.dims.index(dim), home(x)
-    axes, by = splits[position], whole_number(by, "by")
+    position, splits = x.dims.index(dim), layout_splits(x)
+    axes, by = splits[position], as_integer(by, "by")
     if wrap:
-        array = _rolled(in_form(x), position, dim, axes, by % dim.size)
+        array = _rolled(reshard(x), position, dim, axes, by % dim.size)
     else:
         # Padding may come in where by < 0: masked here, it gets no gradient.
-        array = fill_padding(in_form(x), x.dims, splits, only=[dim])
+        array = fill_padding(reshard(x), x.dims, splits, only=[dim])
         by = max(-dim.size, min(dim.size, by))
         block = array.shape[position]
         starts = [k * block - by for k in range(context.require().ways(axes))]
-        array = halo.fetch(array, position, dim, axes, starts, block)
+        array = halo.halo_exchange(array, position, dim, axes, starts, block)
     return slice_tensor(fill_padding(array, x.dims, splits, only=[dim]), x.dims)
 
 
@@ -187,10 +196,10 @@ def flip(x: Tensor, dim: Any) -> Tensor:
     i32[a=3] [2, 1, 0]
     """
     x = as_slice(x)
-    dim = pick_one(x.dims, dim)
+    dim = select_dim(x.dims, dim)
     check_along([dim])
     position = x.dims.index(dim)
-    return slice_tensor(flipped(in_form(x), position, dim, home(x)[position]), x.dims)
+    return slice_tensor(flip_block(reshard(x), position, dim, layout_splits(x)[position]), x.dims)
 
 
 def _rolled(array: Any, position: int, dim: Dim, axes: Axes, by: int) -> Any:
@@ -210,12 +219,14 @@ def _rolled(array: Any, position: int, dim: Dim, axes: Axes, by: int) -> Any:
         round_the_end = _within(round_the_end, dim, block)
     else:
         onward = _within(onward, dim, block)
-    moved = halo.fetch(array, position, dim.resize(dim.size - by), axes, onward, block)
-    wrapped = halo.fetch(array, position, dim, axes, round_the_end, block)
-    return choose(along(positions(dim, axes) < by, position, array.ndim), wrapped, moved)
+    moved = halo.halo_exchange(array, position, dim.resize(dim.size - by), axes, onward, block)
+    wrapped = halo.halo_exchange(array, position, dim, axes, round_the_end, block)
+    return where_varying(
+        broadcast_mask(global_positions(dim, axes) < by, position, array.ndim), wrapped, moved
+    )
 
 
-def flipped(array: Any, position: int, dim: Dim, axes: Axes) -> Any:
+def flip_block(array: Any, position: int, dim: Dim, axes: Axes) -> Any:
     """A block of the dim in reverse order: the mirror image's block, reversed."""
     if axes:
         count, block = context.require().ways(axes), array.shape[position]
@@ -248,21 +259,21 @@ def _from_others(array: Any, position: int, axes: Axes, start: int, source: Call
 # Shared by several
 
 
-def resolved(x: Tensor) -> Tensor:
-    return slice_tensor(in_form(x), x.dims)
+def resolve_to_layout(x: Tensor) -> Tensor:
+    return slice_tensor(reshard(x), x.dims)
 
 
-def as_it_is(x: Tensor) -> tuple[Any, frozenset[str]]:
+def array_and_pending(x: Tensor) -> tuple[Any, frozenset[str]]:
     """The array in its home form, and the axes of its sum if that is still pending."""
-    if x.pending and x.splits == home(x):
+    if x.pending and x.splits == layout_splits(x):
         return x._array, x.pending
-    return in_form(x), frozenset()
+    return reshard(x), frozenset()
 
 
-def placed(array: Any, position: int, dim: Dim, axes: Axes, offset: int, block: int) -> Any:
+def fetch_at_offset(array: Any, position: int, dim: Dim, axes: Axes, offset: int, block: int) -> Any:
     """A tensor's places where they lie when it begins at `offset` of a dim cut into such blocks."""
     starts = [k * block - offset for k in range(context.require().ways(axes))]
-    return halo.fetch(array, position, dim, axes, _within(starts, dim, block), block)
+    return halo.halo_exchange(array, position, dim, axes, _within(starts, dim, block), block)
 
 
 def _within(starts: Sequence[int], dim: Dim, length: int) -> list[int]:
@@ -270,22 +281,22 @@ def _within(starts: Sequence[int], dim: Dim, length: int) -> list[int]:
     return [max(-length, min(dim.size, start)) for start in starts]
 
 
-def along(mask: Any, position: int, ndim: int) -> Any:
+def broadcast_mask(mask: Any, position: int, ndim: int) -> Any:
     """A row of truth values along one dimension of an array."""
     return mask.reshape([-1 if p == position else 1 for p in range(ndim)])
 
 
-def choose(mask: Any, yes: Any, no: Any) -> Any:
+def where_varying(mask: Any, yes: Any, no: Any) -> Any:
     """`where`, with everything varying over the same axes."""
-    axes = frozenset().union(*map(collectives.varying, (mask, yes, no)))
-    return jnp.where(*[collectives.vary(a, axes) for a in (mask, yes, no)])
+    axes = frozenset().union(*map(collectives.varying_axes, (mask, yes, no)))
+    return jnp.where(*[collectives.pvary(a, axes) for a in (mask, yes, no)])
 
 
-def whole_number(number: Any, what: str) -> int:
+def as_integer(number: Any, what: str) -> int:
     try:
         return operator.index(number)
     except TypeError:
-        raise wrong_number(
+        raise python_number_error(
             TensorTypeError,
             what,
             number,

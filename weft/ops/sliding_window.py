@@ -13,13 +13,13 @@ from jax import lax
 from ..core import context, halo
 from ..core.collectives import Axes
 from ..core.dims import Dim
-from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, nearest, wrong_number
+from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, nearest, python_number_error
 from ..core.forms import check_along
-from ..core.tensor import asked
+from ..core.tensor import format_call
 
 
 @dataclass(frozen=True)
-class Slide:
+class SlidingWindow:
     """A window that slides along one dim, in JAX's terms.
 
     Args:
@@ -60,14 +60,14 @@ class Slide:
         return self.dim.resize((padded - self.reach) // self.stride + 1)
 
 
-def slides_of(
+def sliding_windows(
     dims: Sequence[Dim],
     windows: Sequence[Any],
     stride: Any,
     padding: Any,
     dilation: Any = 1,
     transpose: bool = False,
-) -> list[Slide]:
+) -> list[SlidingWindow]:
     """The slides along several dims; stride, padding and dilation for all of them or by dim."""
     check_along(dims)
     return [
@@ -83,7 +83,7 @@ def slides_of(
     ]
 
 
-def _slide(dim: Dim, window: Any, stride: Any, padding: Any, dilation: Any, transpose: bool) -> Slide:
+def _slide(dim: Dim, window: Any, stride: Any, padding: Any, dilation: Any, transpose: bool) -> SlidingWindow:
     window, stride = _count(dim, window, "window"), _count(dim, stride, "stride")
     dilation = _count(dim, dilation, "dilation")
     reach = (window - 1) * dilation + 1
@@ -94,8 +94,8 @@ def _slide(dim: Dim, window: Any, stride: Any, padding: Any, dilation: Any, tran
     else:
         low, high = _pair(dim, padding)
     if transpose:
-        return Slide(dim, window, 1, dilation, stride, low, high)
-    return Slide(dim, window, stride, dilation, 1, low, high)
+        return SlidingWindow(dim, window, 1, dilation, stride, low, high)
+    return SlidingWindow(dim, window, stride, dilation, 1, low, high)
 
 
 def _by_dim(dims: Sequence[Dim], given: Any, default: Any, what: str) -> list[Any]:
@@ -116,7 +116,7 @@ def _by_dim(dims: Sequence[Dim], given: Any, default: Any, what: str) -> list[An
 def _count(dim: Dim, value: Any, what: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
-    raise wrong_number(
+    raise python_number_error(
         ShapeError,
         f"the {what} along {dim.name}",
         value,
@@ -129,7 +129,7 @@ def _pair(dim: Dim, padding: Any) -> tuple[int, int]:
     if isinstance(padding, tuple | list) and [type(n) for n in padding] == [int, int]:
         return padding[0], padding[1]
     unknown = [n for n in padding if context.is_traced(n)] if isinstance(padding, tuple | list) else []
-    raise wrong_number(
+    raise python_number_error(
         ShapeError,
         f"the padding along {dim.name}",
         unknown[0] if unknown else padding,
@@ -153,8 +153,8 @@ def _transposed_pads(size: int, reach: int, stride: int, word: str) -> tuple[int
     return low, total - low
 
 
-def within_reach(
-    array: Any, position: int, slide: Slide, axes: Axes
+def fetch_receptive_field(
+    array: Any, position: int, slide: SlidingWindow, axes: Axes
 ) -> tuple[Any, tuple[int, int], list[int] | None]:
     """The input that this device's block of the result needs.
 
@@ -177,12 +177,12 @@ def within_reach(
         starts = [first // slide.spread for first in firsts]
     reach = (block - 1) * slide.stride + extra + slide.reach
     length = max(1, -(-(reach - ahead) // slide.spread))
-    near = halo.fetch(array, position, slide.dim, axes, starts, length)
+    near = halo.halo_exchange(array, position, slide.dim, axes, starts, length)
     behind = reach - ahead - ((length - 1) * slide.spread + 1)
     return near, (ahead, behind), early if extra else None
 
 
-def names_for_keys(public: Callable[..., Any]) -> Callable[..., Any]:
+def accept_dim_keys(public: Callable[..., Any]) -> Callable[..., Any]:
     """Let dicts be keyed by Dims as well as by names: JAX sorts keys, and Dims have no order."""
 
     def plain(given: Any) -> Any:
@@ -197,7 +197,7 @@ def names_for_keys(public: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return public(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
         except WeftError as error:
-            error.located(asked(public.__name__, args, kwargs))
+            error.located(format_call(public.__name__, args, kwargs))
             raise
 
     return call

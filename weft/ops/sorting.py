@@ -20,22 +20,22 @@ from jax import lax
 
 from ..core import collectives, context
 from ..core.collectives import Axes
-from ..core.dims import Dim, as_dim, check_distinct, pick_one
+from ..core.dims import Dim, as_dim, check_distinct, select_dim
 from ..core.errors import ShapeError
-from ..core.forms import as_slice, check_along, home, in_form, slice_tensor
+from ..core.forms import as_slice, check_along, layout_splits, reshard, slice_tensor
 from ..core.op import op
-from ..core.padding import fill_padding, start_of
+from ..core.padding import block_start, fill_padding
 from ..core.tensor import Tensor
-from . import products
-from .reduce import extreme, ordered
+from . import scaled_product
+from .reduce import extreme_value, require_ordered
 
 
 def _along(x: Tensor, dim: Any) -> tuple[Dim, int, Axes]:
     """The dim that is meant, its place, and the axes that the layout splits it over."""
-    chosen = pick_one(x.dims, dim)
+    chosen = select_dim(x.dims, dim)
     check_along([chosen])
     place = x.dims.index(chosen)
-    return chosen, place, home(x)[place]
+    return chosen, place, layout_splits(x)[place]
 
 
 def _replaced(splits: Any, place: int, *new: Any) -> Any:
@@ -46,15 +46,15 @@ def _replaced(splits: Any, place: int, *new: Any) -> Any:
 
 
 def _extreme_place(x: Tensor, dim: Any, sign: int) -> Tensor:
-    x = ordered(x, "argmax" if sign > 0 else "argmin")
+    x = require_ordered(x, "argmax" if sign > 0 else "argmin")
     chosen, place, axes = _along(x, dim)
     find = jnp.argmax if sign > 0 else jnp.argmin
-    filling = extreme(x.dtype, -sign)
-    array = fill_padding(lax.stop_gradient(in_form(x)), x.dims, home(x), filling, only=[chosen])
+    filling = extreme_value(x.dtype, -sign)
+    array = fill_padding(lax.stop_gradient(reshard(x)), x.dims, layout_splits(x), filling, only=[chosen])
     best = find(array, axis=place, keepdims=True).astype(jnp.int32)
     if axes:
         values = jnp.take_along_axis(array, best, axis=place)
-        best = best + jnp.int32(start_of(axes, array.shape[place]))
+        best = best + jnp.int32(block_start(axes, array.shape[place]))
         values = collectives.all_gather(values, axes, place)
         best = collectives.all_gather(best, axes, place)
         best = jnp.take_along_axis(best, find(values, axis=place, keepdims=True), axis=place)
@@ -97,7 +97,7 @@ def top_k(x: Tensor, dim: Any, k_dim: Dim) -> tuple[Tensor, Tensor]:
     >>> wf.top_k(wf.tensor([3, 9, 5, 9], "a=4"), "a", wf.Dim("best", 3))
     (i32[best=3] [9, 9, 5], i32[best=3] [1, 3, 2])
     """
-    x = ordered(x, "top_k")
+    x = require_ordered(x, "top_k")
     chosen, place, axes = _along(x, dim)
     new = as_dim(k_dim)
     if new.size > chosen.size:
@@ -106,15 +106,15 @@ def top_k(x: Tensor, dim: Any, k_dim: Dim) -> tuple[Tensor, Tensor]:
             rule="top_k chooses at most as many elements as there are",
             hint=f"make the new dim no larger: {new.name}={chosen.size}",
         )
-    dims, splits = _replaced(x.dims, place, new), _replaced(home(x), place, ())
+    dims, splits = _replaced(x.dims, place, new), _replaced(layout_splits(x), place, ())
     check_distinct(dims)
     context.require().splits(dims)
-    array = fill_padding(in_form(x), x.dims, home(x), _below_all(x.dtype), only=[chosen])
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), _below_all(x.dtype), only=[chosen])
     block = array.shape[place]
     values, indices = lax.top_k(array, min(new.size, block), axis=place)
     indices = indices.astype(jnp.int32)  # JAX gives them the weak type of the values
     if axes:
-        indices = indices + jnp.int32(start_of(axes, block))
+        indices = indices + jnp.int32(block_start(axes, block))
         values = collectives.all_gather(values, axes, place)
         indices = collectives.all_gather(indices, axes, place)
         values, best = lax.top_k(values, new.size, axis=place)
@@ -125,7 +125,7 @@ def top_k(x: Tensor, dim: Any, k_dim: Dim) -> tuple[Tensor, Tensor]:
 
 def _below_all(dtype: Any) -> Any:
     """The least value in the total order of `lax.top_k`, where a negative NaN lies below -∞."""
-    return -math.nan if jnp.issubdtype(dtype, jnp.inexact) else extreme(dtype, -1)
+    return -math.nan if jnp.issubdtype(dtype, jnp.inexact) else extreme_value(dtype, -1)
 
 
 # All of them
@@ -141,8 +141,8 @@ def sort(x: Tensor, dim: Any, descending: bool = False) -> Tensor:
     """
     x = as_slice(x)
     _, place, _ = _along(x, dim)
-    splits = _replaced(home(x), place, ())
-    array = jnp.sort(in_form(x, splits), axis=place, stable=True, descending=descending)
+    splits = _replaced(layout_splits(x), place, ())
+    array = jnp.sort(reshard(x, splits), axis=place, stable=True, descending=descending)
     return slice_tensor(array, x.dims, splits)
 
 
@@ -156,8 +156,8 @@ def argsort(x: Tensor, dim: Any, descending: bool = False) -> Tensor:
     """
     x = as_slice(x)
     _, place, _ = _along(x, dim)
-    splits = _replaced(home(x), place, ())
-    array = lax.stop_gradient(in_form(x, splits))
+    splits = _replaced(layout_splits(x), place, ())
+    array = lax.stop_gradient(reshard(x, splits))
     order = jnp.argsort(array, axis=place, stable=True, descending=descending).astype(jnp.int32)
     return slice_tensor(fill_padding(order, x.dims, splits), x.dims, splits)
 
@@ -200,17 +200,19 @@ _SUM = _plain(0, lax.cumsum, jnp.sum, jnp.add)
 _PRODUCT = _plain(1, lax.cumprod, jnp.prod, jnp.multiply)
 _SCALED_PRODUCT = _Running(
     1,
-    products.apart,
-    products.whole,
-    products.running_product,
-    lambda pair, place: tuple(jnp.expand_dims(one, place) for one in products.product(pair, (place,))),
-    products.times,
+    scaled_product.to_scaled,
+    scaled_product.from_scaled,
+    scaled_product.cumprod_scaled,
+    lambda pair, place: tuple(
+        jnp.expand_dims(one, place) for one in scaled_product.prod_scaled(pair, (place,))
+    ),
+    scaled_product.multiply_scaled,
 )
 
 
 def _running(x: Tensor, dim: Any, exclusive: bool, reverse: bool, kind: _Running) -> Tensor:
     chosen, place, axes = _along(x, dim)
-    array = fill_padding(in_form(x), x.dims, home(x), kind.neutral, only=[chosen])
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), kind.neutral, only=[chosen])
     # As jnp.cumsum's, the type of the result is strong.
     array = array.astype(jnp.int32 if array.dtype == jnp.bool_ else array.dtype)
     block, neutral = array.shape[place], kind.enter(jnp.asarray(kind.neutral, array.dtype))
@@ -228,13 +230,13 @@ def _running(x: Tensor, dim: Any, exclusive: bool, reverse: bool, kind: _Running
         gather = functools.partial(collectives.all_gather, axes=axes, position=place, stays_varying=axes)
         totals = jax.tree.map(gather, total)
         device = lax.iota(jnp.int32, jax.tree.leaves(totals)[0].shape[place])
-        here = collectives.index(axes)
+        here = collectives.axis_index(axes)
         before = device > here if reverse else device < here
         before = before.reshape([-1 if p == place else 1 for p in range(array.ndim)])
         totals = jax.tree.map(lambda a, n: jnp.where(before, a, n), totals, neutral)
         result = kind.combine(result, kind.fold(totals, place))
     result = kind.leave(result, array.dtype)
-    return slice_tensor(fill_padding(result, x.dims, home(x)), x.dims)
+    return slice_tensor(fill_padding(result, x.dims, layout_splits(x)), x.dims)
 
 
 @op
@@ -263,5 +265,5 @@ def cumprod(x: Tensor, dim: Any, exclusive: bool = False, reverse: bool = False)
     i32[a=3] [1, 2, 8]
     """
     x = as_slice(x)
-    kind = _SCALED_PRODUCT if products.is_scaled(x.dtype) else _PRODUCT
+    kind = _SCALED_PRODUCT if scaled_product.needs_scaling(x.dtype) else _PRODUCT
     return _running(x, dim, exclusive, reverse, kind)

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from ..core import collectives, context
-from ..core.boundary import Form, array_of, common_dim, flatten, slice_or_array
+from ..core.boundary import LeafSpec, common_dim, flatten, leaf_array, numbers_as_tensors
 from ..core.dims import Dim, check_distinct
 from ..core.errors import DimError, ProgramError, nearest
-from ..core.forms import in_form, settle, slice_tensor
+from ..core.forms import materialize, reshard, slice_tensor
 from ..core.op import op
-from ..core.padding import fill_padding, sound_padding
+from ..core.padding import fill_padding, safe_padding
 from ..core.tensor import Tensor, is_tensor
 
 
@@ -58,9 +58,9 @@ def _vmap(f: Callable[..., Any], dim: Any, /, *args: Any, **kwargs: Any) -> Any:
         role, splits = t.role, program.splits(t.dims, t.role)
         if splits[place] != axes:
             role, splits = "value", program.splits(t.dims)
-        array = sound_padding(in_form(t, splits), t.dims, splits, found)
+        array = safe_padding(reshard(t, splits), t.dims, splits, found)
         rest = t.dims[:place] + t.dims[place + 1 :]
-        forms.append(Form(rest, role, splits[:place] + splits[place + 1 :], frozenset()))
+        forms.append(LeafSpec(rest, role, splits[:place] + splits[place + 1 :], frozenset()))
         arrays.append(jnp.moveaxis(array, place, 0))
     others = [n for n, t in enumerate(leaves) if isinstance(t, Tensor) and n not in mapped]
     leaves = [_free(t, axes) if n in others else t for n, t in enumerate(leaves)]
@@ -73,9 +73,9 @@ def _vmap(f: Callable[..., Any], dim: Any, /, *args: Any, **kwargs: Any) -> Any:
                 given[n] = form.around(array)
             positional, named = jax.tree.unflatten(tree, given)
             out, kept["tree"] = flatten(f(*positional, **named))
-            out = [_free(o, axes) if isinstance(o, Tensor) else o for o in map(slice_or_array, out)]
-            kept["forms"] = [Form.of(o) for o in out]
-            return [collectives.vary(array_of(o), axes) for o in out]
+            out = [_free(o, axes) if isinstance(o, Tensor) else o for o in map(numbers_as_tensors, out)]
+            kept["forms"] = [LeafSpec.of(o) for o in out]
+            return [collectives.pvary(leaf_array(o), axes) for o in out]
 
     stacked = jax.vmap(inner)(arrays)
     results = []
@@ -97,4 +97,4 @@ def _vmap(f: Callable[..., Any], dim: Any, /, *args: Any, **kwargs: Any) -> Any:
 def _free(t: Tensor, axes: tuple[str, ...]) -> Tensor:
     """A tensor as it is stored; or, if that is in pieces along the axes that are mapped over, as a value."""
     stored = {axis for one in context.require().splits(t.dims, t.role) for axis in one}
-    return settle(t, "value" if stored & set(axes) else t.role)
+    return materialize(t, "value" if stored & set(axes) else t.role)

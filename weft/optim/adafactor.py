@@ -8,7 +8,7 @@ import weft as wf
 from weft.core.dims import Dim
 from weft.core.tensor import Tensor
 
-from .optimizers import Dims, Kept, Now, Optimizer, blend
+from .optimizers import Dims, Optimizer, ParamState, StepInfo, moving_average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +60,18 @@ class Adafactor(Optimizer):
             return {"variance": dims} | mean
         return {"rows": _without(dims, pair[0]), "columns": _without(dims, pair[1])} | mean
 
-    def change(self, grad: Tensor, kept: Kept, param: Tensor, now: Now) -> tuple[Tensor, Kept]:
+    def change(
+        self, grad: Tensor, kept: ParamState, param: Tensor, now: StepInfo
+    ) -> tuple[Tensor, ParamState]:
         keep = 1.0 - now.count ** (-self.decay_power)
         square = wf.square(grad) + self.epsilon1
         pair = self.factored(param.dims)
         if pair is None:
-            variance = blend(kept["variance"], square, keep)
+            variance = moving_average(kept["variance"], square, keep)
             step, new = grad * wf.rsqrt(variance), {"variance": variance}
         else:
-            rows = blend(kept["rows"], wf.mean(square, pair[0]), keep)
-            columns = blend(kept["columns"], wf.mean(square, pair[1]), keep)
+            rows = moving_average(kept["rows"], wf.mean(square, pair[0]), keep)
+            columns = moving_average(kept["columns"], wf.mean(square, pair[1]), keep)
             step = grad * wf.rsqrt(rows / wf.mean(rows, pair[1])) * wf.rsqrt(columns)
             new = {"rows": rows, "columns": columns}
         if self.limit is not None:
@@ -78,7 +80,7 @@ class Adafactor(Optimizer):
         if self.scale_by_parameter:
             step = step * wf.maximum(self.size(param), self.epsilon2)
         if self.beta1:
-            step = new["mean"] = blend(kept["mean"], step, self.beta1)
+            step = new["mean"] = moving_average(kept["mean"], step, self.beta1)
         return step, new
 
     def size(self, t: Tensor) -> Tensor:

@@ -10,9 +10,17 @@ import weft as wf
 from weft.core.errors import ProgramError
 from weft.core.tensor import Tensor
 
-from ..core.fields import is_number
-from .named_tree import asking, named, with_tensors
-from .update_layout import as_state, as_stored, called, in_program_layout, in_state_layout, naming, wide_type
+from ..core.fields import is_finite_number
+from .named_tree import error_context, named_tensors, replace_tensors
+from .update_layout import (
+    at_least_float32,
+    call_in_program,
+    to_optimizer_layout,
+    to_stored_layout,
+    under_optimizer_layout,
+    update_scope,
+    with_program_layout,
+)
 
 
 def global_norm(grads: Any) -> Tensor:
@@ -21,8 +29,8 @@ def global_norm(grads: Any) -> Tensor:
     >>> float(global_norm([wf.full("a=2", 2.0), wf.full("b=1", 1.0)]))
     3.0
     """
-    with asking("global_norm(grads)"):
-        return called(_global_norm, grads)
+    with error_context("global_norm(grads)"):
+        return call_in_program(_global_norm, grads)
 
 
 def clip_by_global_norm(grads: Any, limit: float, norm: Tensor | None = None) -> Any:
@@ -38,14 +46,14 @@ def clip_by_global_norm(grads: Any, limit: float, norm: Tensor | None = None) ->
     >>> clip_by_global_norm([wf.full("a=4", 3.0)], 1.0)
     [f32[a=4] [0.5, 0.5, 0.5, 0.5]]
     """
-    if not is_number(limit) or limit <= 0:
+    if not is_finite_number(limit) or limit <= 0:
         raise ProgramError(
             f"the limit of the global norm is {limit!r}",
             rule="a norm is limited to a number above 0",
             hint="for example clip_by_global_norm(grads, 1.0)",
         ).located(f"clip_by_global_norm(grads, {limit!r})")
-    with asking(f"clip_by_global_norm(grads, {limit!r})"):
-        return called(_clip, grads, wf.full((), limit, jnp.float32), norm)
+    with error_context(f"clip_by_global_norm(grads, {limit!r})"):
+        return call_in_program(_clip, grads, wf.full((), limit, jnp.float32), norm)
 
 
 def _global_norm(grads: Any) -> Tensor:
@@ -55,24 +63,26 @@ def _global_norm(grads: Any) -> Tensor:
 def _clip(grads: Any, limit: Tensor, norm: Tensor | None) -> Any:
     forms = _forms_of(grads)
     norm = _norm_of(forms) if norm is None else norm
-    with in_state_layout("global norm"):
+    with under_optimizer_layout("global norm"):
         scale = wf.minimum(limit / norm, 1.0)
-        clipped = {n: (t.astype(wide_type(t.dtype)) * scale).astype(t.dtype) for n, t in forms.items()}
+        clipped = {n: (t.astype(at_least_float32(t.dtype)) * scale).astype(t.dtype) for n, t in forms.items()}
     # In the state's layout, where an update will want them; whoever wants them otherwise gathers them.
-    return with_tensors(grads, {n: in_program_layout(clipped[n], t.role) for n, t in named(grads).items()})
+    return replace_tensors(
+        grads, {n: with_program_layout(clipped[n], t.role) for n, t in named_tensors(grads).items()}
+    )
 
 
 def _forms_of(grads: Any) -> dict[str, Tensor]:
-    with naming("global norm"):
-        return {name: as_state(t) for name, t in named(grads).items()}
+    with update_scope("global norm"):
+        return {name: to_optimizer_layout(t) for name, t in named_tensors(grads).items()}
 
 
 def _norm_of(forms: dict[str, Tensor]) -> Tensor:
-    with in_state_layout("global norm"):
+    with under_optimizer_layout("global norm"):
         # Those that are pending over the same axes are added up first: one collective for all of them.
         totals: dict[frozenset[str], Tensor] = {}
         for t in forms.values():
             one = wf.sum(wf.square(t.astype(jnp.float32)))
             totals[one.pending] = totals[one.pending] + one if one.pending in totals else one
         norm = wf.sqrt(sum(totals.values(), start=0.0))
-    return as_stored(norm, "value")
+    return to_stored_layout(norm, "value")

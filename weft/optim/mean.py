@@ -7,10 +7,10 @@ from typing import Any
 
 from weft.core.errors import ProgramError
 
-from .ema import averaged, init_average, update_average
+from .ema import init_ema, update_ema, with_ema_params
 
 
-def mean(models: Iterable[Any]) -> Any:
+def average_models(models: Iterable[Any]) -> Any:
     """A model whose parameters are the means of those of others, worked out in float32 (or wider).
 
     They are taken one after the other, so that of an iterator no more than two are held at a time.
@@ -25,9 +25,7 @@ def mean(models: Iterable[Any]) -> Any:
     average = last = None
     for count, model in enumerate(models, 1):
         # The mean of n is that of n - 1, and an nth of the difference to it.
-        average = (
-            init_average(model) if average is None else update_average(average, model, (count - 1) / count)
-        )
+        average = init_ema(model) if average is None else update_ema(average, model, (count - 1) / count)
         last = model
     if average is None:
         raise ProgramError(
@@ -35,4 +33,4 @@ def mean(models: Iterable[Any]) -> Any:
             rule="a mean is that of at least one",
             hint="an iterator that was gone through before has nothing left: make it anew",
         ).located("mean(models)")
-    return averaged(last, average)
+    return with_ema_params(last, average)

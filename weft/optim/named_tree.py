@@ -15,11 +15,11 @@ import weft as wf
 from weft.core import context
 from weft.core.errors import DimError, ProgramError, TensorTypeError, WeftError, nearest
 from weft.core.tensor import Tensor, describe, is_tensor
-from weft.nn.module import check_drawn, path_name
+from weft.nn.module import check_initialized, path_name
 
 
 @contextmanager
-def asking(what: str) -> Iterator[None]:
+def error_context(what: str) -> Iterator[None]:
     """Let errors say what was asked, and on which line; whole trees of tensors would not be read."""
     try:
         yield
@@ -28,11 +28,11 @@ def asking(what: str) -> Iterator[None]:
         raise
 
 
-def named(tree: Any) -> dict[str, Tensor]:
+def named_tensors(tree: Any) -> dict[str, Tensor]:
     """The tensors of a tree by name, `decoder.attention.query`, in the tree's order."""
     found: dict[str, Tensor] = {}
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor)
-    check_drawn(
+    check_initialized(
         {path_name(path): leaf for path, leaf in leaves},
         rule="an optimizer works on tensors, or on specs for a plan",
         otherwise=", or plan with nn.specs(module)",
@@ -63,21 +63,21 @@ def named(tree: Any) -> dict[str, Tensor]:
     return found
 
 
-def with_tensors(tree: Any, new: Mapping[str, Tensor]) -> Any:
+def replace_tensors(tree: Any, new: Mapping[str, Tensor]) -> Any:
     """The tree with others in place of its tensors, by the names that `named` gives them."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: new[path_name(path)] if isinstance(leaf, Tensor) else leaf, tree, is_leaf=is_tensor
     )
 
 
-def are_specs(params: Mapping[str, Tensor]) -> bool:
+def any_specs(params: Mapping[str, Tensor]) -> bool:
     """Whether there are specs among tensors, so that what is made of them are specs too."""
     # Inside a program all have values, though these are not known yet.
     specs = (isinstance(p._held, jax.ShapeDtypeStruct) for p in params.values())
     return context.current() is None and any(specs)
 
 
-def matched(grads: dict[str, Tensor], params: dict[str, Tensor]) -> dict[str, Tensor]:
+def match_grads(grads: dict[str, Tensor], params: dict[str, Tensor]) -> dict[str, Tensor]:
     """Gradients with their dims in the order of the parameters'; an error if they belong to others."""
     hint = "pass what wf.grad gives for the parameters"
     missing = [n for n in params if n not in grads]

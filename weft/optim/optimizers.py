@@ -30,18 +30,33 @@ import weft as wf
 from weft.core.dims import Dim
 from weft.core.tensor import Tensor
 
-from ..core.fields import check
-from .named_tree import are_specs, asking, check_patterns, check_state, matched, named, with_tensors
+from ..core.fields import check_fields
+from .named_tree import (
+    any_specs,
+    check_patterns,
+    check_state,
+    error_context,
+    match_grads,
+    named_tensors,
+    replace_tensors,
+)
 from .schedules import Schedule
-from .update_layout import as_state, as_stored, called, in_state_layout, naming, wide_type
+from .update_layout import (
+    at_least_float32,
+    call_in_program,
+    to_optimizer_layout,
+    to_stored_layout,
+    under_optimizer_layout,
+    update_scope,
+)
 
-Rate = float | Schedule | Callable[[Tensor], Any]
+LearningRate = float | Schedule | Callable[[Tensor], Any]
 Dims = tuple[Dim, ...]
-Kept = dict[str, Tensor]  # what is kept of one parameter, by quantity
+ParamState = dict[str, Tensor]  # what is kept of one parameter, by quantity
 
 
 @dataclass(frozen=True)
-class Now:
+class StepInfo:
     """What is alike for all parameters in one update: the rate, and the update's number from 1 on."""
 
     rate: Any
@@ -60,7 +75,7 @@ class Optimizer:
       stacking: names of the dims on which tensors are stacked that stand for themselves.
     """
 
-    learning_rate: Rate = field(kw_only=False)
+    learning_rate: LearningRate = field(kw_only=False)
     weight_decay: float = 0.0
     decayed: tuple[str, ...] | None = None
     stacking: tuple[str, ...] = ("layers", "experts")
@@ -71,16 +86,16 @@ class Optimizer:
             if given is not None:
                 object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         rate = {} if callable(self.learning_rate) else {"learning_rate": "not negative"}
-        check(self, rate | {"weight_decay": "not negative"} | self.rules(), self.example())
+        check_fields(self, rate | {"weight_decay": "not negative"} | self.rules(), self.example())
 
     def init(self, params: Any) -> dict[str, Any]:
         """The state to begin with. That of specs are specs."""
-        with asking(f"{type(self).__name__}.init(params)"):
-            by_name = named(params)
+        with error_context(f"{type(self).__name__}.init(params)"):
+            by_name = named_tensors(params)
             check_patterns(self.decayed, by_name)
-            if are_specs(by_name):
+            if any_specs(by_name):
                 return _laid_by_name(self, params, lambda dims, dtype: wf.spec(dims, dtype, role="optimizer"))
-            return called(_init, self, params)
+            return call_in_program(_init, self, params)
 
     def update(self, grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         """The new parameters and the new state.
@@ -90,8 +105,8 @@ class Optimizer:
           state: what `init` or the last update gave.
           params: the parameters, a tree with tensors in it.
         """
-        with asking(f"{type(self).__name__}.update(grads, state, params)"):
-            return called(_update, self, grads, state, params)
+        with error_context(f"{type(self).__name__}.update(grads, state, params)"):
+            return call_in_program(_update, self, grads, state, params)
 
     def decays(self, name: str, dims: Dims) -> bool:
         """Whether a parameter decays."""
@@ -110,7 +125,7 @@ class Optimizer:
     # What each kind says
 
     def rules(self) -> dict[str, str]:
-        """The rules for its settings, names of `settings.RULES`."""
+        """The rules for its settings, names of `settings.FIELD_RULES`."""
         raise NotImplementedError
 
     def example(self) -> str:
@@ -121,7 +136,9 @@ class Optimizer:
         """What it keeps of a parameter with these dims: quantities and their dims; zero at first."""
         raise NotImplementedError
 
-    def change(self, grad: Tensor, kept: Kept, param: Tensor, now: Now) -> tuple[Tensor, Kept]:
+    def change(
+        self, grad: Tensor, kept: ParamState, param: Tensor, now: StepInfo
+    ) -> tuple[Tensor, ParamState]:
         """What is to be taken from a parameter, apart from weight decay; and what is kept of it now."""
         raise NotImplementedError
 
@@ -151,7 +168,9 @@ class Momentum(Optimizer):
     def keeps(self, dims: Dims) -> dict[str, Dims]:
         return {"momentum": dims} if self.momentum else {}
 
-    def change(self, grad: Tensor, kept: Kept, param: Tensor, now: Now) -> tuple[Tensor, Kept]:
+    def change(
+        self, grad: Tensor, kept: ParamState, param: Tensor, now: StepInfo
+    ) -> tuple[Tensor, ParamState]:
         if not self.momentum:
             return grad * now.rate, {}
         moved = kept["momentum"] * self.momentum + grad
@@ -185,9 +204,11 @@ class AdamW(Optimizer):
     def keeps(self, dims: Dims) -> dict[str, Dims]:
         return {"mean": dims, "variance": dims}
 
-    def change(self, grad: Tensor, kept: Kept, param: Tensor, now: Now) -> tuple[Tensor, Kept]:
-        mean = blend(kept["mean"], grad, self.beta1)
-        variance = blend(kept["variance"], wf.square(grad), self.beta2)
+    def change(
+        self, grad: Tensor, kept: ParamState, param: Tensor, now: StepInfo
+    ) -> tuple[Tensor, ParamState]:
+        mean = moving_average(kept["mean"], grad, self.beta1)
+        variance = moving_average(kept["variance"], wf.square(grad), self.beta2)
         # Both began at zero: so much of their weight is there by now.
         there, there_square = 1.0 - self.beta1**now.count, 1.0 - self.beta2**now.count
         step = (mean / there) / (wf.sqrt(variance / there_square) + self.epsilon)
@@ -215,12 +236,14 @@ class Lion(Optimizer):
     def keeps(self, dims: Dims) -> dict[str, Dims]:
         return {"mean": dims}
 
-    def change(self, grad: Tensor, kept: Kept, param: Tensor, now: Now) -> tuple[Tensor, Kept]:
-        step = wf.sign(blend(kept["mean"], grad, self.beta1))
-        return step * now.rate, {"mean": blend(kept["mean"], grad, self.beta2)}
+    def change(
+        self, grad: Tensor, kept: ParamState, param: Tensor, now: StepInfo
+    ) -> tuple[Tensor, ParamState]:
+        step = wf.sign(moving_average(kept["mean"], grad, self.beta1))
+        return step * now.rate, {"mean": moving_average(kept["mean"], grad, self.beta2)}
 
 
-def blend(old: Tensor, new: Tensor, keep: Any) -> Tensor:
+def moving_average(old: Tensor, new: Tensor, keep: Any) -> Tensor:
     """So much of the old, and the rest of the new."""
     return old * keep + new * (1.0 - keep)
 
@@ -230,52 +253,52 @@ def blend(old: Tensor, new: Tensor, keep: Any) -> Tensor:
 
 def _init(optimizer: Optimizer, params: Any) -> dict[str, Any]:
     def zeros(dims: Dims, dtype: Any) -> Tensor:
-        with in_state_layout("init"):
+        with under_optimizer_layout("init"):
             made = wf.zeros(dims, dtype)
-        return as_stored(made, "optimizer")
+        return to_stored_layout(made, "optimizer")
 
     return _laid_by_name(optimizer, params, zeros)
 
 
 def _laid_by_name(optimizer: Optimizer, params: Any, make: Callable[[Dims, Any], Tensor]) -> dict[str, Any]:
     state: dict[str, Any] = {"step": make((), jnp.int32)} if optimizer.counts() else {}
-    for name, p in named(params).items():
+    for name, p in named_tensors(params).items():
         for quantity, dims in optimizer.keeps(p.dims).items():
-            state.setdefault(quantity, {})[name] = make(dims, wide_type(p.dtype))
+            state.setdefault(quantity, {})[name] = make(dims, at_least_float32(p.dtype))
     return state
 
 
 def _update(
     optimizer: Optimizer, grads: Any, state: dict[str, Any], params: Any
 ) -> tuple[Any, dict[str, Any]]:
-    by_name = named(params)
-    given = matched(named(grads), by_name)
+    by_name = named_tensors(params)
+    given = match_grads(named_tensors(grads), by_name)
     expected = _laid_by_name(optimizer, params, lambda dims, dtype: wf.spec(dims, dtype))
     check_state(state, expected)
 
     new_params: dict[str, Tensor] = {}
     new_state: dict[str, Any] = {}
-    now = Now(optimizer.learning_rate, None)
+    now = StepInfo(optimizer.learning_rate, None)
     if optimizer.counts():
-        step = as_state(state["step"])
-        with in_state_layout("step"):
+        step = to_optimizer_layout(state["step"])
+        with under_optimizer_layout("step"):
             rate = optimizer.learning_rate(step) if callable(optimizer.learning_rate) else now.rate
             after = step + 1
-            now = Now(rate, after.astype(jnp.float32))
-        new_state["step"] = as_stored(after, "optimizer")
+            now = StepInfo(rate, after.astype(jnp.float32))
+        new_state["step"] = to_stored_layout(after, "optimizer")
     for name, p in by_name.items():
         label = ",".join(d.name for d in p.dims)
-        with naming(label):
-            grad, param = as_state(given[name]), as_state(p)
-            kept = {key: as_state(state[key][name]) for key in optimizer.keeps(p.dims)}
-        with in_state_layout(label):
-            grad, wide = (t.astype(wide_type(t.dtype)) for t in (grad, param))
+        with update_scope(label):
+            grad, param = to_optimizer_layout(given[name]), to_optimizer_layout(p)
+            kept = {key: to_optimizer_layout(state[key][name]) for key in optimizer.keeps(p.dims)}
+        with under_optimizer_layout(label):
+            grad, wide = (t.astype(at_least_float32(t.dtype)) for t in (grad, param))
             change, new = optimizer.change(grad, kept, wide, now)
             if optimizer.weight_decay and optimizer.decays(name, p.dims):
                 change = change + wide * (now.rate * optimizer.weight_decay)
             updated = (wide - change).astype(p.dtype)
-        with naming(label):
-            new_params[name] = as_stored(updated, p.role)
+        with update_scope(label):
+            new_params[name] = to_stored_layout(updated, p.role)
             for key, t in new.items():
-                new_state.setdefault(key, {})[name] = as_stored(t, "optimizer")
-    return with_tensors(params, new_params), new_state
+                new_state.setdefault(key, {})[name] = to_stored_layout(t, "optimizer")
+    return replace_tensors(params, new_params), new_state

@@ -21,7 +21,7 @@ import weft as wf
 from weft.core.errors import ProgramError
 from weft.core.tensor import Tensor
 
-from ..core.fields import check, is_number
+from ..core.fields import check_fields, is_finite_number
 
 
 class Schedule:
@@ -55,7 +55,7 @@ class Constant(Schedule):
     value: float
 
     def __post_init__(self) -> None:
-        check(self, {"value": "not negative"}, "Constant(3e-4)")
+        check_fields(self, {"value": "not negative"}, "Constant(3e-4)")
 
     def at(self, t: Tensor) -> Tensor:
         return wf.full((), self.value, jnp.float32)
@@ -72,7 +72,7 @@ class LinearWarmup(Schedule):
     steps: int
 
     def __post_init__(self) -> None:
-        check(self, {"steps": "at least one"}, "LinearWarmup(10_000)")
+        check_fields(self, {"steps": "at least one"}, "LinearWarmup(10_000)")
 
     def at(self, t: Tensor) -> Tensor:
         return wf.minimum(t / float(self.steps), 1.0)
@@ -89,7 +89,7 @@ class RsqrtDecay(Schedule):
     warmup: int = 1
 
     def __post_init__(self) -> None:
-        check(self, {"warmup": "at least one"}, "RsqrtDecay(10_000)")
+        check_fields(self, {"warmup": "at least one"}, "RsqrtDecay(10_000)")
 
     def at(self, t: Tensor) -> Tensor:
         return wf.rsqrt(wf.maximum(t, float(self.warmup)))
@@ -107,7 +107,7 @@ class LinearDecay(Schedule):
     steps: int
 
     def __post_init__(self) -> None:
-        check(
+        check_fields(
             self,
             {"total": "at least one", "steps": "at least one"},
             "LinearDecay(total=136_000, steps=13_600)",
@@ -131,7 +131,7 @@ class Cosine(Schedule):
 
     def __post_init__(self) -> None:
         rules = {"steps": "at least one", "floor": "part", "after": "not negative"}
-        check(self, rules, "Cosine(99_000, floor=0.1, after=1_000)")
+        check_fields(self, rules, "Cosine(99_000, floor=0.1, after=1_000)")
 
     def at(self, t: Tensor) -> Tensor:
         done = wf.clip((t - float(self.after)) / float(self.steps), 0.0, 1.0)
@@ -147,7 +147,7 @@ class Product(Schedule):
     def __post_init__(self) -> None:
         factors: list[Schedule] = []
         for factor in self.factors:
-            if is_number(factor):
+            if is_finite_number(factor):
                 factors.append(Constant(factor))  # type: ignore[arg-type]
             elif isinstance(factor, Schedule):
                 factors += factor.factors if isinstance(factor, Product) else [factor]

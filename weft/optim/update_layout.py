@@ -9,13 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from weft.core import context
-from weft.core.forms import as_slice, settle
+from weft.core.forms import as_slice, materialize
 from weft.core.layout import Layout
 from weft.core.op import run_eagerly
 from weft.core.tensor import Tensor
 
 
-def called(fn: Callable[..., Any], *args: Any) -> Any:
+def call_in_program(fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`, outside programs as one of its own."""
     if context.current() is not None:
         return fn(*args)
@@ -23,31 +23,31 @@ def called(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def update_scope(what: str) -> Iterator[None]:
     """Name what is traced, for plans: it belongs to the update."""
     with context.require().lowering(f"optimizer[{what}]"):
         yield
 
 
 @contextmanager
-def in_state_layout(what: str) -> Iterator[None]:
+def under_optimizer_layout(what: str) -> Iterator[None]:
     """Trace with the layout's rules for optimizer state as those for all tensors."""
     program = context.require()
-    with naming(what), program.laid_out(Layout(program.layout.rules_for("optimizer"))):
+    with update_scope(what), program.laid_out(Layout(program.layout.rules_for("optimizer"))):
         yield
 
 
-def as_state(t: Tensor) -> Tensor:
+def to_optimizer_layout(t: Tensor) -> Tensor:
     """A tensor laid out as optimizer state: a pending sum is scattered there, not added up everywhere."""
-    return settle(as_slice(t), "optimizer")
+    return materialize(as_slice(t), "optimizer")
 
 
-def as_stored(t: Tensor, role: str) -> Tensor:
+def to_stored_layout(t: Tensor, role: str) -> Tensor:
     """A result of an update in the form in which its role is stored."""
-    return settle(in_program_layout(t, role), role)
+    return materialize(with_program_layout(t, role), role)
 
 
-def in_program_layout(t: Tensor, role: str) -> Tensor:
+def with_program_layout(t: Tensor, role: str) -> Tensor:
     """The same slice in the program's own layout; what its form is, it is still."""
     program = context.require()
     made = Tensor(
@@ -63,6 +63,6 @@ def in_program_layout(t: Tensor, role: str) -> Tensor:
     return made
 
 
-def wide_type(dtype: Any) -> Any:
+def at_least_float32(dtype: Any) -> Any:
     """The type to compute in."""
     return jnp.promote_types(dtype, jnp.float32)

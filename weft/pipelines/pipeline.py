@@ -26,15 +26,15 @@ import jax.numpy as jnp
 
 from ..autodiff.grad import remat as computed_again
 from ..core import collectives, context
-from ..core.boundary import Form, around, common_dim, flatten
+from ..core.boundary import LeafSpec, common_dim, flatten, rebuild_leaf
 from ..core.dims import Dim
-from ..core.errors import DimError, ProgramError, TensorTypeError, nearest, wrong_number
-from ..core.forms import Overcast, settle
+from ..core.errors import DimError, ProgramError, TensorTypeError, nearest, python_number_error
+from ..core.forms import RetraceUnvarying, materialize
 from ..core.op import op
 from ..core.tensor import Tensor, describe, is_tensor
 from ..ops.scan import scan
 from .schedules import SCHEDULES
-from .stages import Line, Stages, form_of_one
+from .stages import PipelineSpec, StageRunner, without_leading_dim
 
 
 @op(functions=True)
@@ -89,7 +89,9 @@ def pipeline(
     if not axes:
         body = f if remat is None else computed_again(f, remat)
         return scan(lambda x, layer: (body(x, layer, *shared), None), x, params, layers, unroll=unroll)[0]
-    line = Line(f, layers, axes, _rows(x, batch), micro, items_tree, schedule, remat or "nothing", unroll)
+    line = PipelineSpec(
+        f, layers, axes, _rows(x, batch), micro, items_tree, schedule, remat or "nothing", unroll
+    )
     if schedule == "1f1b" and remat is not None:
         line.f = computed_again(f, remat)
     if line.stages == 1:
@@ -99,7 +101,7 @@ def pipeline(
     used = [(frame, set(frame.used)) for frame in program.frames]
     try:
         return _staged(line, x, items, shared, early=line.schedule == "gpipe")
-    except Overcast:
+    except RetraceUnvarying:
         for frame, before in used:  # what a failed attempt used counts for nothing
             frame.used = before
         return _staged(line, x, items, shared, early=False)
@@ -129,7 +131,7 @@ def _as_count(micro: Any) -> int | None:
     try:
         return None if micro is None else operator.index(micro)
     except TypeError:
-        raise wrong_number(
+        raise python_number_error(
             TensorTypeError,
             "the number of micro-batches",
             micro,
@@ -178,17 +180,17 @@ def _rows(x: Any, batch: str) -> Dim:
     return found.pop()
 
 
-def _staged(line: Line, x: Any, items: list[Any], shared: Sequence[Any], early: bool) -> Any:
+def _staged(line: PipelineSpec, x: Any, items: list[Any], shared: Sequence[Any], early: bool) -> Any:
     """What comes out of the last stage, on all devices."""
     program = context.require()
     plain = program.vmaps > 0  # where JAX's `linear_call` has no rule
     leaves, x_tree = flatten(x)
     dealt = [line.dealt(leaf) for leaf in leaves]
-    forms = [form_of_one(t) for t in dealt]
+    forms = [without_leading_dim(t) for t in dealt]
     streams = [collectives.to_stage(t._array, line.axes, 0, plain=plain) for t in dealt]
     own = [line.own(item, dealt if early else ()) for item in items]
     around_it = jax.tree.map(line.shared, tuple(shared), is_leaf=is_tensor)
-    stages = Stages(line, forms, x_tree)
+    stages = StageRunner(line, forms, x_tree)
     with program.mapping(program.mapped | set(line.axes), program.vmaps), program.staging(line.layers):
         given = [line.stream(f, a) for f, a in zip(forms, streams, strict=True)]
         out = [t._array for t in SCHEDULES[line.schedule](stages, given, own, around_it)]
@@ -197,22 +199,24 @@ def _staged(line: Line, x: Any, items: list[Any], shared: Sequence[Any], early: 
     return jax.tree.unflatten(x_tree, results)
 
 
-def _opened(line: Line, f: Callable[..., Any], x: Any, items: list[Any], shared: Sequence[Any]) -> Any:
+def _opened(
+    line: PipelineSpec, f: Callable[..., Any], x: Any, items: list[Any], shared: Sequence[Any]
+) -> Any:
     """For a search, which looks at what a split does on an axis of one device: a scan in a stage."""
     program = context.require()
     leaves, x_tree = flatten(x)
-    leaves = [settle(leaf, "value") for leaf in leaves]
+    leaves = [materialize(leaf, "value") for leaf in leaves]
     own = [line.own(item, ()) for item in items]
 
     def layer(h: list[Tensor], params: list[Any]) -> tuple[list[Tensor], None]:
         h = jax.tree.unflatten(x_tree, h)
         return flatten(f(h, jax.tree.unflatten(line.items_tree, params), *shared))[0], None
 
-    forms = [Form.of(leaf) for leaf in leaves]
+    forms = [LeafSpec.of(leaf) for leaf in leaves]
     entered = [collectives.to_stage(leaf._array, line.axes, 0) for leaf in leaves]
     with program.mapping(program.mapped | set(line.axes), program.vmaps), program.staging(line.layers):
-        given = [around(f, a) for f, a in zip(forms, entered, strict=True)]
+        given = [rebuild_leaf(f, a) for f, a in zip(forms, entered, strict=True)]
         made, _ = scan(layer, given, own, line.here, unroll=line.unroll)
         out = [t._array for t in made]
     left = [collectives.from_stage(a, line.axes, 0) for a in out]
-    return jax.tree.unflatten(x_tree, [around(f, a) for f, a in zip(forms, left, strict=True)])
+    return jax.tree.unflatten(x_tree, [rebuild_leaf(f, a) for f, a in zip(forms, left, strict=True)])

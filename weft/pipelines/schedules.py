@@ -10,35 +10,37 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..autodiff.grad import custom_vjp, vjp
-from ..autodiff.partition import Floats, sums, zeros_of
+from ..autodiff.partition import Partition, add_gradients, zero_gradient
 from ..core import context
 from ..core.dims import Dim
 from ..core.errors import TensorTypeError
-from ..core.forms import settle, slice_tensor
+from ..core.forms import materialize, slice_tensor
 from ..core.tensor import Tensor
 from ..ops.elementwise import where
 from ..ops.scan import scan
-from .stages import TICK, Stages, at, with_first, with_one
+from .stages import TICK, StageRunner, index_leading, update_leading, with_leading_dim
 
 SLOT = "_slot"  # of which no rule speaks
 
 
-def gpipe(stages: Stages, streams: list[Tensor], own: list[Any], shared: Any) -> list[Tensor]:
+def gpipe(stages: StageRunner, streams: list[Tensor], own: list[Any], shared: Any) -> list[Tensor]:
     """All forward, then all backward, by JAX's own derivative of the loop."""
     return stages.forward(streams, own, shared, stages.line.remat)
 
 
-def one_by_one(stages: Stages, streams: list[Tensor], own: list[Any], shared: Any) -> list[Tensor]:
+def one_forward_one_backward(
+    stages: StageRunner, streams: list[Tensor], own: list[Any], shared: Any
+) -> list[Tensor]:
     """The backward pass runs forward again, just ahead of itself.
 
     At tick t stage k of K runs micro-batch t - k forward, and t - 2(K - 1) + k backward: at the last stage
     the same one. Between the two it keeps what it was given, for 2(K - 1 - k) ticks.
     """
-    line, mine, common = stages.line, Floats(own), Floats(shared)
+    line, mine, common = stages.line, Partition(own), Partition(shared)
     idle = line.stages - 1
     # Of parameters that are stored in pieces both passes use what is gathered here, and of the gradients each
     # device keeps its piece of the sum.
-    gathered = [settle(t, "value") if isinstance(t, Tensor) else t for t in mine.floats]
+    gathered = [materialize(t, "value") if isinstance(t, Tensor) else t for t in mine.floats]
 
     named = context.require().op  # by which plans know what belongs to the pipeline
 
@@ -65,34 +67,37 @@ def one_by_one(stages: Stages, streams: list[Tensor], own: list[Any], shared: An
 
         def tick(carry: Any, now: Any) -> tuple[Any, None]:
             h, g, held, ends, (own_grads, shared_grads) = carry
-            h = stages.handed_on(h, [at(t, stages.part(now)) for t in ends], 0)
-            held = [with_one(to, t, now % slots.size) for to, t in zip(held, h, strict=True)]
+            h = stages.handed_on(h, [index_leading(t, stages.part(now)) for t in ends], 0)
+            held = [update_leading(to, t, now % slots.size) for to, t in zip(held, h, strict=True)]
             made = stages.stage(h, *whole(own, shared, fixed), stages.part(now - stage))
 
             number = now - 2 * idle + stage
             there = slice_tensor((number >= 0) & (number < line.parts.size), ())
-            returning = [at(t, stages.part(now - idle)) for t in ends]
+            returning = [index_leading(t, stages.part(now - idle)) for t in ends]
             g = [where(there, t, 0.0) for t in stages.handed_on(g, returning, idle)]
-            before = [at(t, (now - 2 * (idle - stage)) % slots.size) for t in held]
+            before = [index_leading(t, (now - 2 * (idle - stage)) % slots.size) for t in held]
 
             def again(h: Any, own: Any, shared: Any) -> Any:
                 return stages.stage(h, *whole(own, shared, fixed), stages.part(number))
 
             _, pull = vjp(again, before, own, shared, zeros=False)
             h_grads, of_own, of_shared = pull(g)
-            g = [zeros_of(t) if x is None else x for x, t in zip(h_grads, before, strict=True)]
+            g = [zero_gradient(t) if x is None else x for x, t in zip(h_grads, before, strict=True)]
             leaves, out = slice_tensor((stage == 0) & (number >= 0), ()), stages.part(number)
-            ends = [with_one(t, where(leaves, x, at(t, out)), out) for t, x in zip(ends, g, strict=True)]
-            grads = sums(own_grads, of_own), sums(shared_grads, of_shared)
+            ends = [
+                update_leading(t, where(leaves, x, index_leading(t, out)), out)
+                for t, x in zip(ends, g, strict=True)
+            ]
+            grads = add_gradients(own_grads, of_own), add_gradients(shared_grads, of_shared)
             return (made, g, held, ends, grads), None
 
         begin = stages.begin(streams)
         held = [
-            with_first(slots, f, jnp.stack([t._array] * slots.size))
+            with_leading_dim(slots, f, jnp.stack([t._array] * slots.size))
             for f, t in zip(stages.forms, begin, strict=True)
         ]
-        none = [zeros_of(t) for t in own], [zeros_of(t) for t in shared]
-        carry = begin, [zeros_of(t) for t in begin], held, ends, none
+        none = [zero_gradient(t) for t in own], [zero_gradient(t) for t in shared]
+        carry = begin, [zero_gradient(t) for t in begin], held, ends, none
         (_, _, _, ends, grads), _ = scan(tick, carry, jnp.arange(ticks.size), ticks)
         return ends, *grads, None, None
 
@@ -112,4 +117,4 @@ def _check_floats(streams: list[Tensor]) -> None:
         )
 
 
-SCHEDULES = {"gpipe": gpipe, "1f1b": one_by_one}
+SCHEDULES = {"gpipe": gpipe, "1f1b": one_forward_one_backward}

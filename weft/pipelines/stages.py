@@ -1,7 +1,7 @@
 """Inside a pipeline: which layers and which rows are where, and what a stage does with them.
 
-`Line` cuts the batch into micro-batches and the layers into those of each stage; `Stages` is what these do,
-where values differ from stage to stage. In which order they do it is a schedule's matter.
+`PipelineSpec` splits the batch into micro-batches and the layers into stages. `StageRunner` is the work of a
+stage, where values differ from stage to stage. The schedule decides the order.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from jax import lax
 
 from ..autodiff.grad import remat as computed_again
 from ..core import collectives, context
-from ..core.boundary import Form, array_of, flatten
+from ..core.boundary import LeafSpec, flatten, leaf_array
 from ..core.collectives import Axes
 from ..core.context import Pipeline
 from ..core.dims import Dim
 from ..core.errors import DimError, LayoutError, ShapeError
-from ..core.forms import in_form, settle, slice_tensor
-from ..core.padding import sound_padding, valid
+from ..core.forms import materialize, reshard, slice_tensor
+from ..core.padding import safe_padding, valid_mask
 from ..core.tensor import Tensor, describe, is_tensor
 from ..ops.elementwise import stop_gradient, where
 from ..ops.scan import scan
@@ -33,7 +33,7 @@ MICRO, TICK = "_micro", "_tick"  # of which no rule speaks
 
 
 @dataclass
-class Line:
+class PipelineSpec:
     """One pipeline: stages are along `axes`, and micro-batch m has the rows m, m + micro, … of the batch."""
 
     f: Callable[..., Any]
@@ -86,15 +86,15 @@ class Line:
         again = self.remat == "nothing" or self.schedule == "1f1b"
         return Pipeline(self.layers, self.axes, self.stages, self.rows, self.micro, self.schedule, again)
 
-    def stream(self, form: Form, array: Any) -> Tensor:
-        return with_first(self.parts, form, array)
+    def stream(self, form: LeafSpec, array: Any) -> Tensor:
+        return with_leading_dim(self.parts, form, array)
 
     def dealt(self, t: Any) -> Any:
         """A tensor with the batch dealt out to micro-batches, their dim in front; others as they are."""
         if not isinstance(t, Tensor) or self.rows.name not in {d.name for d in t.dims}:
             return t
         t = split(t, self.rows, [self.part, self.parts])
-        return settle(transpose(t, [self.parts, *(d for d in t.dims if d != self.parts)]), "value")
+        return materialize(transpose(t, [self.parts, *(d for d in t.dims if d != self.parts)]), "value")
 
     def shared(self, t: Any) -> Any:
         """What is shared; each stage has another part of what is dealt, so its gradient is summed at last."""
@@ -102,9 +102,9 @@ class Line:
         if not isinstance(t, Tensor) or self.parts not in t.dims:
             return t
         assert t.splits is not None
-        return self.stream(form_of_one(t), in_form(t, t.splits, self.axes))
+        return self.stream(without_leading_dim(t), reshard(t, t.splits, self.axes))
 
-    def gathered(self, form: Form, array: Any) -> Tensor:
+    def gathered(self, form: LeafSpec, array: Any) -> Tensor:
         """The other way."""
         t = self.stream(form, array)
         place = form.dims.index(self.part)
@@ -125,9 +125,9 @@ class Line:
         further = set()
         if jnp.issubdtype(item.dtype, jnp.inexact):
             further = {a for t in streams for axes in t.splits for a in axes}
-        array = sound_padding(in_form(item, splits, further), item.dims, splits, self.layers)
+        array = safe_padding(reshard(item, splits, further), item.dims, splits, self.layers)
         dims = tuple(self.here if d == self.layers else d for d in item.dims)
-        return Form(dims, role, (*splits[:place], (), *splits[place + 1 :]), frozenset()).around(array)
+        return LeafSpec(dims, role, (*splits[:place], (), *splits[place + 1 :]), frozenset()).around(array)
 
     def _own_rows(self, array: Any) -> Any:
         """The same of a raw array."""
@@ -141,17 +141,17 @@ class Line:
 
 
 @dataclass
-class Stages:
+class StageRunner:
     """What the stages do, inside the pipeline: there values differ from stage to stage."""
 
-    line: Line
-    forms: list[Form]
+    line: PipelineSpec
+    forms: list[LeafSpec]
     x_tree: Any
 
     @property
     def number(self) -> Any:
         """That of this stage."""
-        return collectives.index(self.line.axes)
+        return collectives.axis_index(self.line.axes)
 
     def forward(
         self, streams: list[Tensor], own: list[Any], shared: Any, keep: Any = "nothing"
@@ -184,7 +184,7 @@ class Stages:
             early, late = (
                 jnp.broadcast_to(a, (n, *a.shape[1:])) for a, n in ((first, before), (last, after))
             )
-            found.append(with_first(ticks, form, jnp.concatenate([early, t._array, late])))
+            found.append(with_leading_dim(ticks, form, jnp.concatenate([early, t._array, late])))
         return found
 
     def part(self, number: Any) -> Any:
@@ -195,7 +195,7 @@ class Stages:
         count, step = self.line.stages, 1 if first == 0 else -1
         pairs = [(k, k + step) for k in range(count) if 0 <= k + step < count]
         passed = [
-            f.around(collectives.permute(array_of(t), self.line.axes, pairs))
+            f.around(collectives.permute(leaf_array(t), self.line.axes, pairs))
             for f, t in zip(self.forms, h, strict=True)
         ]
         here = slice_tensor(self.number == first, ())
@@ -205,7 +205,7 @@ class Stages:
         """The layers of this stage, on the micro-batch of this number."""
         line = self.line
         shared = jax.tree.map(lambda t: self._of(t, number), shared, is_leaf=is_tensor)
-        is_layer = valid((line.layers,), (line.axes,))
+        is_layer = valid_mask((line.layers,), (line.axes,))
 
         def layer(h: list[Tensor], given: Any) -> tuple[list[Tensor], None]:
             params, there = given
@@ -231,7 +231,7 @@ class Stages:
         """What is shared, of one micro-batch."""
         if not isinstance(t, Tensor) or self.line.parts not in t.dims:
             return t
-        return at(t, number)
+        return index_leading(t, number)
 
     def _check(self, new: list[Any], tree: Any) -> None:
         line = self.line
@@ -248,23 +248,23 @@ class Stages:
             )
 
 
-def with_first(dim: Dim, form: Form, array: Any) -> Tensor:
+def with_leading_dim(dim: Dim, form: LeafSpec, array: Any) -> Tensor:
     return slice_tensor(array, (dim, *form.dims), ((), *form.splits))
 
 
-def form_of_one(t: Tensor) -> Form:
+def without_leading_dim(t: Tensor) -> LeafSpec:
     """The form of a tensor's places along its first dim, which is not split."""
     assert t.splits is not None and not t.splits[0]
-    return Form(t.dims[1:], "value", t.splits[1:], frozenset())
+    return LeafSpec(t.dims[1:], "value", t.splits[1:], frozenset())
 
 
-def at(t: Tensor, number: Any) -> Tensor:
+def index_leading(t: Tensor, number: Any) -> Tensor:
     """One place of a tensor along its first dim."""
-    return form_of_one(t).around(lax.dynamic_index_in_dim(array_of(t), number, 0, keepdims=False))
+    return without_leading_dim(t).around(lax.dynamic_index_in_dim(leaf_array(t), number, 0, keepdims=False))
 
 
-def with_one(t: Tensor, one: Tensor, number: Any) -> Tensor:
+def update_leading(t: Tensor, one: Tensor, number: Any) -> Tensor:
     """A tensor with another one at that place."""
-    form = Form.of(t)
+    form = LeafSpec.of(t)
     assert form is not None
-    return form.around(lax.dynamic_update_index_in_dim(array_of(t), array_of(one), number, 0))
+    return form.around(lax.dynamic_update_index_in_dim(leaf_array(t), leaf_array(one), number, 0))

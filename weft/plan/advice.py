@@ -7,27 +7,27 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..core.deferred import LABEL
+from ..core.deferred import OPTAX_LABEL
 from ..core.layout import axes_of
 from .facts import Advice, Collective, Work
-from .pipelines import bubble
+from .pipelines import bubble_share
 from .units import human_bytes, human_count
 
 if TYPE_CHECKING:
     from .plan import Plan
 
-MOST_IDLE = 0.2  # of the time of a pipeline's stage
-LEAST_SHARE = 0.05  # of all work or memory, below which nothing is said
+MAX_IDLE_SHARE = 0.2  # of the time of a pipeline's stage
+MIN_SHARE = 0.05  # of all work or memory, below which nothing is said
 
 
-def advice_on(plan: Plan) -> Iterator[Advice]:
+def generate_advice(plan: Plan) -> Iterator[Advice]:
     """Everything worth saying about a plan, the gravest first."""
     for kind in (
-        open_loops,
-        moved_inputs,
-        work_on_whole_arrays,
+        unbounded_loops,
+        resharded_inputs,
+        optax_updates,
         duplicated_work,
-        idle_stages,
+        pipeline_bubbles,
         replicated_tensors,
         dominant_collective,
         uneven_splits,
@@ -35,7 +35,7 @@ def advice_on(plan: Plan) -> Iterator[Advice]:
         yield from kind(plan)
 
 
-def too_large(plan: Plan, device: int) -> Iterator[Advice]:
+def exceeds_memory(plan: Plan, device: int) -> Iterator[Advice]:
     """What would help where a device's memory is not enough: what takes most of it comes first.
 
     Args:
@@ -50,14 +50,14 @@ def too_large(plan: Plan, device: int) -> Iterator[Advice]:
         'are parameters: store them split (params="dim:axis")': m.params,
         'are optimizer state: store it split (optimizer="dim:axis")': m.optimizer,
     }
-    largest = sorted(((size, way) for way, size in ways.items() if size > LEAST_SHARE * m.peak), reverse=True)
+    largest = sorted(((size, way) for way, size in ways.items() if size > MIN_SHARE * m.peak), reverse=True)
     helps = [f"{human_bytes(size)} {way}" for size, way in largest]
     helps.append("a smaller batch, rules for more dims, or more devices need less of everything")
     fact = f"the peak exceeds the memory of a device by {human_bytes(m.peak - device)}"
     yield Advice("warning", f"{fact}; {'; '.join(helps)}; weft search finds what fits")
 
 
-def open_loops(plan: Plan) -> Iterator[Advice]:
+def unbounded_loops(plan: Plan) -> Iterator[Advice]:
     """Loops that run as often as they run: the totals are too low."""
     for loop in plan.loops:
         yield Advice(
@@ -67,7 +67,7 @@ def open_loops(plan: Plan) -> Iterator[Advice]:
         )
 
 
-def moved_inputs(plan: Plan) -> Iterator[Advice]:
+def resharded_inputs(plan: Plan) -> Iterator[Advice]:
     """Inputs that are laid out anew for each call."""
     for m in plan.moved:
         yield Advice(
@@ -78,9 +78,9 @@ def moved_inputs(plan: Plan) -> Iterator[Advice]:
         )
 
 
-def work_on_whole_arrays(plan: Plan) -> Iterator[Advice]:
+def optax_updates(plan: Plan) -> Iterator[Advice]:
     """What optax does after the SPMD part: XLA splits it up, as it likes."""
-    if plan.mesh.size > 1 and any(w.op == LABEL for w in plan.work):
+    if plan.mesh.size > 1 and any(w.op == OPTAX_LABEL for w in plan.work):
         yield Advice(
             "warning",
             "an optax transformation runs after the SPMD part, split up by XLA: its memory traffic is "
@@ -99,7 +99,7 @@ def duplicated_work(plan: Plan) -> Iterator[Advice]:
     for (op, source), work in by_op.items():
         done = sum(w.flops * w.count for w in work) * plan.mesh.size
         unique = sum(w.unique_flops * w.count for w in work)
-        if done > unique and done - unique > LEAST_SHARE * plan.flops * plan.mesh.size:
+        if done > unique and done - unique > MIN_SHARE * plan.flops * plan.mesh.size:
             rows.append((done - unique, op, source, done / unique))
     for extra, op, source, times in sorted(rows, reverse=True)[:5]:
         yield Advice(
@@ -110,15 +110,18 @@ def duplicated_work(plan: Plan) -> Iterator[Advice]:
         )
 
 
-def idle_stages(plan: Plan) -> Iterator[Advice]:
+def pipeline_bubbles(plan: Plan) -> Iterator[Advice]:
     """Pipelines with too few micro-batches for their stages."""
     for s in plan.pipelines:
-        if s.bubble > MOST_IDLE:
-            more = next(m for m in itertools.count(s.micro) if bubble(s.stages, m, s.schedule) <= MOST_IDLE)
+        if s.bubble > MAX_IDLE_SHARE:
+            more = next(
+                m for m in itertools.count(s.micro) if bubble_share(s.stages, m, s.schedule) <= MAX_IDLE_SHARE
+            )
             yield Advice(
                 "advice",
                 f"each of the {s.stages} stages of {s.layers} is idle for {s.bubble:.0%} of the time; with "
-                f"{more} micro-batches in place of {s.micro} for {bubble(s.stages, more, s.schedule):.0%} "
+                f"{more} micro-batches in place of {s.micro} for "
+                f"{bubble_share(s.stages, more, s.schedule):.0%} "
                 "(their number divides the batch)",
             )
 
@@ -128,7 +131,7 @@ def replicated_tensors(plan: Plan) -> Iterator[Advice]:
     for s in sorted(plan.stored, key=lambda s: -s.bytes):
         used = axes_of(axes for _, _, axes in s.dims)
         idle = [(axis, n) for axis, n in plan.mesh.axes if n > 1 and axis not in used]
-        if s.kind != "input" or s.bytes < LEAST_SHARE * plan.memory.peak:
+        if s.kind != "input" or s.bytes < MIN_SHARE * plan.memory.peak:
             continue
         rules = [
             (n, size, name, axis)
@@ -183,7 +186,7 @@ def uneven_splits(plan: Plan) -> Iterator[Advice]:
             ways = plan.mesh.ways(axes)
             block = -(-size // ways)
             waste = 1 - size / (block * ways)
-            if waste > LEAST_SHARE and (name, size, axes) not in seen:
+            if waste > MIN_SHARE and (name, size, axes) not in seen:
                 seen.add((name, size, axes))
                 fitting = sorted({size // ways * ways or ways, block * ways})
                 yield Advice(

@@ -8,7 +8,7 @@ from ..core.errors import ProgramError
 from ..core.tensor import Tensor, describe
 
 
-def check_arguments(args: Any, asked: str, hint: str) -> None:
+def check_args_is_tuple(args: Any, asked: str, hint: str) -> None:
     """An error unless they are a tuple or a list: a tensor alone, or a tree, could be taken apart as if it
     were one."""
     if isinstance(args, tuple | list):

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.mesh import Mesh
-from ..core.tensor import short_type
-from .events import op_of, phase_of, source_of
-from .facts import Live, Memory, Stored
-from .fusion import FUSED, Reads, fuse
-from .jaxpr import Body, Node, Reader
+from ..core.tensor import short_dtype
+from .events import op_label, phase_of, user_source
+from .facts import LiveBuffer, Memory, PlannedTensor
+from .fusion import FUSIBLE, Reads, fuse
+from .jaxpr import Body, JaxprReader, Node
 
 # They write into the memory of their first operand.
 IN_PLACE = frozenset(["scatter-add", "scatter", "dynamic_update_slice"])
@@ -39,25 +39,25 @@ class Buffer:
     node: Node | None
 
 
-def tick(body: Body, now: int = 0) -> int:
+def assign_times(body: Body, now: int = 0) -> int:
     """Give all nodes their times; returns the next."""
     for node in body.nodes:
         node.start, now = now, now + 1
         for inside in node.bodies:
-            now = tick(inside, now)
+            now = assign_times(inside, now)
         node.end, now = now, now + 1
     return now
 
 
-def nodes_of(body: Body) -> Iterator[Node]:
+def walk_nodes(body: Body) -> Iterator[Node]:
     """All nodes, those of loops too."""
     for node in body.nodes:
         yield node
         for inside in node.bodies:
-            yield from nodes_of(inside)
+            yield from walk_nodes(inside)
 
 
-def copied(body: Body, reads: Reads) -> set[int]:
+def copied_inputs(body: Body, reads: Reads) -> set[int]:
     """The kept inputs that their result cannot just be written over.
 
     XLA copies an input if something reads it that the result does not wait for: it decides that before
@@ -77,24 +77,24 @@ def copied(body: Body, reads: Reads) -> set[int]:
     return found
 
 
-def place(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[int, Buffer], list[Buffer]]:
+def allocate_buffers(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[int, Buffer], list[Buffer]]:
     """The buffer of each number that has one, and the copies of kept inputs."""
-    end = tick(body)
+    end = assign_times(body)
     ends = dict.fromkeys(body.outputs, end)
-    for node in nodes_of(body):
+    for node in walk_nodes(body):
         for n in reads[id(node)]:
             ends[n] = max(ends.get(n, 0), node.end)
         for inside in node.bodies:
             done = max((last.end for last in inside.nodes), default=0)
             ends.update((n, max(ends.get(n, 0), done)) for n in inside.outputs)
     homes: dict[int, Buffer] = {}
-    copies = [Buffer(sizes[n], 0, ends[n], n, None) for n in sorted(copied(body, reads))]
+    copies = [Buffer(sizes[n], 0, ends[n], n, None) for n in sorted(copied_inputs(body, reads))]
     housed = {new for _, new in body.kept}
-    written = {node.operands[0] for node in nodes_of(body) if node.primitive in IN_PLACE}
-    for node in nodes_of(body):
+    written = {node.operands[0] for node in walk_nodes(body) if node.primitive in IN_PLACE}
+    for node in walk_nodes(body):
         for inside in node.bodies:
             housed.update(new for _, new in inside.kept)
-            copies += [Buffer(sizes[n], node.start, ends[n], n, node) for n in copied(inside, reads)]
+            copies += [Buffer(sizes[n], node.start, ends[n], n, node) for n in copied_inputs(inside, reads)]
         for position, n in enumerate(node.results):
             if n in housed or not sizes[n]:
                 continue
@@ -123,10 +123,10 @@ def _replaced(node: Node, position: int, reads: dict[int, bool]) -> list[int]:
         return node.operands[position : position + 1]
     if node.primitive in IN_PLACE:
         return node.operands[:1]
-    return [n for n, alike in reads.items() if alike] if node.primitive in FUSED else []
+    return [n for n, alike in reads.items() if alike] if node.primitive in FUSIBLE else []
 
 
-def lodge(buffers: list[Buffer], rooms: list[Buffer]) -> list[Buffer]:
+def pack_into_slots(buffers: list[Buffer], rooms: list[Buffer]) -> list[Buffer]:
     """The buffers that find no place in rooms while these are empty; large ones choose first.
 
     Results, and donated inputs that were copied, have memory from the start of the program to its end.
@@ -143,7 +143,7 @@ def lodge(buffers: list[Buffer], rooms: list[Buffer]) -> list[Buffer]:
     return left
 
 
-def heap(buffers: list[Buffer]) -> tuple[int, int]:
+def find_peak(buffers: list[Buffer]) -> tuple[int, int]:
     """The most bytes alive at once, and when."""
     changes: Counter[int] = Counter()
     for b in buffers:
@@ -161,7 +161,7 @@ def heap(buffers: list[Buffer]) -> tuple[int, int]:
 
 
 @dataclass(eq=False)
-class Placed:
+class BufferAssignment:
     """Where a program's buffers are.
 
     Attributes:
@@ -173,7 +173,7 @@ class Placed:
     """
 
     body: Body
-    reader: Reader
+    reader: JaxprReader
     reads: Reads
     homes: dict[int, Buffer]
     given: list[int]
@@ -190,18 +190,18 @@ class Placed:
         returned, spare, others = (
             [replace(b, size=int(size(b))) for b in some] for some in (self.returned, self.spare, self.others)
         )
-        most, when = heap(lodge(others, returned + spare))
+        most, when = find_peak(pack_into_slots(others, returned + spare))
         return sum(b.size for b in returned), most, when
 
 
-def placed(jaxpr: Any, mesh: Mesh, donated: Sequence[int]) -> Placed:
+def assign_buffers(jaxpr: Any, mesh: Mesh, donated: Sequence[int]) -> BufferAssignment:
     """The buffers of a program on one device."""
-    reader, env = Reader(mesh), dict[Any, int]()
+    reader, env = JaxprReader(mesh), dict[Any, int]()
     given = [reader.number(env, v) for v in (*jaxpr.constvars, *jaxpr.invars)]
     body, sizes = reader.body(jaxpr, env, ""), reader.sizes
     body.kept = _donations(jaxpr, body, sizes, given[len(jaxpr.constvars) :], donated)
     reads = fuse(body, alone=mesh.is_whole)
-    homes, copies = place(body, sizes, reads)
+    homes, copies = allocate_buffers(body, sizes, reads)
 
     end = max((node.end for node in body.nodes), default=0)
     in_place = {new for _, new in body.kept}
@@ -216,10 +216,12 @@ def placed(jaxpr: Any, mesh: Mesh, donated: Sequence[int]) -> Placed:
         if i in moved and n in maker
     ]
     others = {id(b): b for b in (*homes.values(), *copies) if id(b) not in returned}
-    return Placed(body, reader, reads, homes, given, [*returned.values()], spare, [*others.values()])
+    return BufferAssignment(
+        body, reader, reads, homes, given, [*returned.values()], spare, [*others.values()]
+    )
 
 
-def memory_of(found: Placed, inputs: Sequence[Stored]) -> Memory:
+def summarize_memory(found: BufferAssignment, inputs: Sequence[PlannedTensor]) -> Memory:
     """The memory of a program on one device."""
     own, most, when = found.peak()
     stored = sum(found.reader.sizes[n] for n in found.given)
@@ -256,7 +258,7 @@ def _donations(
 def _kept_for_backward(body: Body, homes: dict[int, Buffer], reads: Reads) -> int:
     """Bytes of what the backward pass reads of the forward pass's results."""
     kept = {}
-    for node in nodes_of(body):
+    for node in walk_nodes(body):
         if phase_of(node.name, False) == "backward":
             for home in (homes[n] for n in reads[id(node)] if n in homes):
                 if home.node is not None and phase_of(home.node.name, False) == "forward":
@@ -264,10 +266,10 @@ def _kept_for_backward(body: Body, homes: dict[int, Buffer], reads: Reads) -> in
     return sum(kept.values())
 
 
-def _live(buffer: Buffer, reader: Reader) -> Live:
+def _live(buffer: Buffer, reader: JaxprReader) -> LiveBuffer:
     aval, node = reader.avals[buffer.number], buffer.node
-    shape = f"{short_type(aval.dtype)}[{','.join(map(str, aval.shape))}]"
+    shape = f"{short_dtype(aval.dtype)}[{','.join(map(str, aval.shape))}]"
     if node is None:
-        return Live(buffer.size, shape, "a copy of an input", "forward", "")
-    source = source_of(node.eqn) or node.around
-    return Live(buffer.size, shape, op_of(node.name), phase_of(node.name, False), source)
+        return LiveBuffer(buffer.size, shape, "a copy of an input", "forward", "")
+    source = user_source(node.eqn) or node.around
+    return LiveBuffer(buffer.size, shape, op_label(node.name), phase_of(node.name, False), source)

@@ -41,7 +41,7 @@ def _sent(plan: Plan) -> Counter[tuple[str, str, str, int, str]]:
     return found
 
 
-def changes(golden: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def golden_changes(golden: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What a plan's data has become since it was stored; source lines may move, nothing else."""
     if golden.get("version") != now["version"]:
         return [f"version: {golden.get('version')} → {now['version']}"]

@@ -18,11 +18,11 @@ from jax.interpreters import partial_eval
 
 from ..core.errors import PACKAGE
 from ..core.mesh import Mesh
-from ..core.tensor import short_type
+from ..core.tensor import short_dtype
 from . import primitives
-from .facts import Collective, Event, Loop, Work
+from .facts import Collective, Event, UnboundedLoop, Work
 
-KINDS = {
+COLLECTIVE_KINDS = {
     "psum": "all-reduce",
     "psum_invariant": "all-reduce",
     "pmax": "all-reduce",
@@ -36,39 +36,39 @@ KINDS = {
 WORK_KINDS = {"dot_general": "matmul", "conv_general_dilated": "conv"}
 
 
-def without_dead_code(closed: Any) -> Any:
+def eliminate_dead_code(closed: Any) -> Any:
     """The jaxpr without equations that no result needs, through all its inner jaxprs."""
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return jaxpr
 
 
-def events_of(closed: Any, mesh: Mesh) -> list[Event]:
+def extract_events(closed: Any, mesh: Mesh) -> list[Event]:
     """The work and the collectives of a closed jaxpr, in order."""
-    return [e.event for e in found_in(without_dead_code(closed), mesh)]
+    return [e.event for e in trace_events(eliminate_dead_code(closed), mesh)]
 
 
-def found_in(jaxpr: Any, mesh: Mesh) -> list[Traced]:
+def trace_events(jaxpr: Any, mesh: Mesh) -> list[TracedEvent]:
     """The same of a jaxpr without dead code, with what each event reads and writes."""
     return _with_phases(list(_walk(jaxpr, mesh, 1, "", "")))
 
 
-def collectives_of(closed: Any, mesh: Mesh) -> list[Collective]:
+def extract_collectives(closed: Any, mesh: Mesh) -> list[Collective]:
     """The collectives of a closed jaxpr, in order."""
-    return [e for e in events_of(closed, mesh) if isinstance(e, Collective)]
+    return [e for e in extract_events(closed, mesh) if isinstance(e, Collective)]
 
 
-def open_loops(jaxpr: Any, outer: str = "", line: str = "") -> Iterator[Loop]:
+def find_unbounded_loops(jaxpr: Any, outer: str = "", line: str = "") -> Iterator[UnboundedLoop]:
     """The loops of a jaxpr whose number of rounds is not in it; a `fori_loop` of known bounds is a scan."""
     for eqn in jaxpr.eqns:
-        name = name_of(eqn, outer)
+        name = full_name(eqn, outer)
         if eqn.primitive.name == "while":
-            yield Loop(op_of(name), source_of(eqn) or line)
+            yield UnboundedLoop(op_label(name), user_source(eqn) or line)
         for sub in _inner(eqn):
-            yield from open_loops(sub, name, source_of(eqn) or line)
+            yield from find_unbounded_loops(sub, name, user_source(eqn) or line)
 
 
 @dataclass
-class Traced:
+class TracedEvent:
     """An event, its whole name stack, and the types of what it reads and writes in memory."""
 
     event: Event
@@ -76,7 +76,7 @@ class Traced:
     touched: list[Any]
 
 
-def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str, line: str) -> Iterator[Traced]:
+def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str, line: str) -> Iterator[TracedEvent]:
     """The events of a jaxpr inside an equation of this whole name and line.
 
     What has no line has that of what is around it: JAX traces a function with a derivative of its own apart
@@ -88,11 +88,11 @@ def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str, line: str) -> Iterator
     for eqn, name, around in body.eqns:
         primitive = eqn.primitive.name
         touched = chains.touched(eqn)
-        if primitive in KINDS:
-            source = source_of(eqn) or _source_of_operands(eqn, makers) or around
-            yield Traced(_collective(eqn, mesh, times, name, source), name, touched)
+        if primitive in COLLECTIVE_KINDS:
+            source = user_source(eqn) or _source_of_operands(eqn, makers) or around
+            yield TracedEvent(_collective(eqn, mesh, times, name, source), name, touched)
             continue
-        inner, source = _inner(eqn), source_of(eqn) or around
+        inner, source = _inner(eqn), user_source(eqn) or around
         if primitive == "cond":
             branches = [list(_walk(sub, mesh, times, name, source)) for sub in inner]
             yield from max(branches, key=_dearness)
@@ -101,9 +101,9 @@ def _walk(jaxpr: Any, mesh: Mesh, times: int, outer: str, line: str) -> Iterator
             for sub in inner:
                 yield from _walk(sub, mesh, times * trips, name, source)
         else:
-            flops, traffic = primitives.flops(eqn), sum(map(primitives.size, touched))
+            flops, traffic = primitives.flops(eqn), sum(map(primitives.aval_bytes, touched))
             if flops or traffic:
-                yield Traced(_work(eqn, mesh, times, name, source, flops, traffic), name, touched)
+                yield TracedEvent(_work(eqn, mesh, times, name, source, flops, traffic), name, touched)
 
 
 def _inner(eqn: Any) -> list[Any]:
@@ -124,11 +124,11 @@ class _Body:
 
     def _add(self, jaxpr: Any, env: dict[Any, Any], outer: str, line: str) -> None:
         for eqn in jaxpr.eqns:
-            name, given = name_of(eqn, outer), [_of(env, v) for v in eqn.invars]
+            name, given = full_name(eqn, outer), [_of(env, v) for v in eqn.invars]
             if eqn.primitive.name in primitives.CALLS:
                 called = _inner(eqn)[0]
                 inside = dict(zip(called.invars, given[len(given) - len(called.invars) :], strict=True))
-                self._add(called, inside, name, source_of(eqn) or line)
+                self._add(called, inside, name, user_source(eqn) or line)
                 env.update(zip(eqn.outvars, (_of(inside, v) for v in called.outvars), strict=True))
             else:  # a jaxpr that is called twice has other variables each time
                 env |= {v: jax_core.Var(v.aval) for v in eqn.outvars}
@@ -161,11 +161,11 @@ class _Chains:
 
     def fused(self, eqn: Any) -> bool:
         """Whether an equation is a link of a chain."""
-        return eqn.primitive.name in primitives.FUSED or does_nothing(eqn, self.mesh)
+        return eqn.primitive.name in primitives.FUSED_PRIMITIVES or is_no_op(eqn, self.mesh)
 
     def free(self, eqn: Any) -> bool:
         """Whether an equation only gives another name to what is there."""
-        return eqn.primitive.name in primitives.FREE or does_nothing(eqn, self.mesh)
+        return eqn.primitive.name in primitives.FREE or is_no_op(eqn, self.mesh)
 
     def touched(self, eqn: Any) -> list[Any]:
         """The types of what an equation reads and writes in memory; nothing inside a chain."""
@@ -178,7 +178,7 @@ class _Chains:
         return [] if self.free(eqn) else [v.aval for v in (*begins, *eqn.outvars)]
 
 
-def _dearness(found: list[Traced]) -> float:
+def _dearness(found: list[TracedEvent]) -> float:
     """About how long events take, in bytes of memory traffic: on accelerators a byte that is sent takes about
     as long as eight that are read, and one that is read as long as 150 FLOPs."""
     return sum(
@@ -188,20 +188,20 @@ def _dearness(found: list[Traced]) -> float:
     )
 
 
-def does_nothing(eqn: Any, mesh: Mesh) -> bool:
+def is_no_op(eqn: Any, mesh: Mesh) -> bool:
     """A collective over one device, or a slice that is all there is."""
-    if eqn.primitive.name in KINDS:
+    if eqn.primitive.name in COLLECTIVE_KINDS:
         return mesh.ways(_axes(eqn.params)) == 1
     return eqn.primitive.name == "dynamic_slice" and eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
 
 
 def _collective(eqn: Any, mesh: Mesh, times: int, name: str, source: str) -> Collective:
-    kind, over = KINDS[eqn.primitive.name], _axes(eqn.params)
+    kind, over = COLLECTIVE_KINDS[eqn.primitive.name], _axes(eqn.params)
     axes = tuple(axis for axis in mesh.names if axis in over)
     variables = eqn.outvars if kind == "all-gather" else eqn.invars
-    size = sum(primitives.size(v.aval) for v in variables)
+    size = sum(primitives.aval_bytes(v.aval) for v in variables)
     wire = wire_bytes(kind, size, mesh.ways(axes))
-    return Collective(kind, axes, size, times, op_of(name), "", source, wire, _varies(eqn.invars))
+    return Collective(kind, axes, size, times, op_label(name), "", source, wire, _varies(eqn.invars))
 
 
 def wire_bytes(kind: str, size: int, ways: int) -> int:
@@ -215,11 +215,11 @@ def _work(eqn: Any, mesh: Mesh, times: int, name: str, source: str, flops: int, 
     varies = _varies(eqn.outvars)
     dtype = getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
     return Work(
-        op_of(name),
+        op_label(name),
         "",
         source,
         WORK_KINDS.get(eqn.primitive.name, "other"),
-        short_type(dtype) if dtype is not None else "",
+        short_dtype(dtype) if dtype is not None else "",
         flops,
         flops * mesh.ways(varies),
         traffic,
@@ -245,19 +245,19 @@ def _axes(params: dict[str, Any]) -> tuple[str, ...]:
 _OP = re.compile(r"[a-z_0-9]+\[[^\]]*\]")
 
 
-def name_of(eqn: Any, outer: str) -> str:
+def full_name(eqn: Any, outer: str) -> str:
     """The whole name stack of an equation inside one of that name: in a scanned body it carries only its own
     part, and the name is put together on the way down."""
     return "/".join(part for part in (outer, str(eqn.source_info.name_stack)) if part)
 
 
-def op_of(name: str) -> str:
+def op_label(name: str) -> str:
     """The innermost op of the language in a name stack."""
     ops = _OP.findall(name)
     return ops[-1] if ops else name.rsplit("/", 1)[-1].strip("()")
 
 
-def _with_phases(found: list[Traced]) -> list[Traced]:
+def _with_phases(found: list[TracedEvent]) -> list[TracedEvent]:
     seen_backward = False
     for f in found:
         phase = phase_of(f.name, seen_backward)
@@ -276,13 +276,13 @@ def phase_of(name: str, seen_backward: bool) -> str:
 def _source_of_operands(eqn: Any, makers: dict[Any, Any]) -> str:
     """The first line among the equations that made an equation's operands."""
     made = (makers.get(v) for v in eqn.invars if not isinstance(v, jax_core.Literal))
-    return next(filter(None, (source_of(maker) for maker in made if maker is not None)), "")
+    return next(filter(None, (user_source(maker) for maker in made if maker is not None)), "")
 
 
 _MODELS = f"{PACKAGE}models{os.sep}"
 
 
-def source_of(eqn: Any) -> str:
+def user_source(eqn: Any) -> str:
     """The user's `file:line` of an equation; models are written in the language, and count as the user's."""
     traceback = eqn.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():

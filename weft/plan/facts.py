@@ -72,7 +72,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Stored:
+class PlannedTensor:
     """A tensor that goes into or comes out of a program.
 
     Attributes:
@@ -94,7 +94,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveBuffer:
     """A buffer that is alive at the peak."""
 
     bytes: int
@@ -122,11 +122,11 @@ class Memory:
     outputs: int
     activations: int
     peak: int
-    largest: tuple[Live, ...] = field(default_factory=tuple)
+    largest: tuple[LiveBuffer, ...] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True)
-class Stages:
+class PipelinePlan:
     """Layers that run in stages, as a pipeline.
 
     Attributes:
@@ -155,7 +155,7 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Moved:
+class ReshardedInput:
     """An input that is laid out otherwise than the program wants it, and moved before each call.
 
     Attributes:
@@ -171,7 +171,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Loop:
+class UnboundedLoop:
     """A loop of which nobody can say beforehand how many rounds it has: one is counted.
 
     Attributes:
@@ -183,7 +183,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Bar:
+class ScheduleBar:
     """What a stage does for a while: a micro-batch forward, again, or backward; times are relative."""
 
     stage: int
@@ -205,12 +205,12 @@ class Advice:
 Event = Work | Collective
 
 
-def as_data(x: Any) -> Any:
+def to_jsonable(x: Any) -> Any:
     """Facts as JSON's kinds of things."""
     if is_dataclass(x):
-        return {f.name: as_data(getattr(x, f.name)) for f in fields(x)}
+        return {f.name: to_jsonable(getattr(x, f.name)) for f in fields(x)}
     if isinstance(x, dict):
-        return {str(k): as_data(v) for k, v in x.items()}
+        return {str(k): to_jsonable(v) for k, v in x.items()}
     if isinstance(x, list | tuple):
-        return [as_data(v) for v in x]
+        return [to_jsonable(v) for v in x]
     return x

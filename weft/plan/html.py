@@ -11,15 +11,15 @@ import json
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from .advice import too_large
-from .facts import as_data
-from .pipelines import described, svg
+from .advice import exceeds_memory
+from .facts import to_jsonable
+from .pipelines import describe_pipelines, pipeline_svg
 
 if TYPE_CHECKING:
     from .plan import Plan
 
 
-def page(plan: Plan, hardware: Any = None) -> str:
+def plan_page(plan: Plan, hardware: Any = None) -> str:
     """The page of a plan.
 
     Args:
@@ -34,7 +34,7 @@ def page(plan: Plan, hardware: Any = None) -> str:
         time = plan.time(hardware)
         room = time.hardware.memory_bytes
         data["time"] = time.to_data() | {"memory_bytes": room}
-        data["advice"] = as_data(tuple(too_large(plan, room))) + data["advice"]
+        data["advice"] = to_jsonable(tuple(exceeds_memory(plan, room))) + data["advice"]
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     before, after = template.split("{{data}}")
     before = before.replace("{{title}}", html.escape(plan.name)).replace("{{pipelines}}", _pipelines(plan))
@@ -45,8 +45,8 @@ def _pipelines(plan: Plan) -> str:
     """A section with a chart of each pipeline, or nothing."""
     if not plan.pipelines:
         return ""
-    said = "".join(f"    <p>{html.escape(line)}</p>\n" for line in described(plan))
-    charts = "".join(f"    {svg(stages)}\n" for stages in plan.pipelines)
+    said = "".join(f"    <p>{html.escape(line)}</p>\n" for line in describe_pipelines(plan))
+    charts = "".join(f"    {pipeline_svg(stages)}\n" for stages in plan.pipelines)
     title = '    <h2 id="pipelines-title">Pipelines</h2>\n'
     return f'  <section aria-labelledby="pipelines-title">\n{title}{said}{charts}  </section>\n'
 

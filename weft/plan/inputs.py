@@ -10,23 +10,23 @@ import numpy as np
 from ..core.dims import Dim
 from ..core.layout import Splits
 from ..core.mesh import Mesh
-from ..core.tensor import Tensor, at_rest, describe
-from .facts import Moved
+from ..core.tensor import Tensor, describe, stored_splits
+from .facts import ReshardedInput
 
 
-def moved_inputs(inputs: Iterable[tuple[str, Tensor]], program: Any) -> Iterator[Moved]:
+def find_resharded_inputs(inputs: Iterable[tuple[str, Tensor]], program: Any) -> Iterator[ReshardedInput]:
     """Those of a program's inputs, with their names, of which devices don't hold what they need."""
     for name, t in inputs:
         if t.mesh != program.mesh:
             continue
-        have, want = at_rest(t), program.layout.splits(t.dims, program.mesh, t.role)
-        elements = arriving(t.dims, have, want, program.mesh) if have != want else 0
+        have, want = stored_splits(t), program.layout.splits(t.dims, program.mesh, t.role)
+        elements = max_received_elements(t.dims, have, want, program.mesh) if have != want else 0
         if elements:
             wanted = Tensor(t._held, t.dims, role=t.role, mesh=program.mesh, layout=program.layout)
-            yield Moved(name, describe(t), describe(wanted), elements * t.dtype.itemsize)
+            yield ReshardedInput(name, describe(t), describe(wanted), elements * t.dtype.itemsize)
 
 
-def arriving(dims: tuple[Dim, ...], have: Splits, want: Splits, mesh: Mesh) -> int:
+def max_received_elements(dims: tuple[Dim, ...], have: Splits, want: Splits, mesh: Mesh) -> int:
     """The most elements of its new slice that a device does not hold yet."""
     places = dict(zip(mesh.names, np.indices([n for _, n in mesh.axes]), strict=True))
     wanted, held = np.ones((), int), np.ones((), int)

@@ -16,9 +16,9 @@ from jax.extend import core as jax_core
 
 from ..core.mesh import Mesh
 from . import primitives
-from .events import KINDS, does_nothing, name_of, source_of
+from .events import COLLECTIVE_KINDS, full_name, is_no_op, user_source
 
-CALLS = primitives.CALLS | {"checkpoint", "remat2", "shard_map"}
+INLINED_CALLS = primitives.CALLS | {"checkpoint", "remat2", "shard_map"}
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class Body:
     kept: list[tuple[int, int]] = field(default_factory=list)
 
 
-class Reader:
+class JaxprReader:
     """Reads jaxprs; `sizes` and `avals` tell of every number what it is on one device."""
 
     def __init__(self, mesh: Mesh) -> None:
@@ -60,7 +60,7 @@ class Reader:
         self.around = ""  # the user's line of what is being read
 
     def new(self, aval: Any) -> int:
-        self.sizes.append(primitives.size(aval))
+        self.sizes.append(primitives.aval_bytes(aval))
         self.avals.append(aval)
         return len(self.sizes) - 1
 
@@ -76,7 +76,7 @@ class Reader:
         body = Body()
         self.add(body, jaxpr, env, name)
         body.outputs = [self.number(env, atom) for atom in jaxpr.outvars]
-        return rewritten(body, self.mesh.is_whole)
+        return apply_xla_rewrites(body, self.mesh.is_whole)
 
     def node(
         self, primitive: str, operands: list[int], results: list[int], eqn: Any, name: str, *bodies: Body
@@ -87,15 +87,17 @@ class Reader:
         around = self.around
         for eqn in jaxpr.eqns:
             primitive = eqn.primitive.name
-            name = name_of(eqn, outer)
-            self.around = (source_of(eqn) if primitive in CALLS or primitive in LOOPS else "") or around
+            name = full_name(eqn, outer)
+            self.around = (
+                user_source(eqn) if primitive in INLINED_CALLS or primitive in CONTROL_FLOW else ""
+            ) or around
             operands = [self.number(env, atom) for atom in eqn.invars]
-            if primitive in CALLS:
+            if primitive in INLINED_CALLS:
                 self.call(body, eqn, operands, env, name)
-            elif primitive in primitives.ALIASES or does_nothing(eqn, self.mesh):
+            elif primitive in primitives.ALIASES or is_no_op(eqn, self.mesh):
                 env.update(zip(eqn.outvars, operands, strict=False))
-            elif primitive in LOOPS:
-                LOOPS[primitive](self, body, eqn, operands, env, name)
+            elif primitive in CONTROL_FLOW:
+                CONTROL_FLOW[primitive](self, body, eqn, operands, env, name)
             elif primitive == "broadcast_in_dim":  # XLA makes equal ones once
                 key = (id(body), operands[0], eqn.outvars[0].aval)
                 if key not in self.shared:
@@ -106,7 +108,7 @@ class Reader:
             else:
                 results = [self.number(env, v) for v in eqn.outvars]
                 self.split(eqn, operands, results)
-                for position, order in enumerate(wanted_orders(eqn)):
+                for position, order in enumerate(required_dim_orders(eqn)):
                     if order:
                         operands[position] = self.ordered(body, operands[position], order, eqn, name)
                 body.nodes.append(self.node(primitive, operands, results, eqn, name))
@@ -117,7 +119,7 @@ class Reader:
         inner = dict(zip(jaxpr.invars, operands[-len(jaxpr.invars) :], strict=False))
         if eqn.primitive.name == "shard_map":  # outside it arrays are whole
             for variable, n in inner.items():
-                self.sizes[n], self.avals[n] = primitives.size(variable.aval), variable.aval
+                self.sizes[n], self.avals[n] = primitives.aval_bytes(variable.aval), variable.aval
             self.in_slices = True
             self.add(body, jaxpr, inner, name)
             self.in_slices = False
@@ -129,11 +131,11 @@ class Reader:
         """Work on whole arrays, after a shard_map: a result is as split as what it is made from."""
         for r, variable in zip(results, eqn.outvars if not self.in_slices else (), strict=False):
             alike = [
-                self.sizes[o] / max(primitives.size(atom.aval), 1)
+                self.sizes[o] / max(primitives.aval_bytes(atom.aval), 1)
                 for o, atom in zip(operands, eqn.invars, strict=True)
                 if len(getattr(atom.aval, "shape", ())) == len(getattr(variable.aval, "shape", ())) > 0
             ]
-            self.sizes[r] = round(primitives.size(variable.aval) * min(alike, default=1))
+            self.sizes[r] = round(primitives.aval_bytes(variable.aval) * min(alike, default=1))
 
     def ordered(self, body: Body, n: int, order: list[int], eqn: Any, name: str) -> int:
         """A number with its dims in this order: a copy, or if that changes nothing another name."""
@@ -162,7 +164,7 @@ class Reader:
         results = [self.number(env, v) for v in eqn.outvars]
         operands = [*operands[first:last], *stacks, *operands[:first], *operands[last:]]
         body.nodes.append(
-            self.node("scan", operands, results, eqn, name, rewritten(inside, self.mesh.is_whole))
+            self.node("scan", operands, results, eqn, name, apply_xla_rewrites(inside, self.mesh.is_whole))
         )
 
     def loop(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:
@@ -187,13 +189,13 @@ class Reader:
         body.nodes.append(self.node("cond", operands, results, eqn, name, *bodies))
 
 
-LOOPS = {"scan": Reader.scan, "while": Reader.loop, "cond": Reader.branches}
+CONTROL_FLOW = {"scan": JaxprReader.scan, "while": JaxprReader.loop, "cond": JaxprReader.branches}
 
 
 # What XLA changes
 
 
-def wanted_orders(eqn: Any) -> list[list[int]]:
+def required_dim_orders(eqn: Any) -> list[list[int]]:
     """For each operand the order of dims that XLA wants, or nothing if it takes any.
 
     A matrix product has one dim that is contracted and one that is not: several are merged, for which
@@ -215,7 +217,7 @@ def wanted_orders(eqn: Any) -> list[list[int]]:
     return [[split, *(n for n in range(eqn.invars[0].aval.ndim) if n != split)]] if split else []
 
 
-def rewritten(body: Body, alone: bool) -> Body:
+def apply_xla_rewrites(body: Body, alone: bool) -> Body:
     """A body as XLA has it before it fuses.
 
     On one device, `alone`, the sums that take in what is scattered are a library's, with their softmax.
@@ -236,7 +238,7 @@ def _merge_sums(body: Body) -> None:
     for node in body.nodes:
         before = set().union(*(after.get(n, ()) for n in node.operands))
         first = node
-        if KINDS.get(node.primitive) == "all-reduce":
+        if COLLECTIVE_KINDS.get(node.primitive) == "all-reduce":
             alike = merged.setdefault(
                 (node.primitive.removesuffix("_invariant"), str(node.eqn.params["axes"])), []
             )

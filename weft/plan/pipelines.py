@@ -7,20 +7,22 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.context import Pipeline
-from .facts import Bar, Collective, Event, Stages, Work
+from .facts import Collective, Event, PipelinePlan, ScheduleBar, Work
 from .units import human_bytes
 
 if TYPE_CHECKING:
     from .plan import Plan
 
 # In the whole name of what is inside a pipeline, the op's.
-INSIDE = "pipeline["
+PIPELINE_LABEL = "pipeline["
 # What the backward pass of a stage takes for one micro-batch, in forward passes: once again, and back (2).
 # With "1f1b" it goes forward once more, for the next stage.
-BACKWARD = {"gpipe": 3, "1f1b": 4}
+BACKWARD_COST = {"gpipe": 3, "1f1b": 4}
 
 
-def stages_of(pipelines: Sequence[Pipeline], events: Sequence[Event], names: Sequence[str]) -> list[Stages]:
+def plan_pipelines(
+    pipelines: Sequence[Pipeline], events: Sequence[Event], names: Sequence[str]
+) -> list[PipelinePlan]:
     """The facts of a program's pipelines.
 
     Args:
@@ -29,18 +31,21 @@ def stages_of(pipelines: Sequence[Pipeline], events: Sequence[Event], names: Seq
       names: the whole names of these.
     """
     pairs = list(zip(events, names, strict=True))
-    work = [(e.flops * e.count, INSIDE in name, e.varies) for e, name in pairs if isinstance(e, Work)]
+    work = [(e.flops * e.count, PIPELINE_LABEL in name, e.varies) for e, name in pairs if isinstance(e, Work)]
     total = sum(flops for flops, _, _ in work) or 1
     found = []
     for p in pipelines:
         sent = sum(
             e.wire_bytes * e.count
             for e, name in pairs
-            if INSIDE in name and isinstance(e, Collective) and e.kind == "permute" and {*e.axes} == {*p.axes}
+            if PIPELINE_LABEL in name
+            and isinstance(e, Collective)
+            and e.kind == "permute"
+            and {*e.axes} == {*p.axes}
         )
         alike = sum(flops for flops, own, varies in work if not own and not set(varies) & set(p.axes))
         found.append(
-            Stages(
+            PipelinePlan(
                 p.layers.name,
                 p.layers.size,
                 p.axes,
@@ -49,7 +54,7 @@ def stages_of(pipelines: Sequence[Pipeline], events: Sequence[Event], names: Seq
                 p.schedule,
                 p.micro + p.stages - 1,
                 p.micro + (p.stages - 1) * (1 if p.schedule == "gpipe" else 2),
-                bubble(p.stages, p.micro, p.schedule),
+                bubble_share(p.stages, p.micro, p.schedule),
                 sent,
                 alike / total,
             )
@@ -57,32 +62,32 @@ def stages_of(pipelines: Sequence[Pipeline], events: Sequence[Event], names: Seq
     return found
 
 
-def bubble(stages: int, micro: int, schedule: str) -> float:
+def bubble_share(stages: int, micro: int, schedule: str) -> float:
     """The share of its time that a stage has nothing to do: for GPipe (K - 1) / (M + K - 1).
 
     >>> bubble(4, 8, "gpipe") == 3 / 11
     True
     """
-    idle, back = stages - 1, BACKWARD[schedule]
+    idle, back = stages - 1, BACKWARD_COST[schedule]
     ticks = micro + idle + back * (micro + (idle if schedule == "gpipe" else 2 * idle))
     return 1 - (1 + back) * micro / ticks
 
 
-def chart(s: Stages) -> Iterator[Bar]:
+def schedule_bars(s: PipelinePlan) -> Iterator[ScheduleBar]:
     """When each stage does what, in forward passes of one micro-batch."""
-    back = BACKWARD[s.schedule]
+    back = BACKWARD_COST[s.schedule]
     idle = s.stages - 1
     for k in range(s.stages):
         for m in range(s.micro):
-            yield Bar(k, "forward", m, m + k, 1)
+            yield ScheduleBar(k, "forward", m, m + k, 1)
             if s.schedule == "gpipe":
-                yield Bar(k, "backward", m, s.ticks + back * (idle - k + s.micro - 1 - m), back)
+                yield ScheduleBar(k, "backward", m, s.ticks + back * (idle - k + s.micro - 1 - m), back)
             else:
-                yield Bar(k, "again", m, s.ticks + back * (m + k), 1)
-                yield Bar(k, "backward", m, s.ticks + back * (m + 2 * idle - k) + 1, back - 1)
+                yield ScheduleBar(k, "again", m, s.ticks + back * (m + k), 1)
+                yield ScheduleBar(k, "backward", m, s.ticks + back * (m + 2 * idle - k) + 1, back - 1)
 
 
-def described(plan: Plan) -> Iterator[str]:
+def describe_pipelines(plan: Plan) -> Iterator[str]:
     """A line of text for each pipeline, and one for what is outside."""
     for s in plan.pipelines:
         yield (
@@ -105,12 +110,12 @@ COLOURS = {
     "again": "var(--rest, #a9b1bd)",
     "backward": "var(--backward, #e0913a)",
 }
-MOST_BARS = 6000  # more can't be told apart
+MAX_BARS = 6000  # more can't be told apart
 
 
-def svg(s: Stages) -> str:
+def pipeline_svg(s: PipelinePlan) -> str:
     """The chart as a picture: a row for each stage, a bar for each micro-batch that it works on."""
-    bars = list(chart(s)) if 3 * s.stages * s.micro <= MOST_BARS else []
+    bars = list(schedule_bars(s)) if 3 * s.stages * s.micro <= MAX_BARS else []
     end = max((bar.start + bar.length for bar in bars), default=1)
     width, row, left = 1000, 22, 60
     scale = (width - left) / end

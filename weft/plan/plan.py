@@ -22,12 +22,24 @@ from ..core.errors import TensorTypeError
 from ..core.layout import Splits, axes_of
 from ..core.mesh import Mesh
 from ..core.shapes import stored_shape
-from ..core.tensor import Tensor, is_tensor, short_type
-from .buffers import Placed, memory_of, placed
-from .events import Traced, found_in, open_loops, without_dead_code
-from .facts import VERSION, Advice, Collective, Event, Loop, Memory, Moved, Stages, Stored, Work, as_data
-from .inputs import moved_inputs
-from .pipelines import stages_of
+from ..core.tensor import Tensor, is_tensor, short_dtype
+from .buffers import BufferAssignment, assign_buffers, summarize_memory
+from .events import TracedEvent, eliminate_dead_code, find_unbounded_loops, trace_events
+from .facts import (
+    VERSION,
+    Advice,
+    Collective,
+    Event,
+    Memory,
+    PipelinePlan,
+    PlannedTensor,
+    ReshardedInput,
+    UnboundedLoop,
+    Work,
+    to_jsonable,
+)
+from .inputs import find_resharded_inputs
+from .pipelines import plan_pipelines
 from .units import human_bytes, human_count
 
 
@@ -56,11 +68,11 @@ class Plan:
     mesh: Mesh
     layout: str
     events: tuple[Event, ...]
-    stored: tuple[Stored, ...]
+    stored: tuple[PlannedTensor, ...]
     memory: Memory
-    pipelines: tuple[Stages, ...] = ()
-    moved: tuple[Moved, ...] = ()
-    loops: tuple[Loop, ...] = ()
+    pipelines: tuple[PipelinePlan, ...] = ()
+    moved: tuple[ReshardedInput, ...] = ()
+    loops: tuple[UnboundedLoop, ...] = ()
 
     def __repr__(self) -> str:
         sent, peak = human_bytes(sum(self.comm_bytes.values())), human_bytes(self.memory.peak)
@@ -117,15 +129,15 @@ class Plan:
     @functools.cached_property
     def advice(self) -> tuple[Advice, ...]:
         """What is worth knowing or changing."""
-        from .advice import advice_on
+        from .advice import generate_advice
 
-        return tuple(advice_on(self))
+        return tuple(generate_advice(self))
 
     def time(self, hardware: Any) -> Any:
-        """The predicted time on a machine: a profile's name, file, or `Hardware`."""
-        from .time import time_of
+        """The predicted time on a machine: a profile's name, file, or `HardwareCommand`."""
+        from .time import estimate_time
 
-        return time_of(self, hardware)
+        return estimate_time(self, hardware)
 
     def explain(self, hardware: Any = None, width: int | None = None) -> str:
         """The plan as text.
@@ -163,13 +175,13 @@ class Plan:
             "comm_bytes": self.comm_bytes,
             "waste": self.waste,
             "intensity": self.intensity,
-            "memory": as_data(self.memory),
-            "pipelines": as_data(self.pipelines),
-            "moved": as_data(self.moved),
-            "loops": as_data(self.loops),
-            "stored": as_data(self.stored),
-            "events": [{"type": type(e).__name__.lower(), **as_data(e)} for e in self.events],
-            "advice": as_data(self.advice),
+            "memory": to_jsonable(self.memory),
+            "pipelines": to_jsonable(self.pipelines),
+            "moved": to_jsonable(self.moved),
+            "loops": to_jsonable(self.loops),
+            "stored": to_jsonable(self.stored),
+            "events": [{"type": type(e).__name__.lower(), **to_jsonable(e)} for e in self.events],
+            "advice": to_jsonable(self.advice),
         }
 
     def to_json(self) -> str:
@@ -178,35 +190,35 @@ class Plan:
 
     def to_html(self, hardware: Any = None) -> str:
         """The plan as one self-contained page."""
-        from .html import page
+        from .html import plan_page
 
-        return page(self, hardware)
+        return plan_page(self, hardware)
 
 
-def plan_of(program: Any, args: Any, kwargs: Any) -> Plan:
+def plan_program(program: Any, args: Any, kwargs: Any) -> Plan:
     """The plan of a program for these arguments."""
-    return read(program, args, kwargs).plan
+    return trace_plan(program, args, kwargs).plan
 
 
 @dataclass(frozen=True)
-class Reading:
+class TracedPlan:
     """A plan, with what its events and its memory were read off."""
 
     plan: Plan
-    found: list[Traced]
-    buffers: Placed
+    found: list[TracedEvent]
+    buffers: BufferAssignment
 
 
-def read(program: Any, args: Any, kwargs: Any) -> Reading:
+def trace_plan(program: Any, args: Any, kwargs: Any) -> TracedPlan:
     """The plan of a program for these arguments, and what it is made of."""
     staged, arrays = program._prepare(args, kwargs)
     traced = staged.call.trace(*program._abstract(arrays))
-    jaxpr = without_dead_code(traced.jaxpr)
+    jaxpr = eliminate_dead_code(traced.jaxpr)
     given = _inputs(program, args, kwargs)
     given += [(f"captured {n}", t) for n, t in enumerate(staged.captured)]
     inputs = [_stored(name, "input", t.dims, t.role, t.dtype, program) for name, t in given]
     outputs = _outputs(program, staged, traced.jaxpr.jaxpr)
-    found, buffers = found_in(jaxpr, program.mesh), placed(jaxpr, program.mesh, staged.donated)
+    found, buffers = trace_events(jaxpr, program.mesh), assign_buffers(jaxpr, program.mesh, staged.donated)
     events = [one.event for one in found]
     pipelines = [one for one in staged.call.last["context"].pipelines if one.stages > 1]
     plan = Plan(
@@ -215,12 +227,12 @@ def read(program: Any, args: Any, kwargs: Any) -> Reading:
         repr(program.layout),
         tuple(events),
         tuple(inputs + outputs),
-        memory_of(buffers, inputs),
-        tuple(stages_of(pipelines, events, [one.name for one in found])),
-        tuple(moved_inputs(given, program)),
-        tuple(dict.fromkeys(open_loops(jaxpr))),
+        summarize_memory(buffers, inputs),
+        tuple(plan_pipelines(pipelines, events, [one.name for one in found])),
+        tuple(find_resharded_inputs(given, program)),
+        tuple(dict.fromkeys(find_unbounded_loops(jaxpr))),
     )
-    return Reading(plan, found, buffers)
+    return TracedPlan(plan, found, buffers)
 
 
 def _inputs(program: Any, args: Any, kwargs: Any) -> list[tuple[str, Tensor]]:
@@ -235,7 +247,7 @@ def _inputs(program: Any, args: Any, kwargs: Any) -> list[tuple[str, Tensor]]:
     return found
 
 
-def _outputs(program: Any, staged: Any, jaxpr: Any) -> list[Stored]:
+def _outputs(program: Any, staged: Any, jaxpr: Any) -> list[PlannedTensor]:
     """The tensors that come out; their types are those of the jaxpr's results, in order."""
     numbers = jax.tree.unflatten(staged.out_tree, range(len(staged.out_leaves)))
     paths = {n: path for path, n in jax.tree_util.tree_leaves_with_path(numbers)}
@@ -253,18 +265,20 @@ def _shown(path: Any) -> str:
     return "".join(f".{getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))}" for k in path)
 
 
-def _stored(name: str, kind: str, dims: tuple[Dim, ...], role: str, dtype: Any, program: Any) -> Stored:
+def _stored(
+    name: str, kind: str, dims: tuple[Dim, ...], role: str, dtype: Any, program: Any
+) -> PlannedTensor:
     splits: Splits = program.layout.splits(dims, program.mesh, role)
     shape = stored_shape(dims, splits, program.mesh)
     elements, true = 1, 1
     for n, dim in zip(shape, dims, strict=True):
         elements, true = elements * n, true * dim.size
     ways = program.mesh.ways(tuple(axes_of(splits)))
-    return Stored(
+    return PlannedTensor(
         name,
         kind,
         role,
-        short_type(dtype),
+        short_dtype(dtype),
         tuple((d.name, d.size, axes) for d, axes in zip(dims, splits, strict=True)),
         elements * jax.numpy.dtype(dtype).itemsize // ways,
         1 - true / elements,

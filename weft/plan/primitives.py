@@ -46,14 +46,14 @@ def flops(eqn: Any) -> int:
     return count(eqn) if count else 0
 
 
-def size(aval: Any) -> int:
+def aval_bytes(aval: Any) -> int:
     """The bytes of an array on one device."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
 
 
 # Fused by XLA into what uses them: they need no memory of their own.
-FUSED = frozenset(
+FUSED_PRIMITIVES = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type
     broadcast_in_dim cbrt ceil clamp clz complex conj convert_element_type copy cos cosh digamma

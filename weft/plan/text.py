@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .advice import too_large
+from .advice import exceeds_memory
 from .facts import Collective
-from .pipelines import described
+from .pipelines import describe_pipelines
 from .units import human_bytes, human_count, human_seconds
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def explain(plan: Plan, hardware: Any = None, width: int | None = None) -> str:
     _axes(console, plan)
     _ops(console, plan)
     _memory(console, plan)
-    short = too_large(plan, time.hardware.memory_bytes) if time is not None else ()
+    short = exceeds_memory(plan, time.hardware.memory_bytes) if time is not None else ()
     for advice in (*short, *plan.advice):
         at = f" ({advice.source})" if advice.source else ""
         console.print(f"{advice.level}: {advice.text}{at}", markup=False)
@@ -72,7 +72,7 @@ def _totals(console: Console, plan: Plan, time: Any) -> None:
     )
     if plan.waste > 0:
         console.print(f"padding: {plan.waste:.1%} of what is stored", markup=False)
-    for line in described(plan):
+    for line in describe_pipelines(plan):
         console.print(line, markup=False)
     if time is not None:
         console.print(

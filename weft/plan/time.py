@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.layout import axes_of
 from ..core.mesh import Mesh
-from ..hardware.profile import Hardware, Level
-from .facts import Collective, Event, Stored, Work
+from ..hardware.profile import Hardware, NetworkLevel
+from .facts import Collective, Event, PlannedTensor, Work
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -97,11 +97,11 @@ class Time:
         }
 
 
-def time_of(plan: Plan, hardware: Any) -> Time:
+def estimate_time(plan: Plan, hardware: Any) -> Time:
     """The predicted time of a plan on a machine.
 
     Args:
-      hardware: a profile's name, a TOML file's path, or `Hardware`.
+      hardware: a profile's name, a TOML file's path, or `HardwareCommand`.
     """
     hardware = Hardware.of(hardware)
     sharing = plan.mesh.size / hardware.shared_cores if hardware.shared_cores else 1.0
@@ -128,7 +128,7 @@ def time_of(plan: Plan, hardware: Any) -> Time:
         if isinstance(event, Collective):
             axis = event.over
             network[axis] += seconds
-            hides = not hardware.shared_cores and hideable(event, plan)
+            hides = not hardware.shared_cores and can_overlap(event, plan)
             hidden[event.phase] += seconds if hides else 0.0
         else:
             sums["compute"] += parts["compute"] * times
@@ -173,7 +173,7 @@ def work_seconds(work: Work, hardware: Hardware, dtype: str) -> tuple[float, flo
 
 
 @dataclass(frozen=True)
-class Crossing:
+class RingSegment:
     """The part of a group's ring on one level of the network.
 
     Attributes:
@@ -184,7 +184,7 @@ class Crossing:
       length: how many units one direction has.
     """
 
-    level: Level
+    level: NetworkLevel
     inside: int
     members: int
     ways: int
@@ -206,7 +206,7 @@ class Crossing:
         return self.directions * (self.length - 1)
 
 
-def crossings(axes: tuple[str, ...], mesh: Mesh, hardware: Hardware) -> list[Crossing]:
+def ring_segments(axes: tuple[str, ...], mesh: Mesh, hardware: Hardware) -> list[RingSegment]:
     """The levels that a group over these axes spans, from the innermost outwards."""
     found = []
     unit, inside = 1, 1
@@ -216,7 +216,7 @@ def crossings(axes: tuple[str, ...], mesh: Mesh, hardware: Hardware) -> list[Cro
         members = _members(axes, mesh, span)
         if members > inside:
             ways = -(-members // inside)
-            found.append(Crossing(level, inside, members, ways, *level.length(ways, unit)))
+            found.append(RingSegment(level, inside, members, ways, *level.length(ways, unit)))
         unit, inside = span, max(members, inside)
     return found
 
@@ -233,7 +233,7 @@ def _members(axes: tuple[str, ...], mesh: Mesh, span: int) -> int:
 
 def collective_seconds(c: Collective, mesh: Mesh, hardware: Hardware) -> float:
     """One run of a collective."""
-    rings = crossings(c.axes, mesh, hardware)
+    rings = ring_segments(c.axes, mesh, hardware)
     if not rings:
         return 0.0
     if c.kind == "permute":
@@ -248,14 +248,14 @@ def collective_seconds(c: Collective, mesh: Mesh, hardware: Hardware) -> float:
     return c.wire_bytes / min(r.pace for r in rings) + rounds * latency
 
 
-def _shared(c: Collective, ring: Crossing, mesh: Mesh) -> float:
+def _shared(c: Collective, ring: RingSegment, mesh: Mesh) -> float:
     """The bytes of a collective between threads: copies."""
     if c.kind == "all-to-all":
         return _exchange(c.bytes, ring, mesh.ways(c.axes))
     return c.wire_bytes / ring.pace
 
 
-def _exchange(size: int, ring: Crossing, ways: int) -> float:
+def _exchange(size: int, ring: RingSegment, ways: int) -> float:
     """Every member's bytes to every other one, on one level.
 
     Through a switch each byte goes once. In a torus it goes a quarter of a ring on average (a half of a line,
@@ -269,7 +269,7 @@ def _exchange(size: int, ring: Crossing, ways: int) -> float:
 # Overlap
 
 
-def hideable(c: Collective, plan: Plan) -> bool:
+def can_overlap(c: Collective, plan: Plan) -> bool:
     """Whether a collective may run beside the compute of its phase.
 
     Two kinds may, because no op close by waits for them:
@@ -301,7 +301,7 @@ def is_gradient_sum(c: Collective) -> bool:
     return c.phase == "backward" and c.kind == "all-reduce" and _of_gradient(c)
 
 
-def _carries(c: Collective, s: Stored, mesh: Mesh) -> bool:
+def _carries(c: Collective, s: PlannedTensor, mesh: Mesh) -> bool:
     split = axes_of(axes for _, _, axes in s.dims)
     whole = s.bytes * mesh.ways(c.axes)
     pieces = {name for name, _, axes in s.dims if set(axes) & set(c.axes)}

@@ -14,28 +14,28 @@ import jax.numpy as jnp
 
 from ..core import context
 from ..core.dims import as_dims
-from ..core.errors import ShapeError, TensorTypeError, wrong_number
+from ..core.errors import ShapeError, TensorTypeError, python_number_error
 from ..core.forms import as_slice, slice_tensor
 from ..core.op import op
-from ..core.padding import fill_padding, start_of
-from ..core.placement import known_dtype
-from ..core.signature import NUMBERS
+from ..core.padding import block_start, fill_padding
+from ..core.placement import canonical_dtype
+from ..core.signature import NUMBER_TYPES
 from ..core.tensor import Tensor
 from ..ops.elementwise import elementwise
 from ..ops.sorting import argmax
 from . import keys, threefry
 
-WIDTHS = (8, 16, 32, 64)
+BIT_WIDTHS = (8, 16, 32, 64)
 
 
 def _draw(draw: Any, key: Any, dims: Any, *options: Any) -> Tensor:
     """A tensor of which every device draws its own block."""
     dims = as_dims(dims)
-    keys.check(key)
+    keys.check_key(key)
     program = context.require()
     splits = program.splits(dims)
     sizes = program.slice_shape(dims, splits)
-    starts = tuple(start_of(axes, n) for axes, n in zip(splits, sizes, strict=True))
+    starts = tuple(block_start(axes, n) for axes, n in zip(splits, sizes, strict=True))
     whole, begins, pieces = _undealt(program, dims, starts, sizes)
     array = draw(key, whole, begins, pieces, *options).reshape(sizes)
     return slice_tensor(fill_padding(array, dims, splits), dims)
@@ -59,10 +59,10 @@ def _undealt(program: Any, dims: Any, starts: Any, sizes: Any) -> tuple[Any, Any
 @op
 def bits(key: Any, dims: Any, bit_width: int = 32) -> Tensor:
     """Random bits as unsigned integers, equal to `jax.random.bits`."""
-    if str(bit_width) not in map(str, WIDTHS):
+    if str(bit_width) not in map(str, BIT_WIDTHS):
         raise TensorTypeError(
             f"bits of width {bit_width!r}",
-            rule=f"an unsigned integer has {', '.join(map(str, WIDTHS[:-1]))} or {WIDTHS[-1]} bits",
+            rule=f"an unsigned integer has {', '.join(map(str, BIT_WIDTHS[:-1]))} or {BIT_WIDTHS[-1]} bits",
             hint="wf.random.bits(key, dims, 32)",
         )
     return _draw(threefry.block_bits, key, dims, bit_width)
@@ -91,7 +91,7 @@ def truncated_normal(
     key: Any, dims: Any, low: float = -2.0, high: float = 2.0, dtype: Any = jnp.float32
 ) -> Tensor:
     """Standard normal numbers between two bounds."""
-    known_dtype(dtype)
+    canonical_dtype(dtype)
     root = jnp.asarray(2.0, dtype) ** 0.5
     bounds = jnp.asarray(low, dtype), jnp.asarray(high, dtype)
 
@@ -108,7 +108,7 @@ def truncated_normal(
 @op
 def gumbel(key: Any, dims: Any, dtype: Any = jnp.float32) -> Tensor:
     """Gumbel numbers: `-log(-log(uniform))`."""
-    known_dtype(dtype)
+    canonical_dtype(dtype)
     tiny = jnp.finfo(dtype).tiny
 
     def draw(key: Any, shape: Any, starts: Any, sizes: Any) -> Any:
@@ -132,7 +132,7 @@ def randint(key: Any, dims: Any, low: int, high: int, dtype: Any = jnp.int32) ->
     For spans up to 2¹⁶ they equal `jax.random.randint`'s, which is biased beyond that; but not in types of
     64 bits, for which JAX draws other bits.
     """
-    dtype, span = known_dtype(dtype), int(high) - int(low)
+    dtype, span = canonical_dtype(dtype), int(high) - int(low)
     if not 0 < span < 2**32:
         raise ShapeError(
             f"there is no whole number in [{low}, {high}), or 2³² of them or more",
@@ -146,7 +146,7 @@ def randint(key: Any, dims: Any, low: int, high: int, dtype: Any = jnp.int32) ->
             rule=f"the numbers of this type are {held.min} to {held.max}",
             hint="draw in a wider type",
         )
-    keys.check(key)
+    keys.check_key(key)
     size, (first, second) = jnp.uint32(span), jax.random.split(key)
 
     def draw(_: Any, *where: Any) -> Any:
@@ -197,12 +197,12 @@ def dropout(x: Tensor, rate: float, key: Any) -> Tensor:
     f32[a=6] [0., 0., 2., 2., 0., 2.]
     """
     x = as_slice(x)
-    if isinstance(rate, bool) or not isinstance(rate, NUMBERS):
+    if isinstance(rate, bool) or not isinstance(rate, NUMBER_TYPES):
         rule = "a rate is a number; the arguments are a tensor, a rate and a key, in this order"
         hint = "dropout(x, 0.1, key)"
-        if keys.is_key(rate):
+        if keys.is_prng_key(rate):
             raise TensorTypeError("the rate of dropout is a key", rule=rule, hint=hint)
-        raise wrong_number(TensorTypeError, "the rate of dropout", rate, rule=rule, hint=hint)
+        raise python_number_error(TensorTypeError, "the rate of dropout", rate, rule=rule, hint=hint)
     if not 0 <= rate < 1:
         raise ShapeError(
             f"the rate of dropout is {rate}",

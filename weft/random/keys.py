@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from ..core.errors import TensorTypeError
 
 
-def check(key: Any) -> None:
+def check_key(key: Any) -> None:
     """An error unless this is one key."""
-    if not is_key(key):
+    if not is_prng_key(key):
         shape = f"an array of shape {tuple(key.shape)}" if hasattr(key, "shape") else repr(key)
         raise TensorTypeError(
             f"{shape} is not a key",
@@ -21,7 +21,7 @@ def check(key: Any) -> None:
         )
 
 
-def is_key(key: Any) -> bool:
+def is_prng_key(key: Any) -> bool:
     """Whether this is one key of JAX's, of the new kind or the old."""
     if not isinstance(key, jax.Array):
         return False

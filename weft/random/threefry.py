@@ -24,9 +24,9 @@ from jax import lax
 from jax.extend.random import threefry2x32_p
 from jax.typing import ArrayLike, DTypeLike
 
-from ..core.collectives import vary, varying
+from ..core.collectives import pvary, varying_axes
 from ..core.errors import TensorTypeError
-from ..core.placement import known_dtype
+from ..core.placement import canonical_dtype
 
 Shape = tuple[int, ...]
 Starts = tuple[ArrayLike, ...]
@@ -48,8 +48,8 @@ def block_bits(key: jax.Array, shape: Shape, starts: Starts, sizes: Shape, bit_w
     high, low = threefry2x32_p.bind(*_key_words(key), *(word.reshape(-1) for word in index))
     # The primitive's result type forgets the mesh axes that its operands vary over (jax 0.10.2):
     # say them again, or shard_map takes the blocks of different devices for copies of one value.
-    axes = frozenset[str]().union(*(varying(x) for x in (key, *index)))
-    high, low = (vary(word, axes) for word in (high, low))
+    axes = frozenset[str]().union(*(varying_axes(x) for x in (key, *index)))
+    high, low = (pvary(word, axes) for word in (high, low))
     if dtype.itemsize == 8:
         return (high.astype(dtype) << jnp.asarray(32, dtype) | low.astype(dtype)).reshape(sizes)
     return (high ^ low).astype(dtype).reshape(sizes)
@@ -166,7 +166,7 @@ def _key_words(key: jax.Array) -> Words:
 
 
 def _available(dtype: DTypeLike, kind: type) -> np.dtype:
-    known_dtype(dtype)
+    canonical_dtype(dtype)
     if not jnp.issubdtype(dtype, kind):
         raise TensorTypeError(
             f"a draw of {jnp.dtype(dtype)}: it has to be {kind.__name__}",

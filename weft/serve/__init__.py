@@ -1,11 +1,11 @@
 """Serving: a model behind HTTP, for many at once."""
 
 from .engine import Engine as Engine
-from .engine import Full as Full
-from .engine import Job as Job
-from .engine import NotReady as NotReady
-from .engine import Piece as Piece
-from .http import app as app
+from .engine import EngineNotReady as EngineNotReady
+from .engine import EngineRequest as EngineRequest
+from .engine import QueueFull as QueueFull
+from .engine import TokenChunk as TokenChunk
+from .http import build_app as build_app
 from .server import Server as Server
-from .server import bound as bound
+from .server import listen_socket as listen_socket
 from .server import serve as serve

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from weft.data.tokenizers import text_after
+from weft.data.tokenizers import decode_continuation
 
-UNFINISHED = "\ufffd"  # what the first bytes of a character are read as
-BYTES = 4  # that a character has at most
-RUN = 24  # tokens after which an unfinished character is taken to stay so
+REPLACEMENT = "\ufffd"  # what the first bytes of a character are read as
+MAX_CHARACTER_BYTES = 4  # that a character has at most
+MAX_PENDING_TOKENS = 24  # tokens after which an unfinished character is taken to stay so
 
 
-class Reading:
+class Detokenizer:
     """The text of one answer as it grows.
 
     Args:
@@ -62,7 +62,7 @@ class Reading:
 
     def read(self, tokens: Sequence[int]) -> str:
         """The text of some tokens as part of an answer."""
-        return text_after(self.after, tokens, self.tokenizer)
+        return decode_continuation(self.after, tokens, self.tokenizer)
 
     def more(self, tokens: Sequence[int], logs: Sequence[float] = (), over: bool = False) -> str:
         """What can be shown now that was not shown before.
@@ -90,18 +90,18 @@ class Reading:
     def _read(self, token: int) -> None:
         """Read one token more, with the few before it that it may change; an answer may have thousands."""
         self._open.append(token)
-        text = text_after(self._before, self._open, self.tokenizer)
+        text = decode_continuation(self._before, self._open, self.tokenizer)
         self._whole = self._whole[: self._settled] + text
-        half, is_long = len(self._open) // 2, len(self._open) >= 2 * RUN
-        if half < 2 * BYTES or (text.endswith(UNFINISHED) and not is_long):
+        half, is_long = len(self._open) // 2, len(self._open) >= 2 * MAX_PENDING_TOKENS
+        if half < 2 * MAX_CHARACTER_BYTES or (text.endswith(REPLACEMENT) and not is_long):
             return
-        for at in range(half, half + BYTES):  # one of these is between two characters
+        for at in range(half, half + MAX_CHARACTER_BYTES):  # one of these is between two characters
             first, last = self._open[:at], self._open[at:]
             # Behind nothing a tokenizer drops a space.
             before = first if self.tokenizer.decode(first) else self._before
-            begun = text_after(self._before, first, self.tokenizer)
-            whole = begun + text_after(before, last, self.tokenizer)
-            if whole == text and (is_long or not begun.endswith(UNFINISHED)):
+            begun = decode_continuation(self._before, first, self.tokenizer)
+            whole = begun + decode_continuation(before, last, self.tokenizer)
+            if whole == text and (is_long or not begun.endswith(REPLACEMENT)):
                 self._settled += len(begun)
                 self._before, self._open = before, last
                 return
@@ -113,7 +113,7 @@ class Reading:
             self.text, self.stopped = text[: min(found)], True
             return
         if not over:
-            text = text.rstrip(UNFINISHED)
+            text = text.rstrip(REPLACEMENT)
             text = text[: len(text) - max((_begun(text, stop) for stop in self.stops), default=0)]
         if len(text) > len(self.text) or over:
             self.text = text

@@ -28,19 +28,19 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from weft.core.errors import ModelError
-from weft.generate import Ask, Beams, Speaker
-from weft.generate.attention_map import Viewer
-from weft.generate.config import NOTHING
-from weft.generate.generator import CONTINUED
-from weft.generate.requests import Sizes
+from weft.generate import Beams, GenerationConfig, TextGenerator
+from weft.generate.attention_map import AttentionMapper
+from weft.generate.batching import PaddedSizes
+from weft.generate.config import EMPTY_COMPLETION
+from weft.generate.generator import DEFAULT_MAX_TOKENS
 
-from .programs import Few, abstract, empty, ends
+from .programs import ServingPrograms, abstract_state, empty_state, slot_pair
 
-FEW = 4  # texts that are read, searched or scored at once
+PREFILL_ROWS = 4  # texts that are read, searched or scored at once
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenChunk:
     """What was said since the last one: tokens, the logarithms of their probabilities; whether it is all."""
 
     tokens: tuple[int, ...]
@@ -49,7 +49,7 @@ class Piece:
 
 
 @dataclass(eq=False)
-class Job:
+class EngineRequest:
     """One text of a request.
 
     Attributes:
@@ -64,7 +64,7 @@ class Job:
 
     kind: str
     tell: Callable[[Any], None]
-    ask: Ask = field(default_factory=Ask)
+    ask: GenerationConfig = field(default_factory=GenerationConfig)
     item: Any = None
     given: Any = None
     count: int = 0
@@ -76,11 +76,11 @@ class Job:
         return len(self.item.inputs or self.item.prompt[1:])  # the first of a prompt is START
 
 
-class Full(Exception):
+class QueueFull(Exception):
     """More waits than may."""
 
 
-class NotReady(Exception):
+class EngineNotReady(Exception):
     """It is starting or stopping, or has failed."""
 
 
@@ -97,7 +97,7 @@ class Engine:
 
     def __init__(
         self,
-        speaker: Speaker,
+        speaker: TextGenerator,
         *,
         rows: int | None = None,
         stride: int = 8,
@@ -106,15 +106,15 @@ class Engine:
     ):
         self.speaker, self.rows, self.stride = speaker, rows or speaker.rows, stride
         self.beams, self.most_waiting = beams or Beams(4), most_waiting
-        self.few = Few(speaker, min(FEW, self.rows))
-        self.whole = Few(speaker, self.few.rows, lengths=1)  # for scores: one program
-        self.viewer = Viewer(speaker) if speaker.translates else None
+        self.few = ServingPrograms(speaker, min(PREFILL_ROWS, self.rows))
+        self.whole = ServingPrograms(speaker, self.few.rows, lengths=1)  # for scores: one program
+        self.viewer = AttentionMapper(speaker) if speaker.translates else None
         self.status = "starting"
         self.failure: BaseException | None = None
         self.observe: Callable[[str, float], None] = lambda what, amount: None
-        self.slots: list[Job | None] = [None] * self.rows
-        self._waiting: deque[Job] = deque()
-        self._aside: deque[Job] = deque()
+        self.slots: list[EngineRequest | None] = [None] * self.rows
+        self._waiting: deque[EngineRequest] = deque()
+        self._aside: deque[EngineRequest] = deque()
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="weft engine", daemon=True)
         self._state: Any = None
@@ -134,13 +134,15 @@ class Engine:
 
     # For those who ask
 
-    def say(self, text: str, ask: Ask, tell: Callable[[Any], None], number: int = 0) -> Job:
+    def say(
+        self, text: str, ask: GenerationConfig, tell: Callable[[Any], None], number: int = 0
+    ) -> EngineRequest:
         """A text that is to be said, or searched if it asks for beams."""
         ids = len(self.speaker.tokenizer.encode(text))
         longest, limit = self.speaker.longest, ask.limit
         room = longest - 1 - ids if not self.speaker.translates else longest
         if limit is None and not self.speaker.translates:
-            limit = max(1, min(CONTINUED, room))
+            limit = max(1, min(DEFAULT_MAX_TOKENS, room))
         if ids > longest - 1 or (limit or 1) > room:
             what = f"text {number + 1} has {ids} tokens" + (f" and {limit} are to follow" if limit else "")
             raise ModelError(
@@ -151,32 +153,32 @@ class Engine:
                 hint="a shorter text, or fewer tokens",
             )
         kind = "say" if ask.beams is None else "search"
-        return Job(kind, tell, ask, self.speaker.item(number, text, limit))
+        return EngineRequest(kind, tell, ask, self.speaker.item(number, text, limit))
 
-    def score(self, text: str, target: str, tell: Callable[[Any], None], number: int = 0) -> Job:
+    def score(self, text: str, target: str, tell: Callable[[Any], None], number: int = 0) -> EngineRequest:
         """A text that is to be scored; how likely each token is, is told."""
         self.speaker.pair(number, text, target)  # an error if it is too long
-        return Job("score", tell, given=(text, target))
+        return EngineRequest("score", tell, given=(text, target))
 
-    def view(self, text: str, tokens: Sequence[int], tell: Callable[[Any], None]) -> Job:
+    def view(self, text: str, tokens: Sequence[int], tell: Callable[[Any], None]) -> EngineRequest:
         """What tokens of a translation look at; a table of weights is told."""
-        return Job("view", tell, given=(text, tuple(tokens)))
+        return EngineRequest("view", tell, given=(text, tuple(tokens)))
 
-    def ask(self, jobs: Sequence[Job]) -> None:
+    def ask(self, jobs: Sequence[EngineRequest]) -> None:
         """Let jobs wait for their turn, all or none of them."""
         with self._news:
             if self.status != "ready":
-                raise NotReady(self.status)
+                raise EngineNotReady(self.status)
             if self.waiting + len(jobs) > self.most_waiting:
-                raise Full(f"{self.waiting} texts wait, of at most {self.most_waiting}")
+                raise QueueFull(f"{self.waiting} texts wait, of at most {self.most_waiting}")
             for job in jobs:
                 if job.item is not None and not job.item.limit:  # a blank text has an empty translation
-                    job.tell(NOTHING if job.kind == "search" else Piece((), (), True))
+                    job.tell(EMPTY_COMPLETION if job.kind == "search" else TokenChunk((), (), True))
                 else:
                     (self._waiting if job.kind == "say" else self._aside).append(job)
             self._news.notify()
 
-    def leave(self, jobs: Sequence[Job]) -> None:
+    def leave(self, jobs: Sequence[EngineRequest]) -> None:
         """Nobody waits for these any more: their slots and places in the queue are free."""
         with self._news:
             for job in jobs:
@@ -237,7 +239,7 @@ class Engine:
             self.failure = error
             self._become("failed")
             return
-        self._like = abstract(self._state)
+        self._like = abstract_state(self._state)
         self._become("ready")
         self._compiler.start()
         while self._something():
@@ -270,10 +272,14 @@ class Engine:
             filled: dict[str, Any] = {"inputs" if self.speaker.translates else "prompt": (pad,) * size}
             rows.append(dataclasses.replace(item, limit=1, **filled))
         works: list[Callable[[], None]] = [functools.partial(self._try, one) for one in rows]
-        works += [functools.partial(self._search, [Job("search", _nobody, Ask(beams=self.beams), rows[0])])]
-        works += [functools.partial(self._score, [Job("score", _nobody, given=("", ""))])]
+        works += [
+            functools.partial(
+                self._search, [EngineRequest("search", _nobody, GenerationConfig(beams=self.beams), rows[0])]
+            )
+        ]
+        works += [functools.partial(self._score, [EngineRequest("score", _nobody, given=("", ""))])]
         if self.viewer is not None:
-            works += [functools.partial(self._view, [Job("view", _nobody, given=("", [pad]))])]
+            works += [functools.partial(self._view, [EngineRequest("view", _nobody, given=("", [pad]))])]
         for work in works:
             if self.status == "starting":  # it may have been told to stop
                 work()
@@ -284,7 +290,7 @@ class Engine:
         models = self.speaker.models
         try:
             if smaller:
-                self.few.move.compile(models, self._like, ends(0, 0))
+                self.few.move.compile(models, self._like, slot_pair(0, 0))
             for count in smaller:
                 if self.status != "ready":
                     break
@@ -296,7 +302,7 @@ class Engine:
             self._compiled.set()
 
     def _try(self, item: Any) -> None:
-        self._put([Job("say", _nobody, item=item)], [0])
+        self._put([EngineRequest("say", _nobody, item=item)], [0])
         self._speak()
 
     def _turn(self) -> None:
@@ -311,7 +317,7 @@ class Engine:
         if some:
             began = time.monotonic()
             try:
-                ASIDE[some[0].kind](self, some)
+                BATCH_HANDLERS[some[0].kind](self, some)
             except Exception as error:  # the slots are as they were
                 traceback.print_exc(file=sys.stderr)
                 _fail(some, error)
@@ -334,18 +340,20 @@ class Engine:
         self.observe("prefill", time.monotonic() - began)
         return True
 
-    def _taken(self, waiting: deque[Job], most: int, like: Callable[[Job], Any]) -> list[Job]:
+    def _taken(
+        self, waiting: deque[EngineRequest], most: int, like: Callable[[EngineRequest], Any]
+    ) -> list[EngineRequest]:
         """The first that wait, of one kind."""
-        some: list[Job] = []
+        some: list[EngineRequest] = []
         with self._news:
             while waiting and len(some) < most and (not some or like(waiting[0]) == like(some[0])):
                 some.append(waiting.popleft())
         return some
 
-    def _put(self, jobs: Sequence[Job], slots: Sequence[int]) -> None:
+    def _put(self, jobs: Sequence[EngineRequest], slots: Sequence[int]) -> None:
         new = self.few.begun([job.item for job in jobs], [job.ask for job in jobs])
         if self._state is None:
-            self._state = empty(new, self.rows)
+            self._state = empty_state(new, self.rows)
         self._state = self.few.put(self._state, new, slots)
 
     def _fit(self) -> int:
@@ -354,7 +362,7 @@ class Engine:
         behind = [n for n in range(count, self.rows) if self.slots[n] is not None]
         free = [n for n in range(count) if self.slots[n] is None]
         for source, target in zip(behind, free, strict=False):
-            self._state = self.few.move(self.speaker.models, self._state, ends(source, target))
+            self._state = self.few.move(self.speaker.models, self._state, slot_pair(source, target))
             self.slots[source], self.slots[target] = None, self.slots[source]
         return count
 
@@ -371,29 +379,29 @@ class Engine:
             if over:
                 self.slots[n] = None
             self.observe("said", new.stop - new.start)
-            job.tell(Piece(tuple(said[n, new].tolist()), tuple(logs[n, new].tolist()), over))
+            job.tell(TokenChunk(tuple(said[n, new].tolist()), tuple(logs[n, new].tolist()), over))
 
-    def _search(self, jobs: Sequence[Job]) -> None:
+    def _search(self, jobs: Sequence[EngineRequest]) -> None:
         # A row of a search depends on its own limit alone: texts with different ones go together.
         items = [job.item for job in jobs]
-        sizes = Sizes(*map(max, zip(*map(self.few.sizes, items), strict=True)))
+        sizes = PaddedSizes(*map(max, zip(*map(self.few.sizes, items), strict=True)))
         found = self.few.answers(items, sizes, jobs[0].ask)
         for job, one in zip(jobs, found, strict=True):
             self.observe("said", len(one.tokens))
             job.tell(one)
 
-    def _score(self, jobs: Sequence[Job]) -> None:
+    def _score(self, jobs: Sequence[EngineRequest]) -> None:
         found = self.whole.score([job.given for job in jobs])
         for job, logs in zip(jobs, found, strict=True):
             job.tell(logs)
 
-    def _view(self, jobs: Sequence[Job]) -> None:
+    def _view(self, jobs: Sequence[EngineRequest]) -> None:
         assert self.viewer is not None
         for job in jobs:
             job.tell(self.viewer.view(*job.given))
 
 
-ASIDE: dict[str, Callable[[Engine, Sequence[Job]], None]] = {
+BATCH_HANDLERS: dict[str, Callable[[Engine, Sequence[EngineRequest]], None]] = {
     "search": Engine._search,
     "score": Engine._score,
     "view": Engine._view,
@@ -404,6 +412,6 @@ def _nobody(_: Any) -> None:
     """Who asks when programs are warmed up."""
 
 
-def _fail(jobs: Sequence[Job], error: Exception) -> None:
+def _fail(jobs: Sequence[EngineRequest], error: Exception) -> None:
     for job in jobs:
         job.tell(error)

@@ -13,15 +13,15 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from .schema import Refused
+from .schema import APIError
 
-CLOSE = {"Connection": "close", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-DRAINED = 16  # times its limit: how much of a body is read, and thrown away
-DIGITS = 20  # of any length there may be; Python reads no number of thousands of digits
-LINGER = 1.0  # seconds for which it is, after the response
+CLOSE_HEADERS = {"Connection": "close", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+DRAIN_FACTOR = 16  # times its limit: how much of a body is read, and thrown away
+MAX_LENGTH_DIGITS = 20  # of any length there may be; Python reads no number of thousands of digits
+DRAIN_SECONDS = 1.0  # seconds for which it is, after the response
 
 
-class Framing:
+class FramingMiddleware:
     """ASGI middleware.
 
     Args:
@@ -40,8 +40,8 @@ class Framing:
             rule = "the end of a body is given by one of them"
             await _reject(send, f"the request has Content-Length and Transfer-Encoding; {rule}", 400)
             await _end(send)
-        elif lengths and (len(lengths[0]) > DIGITS or int(lengths[0]) > self.body_limit):
-            size = lengths[0][:DIGITS].decode("ascii")
+        elif lengths and (len(lengths[0]) > MAX_LENGTH_DIGITS or int(lengths[0]) > self.body_limit):
+            size = lengths[0][:MAX_LENGTH_DIGITS].decode("ascii")
             await _reject(send, f"the body has {size} bytes; at most {self.body_limit} bytes are read", 413)
             await self._drain(receive)
             await _end(send)
@@ -53,8 +53,8 @@ class Framing:
         told that it is broken, and might not see the response."""
         size, more = 0, True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER):
-                while more and size <= DRAINED * self.body_limit:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while more and size <= DRAIN_FACTOR * self.body_limit:
                     message = await receive()
                     size += len(message.get("body", b""))
                     more = message.get("more_body", False)
@@ -62,7 +62,7 @@ class Framing:
 
 async def _reject(send: Any, message: str, status: int) -> None:
     """Send the complete response; the connection is closed by `_end`."""
-    response = JSONResponse(Refused(status, message).body, status, CLOSE)
+    response = JSONResponse(APIError(status, message).body, status, CLOSE_HEADERS)
     await send({"type": "http.response.start", "status": status, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
 

@@ -23,26 +23,26 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from weft.core.errors import WeftError
-from weft.generate import Ask, Said, Speaker
+from weft.generate import Completion, GenerationConfig, TextGenerator
 
-from .detokenizer import Reading
-from .engine import Engine, Job
-from .framing import DRAINED, Framing
-from .metrics import Metrics
-from .middleware import Door
-from .schema import COMPLETIONS, SCORE, TRANSLATE, Field, Refused, listed, read
-from .session import Asking, unless_gone
+from .detokenizer import Detokenizer
+from .engine import Engine, EngineRequest
+from .framing import DRAIN_FACTOR, FramingMiddleware
+from .metrics import ServerMetrics
+from .middleware import MetricsMiddleware
+from .schema import COMPLETIONS, SCORE, TRANSLATE, APIError, SchemaField, as_list, parse_body
+from .session import RequestSession, cancel_on_disconnect
 
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-TOO_LONG = "context_length_exceeded"  # OpenAI's code
-PLAIN = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # OpenAI's code
+RESPONSE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-def app(
-    model: Speaker | Engine,
+def build_app(
+    model: TextGenerator | Engine,
     *,
     name: str = "weft",
     token: str | None = None,
@@ -62,7 +62,7 @@ def app(
     """
     given = isinstance(model, Engine)
     runs = model if isinstance(model, Engine) else Engine(model, **engine)
-    paths = Paths(runs, name, token, timeout, body_limit)
+    paths = Handlers(runs, name, token, timeout, body_limit)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -86,23 +86,23 @@ def app(
         routes=routes,
         lifespan=lifespan,
         middleware=[
-            Middleware(Door, metrics=paths.metrics, known=known, timeout=timeout),
-            Middleware(Framing, body_limit=body_limit),
+            Middleware(MetricsMiddleware, metrics=paths.metrics, known=known, timeout=timeout),
+            Middleware(FramingMiddleware, body_limit=body_limit),
         ],
-        exception_handlers={Refused: _refused, HTTPException: _unknown, Exception: _broken},
+        exception_handlers={APIError: _refused, HTTPException: _unknown, Exception: _broken},
     )
     made.router.redirect_slashes = False
     made.state.engine = runs
     return made
 
 
-class Paths:
+class Handlers:
     """What is done at each path."""
 
     def __init__(self, engine: Engine, name: str, token: str | None, timeout: float, body_limit: int):
         self.engine, self.name, self.token = engine, name, token
         self.timeout, self.body_limit = timeout, body_limit
-        self.metrics = Metrics(engine)
+        self.metrics = ServerMetrics(engine)
         self._page = resources.files("weft.serve").joinpath("page.html").read_text(encoding="utf-8")
 
     # Without asking the engine
@@ -114,25 +114,26 @@ class Paths:
         kind |= {"token": self.token is not None, "name": self.name}
         data = json.dumps(kind).replace("<", "\\u003c")
         return HTMLResponse(
-            self._page.replace("{{data}}", data), headers={**PLAIN, "Content-Security-Policy": POLICY}
+            self._page.replace("{{data}}", data),
+            headers={**RESPONSE_HEADERS, "Content-Security-Policy": CONTENT_SECURITY_POLICY},
         )
 
     async def health(self, request: Request) -> Response:
         """Whether requests are answered."""
         self._check_host(request)
         status = self.engine.status
-        return JSONResponse({"status": status}, 200 if status == "ready" else 503, PLAIN)
+        return JSONResponse({"status": status}, 200 if status == "ready" else 503, RESPONSE_HEADERS)
 
     async def numbers(self, request: Request) -> Response:
         """What Prometheus asks for."""
         self._check(request)
-        return Response(self.metrics.text(), headers={**PLAIN, "Content-Type": self.metrics.type})
+        return Response(self.metrics.text(), headers={**RESPONSE_HEADERS, "Content-Type": self.metrics.type})
 
     async def models(self, request: Request) -> Response:
         """The one model that there is."""
         self._check(request)
         one = {"id": self.name, "object": "model", "created": 0, "owned_by": "weft"}
-        return JSONResponse({"object": "list", "data": [one]}, headers=PLAIN)
+        return JSONResponse({"object": "list", "data": [one]}, headers=RESPONSE_HEADERS)
 
     # Asking it
 
@@ -140,7 +141,7 @@ class Paths:
         """What follows a text, or translates it, in OpenAI's words."""
         given = await self._given(request, COMPLETIONS)
         self._check_model(given["model"])
-        prompts, n = listed(given["prompt"]), given["n"]
+        prompts, n = as_list(given["prompt"]), given["n"]
         self._check_best("n", n, given["beams"])
         _check_search(given)
         seed = given["seed"] if given["seed"] is not None else secrets.randbelow(2**63)
@@ -158,10 +159,10 @@ class Paths:
             "created": int(time.time()),
             "model": self.name,
         }
-        talk = Talk(self, ask, prompts, listed(given["stop"]), n)
+        talk = CompletionStream(self, ask, prompts, as_list(given["stop"]), n)
         sent = [0] * len(prompts)  # how many tokens of each text the client was told of, in a stream
 
-        def choice(one: Told, whole: bool, k: int = 0) -> dict[str, Any]:
+        def choice(one: CompletionDelta, whole: bool, k: int = 0) -> dict[str, Any]:
             logs = None
             if given["logprobs"] is not None and given["beams"] in (None, 1):
                 logs = one.logprobs(sent[one.index])
@@ -196,12 +197,12 @@ class Paths:
         """Translations of texts, by the likeliest tokens or by a beam search."""
         given = await self._given(request, TRANSLATE)
         if not self.engine.speaker.translates:
-            raise Refused(400, "this model goes on with texts: POST /v1/completions")
+            raise APIError(400, "this model goes on with texts: POST /v1/completions")
         self._check_best("best", given["best"], given["beams"])
-        texts = listed(given["text"])
-        talk = Talk(self, self._ask(given), texts, [], given["best"])
+        texts = as_list(given["text"])
+        talk = CompletionStream(self, self._ask(given), texts, [], given["best"])
 
-        def result(one: Told) -> dict[str, Any]:
+        def result(one: CompletionDelta) -> dict[str, Any]:
             return {
                 "text": one.reading.text,
                 "score": one.score if one.score is not None else sum(one.reading.logs),
@@ -213,10 +214,10 @@ class Paths:
                 ],
             }
 
-        async def seen(one: Told) -> dict[str, Any]:
+        async def seen(one: CompletionDelta) -> dict[str, Any]:
             if not given["attention"]:
                 return {}
-            with Asking(self.engine, talk.asking.until) as asking:
+            with RequestSession(self.engine, talk.asking.until) as asking:
                 asking.ask([self.engine.view(texts[one.index], one.reading.tokens, asking.tell(0))])
                 return {"attention": dataclasses.asdict((await asking.results())[0])}
 
@@ -240,14 +241,14 @@ class Paths:
     async def score(self, request: Request) -> Response:
         """How likely given texts are."""
         given = await self._given(request, SCORE)
-        texts, targets = listed(given["text"]), listed(given["target"])
+        texts, targets = as_list(given["text"]), as_list(given["target"])
         if len(texts) != len(targets):
             counts = f"{len(texts)} texts and {len(targets)} targets"
             message = f"{counts}; each text is to have one target"
-            raise Refused(400, message, param="target", code="invalid_value")
-        asking = Asking(self.engine, asyncio.get_running_loop().time() + self.timeout)
+            raise APIError(400, message, param="target", code="invalid_value")
+        asking = RequestSession(self.engine, asyncio.get_running_loop().time() + self.timeout)
         pairs = enumerate(zip(texts, targets, strict=True))
-        with _told_to_client("target", TOO_LONG):
+        with _told_to_client("target", CONTEXT_LENGTH_EXCEEDED):
             jobs = [self.engine.score(*pair, asking.tell(n), n) for n, pair in pairs]
 
         async def whole() -> Any:
@@ -268,7 +269,7 @@ class Paths:
             kind, _, token = given.partition(" ")
             same = hmac.compare_digest(token.strip().encode(), self.token.encode())
             if kind.lower() != "bearer" or not same:
-                raise Refused(
+                raise APIError(
                     401,
                     "this server wants a token: Authorization: Bearer TOKEN",
                     headers={"WWW-Authenticate": "Bearer"},
@@ -276,7 +277,7 @@ class Paths:
                 )
         origin = request.headers.get("origin")
         if origin is not None and not _is_of(origin, request.headers.get("host")):
-            raise Refused(403, f"a page of {origin[:100]} may not ask this server", "permission_error")
+            raise APIError(403, f"a page of {origin[:100]} may not ask this server", "permission_error")
 
     def _check_host(self, request: Request) -> None:
         """An error if another site's name leads here: its pages could then ask, and read the answers."""
@@ -284,74 +285,79 @@ class Paths:
         local = request.scope.get("state", {}).get("local", False)
         if local and self.token is None and not _is_local(host):
             rule = "without a token this server answers to localhost, 127.0.0.1 and [::1]"
-            raise Refused(403, f"the Host is {host[:100]}; {rule}", "permission_error")
+            raise APIError(403, f"the Host is {host[:100]}; {rule}", "permission_error")
 
-    async def _given(self, request: Request, fields: Mapping[str, Field]) -> dict[str, Any]:
+    async def _given(self, request: Request, fields: Mapping[str, SchemaField]) -> dict[str, Any]:
         self._check(request)
         parts, size = [], 0
         try:
             async with asyncio.timeout(self.timeout):
                 async for part in request.stream():
                     size += len(part)
-                    if size > DRAINED * self.body_limit:
+                    if size > DRAIN_FACTOR * self.body_limit:
                         break
                     if size <= self.body_limit:
                         parts.append(part)
         except ClientDisconnect:
-            raise Refused(499, "the client left before it had asked") from None
+            raise APIError(499, "the client left before it had asked") from None
         except TimeoutError:
-            raise Refused(408, "the request took too long to arrive", code="timeout") from None
+            raise APIError(408, "the request took too long to arrive", code="timeout") from None
         if size > self.body_limit:
-            raise Refused(413, f"the body has more than {self.body_limit} bytes")
-        return read(b"".join(parts), fields)
+            raise APIError(413, f"the body has more than {self.body_limit} bytes")
+        return parse_body(b"".join(parts), fields)
 
     def _check_model(self, name: str | None) -> None:
         """An error if a request names a model other than the one that is served."""
         if name is not None and name != self.name:
             message = f"the model {name[:100]!r} does not exist; this server has {self.name!r}"
-            raise Refused(404, message, param="model", code="model_not_found")
+            raise APIError(404, message, param="model", code="model_not_found")
 
     def _check_best(self, name: str, best: int, beams: int | None) -> None:
         size = self.engine.beams.size
         if beams not in (None, 1, size):
             message = f"beams is {beams}; it is to be 1 or {size}"
-            raise Refused(400, message, param="beams", code="invalid_value")
+            raise APIError(400, message, param="beams", code="invalid_value")
         if best > (beams or 1):
             known = f"it is to be at most as many as beams, which may be {size}"
-            raise Refused(400, f"{name} is {best}; {known}", param=name, code="invalid_value")
+            raise APIError(400, f"{name} is {best}; {known}", param=name, code="invalid_value")
 
-    def _ask(self, given: Mapping[str, Any], **more: Any) -> Ask:
+    def _ask(self, given: Mapping[str, Any], **more: Any) -> GenerationConfig:
         beams = self.engine.beams if (given["beams"] or 1) > 1 else None
         with _told_to_client(None):
-            return Ask(limit=given["max_tokens"], beams=beams, **more)
+            return GenerationConfig(limit=given["max_tokens"], beams=beams, **more)
 
     async def _answer(
-        self, request: Request, stream: bool, talk: Talk, lines: Callable[[], Any], whole: Callable[[], Any]
+        self,
+        request: Request,
+        stream: bool,
+        talk: CompletionStream,
+        lines: Callable[[], Any],
+        whole: Callable[[], Any],
     ) -> Response:
         if not stream:
             return await self._whole(request, whole)
         talk.begin()  # an error of it still has a code of its own
-        return Live(lines, talk)
+        return EventStreamResponse(lines, talk)
 
     async def _whole(self, request: Request, whole: Callable[[], Any]) -> Response:
-        answer = await unless_gone(whole(), request.receive)
+        answer = await cancel_on_disconnect(whole(), request.receive)
         if answer is None:
             return Response(status_code=499)
-        return JSONResponse(answer, headers=PLAIN)
+        return JSONResponse(answer, headers=RESPONSE_HEADERS)
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class CompletionDelta:
     """Something new about one text: what was said since, and why it is over, if it is."""
 
     index: int
-    reading: Reading
+    reading: Detokenizer
     text: str
     finish: str | None
     score: float | None = None
-    others: tuple[Told, ...] = ()
+    others: tuple[CompletionDelta, ...] = ()
 
-    def best(self, count: int) -> list[Told]:
+    def best(self, count: int) -> list[CompletionDelta]:
         """It, and the next best ones of a search."""
         return [self, *self.others][:count]
 
@@ -366,23 +372,25 @@ class Told:
         }
 
 
-class Talk:
+class CompletionStream:
     """Texts of a request that are said or searched, and as many of a search as the client gets."""
 
-    def __init__(self, paths: Paths, ask: Ask, texts: list[str], stops: list[str], best: int = 1):
+    def __init__(
+        self, paths: Handlers, ask: GenerationConfig, texts: list[str], stops: list[str], best: int = 1
+    ):
         self.paths, self.ask, self.stops, self.best = paths, ask, stops, best
-        self.asking = Asking(paths.engine, asyncio.get_running_loop().time() + paths.timeout)
+        self.asking = RequestSession(paths.engine, asyncio.get_running_loop().time() + paths.timeout)
         engine = paths.engine
-        with _told_to_client(None, TOO_LONG):
-            self.jobs: list[Job] = [
+        with _told_to_client(None, CONTEXT_LENGTH_EXCEEDED):
+            self.jobs: list[EngineRequest] = [
                 engine.say(text, ask, self.asking.tell(n), n) for n, text in enumerate(texts)
             ]
         self.readings = [self._reading(job) for job in self.jobs]
-        self._others: list[Reading] = []
+        self._others: list[Detokenizer] = []
         self._begun, self._since = False, time.monotonic()
 
-    def _reading(self, job: Job) -> Reading:
-        return Reading(self.paths.engine.speaker.tokenizer, self.ask.ends, self.stops, job.item.last)
+    def _reading(self, job: EngineRequest) -> Detokenizer:
+        return Detokenizer(self.paths.engine.speaker.tokenizer, self.ask.ends, self.stops, job.item.last)
 
     def begin(self) -> None:
         """Ask the engine, once."""
@@ -391,7 +399,7 @@ class Talk:
             self.asking.ask(self.jobs)
             self.paths.metrics.observe("read", sum(job.prompt for job in self.jobs))
 
-    async def told(self) -> AsyncIterator[Told]:
+    async def told(self) -> AsyncIterator[CompletionDelta]:
         """What is told of all texts, until they are over."""
         with self.asking:
             self.begin()
@@ -400,22 +408,26 @@ class Talk:
                 if first:
                     self.paths.metrics.first.observe(time.monotonic() - self._since)
                     first = False
-                yield self._searched(index, event) if isinstance(event, Said) else self._said(index, event)
+                yield (
+                    self._searched(index, event)
+                    if isinstance(event, Completion)
+                    else self._said(index, event)
+                )
 
-    def _said(self, index: int, event: Any) -> Told:
+    def _said(self, index: int, event: Any) -> CompletionDelta:
         reading = self.readings[index]
         text = reading.more(event.tokens, event.logs, event.over)
         if reading.stopped:
             self.asking.over(index)
         finish = _finish(reading) if event.over or reading.stopped else None
-        return Told(index, reading, text, finish)
+        return CompletionDelta(index, reading, text, finish)
 
-    def _searched(self, index: int, said: Said) -> Told:
+    def _searched(self, index: int, said: Completion) -> CompletionDelta:
         every = []
         for n, one in enumerate((said, *said.others)):
             reading = self.readings[index] if n == 0 else self._reading(self.jobs[index])
             text = reading.more(one.tokens, (), True)
-            every.append(Told(index, reading, text, _finish(reading), one.score))
+            every.append(CompletionDelta(index, reading, text, _finish(reading), one.score))
         self._others += [one.reading for one in every[1 : self.best]]
         return dataclasses.replace(every[0], others=tuple(every[1:]))
 
@@ -426,13 +438,13 @@ class Talk:
         return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
 
 
-class Live(Response):
+class EventStreamResponse(Response):
     """An answer that is sent as it is said: server-sent events."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, lines: Callable[[], AsyncGenerator[Any, None]], talk: Talk):
-        super().__init__(headers={**PLAIN, "X-Accel-Buffering": "no"})
+    def __init__(self, lines: Callable[[], AsyncGenerator[Any, None]], talk: CompletionStream):
+        super().__init__(headers={**RESPONSE_HEADERS, "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self.lines, self.talk = lines, talk
 
@@ -446,7 +458,7 @@ class Live(Response):
                     async for line in lines:
                         await body(json.dumps(line))
                 await body("[DONE]")
-            except Refused as error:
+            except APIError as error:
                 await body(json.dumps(error.body))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -456,7 +468,7 @@ class Live(Response):
             )
 
         with self.talk.asking:
-            await unless_gone(write(), receive)
+            await cancel_on_disconnect(write(), receive)
 
 
 def _is_of(origin: str, host: str | None) -> bool:
@@ -483,10 +495,10 @@ def _check_search(given: Mapping[str, Any]) -> None:
     if wrong and (given["beams"] or 1) > 1:
         rule = "a search takes the likeliest texts; nothing is drawn or made less likely"
         message = f"beams is {given['beams']} with {' and '.join(wrong)}; {rule}"
-        raise Refused(400, message, param=wrong[0], code="invalid_value")
+        raise APIError(400, message, param=wrong[0], code="invalid_value")
 
 
-def _finish(reading: Reading) -> str:
+def _finish(reading: Detokenizer) -> str:
     return "length" if reading.tokens and not (reading.stopped or reading.ended) else "stop"
 
 
@@ -497,11 +509,11 @@ def _told_to_client(param: str | None, code: str | None = None) -> Any:
         yield
     except WeftError as error:
         hint = f" (hint: {error.hint})" if error.hint else ""
-        raise Refused(400, f"{error.fact}; {error.rule}{hint}", param=param, code=code) from None
+        raise APIError(400, f"{error.fact}; {error.rule}{hint}", param=param, code=code) from None
 
 
 async def _refused(_: Request, error: Any) -> Response:
-    return JSONResponse(error.body, error.status, {**PLAIN, **(error.headers or {})})
+    return JSONResponse(error.body, error.status, {**RESPONSE_HEADERS, **(error.headers or {})})
 
 
 async def _unknown(request: Request, error: Any) -> Response:
@@ -511,8 +523,8 @@ async def _unknown(request: Request, error: Any) -> Response:
         405: (f"{path} does not answer {request.method[:20]}", "method_not_supported"),
     }
     message, code = known.get(status, (error.detail, None))
-    return await _refused(request, Refused(status, message, headers=error.headers, code=code))
+    return await _refused(request, APIError(status, message, headers=error.headers, code=code))
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return await _refused(request, Refused(500, "the server failed; its log says why", "server_error"))
+    return await _refused(request, APIError(500, "the server failed; its log says why", "server_error"))

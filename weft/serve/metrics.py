@@ -28,7 +28,7 @@ GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
 }
 
 
-class Metrics:
+class ServerMetrics:
     """The numbers of one server, in a registry of their own.
 
     Args:

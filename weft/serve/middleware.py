@@ -7,14 +7,14 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from .metrics import Metrics
+from .metrics import ServerMetrics
 
 
 class _Stuck(Exception):
     """The client does not read."""
 
 
-class Door:
+class MetricsMiddleware:
     """ASGI middleware.
 
     Args:
@@ -24,7 +24,7 @@ class Door:
       timeout: how many seconds a client may take to read on.
     """
 
-    def __init__(self, app: Any, *, metrics: Metrics, known: Collection[str], timeout: float):
+    def __init__(self, app: Any, *, metrics: ServerMetrics, known: Collection[str], timeout: float):
         self.app, self.metrics, self.known, self.timeout = app, metrics, known, timeout
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -18,16 +18,16 @@ import jax
 import numpy as np
 
 import weft as wf
-from weft.generate import Kept, Rows, Speaker, State, admit, begin, speak
-from weft.generate.generator import SIZES
-from weft.generate.requests import Item, Sizes, ready
+from weft.generate import DecodeState, KVCache, RowSettings, TextGenerator, decode, insert, prefill
+from weft.generate.batching import PaddedSizes, PromptRow, pad_batch
+from weft.generate.generator import LENGTH_BUCKETS
 from weft.models import Batch
 
-LENGTHS = 3  # how many lengths texts are filled up to
+BUCKET_COUNT = 3  # how many lengths texts are filled up to
 ROW_COUNTS = (1, 4, 16)  # the decode step is compiled for these, if the state has more rows
 
 
-class Few(Speaker):
+class ServingPrograms(TextGenerator):
     """A speaker of few rows, whose texts are filled up to few lengths, and whose states are all of one size.
 
     Args:
@@ -36,38 +36,38 @@ class Few(Speaker):
       lengths: how many lengths texts are filled up to.
     """
 
-    def __init__(self, speaker: Speaker, rows: int, lengths: int = LENGTHS):
+    def __init__(self, speaker: TextGenerator, rows: int, lengths: int = BUCKET_COUNT):
         place = speaker.mesh, speaker.layout
         super().__init__(speaker.models, speaker.tokenizer, *place, rows=rows, longest=speaker.longest)
-        self.lengths = (*[n for n in SIZES if n < self.longest][: lengths - 1], self.longest)
+        self.lengths = (*[n for n in LENGTH_BUCKETS if n < self.longest][: lengths - 1], self.longest)
         memory = self.longest if self.translates else 0
 
-        def begun(models: Sequence[Any], batch: Batch, rows: Rows, room: int) -> State:
-            state = begin(models, batch, rows, room)
+        def begun(models: Sequence[Any], batch: Batch, rows: RowSettings, room: int) -> DecodeState:
+            state = prefill(models, batch, rows, room)
             return dataclasses.replace(state, kept=tuple(_filled(kept, memory) for kept in state.kept))
 
         self.begin = wf.spmd(begun, *place, static=("room",))
-        self.admit = wf.spmd(admitted, *place, donate=("state",))
-        self.advance = wf.spmd(advanced, *place, static=("count", "steps"), donate=("state",))
-        self.move = wf.spmd(moved, *place, donate=("state",))
+        self.admit = wf.spmd(insert_rows, *place, donate=("state",))
+        self.advance = wf.spmd(decode_rows, *place, static=("count", "steps"), donate=("state",))
+        self.move = wf.spmd(move_row, *place, donate=("state",))
 
     def size(self, count: int) -> int:
         """The length that a row of so many tokens is filled up to."""
         return next(n for n in self.lengths if n >= count)
 
-    def sizes(self, item: Item) -> Sizes:
+    def sizes(self, item: PromptRow) -> PaddedSizes:
         """To how many places a row is filled up."""
         if self.translates:
-            return Sizes(self.size(len(item.inputs)), 1, self.longest)
-        return Sizes(0, self.size(len(item.prompt)), self.longest)
+            return PaddedSizes(self.size(len(item.inputs)), 1, self.longest)
+        return PaddedSizes(0, self.size(len(item.prompt)), self.longest)
 
-    def begun(self, items: Sequence[Item], asks: Sequence[Any]) -> State:
+    def begun(self, items: Sequence[PromptRow], asks: Sequence[Any]) -> DecodeState:
         """The rows of some texts, no more than there are rows."""
-        sizes = Sizes(*map(max, zip(*map(self.sizes, items), strict=True)))
-        batch, rows = ready(items, asks, self.rows, sizes, self.tokenizer)
+        sizes = PaddedSizes(*map(max, zip(*map(self.sizes, items), strict=True)))
+        batch, rows = pad_batch(items, asks, self.rows, sizes, self.tokenizer)
         return self.begin(self.models, batch, rows, self.longest)
 
-    def put(self, state: State, new: State, slots: Sequence[int]) -> State:
+    def put(self, state: DecodeState, new: DecodeState, slots: Sequence[int]) -> DecodeState:
         """The first of the new rows in some slots of a state."""
         places = [*slots, *[slots[0]] * (self.rows - len(slots))]
         slots_of = wf.tensor(np.array(places, np.int32), [wf.Dim("batch", self.rows)])
@@ -84,7 +84,7 @@ class Few(Speaker):
         return (rows,) if split else (*(n for n in ROW_COUNTS if n < rows), rows)
 
 
-def _filled(kept: Kept, memory: int) -> Kept:
+def _filled(kept: KVCache, memory: int) -> KVCache:
     """What an encoder has read, filled up with places that are not seen."""
     if not memory:
         return kept
@@ -100,7 +100,7 @@ def _filled(kept: Kept, memory: int) -> Kept:
     return dataclasses.replace(kept, layers=tuple(layers), memory_seen=filled(kept.memory_seen))
 
 
-def admitted(models: Sequence[Any], state: State, new: State, slots: Any) -> State:
+def insert_rows(models: Sequence[Any], state: DecodeState, new: DecodeState, slots: Any) -> DecodeState:
     """The state with new rows, each in its slot; of several for one slot, the first stays.
 
     Nothing is asked of the models; they are here so that every rule of their layout has a dim.
@@ -108,20 +108,20 @@ def admitted(models: Sequence[Any], state: State, new: State, slots: Any) -> Sta
     (batch,) = new.token.dims
     for n in reversed(range(batch.size)):
         row = jax.tree.map(lambda t, n=n: t["batch", n : n + 1], new, is_leaf=wf.is_tensor)
-        state = admit(state, row, slots["batch", n])
+        state = insert(state, row, slots["batch", n])
     return state
 
 
-def advanced(models: Sequence[Any], state: State, count: int, steps: int) -> State:
+def decode_rows(models: Sequence[Any], state: DecodeState, count: int, steps: int) -> DecodeState:
     """The state with up to `steps` more tokens in each of its first `count` rows."""
     if count == state.token.dims[0].size:
-        return speak(models, state, steps)
+        return decode(models, state, steps)
     first = jax.tree.map(lambda t: t["batch", :count], state, is_leaf=wf.is_tensor)
-    new = admit(state, speak(models, first, steps), 0)
+    new = insert(state, decode(models, first, steps), 0)
     return dataclasses.replace(new, rows=state.rows)  # they never change
 
 
-def moved(models: Sequence[Any], state: State, ends: Any) -> State:
+def move_row(models: Sequence[Any], state: DecodeState, ends: Any) -> DecodeState:
     """The state with the row of one slot in another slot too.
 
     Args:
@@ -131,15 +131,15 @@ def moved(models: Sequence[Any], state: State, ends: Any) -> State:
     """
     source, target = ends["ends", 0], ends["ends", 1]
     row = jax.tree.map(lambda t: wf.slice(t, "batch", source, 1), state, is_leaf=wf.is_tensor)
-    return admit(state, row, target)
+    return insert(state, row, target)
 
 
-def ends(source: int, target: int) -> Any:
+def slot_pair(source: int, target: int) -> Any:
     """What `moved` takes: a tensor, since numbers are compiled for another placement than calls have."""
     return wf.tensor(np.array([source, target], np.int32), [wf.Dim("ends", 2)])
 
 
-def abstract(state: State) -> State:
+def abstract_state(state: DecodeState) -> DecodeState:
     """The same without values, on the same devices: enough to compile exactly what calls will run."""
 
     def shape(array: Any) -> Any:
@@ -149,7 +149,7 @@ def abstract(state: State) -> State:
     return jax.tree.map(shape, state)
 
 
-def empty(new: State, rows: int) -> State:
+def empty_state(new: DecodeState, rows: int) -> DecodeState:
     """A state of so many rows, all of them over, like another one; each device makes its own part of it."""
     batch = wf.Dim("batch", rows)
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core.errors import nearest
-from weft.generate.config import PENALTIES, SEEDS
+from weft.generate.config import PENALTY_RANGE, SEED_LIMIT
 
 
-class Refused(Exception):
+class APIError(Exception):
     """A request that is rejected, in the terms of OpenAI's API.
 
     Attributes:
@@ -45,7 +45,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Field:
+class SchemaField:
     """What a field may be: in words, and whether a value is that; and what it is if it is not given.
 
     `code` is the error's if a value does not fit."""
@@ -57,34 +57,34 @@ class Field:
     code: str = "invalid_value"
 
 
-def whole(least: int, most: int | None = None, default: int | None = None) -> Field:
+def integer(least: int, most: int | None = None, default: int | None = None) -> SchemaField:
     """A whole number."""
     words = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
-    return Field(
+    return SchemaField(
         words,
         lambda x: type(x) is int and x >= least and (most is None or x <= most),
         default,
     )
 
 
-def number(words: str, fits: Callable[[float], bool], default: float) -> Field:
+def number(words: str, fits: Callable[[float], bool], default: float) -> SchemaField:
     """A number that is no larger than a float may be."""
-    return Field(words, lambda x: type(x) in (int, float) and abs(x) <= LARGE and fits(x), default)
+    return SchemaField(words, lambda x: type(x) in (int, float) and abs(x) <= MAX_FLOAT and fits(x), default)
 
 
-def truth(default: bool = False) -> Field:
+def boolean(default: bool = False) -> SchemaField:
     """true or false."""
-    return Field("true or false", lambda x: type(x) is bool, default)
+    return SchemaField("true or false", lambda x: type(x) is bool, default)
 
 
-def only(value: Any) -> Field:
+def unsupported(value: Any) -> SchemaField:
     """A field of OpenAI's that is not supported: it may say nothing but what it says when it is left out."""
 
     def fits(x: Any) -> bool:
         return x == value and (type(x) is bool) == (type(value) is bool)
 
     words = f"{json.dumps(value)} alone: it is not supported"
-    return Field(words, fits, value, code="unsupported_parameter")
+    return SchemaField(words, fits, value, code="unsupported_parameter")
 
 
 def _is_text(x: Any) -> bool:
@@ -101,60 +101,60 @@ def _is_stop(x: Any) -> bool:
 
 
 TEXTS, STOPS = 64, 4  # at most, in one request
-LONG = 60  # characters of what was given that are told back
-MANY = 2**31 - 1  # more than any count may be
-LARGE = sys.float_info.max
-TEXT = Field(f"a text, or a list of 1 to {TEXTS} texts", _is_texts, needed=True)
-WORD = Field("a text", _is_text)
-MOST = whole(1, MANY)
+MAX_QUOTED = 60  # characters of what was given that are told back
+MAX_COUNT = 2**31 - 1  # more than any count may be
+MAX_FLOAT = sys.float_info.max
+TEXTS_FIELD = SchemaField(f"a text, or a list of 1 to {TEXTS} texts", _is_texts, needed=True)
+STRING_FIELD = SchemaField("a text", _is_text)
+COUNT_FIELD = integer(1, MAX_COUNT)
 
-COMPLETIONS: dict[str, Field] = {
-    "prompt": TEXT,
-    "max_tokens": MOST,
+COMPLETIONS: dict[str, SchemaField] = {
+    "prompt": TEXTS_FIELD,
+    "max_tokens": COUNT_FIELD,
     "temperature": number("a number from 0 on", lambda x: x >= 0, 1.0),
     "top_p": number("a number above 0 and up to 1", lambda x: 0 < x <= 1, 1.0),
-    "top_k": whole(0, MANY, 0),
+    "top_k": integer(0, MAX_COUNT, 0),
     "repetition_penalty": number(
-        f"a number from {PENALTIES[0]:g} to {PENALTIES[1]:g}",
-        lambda x: PENALTIES[0] <= x <= PENALTIES[1],
+        f"a number from {PENALTY_RANGE[0]:g} to {PENALTY_RANGE[1]:g}",
+        lambda x: PENALTY_RANGE[0] <= x <= PENALTY_RANGE[1],
         1.0,
     ),
-    "seed": whole(0, SEEDS - 1),
-    "stop": Field(f"a text, or at most {STOPS}", _is_stop),
-    "stream": truth(),
-    "stream_options": Field(
+    "seed": integer(0, SEED_LIMIT - 1),
+    "stop": SchemaField(f"a text, or at most {STOPS}", _is_stop),
+    "stream": boolean(),
+    "stream_options": SchemaField(
         'an object with "include_usage": true or false',
         lambda x: (
             isinstance(x, dict) and set(x) <= {"include_usage"} and all(type(v) is bool for v in x.values())
         ),
     ),
-    "logprobs": whole(0, 1),
-    "beams": MOST,
-    "n": whole(1, MANY, 1),
-    "model": WORD,
-    "user": WORD,
-    "echo": only(False),
-    "best_of": only(1),
-    "frequency_penalty": only(0),
-    "presence_penalty": only(0),
-    "suffix": only(None),
-    "logit_bias": only(None),
+    "logprobs": integer(0, 1),
+    "beams": COUNT_FIELD,
+    "n": integer(1, MAX_COUNT, 1),
+    "model": STRING_FIELD,
+    "user": STRING_FIELD,
+    "echo": unsupported(False),
+    "best_of": unsupported(1),
+    "frequency_penalty": unsupported(0),
+    "presence_penalty": unsupported(0),
+    "suffix": unsupported(None),
+    "logit_bias": unsupported(None),
 }
-TRANSLATE: dict[str, Field] = {
-    "text": TEXT,
-    "beams": MOST,
-    "best": whole(1, MANY, 1),
-    "max_tokens": MOST,
-    "stream": truth(),
-    "attention": truth(),
+TRANSLATE: dict[str, SchemaField] = {
+    "text": TEXTS_FIELD,
+    "beams": COUNT_FIELD,
+    "best": integer(1, MAX_COUNT, 1),
+    "max_tokens": COUNT_FIELD,
+    "stream": boolean(),
+    "attention": boolean(),
 }
-SCORE: dict[str, Field] = {
-    "text": TEXT,
-    "target": TEXT,
+SCORE: dict[str, SchemaField] = {
+    "text": TEXTS_FIELD,
+    "target": TEXTS_FIELD,
 }
 
 
-def read(body: bytes, fields: Mapping[str, Field]) -> dict[str, Any]:
+def parse_body(body: bytes, fields: Mapping[str, SchemaField]) -> dict[str, Any]:
     """The fields of a request, each with a value.
 
     Args:
@@ -164,35 +164,35 @@ def read(body: bytes, fields: Mapping[str, Field]) -> dict[str, Any]:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Refused(400, f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise APIError(400, f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     try:
         given = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body is not JSON: {error or 'nested too deep'}") from None
+        raise APIError(400, f"the body is not JSON: {error or 'nested too deep'}") from None
     if not isinstance(given, dict):
-        raise Refused(400, f"the body is {_shown(given)}; it is to be a JSON object")
+        raise APIError(400, f"the body is {_shown(given)}; it is to be a JSON object")
     for name in given:
         if name not in fields:
-            known = f"{nearest(name[:LONG], fields)}; known are {', '.join(fields)}"
-            param = name[:LONG].encode(errors="replace").decode()  # a lone surrogate has no UTF-8
+            known = f"{nearest(name[:MAX_QUOTED], fields)}; known are {', '.join(fields)}"
+            param = name[:MAX_QUOTED].encode(errors="replace").decode()  # a lone surrogate has no UTF-8
             message = f"there is no field {_shown(name)}{known}"
-            raise Refused(400, message, param=param, code="unknown_parameter")
+            raise APIError(400, message, param=param, code="unknown_parameter")
     values = {}
     for name, field in fields.items():
         value = given.get(name)
         if value is None:
             if field.needed:
                 message = f"{name} is missing; it is to be {field.words}"
-                raise Refused(400, message, param=name, code="missing_required_parameter")
+                raise APIError(400, message, param=name, code="missing_required_parameter")
             value = field.default
         elif not field.fits(value):
             message = f"{name} is {_shown(value)}; it is to be {field.words}"
-            raise Refused(400, message, param=name, code=field.code)
+            raise APIError(400, message, param=name, code=field.code)
         values[name] = value
     return values
 
 
-def listed(value: str | list[str] | None) -> list[str]:
+def as_list(value: str | list[str] | None) -> list[str]:
     """One text or many, as many."""
     return [] if value is None else [value] if isinstance(value, str) else value
 
@@ -206,4 +206,4 @@ def _shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=True)
     except RecursionError:  # it could just be read
         return "nested too deep"
-    return text if len(text) <= LONG else text[: LONG - 3] + "..."
+    return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 3] + "..."

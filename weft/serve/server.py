@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .engine import Engine
 
-SILENT = 30  # seconds that a new connection may say nothing
+IDLE_SECONDS = 30  # seconds that a new connection may say nothing
 
 
 class _Connection(H11Protocol):
@@ -31,7 +31,7 @@ class _Connection(H11Protocol):
         if accepted is not None and accepted.family in (socket.AF_INET, socket.AF_INET6):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.app_state = {**self.app_state, "drop": transport.abort}
-        self.loop.call_later(SILENT, lambda: self.scope is None and transport.abort())
+        self.loop.call_later(IDLE_SECONDS, lambda: self.scope is None and transport.abort())
 
 
 class Server(uvicorn.Server):
@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def bound(host: str, port: int) -> socket.socket:
+def listen_socket(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 is any that is free."""
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=kind, backlog=2048)

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from .engine import Engine, Full, Job, NotReady, Piece
-from .schema import Refused
+from .engine import Engine, EngineNotReady, EngineRequest, QueueFull, TokenChunk
+from .schema import APIError
 
-BUSY = {"Retry-After": "1"}
+RETRY_HEADERS = {"Retry-After": "1"}
 UNAVAILABLE = "service_unavailable_error"
 
 
-class Asking:
+class RequestSession:
     """Jobs of one request; whatever happens, at its end nobody waits for them.
 
     What is told waits in a queue that can't outgrow the answer itself, and the engine never waits for a
@@ -31,7 +31,7 @@ class Asking:
         self._loop = asyncio.get_running_loop()
         self._told: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         self._open: set[int] = set()
-        self._jobs: list[Job] = []
+        self._jobs: list[EngineRequest] = []
 
     def __enter__(self) -> Self:
         return self
@@ -50,19 +50,19 @@ class Asking:
 
         return tell
 
-    def ask(self, jobs: Sequence[Job]) -> None:
+    def ask(self, jobs: Sequence[EngineRequest]) -> None:
         """Ask for jobs, the first of which has index 0."""
         most = self.engine.most_waiting
         if len(jobs) > most:  # it would never be their turn
-            raise Refused(400, f"the request has {len(jobs)} texts; at most {most} may wait at once")
+            raise APIError(400, f"the request has {len(jobs)} texts; at most {most} may wait at once")
         try:
             self.engine.ask(jobs)
-        except Full as error:
+        except QueueFull as error:
             message = f"{error}: try again later"
             code = "server_is_overloaded"
-            raise Refused(503, message, UNAVAILABLE, headers=BUSY, code=code) from None
-        except NotReady as error:
-            raise Refused(503, f"the server is {error}", UNAVAILABLE, headers=BUSY) from None
+            raise APIError(503, message, UNAVAILABLE, headers=RETRY_HEADERS, code=code) from None
+        except EngineNotReady as error:
+            raise APIError(503, f"the server is {error}", UNAVAILABLE, headers=RETRY_HEADERS) from None
         self._jobs += jobs
         self._open = set(range(len(jobs)))
 
@@ -78,12 +78,12 @@ class Asking:
                 async with asyncio.timeout_at(self.until):
                     index, event = await self._told.get()
             except TimeoutError:
-                raise Refused(504, "the answer took too long", "server_error", code="timeout") from None
+                raise APIError(504, "the answer took too long", "server_error", code="timeout") from None
             if isinstance(event, Exception):
-                raise Refused(500, f"{type(event).__name__}: the answer failed", "server_error")
+                raise APIError(500, f"{type(event).__name__}: the answer failed", "server_error")
             if index not in self._open:
                 continue
-            if not isinstance(event, Piece) or event.over:
+            if not isinstance(event, TokenChunk) or event.over:
                 self._open.discard(index)
             yield index, event
 
@@ -93,15 +93,15 @@ class Asking:
         return [found[index] for index in sorted(found)]
 
 
-async def gone(receive: Callable[[], Any]) -> None:
+async def wait_disconnect(receive: Callable[[], Any]) -> None:
     """Returns when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_gone(work: Any, receive: Callable[[], Any]) -> Any:
+async def cancel_on_disconnect(work: Any, receive: Callable[[], Any]) -> Any:
     """The result of some work, which is given up if the client leaves: then None."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))]
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(wait_disconnect(receive))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[0].result() if tasks[0].done() else None

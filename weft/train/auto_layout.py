@@ -10,18 +10,18 @@ import jax
 
 import weft as wf
 from weft import nn
-from weft.autolayout.report import said
+from weft.autolayout.report import describe_candidate
 from weft.core.errors import LayoutError
 from weft.core.layout import Layout
 from weft.core.mesh import Mesh
 from weft.core.placement import without_values
 from weft.models import Transformer
 
-from .config import Place, TrainConfig
-from .trainer import learner
+from .config import LayoutConfig, TrainConfig
+from .trainer import build_trainer
 
 AUTO = "auto"
-DIMS = (
+SEARCHED_DIMS = (
     "replicas",
     "batch",
     "heads",
@@ -33,14 +33,14 @@ DIMS = (
 )  # what is worth splitting
 
 
-def worth_splitting(args: Any) -> list[str]:
+def dims_to_search(args: Any) -> list[str]:
     """Those of `DIMS` that the tensors of a step have."""
     tensors = filter(wf.is_tensor, jax.tree.leaves(args, is_leaf=wf.is_tensor))
     names = {dim.name for tensor in tensors for dim in tensor.dims if dim.size > 1}
-    return [name for name in DIMS if name in names]
+    return [name for name in SEARCHED_DIMS if name in names]
 
 
-def chosen(config: TrainConfig, batch: Any) -> Place:
+def search_layout(config: TrainConfig, batch: Any) -> LayoutConfig:
     """Where the search would have it run: on the mesh that the settings say, else on any of all devices.
 
     Args:
@@ -55,7 +55,7 @@ def chosen(config: TrainConfig, batch: Any) -> Place:
             rule="the search finds the rules for all tensors, stored ones too",
             hint="leave them out, or say all rules: --layout.rules",
         ).located("--layout auto")
-    step = learner(config, Mesh(), Layout())
+    step = build_trainer(config, Mesh(), Layout())
     model, state = step.init(nn.specs(Transformer(config.model)))
     rows = jax.tree.map(without_values, batch, is_leaf=wf.is_tensor)
     mesh = Mesh(place.mesh) if place.mesh else None
@@ -66,7 +66,7 @@ def chosen(config: TrainConfig, batch: Any) -> Place:
         devices=len(jax.devices()) if mesh is None else None,
         mesh=mesh,
         hardware=place.hardware,
-        dims=worth_splitting(args),
+        dims=dims_to_search(args),
     )
     best = found.best
     if best is None:
@@ -78,7 +78,8 @@ def chosen(config: TrainConfig, batch: Any) -> Place:
         ).located("--layout auto")
     if jax.process_index() == 0:
         print(
-            "\n".join(["the layout that was found:", *(f"  {line}" for line in said(best))]), file=sys.stderr
+            "\n".join(["the layout that was found:", *(f"  {line}" for line in describe_candidate(best))]),
+            file=sys.stderr,
         )
     c = best.candidate
     return dataclasses.replace(

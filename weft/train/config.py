@@ -24,7 +24,7 @@ from ..optim.schedules import Constant, Cosine, LinearDecay, LinearWarmup, Rsqrt
 
 
 @dataclass(frozen=True)
-class Data:
+class DataConfig:
     """What it learns from."""
 
     kind: Literal["python-docs", "text", "lines", "phrases", "parallel", "tsv", "jsonl"] = "python-docs"
@@ -68,7 +68,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Optimize:
+class OptimizerConfig:
     """How it learns."""
 
     kind: Literal["adamw", "adafactor", "lion", "momentum"] = "adamw"
@@ -96,7 +96,7 @@ class Optimize:
 
 
 @dataclass(frozen=True)
-class Place:
+class LayoutConfig:
     """Where it runs: the mesh, and which dims are split over which axes."""
 
     mesh: str = ""
@@ -113,7 +113,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Save:
+class SaveConfig:
     """Checkpoints."""
 
     every: int = 200
@@ -123,7 +123,7 @@ class Save:
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class EvaluateConfig:
     """The loss on data that it does not learn from."""
 
     every: int = 200
@@ -133,7 +133,7 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class DiLoCo:
+class DiLoCoConfig:
     """Replicas that meet every so many steps (Douillard and others, 2023), along the dim `replicas`."""
 
     replicas: int = 0
@@ -147,7 +147,7 @@ class DiLoCo:
 
 
 @dataclass(frozen=True)
-class Hosts:
+class HostsConfig:
     """Several processes; `weft launch` and clusters that JAX knows need none of these."""
 
     coordinator: str | None = None
@@ -180,13 +180,13 @@ class TrainConfig:
     """With "skip", how many steps may be left out."""
     log_every: int = 10
     """Steps between two lines, where there is no terminal to show progress on."""
-    data: Data = field(default_factory=Data)
-    optimizer: Optimize = field(default_factory=Optimize)
-    layout: Place = field(default_factory=Place)
-    save: Save = field(default_factory=Save)
-    evaluate: Evaluate = field(default_factory=Evaluate)
-    diloco: DiLoCo = field(default_factory=DiLoCo)
-    hosts: Hosts = field(default_factory=Hosts)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    save: SaveConfig = field(default_factory=SaveConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    diloco: DiLoCoConfig = field(default_factory=DiLoCoConfig)
+    hosts: HostsConfig = field(default_factory=HostsConfig)
     model: Config = field(default_factory=Config)
     """The model. A vocab that is left as the preset has it becomes the tokenizer's."""
 
@@ -279,7 +279,7 @@ _RANGES = {
 
 _CHOICES = {
     f"--{before}{one.name.replace('_', '-')}": get_args(kinds[one.name])
-    for before, section in (("", TrainConfig), ("data.", Data), ("optimizer.", Optimize))
+    for before, section in (("", TrainConfig), ("data.", DataConfig), ("optimizer.", OptimizerConfig))
     for kinds in [get_type_hints(section)]
     for one in dataclasses.fields(section)
     if get_origin(kinds[one.name]) is Literal
@@ -316,7 +316,7 @@ def _division(whole: int, parts: int) -> str:
 # From settings to an optimizer
 
 
-def schedule(config: TrainConfig) -> Schedule:
+def build_schedule(config: TrainConfig) -> Schedule:
     """The learning rate by step."""
     o = config.optimizer
     rise = LinearWarmup(o.warmup) if o.warmup else Constant(1.0)
@@ -331,7 +331,7 @@ def schedule(config: TrainConfig) -> Schedule:
 
 
 # By the names that settings and `--train` have for them.
-OPTIMIZERS: dict[str, Callable[[float | Schedule, Optimize], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[float | Schedule, OptimizerConfig], Optimizer]] = {
     "adafactor": lambda rate, o: Adafactor(rate, weight_decay=o.weight_decay),
     "adamw": lambda rate, o: AdamW(rate, beta1=o.beta1, beta2=o.beta2, weight_decay=o.weight_decay),
     "lion": lambda rate, o: Lion(rate, beta1=o.beta1, beta2=o.beta2, weight_decay=o.weight_decay),
@@ -339,9 +339,9 @@ OPTIMIZERS: dict[str, Callable[[float | Schedule, Optimize], Optimizer]] = {
 }
 
 
-def optimizer(config: TrainConfig) -> Optimizer:
+def build_optimizer(config: TrainConfig) -> Optimizer:
     """The optimizer, with its schedule."""
-    return OPTIMIZERS[config.optimizer.kind](schedule(config), config.optimizer)
+    return OPTIMIZERS[config.optimizer.kind](build_schedule(config), config.optimizer)
 
 
 # Recipes
@@ -377,8 +377,8 @@ _RECIPES = {
             preset="tiny-lm",
             folder=Path("runs/lm"),
             model=preset("tiny-lm").config,
-            data=Data(rows=16, length=128),
-            optimizer=Optimize(beta2=0.99, weight_decay=0.1),
+            data=DataConfig(rows=16, length=128),
+            optimizer=OptimizerConfig(beta2=0.99, weight_decay=0.1),
         ),
     ),
     "translate": (
@@ -387,8 +387,8 @@ _RECIPES = {
             preset="tiny-tr",
             folder=Path("runs/translate"),
             model=preset("tiny-tr").config,
-            data=Data(kind="phrases", rows=32, length=96),
-            optimizer=Optimize(beta2=0.98),
+            data=DataConfig(kind="phrases", rows=32, length=96),
+            optimizer=OptimizerConfig(beta2=0.98),
         ),
     ),
 }

@@ -12,25 +12,25 @@ from typing import Any
 from weft.core.errors import ProgramError, nearest
 
 from .config import TrainConfig, with_preset
-from .config_file import WORDS, replaced
+from .config_io import TYPE_DESCRIPTIONS, replace_nested
 
 _SHORT = {"--mesh": "--layout.mesh", "--layout": "--layout.rules"}
 
 
-def flags(kind: Any = TrainConfig, before: str = "--") -> dict[str, Any]:
+def flag_types(kind: Any = TrainConfig, before: str = "--") -> dict[str, Any]:
     """The flags of all settings, and the type of each."""
     found: dict[str, Any] = {}
     hints = typing.get_type_hints(kind)
     for one in dataclasses.fields(kind):
         flag = before + one.name.replace("_", "-")
         inner = hints[one.name]
-        found |= flags(inner, f"{flag}.") if dataclasses.is_dataclass(inner) else {flag: inner}
+        found |= flag_types(inner, f"{flag}.") if dataclasses.is_dataclass(inner) else {flag: inner}
     return found
 
 
-def changed(config: TrainConfig, arguments: Iterable[str]) -> TrainConfig:
+def apply_flags(config: TrainConfig, arguments: Iterable[str]) -> TrainConfig:
     """Settings with those changed that flags give."""
-    known = flags()
+    known = flag_types()
     changes: dict[str, Any] = {}
     wrong = []
     given: dict[str, list[str]] = {}
@@ -64,7 +64,7 @@ def changed(config: TrainConfig, arguments: Iterable[str]) -> TrainConfig:
         )
     if "preset" in changes:
         config = with_preset(config, changes["preset"])  # and other flags change that model
-    return replaced(config, changes)
+    return replace_nested(config, changes)
 
 
 def _grouped(arguments: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
@@ -102,7 +102,7 @@ def _as(kind: Any, values: list[str]) -> Any:
     try:
         return _READ.get(kind, kind)(values[0])
     except (ValueError, KeyError):
-        raise ValueError(f"is not {WORDS[kind]}") from None
+        raise ValueError(f"is not {TYPE_DESCRIPTIONS[kind]}") from None
 
 
 _READ = {bool: {"true": True, "True": True, "false": False, "False": False}.__getitem__}

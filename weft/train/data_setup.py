@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from weft import data
-from weft.core.atomic_file import whole
+from weft.core.atomic_file import atomic_write
 from weft.core.errors import DataError, ModelError, nearest
 from weft.distributed import processes
 
-from .config import Data
+from .config import DataConfig
 
-PHRASES = 200_000  # generated phrases to train on
-HELD_OUT = 1_000  # and of those that are held out
-TOKENIZER = "tokenizer.model"  # in the folder of a run
+TRAIN_PHRASES = 200_000  # generated phrases to train on
+VALID_PHRASES = 1_000  # and of those that are held out
+RUN_TOKENIZER_FILE = "tokenizer.model"  # in the folder of a run
 
 
-def examples(d: Data, held_out: bool) -> Sequence[Any] | None:
+def load_examples(d: DataConfig, held_out: bool) -> Sequence[Any] | None:
     """The texts, or pairs of texts, to train on, or those to evaluate on; None: none are named."""
     files, targets = (d.valid, d.valid_targets) if held_out else (d.train, d.train_targets)
     own = {
         "python-docs": lambda: data.PythonDocs(split="valid" if held_out else "train"),
         "phrases": lambda: data.Phrases(
-            HELD_OUT if held_out else PHRASES, seed=int(held_out), held_out=held_out
+            VALID_PHRASES if held_out else TRAIN_PHRASES, seed=int(held_out), held_out=held_out
         ),
     }
     if d.kind in own:
@@ -60,7 +60,7 @@ def examples(d: Data, held_out: bool) -> Sequence[Any] | None:
         raise
 
 
-def _jsonl(d: Data, files: tuple[str, ...], _: tuple[str, ...]) -> data.Jsonl:
+def _jsonl(d: DataConfig, files: tuple[str, ...], _: tuple[str, ...]) -> data.Jsonl:
     if len(d.fields) == 1:
         return data.Jsonl(files, text=d.fields[0], malformed=d.malformed)
     if len(d.fields) == 2:
@@ -75,7 +75,7 @@ def _jsonl(d: Data, files: tuple[str, ...], _: tuple[str, ...]) -> data.Jsonl:
 SOURCES: dict[str, Any] = {
     "text": lambda d, files, _: data.Documents(files, malformed=d.malformed),
     "lines": lambda d, files, _: data.PlainText(files, malformed=d.malformed),
-    "parallel": lambda d, files, targets: data.Parallel(files, targets, malformed=d.malformed),
+    "parallel": lambda d, files, targets: data.ParallelText(files, targets, malformed=d.malformed),
     "tsv": lambda d, files, _: data.Tsv(files, malformed=d.malformed),
     "jsonl": _jsonl,
 }
@@ -86,11 +86,11 @@ def is_pairs(texts: Sequence[Any]) -> bool:
     return not isinstance(texts[0], str)
 
 
-def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
+def build_tokenizer(d: DataConfig, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
     """The tokenizer that the settings name; one that is to be trained is, once, and kept with the run."""
-    path = folder / TOKENIZER
+    path = folder / RUN_TOKENIZER_FILE
     if d.tokenizer == "bytes":
-        return data.Bytes()
+        return data.ByteTokenizer()
     if d.tokenizer in ("unigram", "bpe"):
 
         def trained() -> str:
@@ -98,7 +98,7 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
                 _check_kept(data.SentencePiece(str(path)), d)
             else:
                 folder.mkdir(parents=True, exist_ok=True)
-                some = data.texts(texts[: d.tokenizer_examples])
+                some = data.iter_texts(texts[: d.tokenizer_examples])
                 try:
                     data.SentencePiece.train(some, path, d.vocab, kind=d.tokenizer, split_digits=True)
                 except DataError as error:
@@ -108,7 +108,7 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
                     raise
             return str(path)
 
-        return data.SentencePiece(processes.from_first(processes.name("tokenizer"), trained))
+        return data.SentencePiece(processes.run_on_first(processes.unique_key("tokenizer"), trained))
     if not Path(d.tokenizer).is_file():
         if path.is_file():  # the run's own copy is all that it needs
             warnings.warn(f"there is no {d.tokenizer}: {path} is used, as before", stacklevel=2)
@@ -123,7 +123,7 @@ def tokenizer(d: Data, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
     return data.SentencePiece(d.tokenizer)
 
 
-def _check_kept(kept: data.SentencePiece, d: Data) -> None:
+def _check_kept(kept: data.SentencePiece, d: DataConfig) -> None:
     """An error if the tokenizer that is in a run's folder is not the one that is asked for."""
     if kept.vocab != d.vocab:
         raise _another(
@@ -144,11 +144,11 @@ def _another(kept: str | Path, how: str, same: str = "the --data.tokenizer of be
     )
 
 
-def keep(words: data.Tokenizer, folder: Path) -> None:
+def copy_tokenizer(words: data.Tokenizer, folder: Path) -> None:
     """Keep a copy of a tokenizer that lies elsewhere with the run, which is then all that it needs."""
-    path = folder / TOKENIZER
+    path = folder / RUN_TOKENIZER_FILE
     if isinstance(words, data.SentencePiece) and Path(words.path).resolve() != path.resolve():
-        with whole(path) as draft:
+        with atomic_write(path) as draft:
             shutil.copyfile(words.path, draft)
 
 
@@ -161,18 +161,20 @@ def check_vocab(words: data.Tokenizer, vocab: int) -> None:
         raise
 
 
-def batches(d: Data, texts: Sequence[Any], words: data.Tokenizer, **more: Any) -> data.Batches:
+def build_batches(
+    d: DataConfig, texts: Sequence[Any], words: data.Tokenizer, **more: Any
+) -> data.BatchStream:
     """Batches of examples: texts as windows of one long text, pairs in rows of their own.
 
     Args:
       d: the settings.
       texts: what `examples` gave.
       words: the tokenizer.
-      more: for `Batches`: seed, epochs, mesh and layout.
+      more: for `BatchStream`: seed, epochs, mesh and layout.
     """
     if not is_pairs(texts):
-        return data.Windows(texts, words, d.rows, d.length, **more)
-    return data.Stream(
+        return data.TokenWindows(texts, words, d.rows, d.length, **more)
+    return data.ExampleStream(
         texts,
         words,
         d.rows,
@@ -184,7 +186,7 @@ def batches(d: Data, texts: Sequence[Any], words: data.Tokenizer, **more: Any) -
     )
 
 
-def words_of(d: Data, texts: Sequence[Any], words: data.Tokenizer) -> int:
+def count_words(d: DataConfig, texts: Sequence[Any], words: data.Tokenizer) -> int:
     """How many words the targets are that batches of these examples have."""
     if not is_pairs(texts):
         return sum(len(text.split()) for text in texts)

@@ -26,18 +26,25 @@ import weft as wf
 from weft.core import context
 from weft.core.errors import ProgramError
 from weft.core.tensor import Tensor, is_tensor
-from weft.ops.optax import Optimizer as OverOptax
+from weft.ops.optax import OptaxOptimizer as OverOptax
 
-from ..core.fields import check
-from ..optim.ema import averaged, init_average
-from ..optim.named_tree import are_specs, asking, named, with_tensors
+from ..core.fields import check_fields
+from ..optim.ema import init_ema, with_ema_params
+from ..optim.named_tree import any_specs, error_context, named_tensors, replace_tensors
 from ..optim.optimizers import Momentum
-from ..optim.update_layout import as_state, as_stored, called, in_program_layout, in_state_layout, naming
-from .microbatch import dealt
+from ..optim.update_layout import (
+    call_in_program,
+    to_optimizer_layout,
+    to_stored_layout,
+    under_optimizer_layout,
+    update_scope,
+    with_program_layout,
+)
+from .microbatch import deal_rows
 from .step import TrainStep
 
 # How one number is made of the replicas'.
-REPORTED = {"loss": wf.mean, "grad_norm": wf.mean, "tokens": wf.sum, "finite": wf.all}
+METRIC_REDUCTIONS = {"loss": wf.mean, "grad_norm": wf.mean, "tokens": wf.sum, "finite": wf.all}
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class DiLoCo:
             "outer_rate": "not negative",
             "outer_momentum": "share",
         }
-        check(self, rules, "DiLoCo(AdamW(4e-4), replicas=4, every=500)")
+        check_fields(self, rules, "DiLoCo(AdamW(4e-4), replicas=4, every=500)")
         if not isinstance(self.inner, TrainStep):
             object.__setattr__(self, "inner", TrainStep(self.inner))
         if isinstance(self.inner.optimizer, OverOptax):
@@ -81,14 +88,14 @@ class DiLoCo:
 
     def init(self, model: Any) -> tuple[Any, dict[str, Any]]:
         """The model with all replicas, and the state to begin with. Those of specs are specs."""
-        with asking("DiLoCo.init(model)"):
-            inner, outer = self.inner.init(model), init_average(model)
+        with error_context("DiLoCo.init(model)"):
+            inner, outer = self.inner.init(model), init_ema(model)
             state = {"inner": inner, "outer": outer, "momentum": self._momentum().init(outer)}
-            if are_specs(named(model)):
+            if any_specs(named_tensors(model)):
                 add = lambda t: wf.spec((self.dim, *t.dims), t.dtype, role=t.role)  # noqa: E731
                 model, state["inner"] = jax.tree.map(add, (model, inner), is_leaf=is_tensor)
             else:
-                model, state["inner"] = called(_spread, self, (model, inner))
+                model, state["inner"] = call_in_program(_spread, self, (model, inner))
             return model, state
 
     def step(self, model: Any, state: Any, batch: Any, key: Any) -> tuple[dict[str, Tensor], Any, Any]:
@@ -96,13 +103,13 @@ class DiLoCo:
 
         The rows of the batch are dealt out to the replicas in turn, and each has a dropout key of its own.
         """
-        with asking("DiLoCo.step(model, state, batch, key)"):
-            return called(_step, self, model, state, batch, key)
+        with error_context("DiLoCo.step(model, state, batch, key)"):
+            return call_in_program(_step, self, model, state, batch, key)
 
     def outer(self, model: Any, state: Any) -> tuple[Any, Any]:
         """An outer step: one sum over the replicas of each parameter."""
-        with asking("DiLoCo.outer(model, state)"):
-            return called(_outer, self, model, state)
+        with error_context("DiLoCo.outer(model, state)"):
+            return call_in_program(_outer, self, model, state)
 
     def due(self, steps: int) -> bool:
         """Whether an outer step follows, after so many inner ones."""
@@ -110,11 +117,11 @@ class DiLoCo:
 
     def reported(self, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
         """The metrics of a step without the dim: the mean of the losses and norms, and all tokens."""
-        return {name: REPORTED[name](t, self.dim) for name, t in metrics.items()}
+        return {name: METRIC_REDUCTIONS[name](t, self.dim) for name, t in metrics.items()}
 
     def merged(self, model: Any, state: Any) -> Any:
         """A model without the dim: the outer parameters, to evaluate or to save."""
-        return averaged(model, state["outer"])
+        return with_ema_params(model, state["outer"])
 
     def _momentum(self) -> Momentum:
         return Momentum(self.outer_rate, momentum=self.outer_momentum, nesterov=True)
@@ -122,9 +129,13 @@ class DiLoCo:
 
 def _spread(diloco: DiLoCo, tree: Any) -> Any:
     def one(t: Any) -> Any:
-        return as_stored(wf.broadcast_to(t, (diloco.dim, *t.dims)), t.role) if isinstance(t, Tensor) else t
+        return (
+            to_stored_layout(wf.broadcast_to(t, (diloco.dim, *t.dims)), t.role)
+            if isinstance(t, Tensor)
+            else t
+        )
 
-    with naming("replicas"):
+    with update_scope("replicas"):
         return jax.tree.map(one, tree, is_leaf=is_tensor)
 
 
@@ -133,7 +144,7 @@ def _step(diloco: DiLoCo, model: Any, state: Any, batch: Any, key: Any) -> tuple
         own = None if key is None else jax.random.fold_in(key, number.array)
         return diloco.inner(model, state, rows, own)
 
-    rows, numbers = dealt(batch, diloco.dim), wf.arange(diloco.dim)
+    rows, numbers = deal_rows(batch, diloco.dim), wf.arange(diloco.dim)
     metrics, model, inner = wf.vmap(one, diloco.dim)(model, state["inner"], rows, numbers)
     return metrics, model, state | {"inner": inner}
 
@@ -143,18 +154,18 @@ def _outer(diloco: DiLoCo, model: Any, state: Any) -> tuple[Any, Any]:
     for name in program.layout.dim_names:  # a rule for rows is for the inner steps, and no mistake here
         program.dims_met.setdefault(name, wf.Dim(name, 1))
     start, apart, met = state["outer"], {}, {}
-    for name, p in named(model).items():
-        with naming(name):
-            p, before = as_state(p), as_state(start[name])
-        with in_state_layout(name):
+    for name, p in named_tensors(model).items():
+        with update_scope(name):
+            p, before = to_optimizer_layout(p), to_optimizer_layout(start[name])
+        with under_optimizer_layout(name):
             apart[name] = before - wf.mean(p.astype(before.dtype), diloco.dim)
-        apart[name] = in_program_layout(apart[name], "optimizer")
+        apart[name] = with_program_layout(apart[name], "optimizer")
     outer, momentum = diloco._momentum().update(apart, state["momentum"], start)
-    for name, p in named(model).items():
-        with naming(name):
-            new = as_state(outer[name])
-        with in_state_layout(name):
+    for name, p in named_tensors(model).items():
+        with update_scope(name):
+            new = to_optimizer_layout(outer[name])
+        with under_optimizer_layout(name):
             new = wf.broadcast_to(new.astype(p.dtype), p.dims)
-        with naming(name):
-            met[name] = as_stored(new, p.role)
-    return with_tensors(model, met), state | {"outer": outer, "momentum": momentum}
+        with update_scope(name):
+            met[name] = to_stored_layout(new, p.role)
+    return replace_tensors(model, met), state | {"outer": outer, "momentum": momentum}

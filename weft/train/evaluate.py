@@ -20,7 +20,7 @@ from weft.models import Batch
 
 
 @dataclass(frozen=True)
-class Score:
+class EvalResult:
     """What was found.
 
     Attributes:
@@ -50,7 +50,7 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
 
 
-def sums(model: Any, batch: Batch) -> dict[str, Any]:
+def eval_step(model: Any, batch: Batch) -> dict[str, Any]:
     """Over a batch's targets: their cross-entropy, how many were the likeliest token, how many there are."""
     assert batch.targets is not None
     logits, vocab = model.logits(batch), model.embedding.vocab
@@ -61,7 +61,9 @@ def sums(model: Any, batch: Batch) -> dict[str, Any]:
     return {name: wf.sum(x * weights) for name, x in parts.items()}
 
 
-def evaluate(program: wf.Program, model: Any, batches: Iterable[Batch], words: int | None = None) -> Score:
+def evaluate(
+    program: wf.Program, model: Any, batches: Iterable[Batch], words: int | None = None
+) -> EvalResult:
     """Score a model on batches.
 
     Args:
@@ -72,8 +74,8 @@ def evaluate(program: wf.Program, model: Any, batches: Iterable[Batch], words: i
     """
     totals = {"loss": 0.0, "right": 0.0, "tokens": 0.0}  # Python's: 64 bits
     for batch in batches:
-        with processes.limit("a batch of the evaluation"):
+        with processes.watchdog("a batch of the evaluation"):
             found = program(model, batch)
             totals = {name: total + float(found[name].array) for name, total in totals.items()}
     tokens = max(totals["tokens"], 1.0)
-    return Score(totals["loss"] / tokens, totals["right"] / tokens, int(totals["tokens"]), words)
+    return EvalResult(totals["loss"] / tokens, totals["right"] / tokens, int(totals["tokens"]), words)

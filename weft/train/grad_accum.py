@@ -12,13 +12,21 @@ import jax.numpy as jnp
 import weft as wf
 from weft.core.tensor import Tensor, is_tensor
 
-from ..optim.update_layout import as_stored, called, wide_type
-from .loss_weight import Weight, as_tensor, shares, unknown, weigh, weight_of, widest_type
-from .microbatch import dealt
+from ..optim.update_layout import at_least_float32, call_in_program, to_stored_layout
+from .loss_weight import (
+    WeightFunction,
+    batch_weight,
+    microbatch_shares,
+    resolve_weight,
+    unknown_weight_error,
+    weight_as_tensor,
+    widest_float,
+)
+from .microbatch import deal_rows
 
 
-def value_and_grad(
-    model: Any, batch: Any, key: Any, micro: int, weight: Weight | None = None
+def accumulate_gradients(
+    model: Any, batch: Any, key: Any, micro: int, weight: WeightFunction | None = None
 ) -> tuple[Tensor, Any, Tensor | None]:
     """The loss of a batch, its gradients, and its weight if that is known; computed in `micro` parts.
 
@@ -29,13 +37,13 @@ def value_and_grad(
     devices once, after it. Where they are stored split, they are gathered, and their gradients scattered, in
     each part: else all of both would have to be held.
     """
-    known = weight_of(weight, model)
+    known = resolve_weight(weight, model)
     if micro == 1:
         loss, grads = wf.value_and_grad(lambda model: model.loss(batch, key))(model)
-        return loss, grads, None if known is None else _reported(weigh(known, batch))
+        return loss, grads, None if known is None else _reported(batch_weight(known, batch))
     if known is None:
-        raise unknown(model, micro)
-    return called(_Accumulated(_new_dim(batch, micro), weight), model, batch, key)
+        raise unknown_weight_error(model, micro)
+    return call_in_program(_Accumulated(_new_dim(batch, micro), weight), model, batch, key)
 
 
 def _new_dim(batch: Any, micro: int) -> wf.Dim:
@@ -48,7 +56,7 @@ def _new_dim(batch: Any, micro: int) -> wf.Dim:
 
 
 def _reported(weight: float | Tensor) -> Tensor:
-    return as_tensor(weight).astype(jnp.float32)
+    return weight_as_tensor(weight).astype(jnp.float32)
 
 
 @dataclass(frozen=True)
@@ -56,18 +64,18 @@ class _Accumulated:
     """A function that is equal to another with the same settings, so that an eager step compiles it once."""
 
     micro: wf.Dim
-    weight: Weight | None
+    weight: WeightFunction | None
 
     @property
     def __name__(self) -> str:
         return "accumulated"
 
     def __call__(self, model: Any, batch: Any, key: Any) -> tuple[Tensor, Any, Tensor]:
-        micro, weight = self.micro, weight_of(self.weight, model)
+        micro, weight = self.micro, resolve_weight(self.weight, model)
         assert weight is not None
         parts = self._parts(batch)
-        total = weigh(weight, batch)
-        share, parts = shares(weight, total, parts, micro)
+        total = batch_weight(weight, batch)
+        share, parts = microbatch_shares(weight, total, parts, micro)
         scanned, shared = eqx.partition(parts, lambda t: is_tensor(t) and micro in t.dims, is_leaf=is_tensor)
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(micro.size))
 
@@ -78,7 +86,7 @@ class _Accumulated:
             if not isinstance(loss, Tensor):
                 return loss  # wf.value_and_grad says what a loss is
             types.append(loss.dtype)
-            return loss * share.astype(wide_type(loss.dtype))
+            return loss * share.astype(at_least_float32(loss.dtype))
 
         def part(sums: Any, given: Any) -> tuple[Any, None]:
             # The loss is weighted, not its gradients: a product with a tensor would resolve a pending sum.
@@ -86,9 +94,9 @@ class _Accumulated:
             return jax.tree.map(lambda t, new: t + new.astype(t.dtype), sums, found, is_leaf=is_tensor), None
 
         def zeros(p: Tensor) -> Tensor:
-            return as_stored(wf.zeros(p.dims, wide_type(p.dtype)), p.role)
+            return to_stored_layout(wf.zeros(p.dims, at_least_float32(p.dtype)), p.role)
 
-        start = wf.zeros((), widest_type()), jax.tree.map(zeros, model, is_leaf=is_tensor)
+        start = wf.zeros((), widest_float()), jax.tree.map(zeros, model, is_leaf=is_tensor)
         loss, grads = wf.scan(part, start, (scanned, share, keys), micro)[0]
         return loss.astype(types[0]), grads, _reported(total)
 
@@ -100,4 +108,4 @@ class _Accumulated:
                 return t
             return wf.transpose(t, [self.micro, *(d for d in t.dims if d != self.micro)])
 
-        return jax.tree.map(front, dealt(batch, self.micro), is_leaf=is_tensor)
+        return jax.tree.map(front, deal_rows(batch, self.micro), is_leaf=is_tensor)

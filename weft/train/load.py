@@ -22,45 +22,51 @@ from weft.core.layout import Layout
 from weft.core.mesh import Mesh
 from weft.models import Config, Transformer, huggingface
 
-from ..checkpoint.manager import Checkpoints
-from ..checkpoint.manifest import CHECKPOINTS, CheckpointError, read_manifest, step_folder, step_folders
-from ..optim.mean import mean
-from . import config_file
+from ..checkpoint.manager import CheckpointManager
+from ..checkpoint.manifest import (
+    CHECKPOINTS_FOLDER,
+    CheckpointError,
+    read_manifest,
+    recover_step_folders,
+    step_folder,
+)
+from ..optim.mean import average_models
+from . import config_io
 from .config import TrainConfig
-from .data_setup import TOKENIZER, words_of
-from .evaluate import Score, evaluate
-from .journal import CONFIG
-from .setup import Run, prepare, with_devices
-from .trainer import learner
+from .data_setup import RUN_TOKENIZER_FILE, count_words
+from .evaluate import EvalResult, evaluate
+from .run_folder import CONFIG_FILE
+from .setup import Run, mesh_with_devices, prepare_run
+from .trainer import build_trainer
 
 
-def settings(folder: str | Path) -> TrainConfig:
+def load_config(folder: str | Path) -> TrainConfig:
     """The settings that a run was started with."""
-    path = Path(folder) / CONFIG
+    path = Path(folder) / CONFIG_FILE
     if not path.is_file():
         raise ModelError(
             f"there is no run in {folder}",
-            rule=f"the folder of a run has its settings, {CONFIG}, and its checkpoints",
+            rule=f"the folder of a run has its settings, {CONFIG_FILE}, and its checkpoints",
             hint="weft train writes them; --folder said where",
         )
-    return config_file.read(path).replace(folder=Path(folder))
+    return config_io.config_from_toml(path).replace(folder=Path(folder))
 
 
-def model_of(folder: str | Path) -> Config:
+def load_model_config(folder: str | Path) -> Config:
     """What the model in a folder is, that of a run or one of Hugging Face."""
-    return huggingface.config_of(folder) if _is_huggingface(folder) else settings(folder).model
+    return huggingface.config_of(folder) if _is_huggingface(folder) else load_config(folder).model
 
 
 def _is_huggingface(folder: str | Path) -> bool:
-    return (Path(folder) / "config.json").is_file() and not (Path(folder) / CONFIG).is_file()
+    return (Path(folder) / "config.json").is_file() and not (Path(folder) / CONFIG_FILE).is_file()
 
 
-def restored(config: TrainConfig, step: int | None = None) -> tuple[Run, int, Any]:
+def restore_run(config: TrainConfig, step: int | None = None) -> tuple[Run, int, Any]:
     """What was run, the step of a checkpoint (by default the newest), and the model to use."""
-    run = prepare(config)
+    run = prepare_run(config)
     model, state = run.learner.init(nn.specs(run.model))
     state = state if _made_of_state(config) else None  # an imported model has none
-    found = Checkpoints(run.checkpoints).restore(model, state, run.mesh, run.layout, step)
+    found = CheckpointManager(run.checkpoints).restore(model, state, run.mesh, run.layout, step)
     return run, found[0], run.learner.whole(*found[1:3])
 
 
@@ -69,7 +75,7 @@ def _made_of_state(config: TrainConfig) -> bool:
     return bool(config.optimizer.average or config.diloco.replicas)
 
 
-def score(run: Run, model: Any) -> Score:
+def evaluate_run(run: Run, model: Any) -> EvalResult:
     """How well a model does on data of a run that it did not learn from: all, or `evaluate.batches`."""
     if run.valid is None:
         raise ModelError(
@@ -82,7 +88,7 @@ def score(run: Run, model: Any) -> Score:
         found = evaluate(run.scoring, model, (batch for batch, _ in some))
         if next(batches, None) is not None:
             return found  # texts are cut and packed: the words of some batches are not known
-    words = words_of(run.config.data, run.valid.examples, run.tokenizer)
+    words = count_words(run.config.data, run.valid.examples, run.tokenizer)
     return dataclasses.replace(found, words=words)
 
 
@@ -90,7 +96,7 @@ def score(run: Run, model: Any) -> Score:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedRun:
     """A trained model, and what is needed to use it.
 
     Attributes:
@@ -114,9 +120,9 @@ class Loaded:
     sums: tuple[str, ...]
 
 
-def loaded(
+def load_run(
     folder: str | Path, step: int | None = None, average: int = 1, mesh: Any = None, layout: Any = None
-) -> Loaded:
+) -> LoadedRun:
     """A run's model, from its folder alone: the data that it learned from are not needed.
 
     Args:
@@ -127,12 +133,12 @@ def loaded(
     """
     if _is_huggingface(folder):
         return _huggingface(Path(folder), step, average, mesh, layout)
-    config = settings(folder)
-    words = tokenizer(config)
-    mesh, layout = place(config, mesh, layout)
-    how = learner(config, mesh, layout)
+    config = load_config(folder)
+    words = load_tokenizer(config)
+    mesh, layout = resolve_placement(config, mesh, layout)
+    how = build_trainer(config, mesh, layout)
     model, state = how.init(nn.specs(Transformer(config.model)))
-    checkpoints = Checkpoints(config.folder / CHECKPOINTS)
+    checkpoints = CheckpointManager(config.folder / CHECKPOINTS_FOLDER)
     state = state if _made_of_state(config) else None
     restore = functools.partial(checkpoints.restore, model, state, mesh, how.layout)
     steps: list[int | None] = [step]
@@ -146,43 +152,43 @@ def loaded(
             found.append(number)
             yield how.whole(model, state)
 
-    whole = mean(models()) if len(steps) > 1 else next(models())
+    whole = average_models(models()) if len(steps) > 1 else next(models())
     sums = tuple(read_manifest(step_folder(checkpoints.folder, number))["sha256"] for number in found)
-    return Loaded(config.folder, config, whole, words, mesh, how.whole_layout, tuple(found), sums)
+    return LoadedRun(config.folder, config, whole, words, mesh, how.whole_layout, tuple(found), sums)
 
 
-def _huggingface(folder: Path, step: int | None, average: int, mesh: Any, layout: Any) -> Loaded:
+def _huggingface(folder: Path, step: int | None, average: int, mesh: Any, layout: Any) -> LoadedRun:
     if step is not None or average > 1:
         raise ModelError(
             f"{'a step' if step is not None else 'the mean of steps'} of {folder} is asked for",
             rule="a folder of Hugging Face holds one model, without steps",
             hint="leave out --step and --average",
         )
-    mesh = with_devices(mesh) if isinstance(mesh, str) else Mesh.of(mesh)
+    mesh = mesh_with_devices(mesh) if isinstance(mesh, str) else Mesh.of(mesh)
     words, layout = huggingface.tokenizer(folder), Layout.of(layout)
     files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file())
     about = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     sum = hashlib.sha256(repr(about).encode()).hexdigest()
-    return Loaded(folder, None, huggingface.load(folder, mesh, layout), words, mesh, layout, (), (sum,))
+    return LoadedRun(folder, None, huggingface.load(folder, mesh, layout), words, mesh, layout, (), (sum,))
 
 
-def tokenizer(config: TrainConfig) -> data.Tokenizer:
+def load_tokenizer(config: TrainConfig) -> data.Tokenizer:
     """The tokenizer of a run, from its folder."""
     if config.data.tokenizer == "bytes":
-        return data.Bytes()
-    kept, named = config.folder / TOKENIZER, Path(config.data.tokenizer)
+        return data.ByteTokenizer()
+    kept, named = config.folder / RUN_TOKENIZER_FILE, Path(config.data.tokenizer)
     for path in (kept, named):
         if path.is_file():
             return data.SentencePiece(str(path))
     raise DataError(
-        f"there is no {TOKENIZER} in {config.folder}",
+        f"there is no {RUN_TOKENIZER_FILE} in {config.folder}",
         f"the run's tokenizer is {config.data.tokenizer!r}",
         rule="a run keeps its tokenizer in its folder",
         hint=f"copy the SentencePiece model that it was trained with to {kept}",
     )
 
 
-def place(config: TrainConfig, mesh: Any = None, layout: Any = None) -> tuple[Mesh, Layout]:
+def resolve_placement(config: TrainConfig, mesh: Any = None, layout: Any = None) -> tuple[Mesh, Layout]:
     """Where a run's model is used: on a mesh that is given, or on the run's own, or else on one device.
 
     If just a layout is given it is for the run's own mesh; if just a mesh is, the run's rules are for that.
@@ -191,13 +197,13 @@ def place(config: TrainConfig, mesh: Any = None, layout: Any = None) -> tuple[Me
     rules = Layout(p.rules, params=p.params or None, optimizer=p.optimizer or None)
     if mesh is None:
         try:
-            mesh = with_devices(p.mesh)
+            mesh = mesh_with_devices(p.mesh)
         except MeshError:
             if layout is not None:
                 raise
             mesh = Mesh()
     elif isinstance(mesh, str):
-        mesh = with_devices(mesh)
+        mesh = mesh_with_devices(mesh)
     if layout is None:
         layout = rules if mesh.axes else ""
     layout = Layout.of(layout)
@@ -205,9 +211,9 @@ def place(config: TrainConfig, mesh: Any = None, layout: Any = None) -> tuple[Me
     return mesh, layout
 
 
-def _last(checkpoints: Checkpoints, step: int | None, count: int) -> list[int]:
+def _last(checkpoints: CheckpointManager, step: int | None, count: int) -> list[int]:
     """The steps of the last checkpoints, up to a given one, the newest first."""
-    there = list(step_folders(checkpoints.folder))
+    there = list(recover_step_folders(checkpoints.folder))
     chosen = [one for one in there if step is None or one <= step][-count:]
     if len(chosen) < count or (step is not None and step not in chosen):
         until = "" if step is None else f" up to step {step}"

@@ -29,42 +29,42 @@ from weft.core.errors import ModelError, ProgramError, WeftError
 from weft.distributed import processes
 from weft.hardware.profile import Hardware
 
-from ..checkpoint.manager import Checkpoints
+from ..checkpoint.manager import CheckpointManager
 from ..checkpoint.manifest import (
     CheckpointWarning,
-    Damage,
+    DamagedCheckpoint,
     check_files,
+    list_unfinished_folders,
     read_manifest,
-    step_folders,
-    unfinished,
+    recover_step_folders,
 )
 from ..distributed import rendezvous
-from . import config_file
+from . import config_io
 from .config import TrainConfig
-from .evaluate import Score, evaluate
-from .journal import CONFIG
-from .metrics import Record, Standing
-from .progress import Pace, Progress
-from .setup import Run, prepare
+from .evaluate import EvalResult, evaluate
+from .metrics import MetricsLogger, TrainState
+from .progress import PlannedSpeed, ProgressReporter
+from .run_folder import CONFIG_FILE
+from .setup import Run, prepare_run
 
-AHEAD = 2  # batches that are made while a step runs
+PREFETCH_BATCHES = 2  # batches that are made while a step runs
 
 
-def begin(run: Run, checkpoints: Checkpoints) -> Standing:
+def restore_or_init(run: Run, checkpoints: CheckpointManager) -> TrainState:
     """The newest checkpoint, a model that was imported, or parameters drawn anew."""
     seed = run.config.seed
     # Of several processes the first looks: all begin at the same place.
-    there = processes.from_first(processes.name("begun"), lambda: _newest(run.checkpoints))
+    there = processes.run_on_first(processes.unique_key("begun"), lambda: _newest(run.checkpoints))
     like = nn.specs(run.model)
     if there == "imported":
         step, model, _, _ = checkpoints.restore(like, None, run.mesh, run.layout)
         _check_imported(step, run.checkpoints)
-        return Standing(0, 0, *run.learner.init(model))
+        return TrainState(0, 0, *run.learner.init(model))
     if there:
         try:
             found = checkpoints.restore(*run.learner.init(like), run.mesh, run.layout)
         except ModelError as error:
-            was = run.config.folder / CONFIG
+            was = run.config.folder / CONFIG_FILE
             error.hint = f"the settings of the run that is there are in {was}; a new run has another --folder"
             raise
         step, model, state, extra = found
@@ -72,26 +72,26 @@ def begin(run: Run, checkpoints: Checkpoints) -> Standing:
             warnings.warn(f"the run began with seed {extra['seed']}, and goes on with {seed}", stacklevel=2)
         if step < run.config.steps and (changed := _changed(run.config)):
             warnings.warn(f"the run goes on with other settings: {', '.join(changed)}", stacklevel=2)
-        return Standing(step, extra["position"], model, state, extra["skipped"])
-    for path in unfinished(run.checkpoints).values():
+        return TrainState(step, extra["position"], model, state, extra["skipped"])
+    for path in list_unfinished_folders(run.checkpoints).values():
         warnings.warn(
             f"checkpoint {path} was never finished, and there is none before it: the run begins anew",
             CheckpointWarning,
             stacklevel=2,
         )
-    with processes.limit("the parameters to begin with"):
+    with processes.watchdog("the parameters to begin with"):
         model = nn.init(run.model, jax.random.key(seed), run.mesh, run.layout)
-        return Standing(0, 0, *run.learner.init(model))
+        return TrainState(0, 0, *run.learner.init(model))
 
 
 def _newest(checkpoints: Path) -> str:
     """What the newest whole checkpoint is: "imported", a model alone; "saved", all of a run; "": none."""
-    folders = list(step_folders(checkpoints).values())
+    folders = list(recover_step_folders(checkpoints).values())
     if not folders:
         return ""
     found = []
     for path in reversed(folders):
-        with contextlib.suppress(Damage):  # restoring says more of it
+        with contextlib.suppress(DamagedCheckpoint):  # restoring says more of it
             manifest = read_manifest(path)
             found.append(("imported" if "imported" in manifest["extra"] else "saved", path, manifest))
     if len({kind for kind, *_ in found}) > 1:  # else restoring alone looks at all files
@@ -102,7 +102,7 @@ def _newest(checkpoints: Path) -> str:
 def _is_whole(path: Path, manifest: dict[str, Any]) -> bool:
     try:
         check_files(path, manifest)
-    except Damage:
+    except DamagedCheckpoint:
         return False
     return True
 
@@ -110,7 +110,7 @@ def _is_whole(path: Path, manifest: dict[str, Any]) -> bool:
 def _changed(config: TrainConfig) -> list[str]:
     """The settings that the run in the folder had otherwise, of those that results depend on: old → new."""
     try:
-        before = config_file.read(config.folder / CONFIG)
+        before = config_io.config_from_toml(config.folder / CONFIG_FILE)
     except (WeftError, OSError):  # it is only missed for the warning
         return []
     pairs = [(name, getattr(before, name), getattr(config, name)) for name in ("data", "optimizer", "model")]
@@ -137,7 +137,7 @@ def _check_imported(step: int, checkpoints: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainResult:
     """How a run ended.
 
     Attributes:
@@ -155,23 +155,23 @@ class Outcome:
     model: Any
     step: int
     loss: float
-    score: Score | None
+    score: EvalResult | None
     stopped: str
     seconds: float
     trained: int
 
 
-def train(config: TrainConfig, *, quiet: bool = False) -> Outcome:
+def train(config: TrainConfig, *, quiet: bool = False) -> TrainResult:
     """Train, from the newest checkpoint in the folder if there is one.
 
     Args:
       config: all settings.
       quiet: whether nothing is shown.
     """
-    return follow(prepare(config), quiet=quiet)
+    return train_prepared(prepare_run(config), quiet=quiet)
 
 
-def follow(run: Run, *, quiet: bool = False) -> Outcome:
+def train_prepared(run: Run, *, quiet: bool = False) -> TrainResult:
     """Train what is prepared."""
     c, first = run.config, jax.process_index() == 0
     hardware = Hardware.of(c.layout.hardware)
@@ -183,15 +183,15 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
     with (
         _alone(c.folder),
         rendezvous.Stop(c.hosts.grace) as stop,
-        Checkpoints(run.checkpoints, c.save.keep) as checkpoints,
+        CheckpointManager(run.checkpoints, c.save.keep) as checkpoints,
     ):
-        standing = begin(run, checkpoints)
+        standing = restore_or_init(run, checkpoints)
         began, from_step, score = time.monotonic(), standing.step, None
-        pace = Pace(predicted.overlapped_seconds, plan.unique_flops, _peak(hardware, run))
+        pace = PlannedSpeed(predicted.overlapped_seconds, plan.unique_flops, _peak(hardware, run))
         with (
-            Progress(c.steps, standing.step, pace, c.log_every, quiet=quiet or not first) as shown,
-            Record(run, standing, shown, first, checkpoints) as record,
-            contextlib.closing(run.train.batches(standing.position, ahead=AHEAD)) as batches,
+            ProgressReporter(c.steps, standing.step, pace, c.log_every, quiet=quiet or not first) as shown,
+            MetricsLogger(run, standing, shown, first, checkpoints) as record,
+            contextlib.closing(run.train.batches(standing.position, ahead=PREFETCH_BATCHES)) as batches,
         ):
             if standing.step < c.steps:
                 record.open(plans, hardware)
@@ -201,7 +201,7 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
             while standing.step < c.steps:
                 batch, standing.position = next(batches)
                 key, standing.step = run.key(standing.step), standing.step + 1
-                with processes.limit(f"step {standing.step}"):
+                with processes.watchdog(f"step {standing.step}"):
                     metrics, standing.model, standing.state = run.learner.learn(
                         standing.step, standing.model, standing.state, batch, key
                     )
@@ -224,7 +224,7 @@ def follow(run: Run, *, quiet: bool = False) -> Outcome:
     loss = record.loss if trained else math.nan
     stopped = stop.reason if standing.step < c.steps else ""
     model = run.learner.whole(standing.model, standing.state)
-    return Outcome(run, model, standing.step, loss, score, stopped, seconds, trained)
+    return TrainResult(run, model, standing.step, loss, score, stopped, seconds, trained)
 
 
 @contextlib.contextmanager
@@ -232,7 +232,7 @@ def _alone(folder: Path) -> Iterator[None]:
     """An error if another run writes into the folder: each would remove what the other has half-written."""
     handle = os.open(folder, os.O_RDONLY)  # the folder itself is locked: nothing to clean up after a kill
     try:
-        processes.from_first(processes.name("alone"), lambda: _lock(handle, folder))
+        processes.run_on_first(processes.unique_key("alone"), lambda: _lock(handle, folder))
         yield
     finally:
         os.close(handle)
@@ -262,7 +262,7 @@ def _peak(hardware: Hardware, run: Run) -> float:
     return hardware.peak(dtype) * (hardware.shared_cores or run.mesh.size)
 
 
-def _score(run: Run, standing: Standing) -> Score:
+def _score(run: Run, standing: TrainState) -> EvalResult:
     assert run.valid is not None
     limit = run.config.evaluate.batches
     rows = (batch for batch, _ in itertools.islice(run.valid.batches(), limit))

@@ -22,13 +22,13 @@ import weft as wf
 from weft.core.errors import ProgramError
 from weft.core.tensor import Tensor, describe, is_tensor
 
-from ..core.fields import is_number
-from ..optim.update_layout import wide_type
+from ..core.fields import is_finite_number
+from ..optim.update_layout import at_least_float32
 
-Weight = Callable[[Any], Any]
+WeightFunction = Callable[[Any], Any]
 
 
-def weight_of(given: Weight | None, model: Any) -> Weight | None:
+def resolve_weight(given: WeightFunction | None, model: Any) -> WeightFunction | None:
     """The function from a batch to its weight: the one given to the step, else the model's own, else None."""
     if given is not None:
         return given
@@ -36,10 +36,10 @@ def weight_of(given: Weight | None, model: Any) -> Weight | None:
     return model.loss_weight if callable(getattr(type(model), "loss_weight", None)) else None
 
 
-def weigh(weight: Weight, batch: Any) -> float | Tensor:
+def batch_weight(weight: WeightFunction, batch: Any) -> float | Tensor:
     """The weight of a batch: a number if it depends on sizes alone, or else a float tensor without dims."""
     found = weight(batch)
-    if is_number(found) and found > 0:
+    if is_finite_number(found) and found > 0:
         return float(found)
     real = isinstance(found, Tensor) and not jnp.issubdtype(found.dtype, jnp.complexfloating)
     if not real or found.dims:
@@ -49,19 +49,21 @@ def weigh(weight: Weight, batch: Any) -> float | Tensor:
             rule="a weight is the number that the loss divides by: positive, or a real tensor without dims",
             hint='add it up: weight=lambda batch: wf.sum(batch["weights"])',
         )
-    return found.astype(wide_type(found.dtype))
+    return found.astype(at_least_float32(found.dtype))
 
 
-def widest_type() -> Any:
+def widest_float() -> Any:
     """float64 where that is enabled: a share that is rounded to float32 would round the gradients."""
     return jnp.result_type(float)
 
 
-def as_tensor(weight: float | Tensor) -> Tensor:
-    return weight if isinstance(weight, Tensor) else wf.full((), weight, widest_type())
+def weight_as_tensor(weight: float | Tensor) -> Tensor:
+    return weight if isinstance(weight, Tensor) else wf.full((), weight, widest_float())
 
 
-def shares(weight: Weight, total: float | Tensor, parts: Any, micro: wf.Dim) -> tuple[Tensor, Any]:
+def microbatch_shares(
+    weight: WeightFunction, total: float | Tensor, parts: Any, micro: wf.Dim
+) -> tuple[Tensor, Any]:
     """What each part counts in the loss of the batch, along `micro`, and the parts to compute.
 
     Args:
@@ -73,15 +75,15 @@ def shares(weight: Weight, total: float | Tensor, parts: Any, micro: wf.Dim) -> 
     numbers: list[float] = []
 
     def one(part: Any) -> Tensor:
-        found = weigh(weight, part)
+        found = batch_weight(weight, part)
         numbers.extend([] if isinstance(found, Tensor) else [found])
-        return as_tensor(found)
+        return weight_as_tensor(found)
 
     weights = wf.vmap(one, micro)(parts)
     if numbers and not isinstance(total, Tensor):
         _check_sum(numbers[0], total, micro.size)
-        return wf.full([micro], numbers[0] / total, widest_type()), parts
-    total = as_tensor(total)
+        return wf.full([micro], numbers[0] / total, widest_float()), parts
+    total = weight_as_tensor(total)
     # The loss of a part without weight may be 0 / 0, and then its gradients are NaN, even times a share of 0.
     # Such a part computes the rows of the one with the largest weight instead.
     heavy, best = weights > 0, wf.argmax(weights, micro)
@@ -103,7 +105,7 @@ def _check_sum(part: float, total: float, count: int) -> None:
         )
 
 
-def unknown(model: Any, micro: int) -> ProgramError:
+def unknown_weight_error(model: Any, micro: int) -> ProgramError:
     """The error for micro-batches of a loss with an unknown weight."""
     return ProgramError(
         f"micro={micro} needs the weight of each micro-batch, and {type(model).__name__} has no "

@@ -13,15 +13,15 @@ from weft import nn
 from weft.core.errors import WeftError
 from weft.distributed import processes
 from weft.hardware.profile import Hardware
-from weft.plan.pipelines import described
+from weft.plan.pipelines import describe_pipelines
 from weft.plan.units import human_bytes, human_count, human_seconds
 
-from ..checkpoint.manager import Checkpoints
-from ..checkpoint.manifest import CheckpointError, present
-from . import config_file, data_setup
-from .evaluate import Score
-from .journal import PLAN, Journal
-from .progress import Progress
+from ..checkpoint.manager import CheckpointManager
+from ..checkpoint.manifest import CheckpointError, list_step_folders
+from . import config_io, data_setup
+from .evaluate import EvalResult
+from .progress import ProgressReporter
+from .run_folder import PLAN_FILE, RunFolderWriter
 from .setup import Run
 
 
@@ -30,7 +30,7 @@ class TrainingError(WeftError, RuntimeError):
 
 
 @dataclass
-class Standing:
+class TrainState:
     """How far a run is: the steps done, the examples used, and what it has learned."""
 
     step: int
@@ -40,18 +40,25 @@ class Standing:
     skipped: int = 0
 
 
-class Record:
+class MetricsLogger:
     """The numbers of steps: read one step late, so that devices need not wait; written, shown, and judged."""
 
-    def __init__(self, run: Run, standing: Standing, shown: Progress, first: bool, checkpoints: Checkpoints):
+    def __init__(
+        self,
+        run: Run,
+        standing: TrainState,
+        shown: ProgressReporter,
+        first: bool,
+        checkpoints: CheckpointManager,
+    ):
         self.run, self.standing, self.shown, self.checkpoints = run, standing, shown, checkpoints
         self.loss = math.nan
-        self._journal = Journal(run.config.folder, standing.step) if first else None
+        self._journal = RunFolderWriter(run.config.folder, standing.step) if first else None
         self._waiting: tuple[int, Any] | None = None
         self._first = True
         self._time = time.monotonic()
 
-    def __enter__(self) -> Record:
+    def __enter__(self) -> MetricsLogger:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -62,8 +69,8 @@ class Record:
         """Say and write down what is run."""
         text = "\n".join(f"{often}:\n{plan.explain(hardware)}" for often, plan in plans.items())
         if self._journal is not None:
-            self._journal.describe(config_file.write(self.run.config), text)
-            data_setup.keep(self.run.tokenizer, self.run.config.folder)
+            self._journal.describe(config_io.config_to_toml(self.run.config), text)
+            data_setup.copy_tokenizer(self.run.tokenizer, self.run.config.folder)
         for line in _summary(self.run, plans, hardware, self.standing):
             self.shown.say(line)
 
@@ -90,7 +97,7 @@ class Record:
         if waiting is None:
             return
         step, metrics = waiting
-        with processes.limit(f"step {step}"):
+        with processes.watchdog(f"step {step}"):
             numbers = {name: value.item() for name, value in metrics.items()}
         now = time.monotonic()
         numbers["seconds"], self._time = now - self._time, now
@@ -112,7 +119,7 @@ class Record:
             return
         with contextlib.suppress(CheckpointError):  # that one failed too is not why the run stops
             self.checkpoints.wait()  # one may be on its way
-        saved = list(present(self.run.checkpoints))
+        saved = list(list_step_folders(self.run.checkpoints))
         good = f"that of step {saved[-1]} in {self.run.checkpoints}" if saved else "there is none yet"
         many = (
             [f"{self.standing.skipped} steps were left out; the limit is {c.nan_limit}"]
@@ -123,12 +130,12 @@ class Record:
             f"{what} gave {wrong}",
             *many,
             f"the last good checkpoint: {good}",
-            f"what a step does is in {c.folder / PLAN}",
+            f"what a step does is in {c.folder / PLAN_FILE}",
             rule="a loss and gradients are finite numbers; nothing was saved after they were not",
             hint="a lower --optimizer.rate, a longer --optimizer.warmup, --optimizer.clip; or --on-nan skip",
         )
 
-    def evaluated(self, score: Score) -> Score:
+    def evaluated(self, score: EvalResult) -> EvalResult:
         """Write down and show an evaluation; one that is not finite is judged as a step is."""
         step = self.standing.step
         if math.isfinite(score.loss):
@@ -138,7 +145,7 @@ class Record:
         self._time = time.monotonic()  # what it took is not the next step's
         return score
 
-    def _write_down(self, step: int, score: Score) -> None:
+    def _write_down(self, step: int, score: EvalResult) -> None:
         self.shown.say(
             f"step {step:>6}  held out: loss {score.loss:.4f}, perplexity {score.perplexity:.2f}, "
             f"accuracy {score.accuracy:.1%}"
@@ -148,7 +155,7 @@ class Record:
             self._journal.draw()
 
 
-def _summary(run: Run, plans: dict[str, wf.Plan], hardware: Hardware, standing: Standing) -> list[str]:
+def _summary(run: Run, plans: dict[str, wf.Plan], hardware: Hardware, standing: TrainState) -> list[str]:
     """What will happen, in a few lines."""
     c = run.config
     begins = f"goes on after step {standing.step}" if standing.step else "a new run"
@@ -156,7 +163,7 @@ def _summary(run: Run, plans: dict[str, wf.Plan], hardware: Hardware, standing: 
         f"{c.preset}: {human_count(nn.count(run.model))} parameters; {c.steps} steps of {c.data.rows} rows "
         f"of {c.data.length}; {begins} in {c.folder}",
         f'mesh "{run.mesh}", layout "{run.layout}"',
-        *(line for plan in plans.values() for line in described(plan)),
+        *(line for plan in plans.values() for line in describe_pipelines(plan)),
         *(f"{often}, on each device: {_cost(plan, hardware)}" for often, plan in plans.items()),
     ]
 

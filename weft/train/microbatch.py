@@ -14,7 +14,7 @@ import weft as wf
 from weft.core.errors import ShapeError, TensorTypeError
 from weft.core.tensor import Tensor, describe, is_tensor
 
-ROWS = "batch"  # the dim of a batch's rows
+BATCH_DIM = "batch"  # the dim of a batch's rows
 
 
 def count_rows(batch: Any) -> int:
@@ -29,7 +29,7 @@ def count_rows(batch: Any) -> int:
     return found[0].size
 
 
-def dealt(batch: Any, to: wf.Dim) -> Any:
+def deal_rows(batch: Any, to: wf.Dim) -> Any:
     """The batch with its rows dealt out like cards: row n goes to index n modulo the size of a new dim.
 
     Each device deals the rows that it has, and nothing is sent, if every part is split evenly. Tensors
@@ -60,7 +60,7 @@ def dealt(batch: Any, to: wf.Dim) -> Any:
 
 
 def _rows_of(t: Any) -> wf.Dim | None:
-    return next((d for d in t.dims if d.name == ROWS), None) if isinstance(t, Tensor) else None
+    return next((d for d in t.dims if d.name == BATCH_DIM), None) if isinstance(t, Tensor) else None
 
 
 def _check_shared(path: Any, leaf: Any) -> None:
@@ -69,14 +69,15 @@ def _check_shared(path: Any, leaf: Any) -> None:
     if shape:
         raise TensorTypeError(
             f"batch{jax.tree_util.keystr(path)} is a raw array of shape {shape}",
-            rule=f"the rows of a batch are the dim {ROWS} of its tensors; a raw array does not name its dims",
-            hint=f"wf.tensor(array, dims), with {ROWS} among the dims if it has a value for each row",
+            rule=f"the rows of a batch are the dim {BATCH_DIM} of its tensors; "
+            "a raw array does not name its dims",
+            hint=f"wf.tensor(array, dims), with {BATCH_DIM} among the dims if it has a value for each row",
         )
 
 
 def _without_rows(what: str) -> ShapeError:
     return ShapeError(
-        f"no tensor of the batch has a dim {ROWS} to be {what}",
-        rule=f"the rows of a batch are the dim {ROWS} of its tensors",
-        hint=f"call it {ROWS}: wf.tensor(array, [wf.Dim('{ROWS}', rows), length])",
+        f"no tensor of the batch has a dim {BATCH_DIM} to be {what}",
+        rule=f"the rows of a batch are the dim {BATCH_DIM} of its tensors",
+        hint=f"call it {BATCH_DIM}: wf.tensor(array, [wf.Dim('{BATCH_DIM}', rows), length])",
     )

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-RECENT = 50  # steps whose speed is shown
-BAR, SMALLEST_BAR = 24, 6  # columns
-LEFT = 9  # columns of the time that is left, 123:45:59
+SPEED_WINDOW = 50  # steps whose speed is shown
+BAR_WIDTH, MIN_BAR_WIDTH = 24, 6  # columns
+ETA_WIDTH = 9  # columns of the time that is left, 123:45:59
 
 
 @dataclass(frozen=True)
-class Pace:
+class PlannedSpeed:
     """How a step should go, by the plan.
 
     Attributes:
@@ -32,13 +32,13 @@ class Pace:
     peak: float
 
 
-class Progress:
+class ProgressReporter:
     """Shows steps as they come. As a context it cleans up after itself."""
 
-    def __init__(self, steps: int, done: int, pace: Pace, every: int, quiet: bool = False):
+    def __init__(self, steps: int, done: int, pace: PlannedSpeed, every: int, quiet: bool = False):
         self.steps, self.pace, self.every, self.quiet = steps, pace, every, quiet
         # Seconds and tokens of steps, without the first: it is compiled, and its time is not that of others.
-        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=SPEED_WINDOW)
         self._first = True
         self._console, self._bar, self._task = None, None, None
         if quiet:
@@ -52,14 +52,14 @@ class Progress:
 
             self._bar = Bar(
                 TextColumn("step {task.completed}/{task.total}"),
-                BarColumn(bar_width=BAR),
+                BarColumn(bar_width=BAR_WIDTH),
                 TimeRemainingColumn(),
                 TextColumn("{task.description}"),
                 console=self._console,
             )
             self._task = self._bar.add_task("", total=steps, completed=done)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressReporter:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -95,8 +95,10 @@ class Progress:
         would shorten all columns alike, the step and the time first.)
         """
         assert self._bar is not None and self._console is not None
-        room = self._console.width - len(f"step {step}/{self.steps}") - LEFT - 3  # a space between columns
-        bar = min(BAR, max(SMALLEST_BAR, room - len(parts[0])))
+        room = (
+            self._console.width - len(f"step {step}/{self.steps}") - ETA_WIDTH - 3
+        )  # a space between columns
+        bar = min(BAR_WIDTH, max(MIN_BAR_WIDTH, room - len(parts[0])))
         self._bar.columns[1].bar_width = bar  # type: ignore[union-attr]
         shown = parts[0]
         for part in parts[1:]:

@@ -20,20 +20,20 @@ from weft.core.errors import LayoutError, ModelError
 from weft.core.layout import Layout
 from weft.core.mesh import Mesh
 from weft.core.placement import without_values
-from weft.distributed.shared_folder import check_shared
+from weft.distributed.shared_folder import check_shared_folder
 from weft.models import Transformer, preset
+from weft.models.checked_layout import CheckedLayout
 from weft.models.presets import batch_specs
-from weft.models.spelling import CheckedLayout
 
-from ..checkpoint.manifest import CHECKPOINTS
+from ..checkpoint.manifest import CHECKPOINTS_FOLDER
 from ..distributed import rendezvous
 from . import data_setup
-from .auto_layout import AUTO, chosen
-from .config import TrainConfig, schedule
-from .evaluate import sums
-from .trainer import Learner, learner
+from .auto_layout import AUTO, search_layout
+from .config import TrainConfig, build_schedule
+from .evaluate import eval_step
+from .trainer import Trainer, build_trainer
 
-RATES = 1 << 12  # steps whose learning rates are worked out together
+RATES_PER_CHUNK = 1 << 12  # steps whose learning rates are worked out together
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Run:
     mesh: Mesh
     layout: Layout
     tokenizer: data.Tokenizer
-    train: data.Batches
-    valid: data.Batches | None
+    train: data.BatchStream
+    valid: data.BatchStream | None
     model: Transformer  # declared
-    learner: Learner
+    learner: Trainer
     scoring: wf.Program
     rate: Callable[[int], float] = field(repr=False)  # by step, from 0 on
 
     @property
     def checkpoints(self) -> Path:
-        return self.config.folder / CHECKPOINTS
+        return self.config.folder / CHECKPOINTS_FOLDER
 
     def key(self, step: int) -> Any:
         """The key of a step's dropout."""
@@ -65,50 +65,50 @@ class Run:
         return self.learner.plans(nn.specs(self.model), batch, self.key(0))
 
 
-def prepare(config: TrainConfig) -> Run:
+def prepare_run(config: TrainConfig) -> Run:
     """From settings to what is run: data found, tokenizer loaded or trained, mesh checked, step staged."""
     config.check()
     h = config.hosts
     rendezvous.join(h.coordinator, h.processes, h.process, wait=h.wait)
-    check_shared(config.folder)
-    mesh = with_devices(config.layout.mesh)
+    check_shared_folder(config.folder)
+    mesh = mesh_with_devices(config.layout.mesh)
     if config.layout.rules != AUTO:
         _check_rows(config, mesh, _layout(config, mesh))
         _check_dims(config, mesh)
-    texts = data_setup.examples(config.data, held_out=False)
-    held_out = data_setup.examples(config.data, held_out=True)
+    texts = data_setup.load_examples(config.data, held_out=False)
+    held_out = data_setup.load_examples(config.data, held_out=True)
     assert texts is not None
     _check_kind(config, data_setup.is_pairs(texts))
-    words = data_setup.tokenizer(config.data, texts, config.folder)
+    words = data_setup.build_tokenizer(config.data, texts, config.folder)
     if config.model.vocab == preset(config.preset).config.vocab:
         config = config.replace(model=config.model.replace(vocab=words.vocab))
     data_setup.check_vocab(words, config.model.vocab)
     if config.layout.rules == AUTO:
-        example = data_setup.batches(config.data, texts, words, seed=config.seed).step(0).batch
-        config = config.replace(layout=chosen(config, example))
-        mesh = with_devices(config.layout.mesh)
+        example = data_setup.build_batches(config.data, texts, words, seed=config.seed).step(0).batch
+        config = config.replace(layout=search_layout(config, example))
+        mesh = mesh_with_devices(config.layout.mesh)
     layout = _layout(config, mesh)
     where = {"mesh": mesh, "layout": layout}
-    train = data_setup.batches(config.data, texts, words, seed=config.seed, **where)
+    train = data_setup.build_batches(config.data, texts, words, seed=config.seed, **where)
     valid = None
     if held_out is not None:
-        valid = data_setup.batches(config.data, held_out, words, shuffle=False, epochs=1, **where)
+        valid = data_setup.build_batches(config.data, held_out, words, shuffle=False, epochs=1, **where)
 
-    model, how = Transformer(config.model), learner(config, mesh, layout)
-    scoring = wf.spmd(sums, mesh, how.whole_layout)
+    model, how = Transformer(config.model), build_trainer(config, mesh, layout)
+    scoring = wf.spmd(eval_step, mesh, how.whole_layout)
     return Run(config, mesh, layout, words, train, valid, model, how, scoring, _rate(config))
 
 
 def _rate(config: TrainConfig) -> Callable[[int], float]:
     """The learning rate by step, worked out for some steps at a time: there may be very many."""
-    rate, some = schedule(config), wf.Dim("steps", RATES)
+    rate, some = build_schedule(config), wf.Dim("steps", RATES_PER_CHUNK)
 
     @functools.lru_cache(maxsize=2)
     def part(number: int) -> np.ndarray:
-        found = rate(wf.arange(some) + number * RATES).numpy()
-        return np.broadcast_to(found, RATES)  # a constant one has no dim
+        found = rate(wf.arange(some) + number * RATES_PER_CHUNK).numpy()
+        return np.broadcast_to(found, RATES_PER_CHUNK)  # a constant one has no dim
 
-    return lambda step: float(part(step // RATES)[step % RATES])
+    return lambda step: float(part(step // RATES_PER_CHUNK)[step % RATES_PER_CHUNK])
 
 
 def _layout(config: TrainConfig, mesh: Mesh) -> Layout:
@@ -118,15 +118,15 @@ def _layout(config: TrainConfig, mesh: Mesh) -> Layout:
     return layout
 
 
-def with_devices(axes: str) -> Mesh:
+def mesh_with_devices(axes: str) -> Mesh:
     """The mesh. Where JAX has only a CPU, and is not in use yet, that gets as many virtual devices."""
     mesh = Mesh(axes) if "-1" not in axes else None
     if mesh is not None and not jax.distributed.is_initialized():
         with contextlib.suppress(RuntimeError):  # never fewer: somebody may have asked for more
-            if jax.config.jax_num_cpu_devices < mesh.size <= devices.MOST:  # type: ignore[attr-defined]
+            if jax.config.jax_num_cpu_devices < mesh.size <= devices.MAX_CPU_DEVICES:  # type: ignore[attr-defined]
                 jax.config.update("jax_num_cpu_devices", mesh.size)
-    if devices.is_all_there_is():
-        devices.keep_memory()
+    if devices.is_cpu_only():
+        devices.retain_freed_memory()
     mesh = mesh or Mesh(axes)
     mesh.require_devices()
     return mesh
@@ -150,7 +150,7 @@ def _check_dims(config: TrainConfig, mesh: Mesh) -> None:
     layout = CheckedLayout(place.rules, params=place.params or None, optimizer=place.optimizer or None)
     if not layout.suspects:  # a trace takes seconds
         return
-    how = learner(config, mesh, layout)
+    how = build_trainer(config, mesh, layout)
     rows = batch_specs(config.model, config.data.rows, config.data.length)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", wf.LayoutWarning)  # the run's own program warns

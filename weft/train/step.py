@@ -16,19 +16,19 @@ import jax.numpy as jnp
 import optax
 
 import weft as wf
-from weft.core.deferred import Promise, Result, later
+from weft.core.deferred import Deferred, ResultSpec, defer
 from weft.core.errors import ProgramError
 from weft.core.tensor import Tensor, is_tensor
-from weft.ops.optax import Optimizer as OverOptax
+from weft.ops.optax import OptaxOptimizer as OverOptax
 from weft.random import keys
 
-from ..core.fields import check
+from ..core.fields import check_fields
 from ..optim.clipping import clip_by_global_norm, global_norm
-from ..optim.ema import init_average, update_average
-from ..optim.named_tree import asking
-from ..optim.update_layout import as_stored, called, naming
-from .grad_accum import value_and_grad
-from .loss_weight import Weight
+from ..optim.ema import init_ema, update_ema
+from ..optim.named_tree import error_context
+from ..optim.update_layout import call_in_program, to_stored_layout, update_scope
+from .grad_accum import accumulate_gradients
+from .loss_weight import WeightFunction
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TrainStep:
     average: float | None = None
     skip_nonfinite: bool = False
     norm: bool = False
-    weight: Weight | None = None
+    weight: WeightFunction | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, optax.GradientTransformation):
@@ -58,7 +58,9 @@ class TrainStep:
             ).located(f"train_step({self.optimizer!r})")
         optional = {"clip": "positive", "average": "share"}
         given = {name: rule for name, rule in optional.items() if getattr(self, name) is not None}
-        check(self, {"micro": "count"} | given, "train_step(optimizer, clip=1.0, micro=4, average=0.999)")
+        check_fields(
+            self, {"micro": "count"} | given, "train_step(optimizer, clip=1.0, micro=4, average=0.999)"
+        )
         if self.weight is not None and not callable(self.weight):
             raise ProgramError(
                 f"train_step was given weight={self.weight!r}",
@@ -74,13 +76,13 @@ class TrainStep:
     def init(self, model: Any) -> Any:
         """The state to begin with: the optimizer's own, or that and the average. That of specs are specs."""
         state = self.optimizer.init(model)
-        return state if self.average is None else {"optimizer": state, "average": init_average(model)}
+        return state if self.average is None else {"optimizer": state, "average": init_ema(model)}
 
     def __call__(self, model: Any, state: Any, batch: Any, key: Any) -> tuple[dict[str, Tensor], Any, Any]:
-        with asking("train_step(model, state, batch, key)"):
+        with error_context("train_step(model, state, batch, key)"):
             if key is not None:
-                keys.check(key)
-            loss, grads, weight = value_and_grad(model, batch, key, self.micro, self.weight)
+                keys.check_key(key)
+            loss, grads, weight = accumulate_gradients(model, batch, key, self.micro, self.weight)
             metrics = {"loss": loss} | ({} if weight is None else {"tokens": weight})
             if self.clip is not None or self.skip_nonfinite or self.norm:
                 metrics["grad_norm"] = global_norm(grads)
@@ -89,7 +91,7 @@ class TrainStep:
             new = self._updated(grads, state, model)
             if self.skip_nonfinite:
                 metrics["finite"] = wf.isfinite(loss) & wf.isfinite(metrics["grad_norm"])
-                new = called(_chosen, metrics["finite"], new, (model, state))
+                new = call_in_program(_chosen, metrics["finite"], new, (model, state))
             return metrics, *new
 
     def _updated(self, grads: Any, state: Any, model: Any) -> tuple[Any, Any]:
@@ -105,7 +107,7 @@ class TrainStep:
                 hint="state = step.init(model)",
             )
         model, kept = update(grads, state["optimizer"], model)
-        average = update_average(state["average"], model, self.average)
+        average = update_ema(state["average"], model, self.average)
         return model, {"optimizer": kept, "average": average}
 
 
@@ -117,7 +119,7 @@ def train_step(
     average: float | None = None,
     skip_nonfinite: bool = False,
     norm: bool = False,
-    weight: Weight | None = None,
+    weight: WeightFunction | None = None,
 ) -> TrainStep:
     """A step of training, to be staged with `donate=(0, 1)`.
 
@@ -147,15 +149,15 @@ def _chosen(good: Tensor, new: Any, old: Any) -> Any:
     """All that is new, or all that is old, as a truth value says; both have the same trees."""
     leaves, tree = jax.tree.flatten(new, is_leaf=_is_leaf)
     before = jax.tree.leaves(old, is_leaf=_is_leaf)
-    if any(isinstance(getattr(t, "_held", t), Promise) for t in leaves):
-        kinds = [Result(t.dims, t.role) if isinstance(t, Tensor) else Result(None) for t in leaves]
+    if any(isinstance(getattr(t, "_held", t), Deferred) for t in leaves):
+        kinds = [ResultSpec(t.dims, t.role) if isinstance(t, Tensor) else ResultSpec(None) for t in leaves]
         choose = lambda good, new, old: [jnp.where(good, n, o) for n, o in zip(new, old, strict=True)]  # noqa: E731
-        return jax.tree.unflatten(tree, later(choose, (good, leaves, before), kinds))
-    with naming("finite"):
+        return jax.tree.unflatten(tree, defer(choose, (good, leaves, before), kinds))
+    with update_scope("finite"):
         both = zip(leaves, before, strict=True)
-        kept = [as_stored(wf.where(good, n, o), n.role) if is_tensor(n) else n for n, o in both]
+        kept = [to_stored_layout(wf.where(good, n, o), n.role) if is_tensor(n) else n for n, o in both]
     return jax.tree.unflatten(tree, kept)
 
 
 def _is_leaf(x: Any) -> bool:
-    return isinstance(x, Tensor | Promise)
+    return isinstance(x, Tensor | Deferred)

@@ -10,14 +10,14 @@ import weft as wf
 from weft.core.layout import ROLES, Layout
 from weft.core.mesh import Mesh
 
-from ..optim.ema import averaged
-from .config import TrainConfig, optimizer
+from ..optim.ema import with_ema_params
+from .config import TrainConfig, build_optimizer
 from .diloco import DiLoCo
 from .step import TrainStep, train_step
 
 
 @dataclass(frozen=True)
-class Learner:
+class Trainer:
     """One model, by one step after the other."""
 
     step: TrainStep
@@ -44,7 +44,7 @@ class Learner:
 
     def whole(self, model: Any, state: Any) -> Any:
         """The model to evaluate or to use: the average, if there is one."""
-        return model if self.step.average is None else averaged(model, state["average"])
+        return model if self.step.average is None else with_ema_params(model, state["average"])
 
     def plans(self, model: Any, batch: Any, key: Any) -> dict[str, wf.Plan]:
         """What is done, and what it costs, by how often; the step comes first."""
@@ -52,7 +52,7 @@ class Learner:
 
 
 @dataclass(frozen=True)
-class Replicas(Learner):
+class DiLoCoTrainer(Trainer):
     """Replicas of a model, along the dim `replicas`, that meet every so many steps."""
 
     diloco: DiLoCo
@@ -90,11 +90,11 @@ class Replicas(Learner):
         return {"a step": self.program.plan(*given, batch, key), outer: self.meeting.plan(*given)}
 
 
-def learner(config: TrainConfig, mesh: Mesh, layout: Layout) -> Learner:
+def build_trainer(config: TrainConfig, mesh: Mesh, layout: Layout) -> Trainer:
     """What the settings say."""
     o, d = config.optimizer, config.diloco
     step = train_step(
-        optimizer(config),
+        build_optimizer(config),
         clip=o.clip or None,
         micro=o.micro,
         average=o.average or None,
@@ -102,6 +102,6 @@ def learner(config: TrainConfig, mesh: Mesh, layout: Layout) -> Learner:
         norm=True,  # a gradient may be NaN where the loss is not, and its step is not to be saved
     )
     if not d.replicas:
-        return Learner(step, mesh, layout)
+        return Trainer(step, mesh, layout)
     diloco = DiLoCo(step, d.replicas, d.every, outer_rate=d.rate, outer_momentum=d.momentum)
-    return Replicas(step, mesh, layout, diloco)
+    return DiLoCoTrainer(step, mesh, layout, diloco)

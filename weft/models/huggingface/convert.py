@@ -23,25 +23,34 @@ import weft as wf
 from weft import nn
 from weft.core.errors import ModelError, WeftError, nearest
 from weft.core.tensor import Tensor, check_has_values
-from weft.nn.module import check_drawn, is_parameter, path_name
+from weft.nn.module import check_initialized, is_parameter, path_name
 
 from ..config import Config
 from ..transformer import Transformer
-from .family import HEAD, Family, Row
-from .files import DTYPES, WRITTEN, Checkpoint, Target, same, writing
+from .family import LM_HEAD, Family, Row
+from .files import (
+    DTYPES,
+    SAVE_DTYPES,
+    SafetensorsCheckpoint,
+    SafetensorsWriter,
+    tensors_equal,
+    write_checkpoint,
+)
 from .gpt2 import GPT2
 from .llama import LLAMA
-from .stored_slices import pieces, stored_shapes
+from .stored_slices import slices_of, stored_shapes
 from .t5 import T5
 
 FAMILIES = {family.name: family for family in (T5, GPT2, LLAMA)}
 
 # What a checkpoint has no say in: how a model is trained and computed. `load` takes these, `save` drops them.
-TRAINING = (
+TRAINING_FIELDS = (
     "remat unroll pipeline pipeline_micro feed_chunks loss_chunks dropout smoothing z_loss compute"
 ).split()
 # What says nothing unless another number asks for it.
-IDLE = "longest rotary_base window expert_top capacity balance router_z lsh_chunk lsh_rounds".split()
+CONDITIONAL_FIELDS = (
+    "longest rotary_base window expert_top capacity balance router_z lsh_chunk lsh_rounds".split()
+)
 
 
 def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> Transformer:
@@ -56,7 +65,7 @@ def load(folder: Any, mesh: Any = None, layout: Any = None, **changes: Any) -> T
     with _asked(f"huggingface.load({str(folder)!r})"):
         _check_changes(changes)
         wf.Layout.of(layout).check(wf.Mesh.of(mesh))
-        with Checkpoint(folder) as checkpoint:
+        with SafetensorsCheckpoint(folder) as checkpoint:
             family, config, names = _understood(checkpoint)
             model = Transformer(config.replace(**changes))
             rows = _rows(family, model)
@@ -85,7 +94,7 @@ def save(model: Transformer, folder: Any, dtype: str = "float32") -> None:
             for name, shape in stored_shapes(row, parameters[ours].dims).items()
         }
         settings = family.settings(model.config) | {"dtype": dtype, "torch_dtype": dtype}
-        with writing(Path(folder), settings, shapes, dtype) as target:
+        with write_checkpoint(Path(folder), settings, shapes, dtype) as target:
             for ours, row in rows.items():
                 _write(parameters[ours], row, family, target)
 
@@ -99,7 +108,7 @@ def config_of(folder: Any) -> Config:
     """
     with (
         _asked(f"huggingface.config_of({str(folder)!r})"),
-        Checkpoint(folder, needs_tensors=False) as checkpoint,
+        SafetensorsCheckpoint(folder, needs_tensors=False) as checkpoint,
     ):
         return _understood(checkpoint)[1]
 
@@ -115,7 +124,7 @@ def _asked(what: str) -> Iterator[None]:
 
 
 def _read(
-    checkpoint: Checkpoint,
+    checkpoint: SafetensorsCheckpoint,
     model: Transformer,
     rows: dict[str, Row],
     names: dict[str, str],
@@ -134,7 +143,7 @@ def _read(
 
         def part(where: tuple[slice, ...]) -> np.ndarray:
             values = np.empty([s.stop - s.start for s in where], np.float32)
-            for piece in pieces(row, dims, where):
+            for piece in slices_of(row, dims, where):
                 values[piece.ours] = piece.to_ours(checkpoint.read(names[piece.name], piece.stored))
             return values
 
@@ -143,7 +152,7 @@ def _read(
     return jax.tree_util.tree_map_with_path(tensor, model, is_leaf=is_parameter)
 
 
-def _write(parameter: Tensor, row: Row, family: Family, target: Target) -> None:
+def _write(parameter: Tensor, row: Row, family: Family, target: SafetensorsWriter) -> None:
     """Write this host's slices, each once and without its padding."""
     for shard in parameter.storage.addressable_shards:
         if shard.replica_id:
@@ -152,14 +161,14 @@ def _write(parameter: Tensor, row: Row, family: Family, target: Target) -> None:
         starts = [s.start or 0 for s in shard.index]
         true = zip(starts, values.shape, parameter.dims, strict=True)
         where = tuple(slice(min(a, d.size), min(a + n, d.size)) for a, n, d in true)
-        for piece in pieces(row, parameter.dims, where):
+        for piece in slices_of(row, parameter.dims, where):
             target.write(family.stored(piece.name), piece.stored, piece.to_stored(values[piece.ours]))
 
 
 # What a checkpoint is
 
 
-def _understood(checkpoint: Checkpoint) -> tuple[Family, Config, dict[str, str]]:
+def _understood(checkpoint: SafetensorsCheckpoint) -> tuple[Family, Config, dict[str, str]]:
     """A checkpoint's family, its numbers, and by tensor name of the family the name in the file."""
     kind = checkpoint.settings.get("model_type")
     if kind not in FAMILIES:
@@ -174,13 +183,13 @@ def _understood(checkpoint: Checkpoint) -> tuple[Family, Config, dict[str, str]]
     for name in sorted(checkpoint.entries):
         names.setdefault(name.removeprefix(family.prefix), name)
     for name, others in family.aliases.items():
-        other = next((o for o in others if o in names and (config.tied or o != HEAD)), None)
+        other = next((o for o in others if o in names and (config.tied or o != LM_HEAD)), None)
         if name not in names and other is not None:
             names[name] = names[other]
     # As transformers does: a last layer that is stored and differs from the embedding is not tied to it.
     embedding = next(iter(family.aliases))
-    if config.tied and HEAD in names and embedding in names:
-        config = config.replace(tied=same(checkpoint, names[HEAD], names[embedding]))
+    if config.tied and LM_HEAD in names and embedding in names:
+        config = config.replace(tied=tensors_equal(checkpoint, names[LM_HEAD], names[embedding]))
     return family, config, names
 
 
@@ -214,11 +223,15 @@ def _essence(config: Config) -> dict[str, Any]:
     """What makes a model what it is, with defaults filled in."""
     depth, shared = config.decoder_layers or config.layers, config.kv_heads or config.heads
     full = dataclasses.asdict(config.replace(decoder_layers=depth, kv_heads=shared))
-    return {k: v for k, v in full.items() if k not in TRAINING + IDLE}
+    return {k: v for k, v in full.items() if k not in TRAINING_FIELDS + CONDITIONAL_FIELDS}
 
 
 def _check_tensors(
-    checkpoint: Checkpoint, family: Family, model: Transformer, rows: dict[str, Row], names: dict[str, str]
+    checkpoint: SafetensorsCheckpoint,
+    family: Family,
+    model: Transformer,
+    rows: dict[str, Row],
+    names: dict[str, str],
 ) -> None:
     """An error that lists all that is missing, of another shape or type, or not expected."""
     parameters = nn.parameters(model)
@@ -237,7 +250,7 @@ def _check_tensors(
     harmless = re.compile(family.ignored)
     for name in sorted(set(checkpoint.entries) - known):
         short = name.removeprefix(family.prefix)
-        tied = short == HEAD and model.config.tied
+        tied = short == LM_HEAD and model.config.tied
         if not tied and not harmless.fullmatch(short):
             wrong.append(f"unexpected   {name} {list(checkpoint.entries[name].shape)}")
     if wrong:
@@ -250,24 +263,24 @@ def _check_tensors(
 
 
 def _check_changes(changes: dict[str, Any]) -> None:
-    wrong = sorted(set(changes) - set(TRAINING))
+    wrong = sorted(set(changes) - set(TRAINING_FIELDS))
     if wrong:
         raise ModelError(
-            f"{', '.join(name + nearest(name, TRAINING) for name in wrong)} can't be changed",
+            f"{', '.join(name + nearest(name, TRAINING_FIELDS) for name in wrong)} can't be changed",
             rule="a checkpoint says what its model is; how it is trained and computed is open",
-            hint=f"open are {', '.join(TRAINING)}",
+            hint=f"open are {', '.join(TRAINING_FIELDS)}",
         )
 
 
 def _check_dtype(dtype: str) -> None:
-    if dtype not in WRITTEN:
+    if dtype not in SAVE_DTYPES:
         raise ModelError(
-            f"{dtype!r} is no type to save in{nearest(str(dtype), WRITTEN)}",
-            rule=f"a checkpoint's numbers are {', '.join(WRITTEN)}",
+            f"{dtype!r} is no type to save in{nearest(str(dtype), SAVE_DTYPES)}",
+            rule=f"a checkpoint's numbers are {', '.join(SAVE_DTYPES)}",
             hint='leave it out for float32; dtype="bfloat16" takes half the room',
         )
 
 
 def _check_values(parameters: dict[str, Tensor]) -> None:
-    check_drawn(parameters, rule="files hold values")
+    check_initialized(parameters, rule="files hold values")
     check_has_values(*parameters.values())

@@ -22,7 +22,7 @@ from weft.core.errors import ModelError
 
 from ..config import Config
 
-HEAD = "lm_head.weight"  # the last layer, in all families
+LM_HEAD = "lm_head.weight"  # the last layer, in all families
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Family:
 
     def stored(self, name: str) -> str:
         """The full name of a stored tensor."""
-        return name if name == HEAD else self.prefix + name
+        return name if name == LM_HEAD else self.prefix + name
 
     def config(self, settings: Mapping[str, Any]) -> Config:
         """What config.json describes."""
@@ -162,4 +162,4 @@ def attention(ours: str, theirs: str, names: str) -> tuple[Row, ...]:
     )
 
 
-LAST = Row("last.weight", HEAD, "vocab d_model")
+LM_HEAD_ROW = Row("last.weight", LM_HEAD, "vocab d_model")

@@ -25,23 +25,23 @@ from safetensors import SafetensorError, safe_open
 
 from weft.core.errors import ModelError
 from weft.distributed import processes
-from weft.distributed.shared_folder import check_shared
+from weft.distributed.shared_folder import check_shared_folder
 
 MODEL, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
+PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
 # The types that are read and written; all become float32 here.
 DTYPES: dict[str, Any] = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F64": np.float64}
-WRITTEN = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+SAVE_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # All that a file may hold.
-TYPES: dict[str, Any] = DTYPES | {
+ALL_DTYPES: dict[str, Any] = DTYPES | {
     "BOOL": np.bool_,
     **{f"I{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"U{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
 }
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """What a file's header says of a tensor."""
 
     file: str
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 # Reading
 
 
-def opened(path: Path) -> Any:
+def open_safetensors(path: Path) -> Any:
     """A safetensors file, to be read and closed; an error if it is not whole."""
     try:
         return safe_open(path, framework="np")
@@ -65,7 +65,7 @@ def opened(path: Path) -> Any:
         ) from None
 
 
-class Checkpoint:
+class SafetensorsCheckpoint:
     """A folder's config.json and tensors; a context that closes the files.
 
     Attributes:
@@ -102,13 +102,13 @@ class Checkpoint:
         self._open.close()
 
     def _opened(self, name: str) -> Any:
-        return self._open.enter_context(opened(self.folder / name))
+        return self._open.enter_context(open_safetensors(self.folder / name))
 
-    def _entries(self) -> Iterator[tuple[str, Entry]]:
+    def _entries(self) -> Iterator[tuple[str, TensorEntry]]:
         for file, opened in self._files.items():
             for name in opened.keys():  # noqa: SIM118 (it is no dict)
                 one = opened.get_slice(name)
-                yield name, Entry(file, tuple(one.get_shape()), one.get_dtype())
+                yield name, TensorEntry(file, tuple(one.get_shape()), one.get_dtype())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _check_tensors(folder: Path) -> None:
                 hint="copy or download the missing ones",
             )
         return
-    pickles = [name for name in present if Path(name).suffix in PICKLES]
+    pickles = [name for name in present if Path(name).suffix in PICKLE_SUFFIXES]
     if pickles:
         raise ModelError(
             f"{folder} has its tensors in {', '.join(pickles)} alone",
@@ -193,7 +193,7 @@ def _files(folder: Path) -> list[str]:
 # Writing
 
 
-class Target:
+class SafetensorsWriter:
     """A file to be filled, tensor by tensor and part by part."""
 
     def __init__(self, path: Path, header: Mapping[str, Any], start: int):
@@ -203,7 +203,7 @@ class Target:
     def write(self, name: str, where: tuple[slice, ...], values: np.ndarray) -> None:
         """Put a part of a tensor where it belongs."""
         one = self._header[name]
-        dtype = TYPES[one["dtype"]]
+        dtype = ALL_DTYPES[one["dtype"]]
         begin, end = (self._start + n for n in one["data_offsets"])
         whole = self._bytes[begin:end].view(dtype).reshape(one["shape"])
         whole[where] = values.astype(dtype)
@@ -214,15 +214,15 @@ class Target:
 
 
 @contextmanager
-def writing(
+def write_checkpoint(
     folder: Path, settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], dtype: str
-) -> Iterator[Target]:
+) -> Iterator[SafetensorsWriter]:
     """A checkpoint under temporary names, which get their true ones when all is written and no error came.
 
     With several hosts each writes its own parts of one file, on a disk that all see; the first host does the
     rest.
     """
-    code = WRITTEN[dtype]
+    code = SAVE_DTYPES[dtype]
     header, start = file_header({name: (code, shape) for name, shape in shapes.items()})
     partial, first = folder / ".partial", jax.process_index() == 0
     if folder.exists() and not folder.is_dir():
@@ -232,13 +232,13 @@ def writing(
             hint="name another folder; it is made if need be",
         )
     try:
-        check_shared(folder)
+        check_shared_folder(folder)
         if first:
             partial.mkdir(parents=True, exist_ok=True)
             (partial / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-            create(partial / MODEL, header, start)
+            create_file(partial / MODEL, header, start)
         _meet("created")
-        target = Target(partial / MODEL, header, start)
+        target = SafetensorsWriter(partial / MODEL, header, start)
         yield target
         target.flush()
         _meet("written")
@@ -257,15 +257,15 @@ def file_header(
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     place = 0
     for name, (code, shape) in tensors.items():
-        end = place + math.prod(shape) * np.dtype(TYPES[code]).itemsize
+        end = place + math.prod(shape) * np.dtype(ALL_DTYPES[code]).itemsize
         header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [place, end]}
         place = end
     length = len(json.dumps(header).encode())
     return header, 8 + length + -length % 8
 
 
-def create(path: Path, header: Mapping[str, Any], start: int) -> None:
-    """A file with its header, and zeros for a `Target` to fill."""
+def create_file(path: Path, header: Mapping[str, Any], start: int) -> None:
+    """A file with its header, and zeros for a `SafetensorsWriter` to fill."""
     with path.open("wb") as file:
         text = json.dumps(header).encode()
         file.write(struct.pack("<Q", start - 8) + text.ljust(start - 8))
@@ -304,10 +304,10 @@ def _remove(partial: Path) -> None:
 
 def _meet(what: str) -> None:
     """Wait for the other hosts."""
-    processes.meet(processes.name(f"files are {what}"))
+    processes.barrier(processes.unique_key(f"files are {what}"))
 
 
-def same(checkpoint: Checkpoint, one: str, other: str, rows: int = 1024) -> bool:
+def tensors_equal(checkpoint: SafetensorsCheckpoint, one: str, other: str, rows: int = 1024) -> bool:
     """Whether two tensors of a checkpoint are equal, compared some rows at a time."""
     if one == other:
         return True

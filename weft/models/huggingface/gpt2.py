@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import Config
-from .family import HEAD, LAST, Family, Row, norm
+from .family import LM_HEAD, LM_HEAD_ROW, Family, Row, norm
 
 
 def _fused(ours: str, theirs: str) -> tuple[Row, ...]:
@@ -37,7 +37,7 @@ _GPT2_ROWS = (
     *_turned("decoder.blocks.feed.wide", "h.{layer}.mlp.c_fc", "d_model", "d_ff"),
     *_turned("decoder.blocks.feed.narrow", "h.{layer}.mlp.c_proj", "d_ff", "d_model"),
     *norm("decoder.norm", "ln_f"),
-    LAST,
+    LM_HEAD_ROW,
 )
 
 
@@ -77,6 +77,6 @@ GPT2 = Family(
     read=_gpt2_read,
     write=_gpt2_write,
     rows=lambda c: _GPT2_ROWS,
-    aliases={"wte.weight": (HEAD,)},
+    aliases={"wte.weight": (LM_HEAD,)},
     ignored=r"h\.\d+\.attn\.(masked_)?bias",  # early checkpoints hold the causal mask
 )

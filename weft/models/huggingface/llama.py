@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import Config
-from .family import HEAD, LAST, Family, Row, attention, linear, norm, unsupported
+from .family import LM_HEAD, LM_HEAD_ROW, Family, Row, attention, linear, norm, unsupported
 
 _LLAMA_ROWS = (
     Row("embedding.weight", "embed_tokens.weight", "vocab d_model"),
@@ -17,7 +17,7 @@ _LLAMA_ROWS = (
     *linear("decoder.blocks.feed.wide", "layers.{layer}.mlp.up_proj", "d_model", "d_ff"),
     *linear("decoder.blocks.feed.narrow", "layers.{layer}.mlp.down_proj", "d_ff", "d_model"),
     *norm("decoder.norm", "norm"),
-    LAST,
+    LM_HEAD_ROW,
 )
 
 # What a stretch is made of, in the order of `Config.rotary_stretch`.
@@ -81,6 +81,6 @@ LLAMA = Family(
     read=_llama_read,
     write=_llama_write,
     rows=lambda c: _LLAMA_ROWS,
-    aliases={"embed_tokens.weight": (HEAD,)},
+    aliases={"embed_tokens.weight": (LM_HEAD,)},
     ignored=r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
 )

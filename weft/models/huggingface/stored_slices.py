@@ -22,7 +22,7 @@ Spans = dict[str, slice]
 
 
 @dataclass(frozen=True)
-class Piece:
+class StoredSlice:
     """A rectangle of a stored tensor, which is a box of a slice of a parameter.
 
     Attributes:
@@ -56,7 +56,7 @@ def stored_shapes(row: Row, dims: tuple[wf.Dim, ...]) -> dict[str, tuple[int, ..
     return {row.theirs.format(layer=n): shape for n in range(sizes.get("layers", 1))}
 
 
-def pieces(row: Row, dims: tuple[wf.Dim, ...], where: tuple[slice, ...]) -> Iterator[Piece]:
+def slices_of(row: Row, dims: tuple[wf.Dim, ...], where: tuple[slice, ...]) -> Iterator[StoredSlice]:
     """What a slice of a parameter is made of."""
     if not all(map(_size, where)):
         return
@@ -70,7 +70,7 @@ def pieces(row: Row, dims: tuple[wf.Dim, ...], where: tuple[slice, ...]) -> Iter
             spans = {"layers": slice(layer, layer + 1)}
             for _, named in one:
                 spans |= named
-            yield Piece(
+            yield StoredSlice(
                 row.theirs.format(layer=layer),
                 tuple(place for place, _ in one),
                 tuple(_minus(spans[d.name], wanted[d.name].start) for d in dims),

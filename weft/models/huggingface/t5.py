@@ -8,7 +8,7 @@ from typing import Any
 from weft import nn
 
 from ..config import Config
-from .family import HEAD, LAST, Family, Row, attention, linear, norm
+from .family import LM_HEAD, LM_HEAD_ROW, Family, Row, attention, linear, norm
 
 
 def _t5_stack(stack: str, feed: int) -> tuple[Row, ...]:
@@ -44,7 +44,7 @@ def _t5_rows(c: Config) -> tuple[Row, ...]:
     return (
         Row("embedding.weight", "shared.weight", "vocab d_model"),
         *(row for rows in stacks + wide for row in rows),
-        LAST,
+        LM_HEAD_ROW,
     )
 
 
@@ -99,7 +99,7 @@ T5 = Family(
     read=_t5_read,
     write=_t5_write,
     rows=_t5_rows,
-    aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", HEAD)},
+    aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", LM_HEAD)},
     # The embedding under its other names, and one that early checkpoints have although nothing uses it.
     ignored=r"(en|de)coder\.embed_tokens\.weight|decoder\.block\.0\.layer\.1\..*relative_attention_bias\.weight",
 )

@@ -20,8 +20,12 @@ from weft.core.errors import ModelError
 
 from .files import CONFIG, read_json
 
-WORDS = "tokenizer.json"
-BESIDE = ("tokenizer_config.json", "generation_config.json", CONFIG)  # what says which tokens are special
+TOKENIZER_FILE = "tokenizer.json"
+SPECIAL_TOKEN_FILES = (
+    "tokenizer_config.json",
+    "generation_config.json",
+    CONFIG,
+)  # what says which tokens are special
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,15 @@ def tokenizer(folder: Any) -> FolderTokenizer:
       folder: holds tokenizer.json, and says in tokenizer_config.json or config.json which token ends a text.
     """
     try:
-        folder, path = Path(folder), Path(folder) / WORDS
+        folder, path = Path(folder), Path(folder) / TOKENIZER_FILE
         inner = _opened(path)
         end, pad = (_special(folder, inner, name) for name in ("eos", "pad"))
         if end is None:
             raise ModelError(
                 f"{folder} does not say which token ends a text",
-                f"there is an eos_token in none of {', '.join(BESIDE)}",
+                f"there is an eos_token in none of {', '.join(SPECIAL_TOKEN_FILES)}",
                 rule="a model says that a text is over with that token",
-                hint=f'write it into {BESIDE[0]}: {{"eos_token": "</s>"}}',
+                hint=f'write it into {SPECIAL_TOKEN_FILES[0]}: {{"eos_token": "</s>"}}',
             )
     except ModelError as error:
         raise error.located(f"huggingface.tokenizer({str(folder)!r})") from None
@@ -85,7 +89,7 @@ def tokenizer(folder: Any) -> FolderTokenizer:
 
 def _special(folder: Path, inner: Any, name: str) -> int | None:
     """The id of the token with a name, which files give as a text or as a number; of several the first."""
-    for path in (folder / beside for beside in BESIDE):
+    for path in (folder / beside for beside in SPECIAL_TOKEN_FILES):
         settings = read_json(path) if path.is_file() else {}
         token, number = settings.get(f"{name}_token"), settings.get(f"{name}_token_id")
         text = token.get("content") if isinstance(token, dict) else token
@@ -110,7 +114,7 @@ def _opened(path: Path) -> Any:
         own = path.with_name("tokenizer.model")
         raise ModelError(
             f"there is no file {path}",
-            rule=f"a folder's tokenizer is its {WORDS}",
+            rule=f"a folder's tokenizer is its {TOKENIZER_FILE}",
             hint=f'it has a SentencePiece model: weft.data.SentencePiece("{own}")'
             if own.is_file()
             else "download it with the model's other files",

@@ -1,0 +1,57 @@
+"""The first property of the project: the same program gives the same results under every layout."""
+
+import hypothesis
+import jax
+import pytest
+
+from theorem import cases, check, reduced
+
+SHARDS, EXAMPLES = 10, 20
+
+failed = {}  # hypothesis runs a failing case again; it is made smaller once
+
+
+def holds(case):
+    """The theorem for one case; if it fails, for a smaller one that fails alike."""
+    seen = repr(case)
+    try:
+        check(failed.get(seen, case))
+    except Exception as error:
+        if seen not in failed:
+            failed[seen] = reduced(case, error)
+            check(failed[seen])
+        error.add_note(str(failed[seen]))
+        raise
+    holds.count += 1
+    if holds.count % 20 == 0:
+        jax.clear_caches()
+
+
+holds.count = 0
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_layouts_never_change_results(shard):
+    phases = [hypothesis.Phase.generate]
+    settings = hypothesis.settings(max_examples=EXAMPLES, database=None, phases=phases)
+    hypothesis.seed(shard)(settings(hypothesis.given(cases(shard))(holds)))()
+
+
+@pytest.mark.timeout(1800)
+def test_layouts_never_change_types():
+    phases = [hypothesis.Phase.generate]
+    settings = hypothesis.settings(max_examples=EXAMPLES, database=None, phases=phases)
+    hypothesis.seed(0)(settings(hypothesis.given(cases(typed=True))(holds)))()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_layouts_never_change_results_at_length(soak, soak_chunk):
+    soak(holds, cases(SHARDS + soak_chunk))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_layouts_never_change_types_at_length(soak, soak_chunk):
+    soak(holds, cases(1 + soak_chunk, typed=True))
