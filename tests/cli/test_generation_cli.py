@@ -555,5 +555,5 @@ def test_lines_are_read_as_they_are(tmp_path):
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert read_lines(str(packed)) == dataclasses.replace(found, name=str(packed))
     packed.write_bytes(packed.read_bytes()[:-9])
-    with pytest.raises(DataError, match="can't be unpacked"):
+    with pytest.raises(DataError, match="can't decompress"):
         read_lines(str(packed))
