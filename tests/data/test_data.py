@@ -240,7 +240,7 @@ def test_tokenizers_that_can_not_be(tmp_path, phrase_texts):
         SentencePiece(str(tmp_path / "a.model")).encode("a")
     with pytest.raises(DataError, match="is not a SentencePiece model"):
         SentencePiece(written(tmp_path / "b.model", "text")).encode("a")
-    with pytest.raises(ModelError, match="the tokenizer has 259 ids, the model 200"):
+    with pytest.raises(ModelError, match="the tokenizer has 259 ids, but the model has 200"):
         check_vocab(ByteTokenizer(), 200)
 
 
