@@ -146,7 +146,7 @@ def test_summary_is_numpys(monkeypatch):
 
 
 def test_diff(run, tmp_path, golden):
-    assert run("diff", "runs", "runs@2") == (0, "all 8 tensors are the same\n", "")
+    assert run("diff", "runs", "runs@2") == (0, "all 8 tensors are equal\n", "")
     code, out, err = run("diff", "runs@1", "runs@2", "--json")
     said = json.loads(out)
     assert code == 1 and "2 tensors differ" in err and said["same"] == 6
@@ -195,7 +195,7 @@ def test_an_export_is_whole_or_nothing(run, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     (tmp_path / "model.safetensors").write_text("before")
-    monkeypatch.setattr("weft.train.safetensors.Target.write", full)
+    monkeypatch.setattr("weft.train.safetensors.SafetensorsWriter.write", full)
     code, out, err = run("export", "runs", "model.safetensors")
     assert (code, out) == (1, "") and "No space left" in err
     assert (tmp_path / "model.safetensors").read_text() == "before"
