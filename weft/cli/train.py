@@ -125,7 +125,7 @@ def _check_writable(folder: Path) -> None:
     except NotADirectoryError:
         fact, reason = f"{existing} is not a folder", []
     except OSError as error:
-        fact, reason = f"can't write to {existing}", [str(error.strerror or error)]
+        fact, reason = f"{existing} is not writable", [str(error.strerror or error)]
     else:
         return
     raise UsageError(
