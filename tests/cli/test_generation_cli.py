@@ -144,7 +144,7 @@ def test_a_text_that_is_too_long_is_told(weft, here):
     (here / "long.txt").write_text("ab " * 200 + "\n")
     code, out, err = weft("generate", "lm", "long.txt", "--json", *SHORT)
     assert code == 0 and json.loads(out[0])["cut"]
-    assert "1 texts were truncated: the context length is 128 tokens, of which 6 are reserved for" in err
+    assert "1 texts were truncated: the context length is 128 tokens, with 6 reserved for" in err
     code, out, err = weft("generate", "lm", "in.txt", "--json", "--rows", "8")  # 128 tokens, and nothing said
     assert code == 0 and not any(json.loads(line)["cut"] for line in out) and "cut" not in err
 

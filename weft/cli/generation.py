@@ -305,7 +305,7 @@ class CompletionFormatter:
         reserved = ""
         if not generator.translates:
             limit = generator.item(0, "", config.limit).limit
-            reserved = f", of which {limit} are reserved for the completion (--limit)"
+            reserved = f", with {limit} reserved for the completion (--limit)"
         print(
             f"warning: {self.truncated:,} texts were truncated: the context length is "
             f"{generator.longest} tokens{reserved}",

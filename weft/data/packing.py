@@ -1,7 +1,7 @@
 """Packing: from encoded examples to rows, and from rows to the arrays of a batch.
 
 Several short examples share a row, one after the other. For each position, a packed row records which example
-it belongs to (segments, from 1; 0 for padding) and its index within that example (places, from 0):
+it belongs to (segments, from 1; 0 for padding) and its position within that example (places, from 0):
 
     targets    7 8 1 | 5 6 9 1 | 0      two examples, each with its end token (1), and padding
     tokens     0 7 8 | 0 5 6 9 | 0      the decoder's input: each target's predecessor
@@ -119,8 +119,8 @@ def _concatenate_rows(
     segment = np.array([number for row in rows for number in range(1, len(row) + 1)], np.int64)
     filled = np.arange(length) < np.array([[sum(map(len, row))] for row in rows], np.int64).reshape(-1, 1)
     ids = np.concatenate([np.zeros(0, np.int32), *(ids for row in rows for ids in row)])
-    places = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    predecessors = np.where(places > 0, np.roll(ids, 1), start)
+    positions = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    predecessors = np.where(positions > 0, np.roll(ids, 1), start)
 
     def fill(values: np.ndarray, padding: int) -> np.ndarray:
         array = np.full(filled.shape, padding, np.int32)
@@ -130,6 +130,6 @@ def _concatenate_rows(
     return {
         "tokens": fill(predecessors, pad),
         "targets": fill(ids, pad),
-        "places": fill(places, 0),
+        "places": fill(positions, 0),
         "segments": fill(np.repeat(segment, sizes), 0),
     }
