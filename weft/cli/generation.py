@@ -302,7 +302,8 @@ class CompletionFormatter:
             return
         left = ""
         if not speaker.translates:
-            left = f", and {speaker.encode_prompt(0, '', asked.limit).limit} of them are left to what is said (--limit)"
+            limit = speaker.encode_prompt(0, "", asked.limit).limit
+            left = f", and {limit} of them are left to what is said (--limit)"
         print(
             f"warning: {self.cut:,} texts were cut: at most {speaker.longest} tokens are read{left}",
             file=sys.stderr,

@@ -157,6 +157,7 @@ def unstack_layers(model: Transformer) -> Transformer:
     assert stack is not None
     if isinstance(stack.blocks, tuple):
         return model
+    # Cast once here: inside the loop every step would cast the parameters again.
     blocks = nn.cast(stack.blocks, model.config.compute)
     layers = [
         jax.tree.map(lambda t, n=n: t["layers", n], blocks, is_leaf=wf.is_tensor)
@@ -180,6 +181,7 @@ def decode_step(
     here = wf.broadcast_to(position, [*position.dims, one])
     around = LayerContext(
         AttentionMask(here, None, None, wf.arange(cache.positions), None, False, None),
+        # Only marks that there is an encoder: cross-attention reads its keys and values from the cache.
         memory=cache.layers[0].memory_keys,
         memory_sight=AttentionMask(here, None, None, here.rename(length="memory_length"), None, False, None),
         exact=True,
@@ -194,6 +196,7 @@ def decode_step(
         _, beam = token.dims
         lineage = _write(cache.lineage, position, wf.arange(beam))
         cache = dataclasses.replace(cache, lineage=lineage)
+        # A beam attends to an entry if its lineage names the beam that wrote it.
         mask = mask & (lineage == wf.arange(beam.rename("memory_beam")))
     attentions = [_CachedAttention(layer, position, mask, cache.memory_mask) for layer in cache.layers]
 
@@ -344,9 +347,9 @@ def _attend(
 ) -> Tensor:
     """Dot-product attention for few queries and many keys, with the output projection.
 
-    `nn.Attention` would transpose the keys. Here they come first in the einsum, so that its result has their
-    dims in front and the keys stay as they are stored. Where `memory_length` is split, only the maximum
-    score, the sum of the weights and the result are communicated.
+    The keys come first in the einsum, so that its result has their dims in front and the keys are not
+    transposed. Where `memory_length` is split, only the maximum score, the sum of the weights and the result
+    are communicated.
     """
     if getattr(attention, "scaled", False):
         q = q * attention.d_kv.size**-0.5

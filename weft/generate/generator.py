@@ -150,7 +150,7 @@ class TextGenerator:
         if self.translates:
             inputs = self.bucket(len(prompt.inputs))
             # At least the default limit of the longest text of this bucket: texts of one bucket then share a
-            # program, whatever their limits.
+            # program, unless their limit is set and larger.
             usual = min(MAX_TRANSLATION_TOKENS, self.bucket(3 * inputs // 2 + 10))
             return PaddedSizes(inputs, 1, max(self.bucket(prompt.limit), usual))
         return PaddedSizes(0, self.bucket(len(prompt.prompt)), self.bucket(prompt.limit))

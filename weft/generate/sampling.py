@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import weft as wf
 from weft.core.tensor import Tensor
 
-BISECTION_STEPS = 40  # scores that a threshold still can't separate after these are equal in float32
+BISECTION_STEPS = 40  # scores that a threshold can't separate after these are equally likely
 EXP_UNDERFLOW = -104.0  # exp of anything below is 0 in float32
 
 

@@ -80,7 +80,7 @@ def build_app(
         ],
         exception_handlers=errors,
     )
-    app.router.redirect_slashes = False
+    app.router.redirect_slashes = False  # /translate/ is 404, not a redirect
     app.state.engine = running
     return app
 
@@ -102,6 +102,7 @@ class RequestGuard:
         self.check_host(request)
         if self.token is not None:
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            # In constant time, so that the time of a response reveals nothing about the token.
             same = hmac.compare_digest(token.strip().encode(), self.token.encode())
             if scheme.lower() != "bearer" or not same:
                 raise APIError(
@@ -133,6 +134,8 @@ class RequestGuard:
         parts, size = [], 0
         try:
             async with asyncio.timeout(self.timeout):
+                # Beyond the limit the body is read and discarded: a client that is still sending might not
+                # see the response if the connection were closed.
                 async for part in request.stream():
                     size += len(part)
                     if size > DRAIN_FACTOR * self.body_limit:

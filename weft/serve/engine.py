@@ -38,6 +38,7 @@ from weft.generate.generator import DEFAULT_MAX_TOKENS
 from .programs import ServingPrograms, abstract_state, empty_state, slot_pair
 
 PREFILL_ROWS = 4  # texts that are prefilled, searched or scored at once
+GENERATED = "said"  # the label of generated tokens in the metric weft_tokens
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Engine:
         self.generator, self.rows, self.stride = generator, rows or generator.rows, stride
         self.beams, self.most_waiting = beams or Beams(4), most_waiting
         self.programs = ServingPrograms(generator, min(PREFILL_ROWS, self.rows))
-        # One length for scores: they are rare, and each length is one more program to compile at the start.
+        # One length for scores, so that there is only one more program to compile before the engine is ready.
         self.score_programs = ServingPrograms(generator, self.programs.rows, buckets=1)
         self.attention_mapper = AttentionMapper(generator) if generator.translates else None
         self.status = "starting"
@@ -156,10 +157,10 @@ class Engine:
         """A request to generate a completion, or to run a beam search if `config` has beams."""
         ids = len(self.generator.tokenizer.encode(text))
         longest, limit = self.generator.longest, config.limit
-        room = longest - 1 - ids if not self.generator.translates else longest
+        most = longest - 1 - ids if not self.generator.translates else longest
         if limit is None and not self.generator.translates:
-            limit = max(1, min(DEFAULT_MAX_TOKENS, room))
-        if ids > longest - 1 or (limit or 1) > room:
+            limit = max(1, min(DEFAULT_MAX_TOKENS, most))
+        if ids > longest - 1 or (limit or 1) > most:
             fact = f"text {number + 1} has {ids} tokens" + (f", and {limit} may follow" if limit else "")
             raise ModelError(
                 f"{fact}: too many",
@@ -412,7 +413,7 @@ class Engine:
             request.sent, finished = int(counts[n]), bool(done[n])
             if finished:
                 self.slots[n] = None
-            self.observe("said", new.stop - new.start)
+            self.observe(GENERATED, new.stop - new.start)
             chunk = TokenChunk(tuple(tokens[n, new].tolist()), tuple(logprobs[n, new].tolist()), finished)
             request.on_event(chunk)
 
@@ -422,7 +423,7 @@ class Engine:
         sizes = self.programs.batch_sizes(prompts)
         completions = self.programs.generate_batch(prompts, sizes, requests[0].config)
         for request, completion in zip(requests, completions, strict=True):
-            self.observe("said", len(completion.tokens))
+            self.observe(GENERATED, len(completion.tokens))
             request.on_event(completion)
 
     def _score(self, requests: Sequence[EngineRequest]) -> None:

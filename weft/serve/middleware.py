@@ -49,7 +49,8 @@ class MetricsMiddleware:
         try:
             await self.app(scope, receive, send_with_timeout)
         except _ClientStalled:
-            code = 499
+            code = 499  # as nginx counts clients that close the connection
+            # A response that has begun can't be replaced by an error, so the connection is aborted.
             if drop := scope.get("state", {}).get("drop"):
                 drop()
         finally:
