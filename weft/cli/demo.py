@@ -87,7 +87,7 @@ def run_demo(folder: Path, steps: int, phrases: int, *, temporary: bool = False)
     generator = generate.TextGenerator(result.model, run.tokenizer, run.mesh, run.layout, rows=128)
 
     def translate(texts: list[str]) -> list[str]:
-        return [completion.text for completion in generator.say(texts)]
+        return [completion.text for completion in generator.generate(texts)]
 
     held_out = list(Phrases(phrases, seed=7, held_out=True))
     translations = translate([source for source, _ in held_out])

@@ -126,7 +126,7 @@ def _evaluate_bleu(folder: str, flags: list[str], as_json: bool) -> None:
 
     with LineProgress(sources.count) as progress:
         translations = []
-        for completion in loaded.generator.say(sources.texts, config):
+        for completion in loaded.generator.generate(sources.texts, config):
             translations.append(completion.text)
             progress.step()
     expected = [list(each) for each in zip(*(one.texts for one in references), strict=True)]

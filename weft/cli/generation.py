@@ -304,7 +304,7 @@ class CompletionFormatter:
             return
         reserved = ""
         if not generator.translates:
-            limit = generator.item(0, "", config.limit).limit
+            limit = generator.encode_prompt(0, "", config.limit).limit
             reserved = f", with {limit} reserved for the completion (--limit)"
         print(
             f"warning: {self.truncated:,} texts were truncated: the context length is "
@@ -355,7 +355,7 @@ class GenerationCommand:
         formatter = CompletionFormatter(self.json, self.best)
 
         def complete(texts: Iterable[str], first: int) -> Iterator[str]:
-            return map(formatter.format, loaded.generator.say(texts, config, first))
+            return map(formatter.format, loaded.generator.generate(texts, config, first))
 
         settings = dataclasses.asdict(config) | {
             "ends": list(config.ends),
