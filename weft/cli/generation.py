@@ -69,8 +69,8 @@ class GenerationFlags:
     alpha: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """The length penalty of beam search: higher values prefer longer texts (default: 0.6)."""
     limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """The maximum number of tokens to generate. The default for translations is 1.5 times the length of the
-    input plus 10, at most 256; for prompts 128, at most half of the model's context length."""
+    """The maximum number of tokens to generate. The default for translations is
+    1.5 times the input's length plus 10, at most 256; for prompts 128, at most half of the context length."""
     temperature: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
     """The sampling temperature; 0, the default, always takes the most likely token."""
     top_k: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
@@ -335,8 +335,8 @@ class GenerationCommand:
     out: Annotated[Path | None, arg(metavar="OUT", aliases=["-o"], help_behavior_hint="")] = None
     """Write to this file instead of stdout; run the same command again to resume."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
-    """Print one JSON object per line: text, score, tokens, ended (false if --limit cut it off) and
-    cut (true if the input was truncated)."""
+    """Print one JSON object per line with text, score, tokens,
+    ended (false if --limit cut it off) and cut (true if the input was truncated)."""
     best: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """With --json and beam search, add the N best results as `best`."""
     models: Annotated[ModelFlags, arg(name="")] = field(default_factory=ModelFlags)

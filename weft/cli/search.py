@@ -73,7 +73,7 @@ class SearchCommand:
     pipeline_micro: Annotated[tuple[int, ...], arg(metavar="N", help_behavior_hint="")] = ()
     """With --train: numbers of pipeline micro-batches to try, besides the default."""
     top: Annotated[int, arg(help_behavior_hint="")] = 1
-    """The number of best candidates to prove optimal."""
+    """The number of top candidates that are guaranteed to be the best."""
     front: Annotated[bool, arg(help_behavior_hint="")] = False
     """Also find the Pareto front of time and memory."""
     compare: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
