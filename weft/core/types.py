@@ -25,6 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+PyTree = Any  # a JAX pytree; Python's type system cannot express nested containers of unknown depth
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
