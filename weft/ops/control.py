@@ -161,8 +161,8 @@ def cond(
             # receiver's branch.
             lifts = bool(program.vmaps or program.mapped)
             with program.frame(lifts_collectives=lifts), program.branching(axes):
-                given = [rebuild_leaf(s, a) for s, a in zip(specs, arrays, strict=True)]
-                out, out_tree = flatten(fn(*jax.tree.unflatten(tree, given)))
+                inputs = [rebuild_leaf(s, a) for s, a in zip(specs, arrays, strict=True)]
+                out, out_tree = flatten(fn(*jax.tree.unflatten(tree, inputs)))
                 out = [materialize(o) if isinstance(o, Tensor) else o for o in map(numbers_as_tensors, out)]
                 if not results:
                     results.append((out_tree, [LeafSpec.of(o) for o in out], [o.dtype for o in out]))

@@ -77,8 +77,7 @@ def _dtype_error(operands: Sequence[Operand], error: TypeError) -> TensorTypeErr
 def align_operands(tensors: Sequence[Tensor], dims: Sequence[Dim]) -> tuple[Splits, list[jax.Array]]:
     """Reshard tensors to the same splits, and return the splits and the slices in the order of `dims`."""
     by_name = _common_splits(tensors, dims)
-    wanted = [tuple(by_name[d.name] for d in t.dims) for t in tensors]
-    arrays = reshard_together(tensors, wanted)
+    arrays = reshard_together(tensors, [tuple(by_name[d.name] for d in t.dims) for t in tensors])
     splits = tuple(by_name[d.name] for d in dims)
     return splits, [align(a, t.dims, dims) for a, t in zip(arrays, tensors, strict=True)]
 

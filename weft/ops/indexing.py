@@ -206,7 +206,7 @@ def _range(array: jax.Array, dim_index: int, dim: Dim, axes: Axes, positions: ra
     block = program.slice_size(dim.resize(len(positions)), axes)
     starts = [positions.start + k * block * positions.step for k in range(program.ways(axes))]
     length = (block - 1) * positions.step + 1
-    # Resizing the dim to the last position that is needed keeps the exchange from sending what lies beyond.
+    # Resizing the dim to the last position that is needed keeps later elements out of the exchange.
     array = halo.halo_exchange(array, dim_index, dim.resize(positions[-1] + 1), axes, starts, length)
     return lax.slice_in_dim(array, 0, length, positions.step, dim_index)
 

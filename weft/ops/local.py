@@ -84,7 +84,7 @@ def local(
     is_full = all(axes_of(program.splits(dims)) >= split_axes for dims in outs)
     arrays = reshard_together(slices) if is_full else [reshard(t) for t in slices]
     if any(collectives.varying_axes(a) - split_axes - program.mapped for a in arrays):
-        raise RetraceUnvarying  # a scan made them varying in advance, and so would be the results
+        raise RetraceUnvarying  # a scan made them varying in advance, so the results would vary too
     returned: Any = fn(*arrays)
     results = list(returned) if several and isinstance(returned, list | tuple) else [returned]
     not_arrays = [r for r in results if not hasattr(r, "shape")]

@@ -136,10 +136,10 @@ class _Scan:
                     if isinstance(t, Tensor) and (n not in fixed or t.pending):
                         frame.carries[id(t._held)] = n
                         t._watch = functools.partial(frame.consumed.add, n)
-                given = [rebuild_leaf(s, a) for s, a in zip(item_specs, item, strict=True)]
+                xs = [rebuild_leaf(s, a) for s, a in zip(item_specs, item, strict=True)]
                 out = self.f(
                     jax.tree.unflatten(self.carry_tree, inner),
-                    jax.tree.unflatten(self.items_tree, given),
+                    jax.tree.unflatten(self.items_tree, xs),
                 )
                 if frame.wished:
                     raise RetraceForCarry(frame, frame.wished)

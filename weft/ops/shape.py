@@ -109,20 +109,20 @@ def broadcast_to(x: Tensor, dims: DimsLike) -> Tensor:
      [1, 2]]
     """
     x = as_slice(x)
-    wanted = as_dims(dims)
-    every = union_dims([wanted, x.dims])
-    if len(every) != len(wanted):
-        lost = [d for d in every if d not in wanted]
+    out_dims = as_dims(dims)
+    all_dims = union_dims([out_dims, x.dims])
+    if len(all_dims) != len(out_dims):
+        lost = [d for d in all_dims if d not in out_dims]
         raise DimError(
-            f"dims {format_dims(lost)} of [{format_dims(x.dims)}] are not in [{format_dims(wanted)}]",
+            f"dims {format_dims(lost)} of [{format_dims(x.dims)}] are not in [{format_dims(out_dims)}]",
             rule="broadcast_to adds dims and doesn't drop any",
             hint="list all dims of the result",
         )
     program = context.require()
-    splits = program.splits(wanted)
-    shape = program.slice_shape(wanted, splits)
-    array = jnp.broadcast_to(_expand(reshard(x, axes=axes_of(splits)), x.dims, wanted), shape)
-    return slice_tensor(fill_padding(array, wanted, splits), wanted)
+    splits = program.splits(out_dims)
+    shape = program.slice_shape(out_dims, splits)
+    array = jnp.broadcast_to(_expand(reshard(x, axes=axes_of(splits)), x.dims, out_dims), shape)
+    return slice_tensor(fill_padding(array, out_dims, splits), out_dims)
 
 
 def _expand(array: jax.Array, have: Sequence[Dim], want: Sequence[Dim]) -> jax.Array:

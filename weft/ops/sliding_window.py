@@ -223,6 +223,6 @@ def check_window(window: Mapping[DimLike, int] | Mapping[DimLike, DimLike], exam
     if not isinstance(window, Mapping) or not window:
         raise TensorTypeError(
             f"the window is {window!r}",
-            rule="a window is a mapping from the names of the dims that it slides along",
+            rule="a window is a mapping whose keys are the dims that it slides along",
             hint=f"for example window={example}",
         )

@@ -71,10 +71,10 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
 
     def inner(arrays: list[jax.Array]) -> list[jax.Array]:
         with program.frame(), program.mapping(program.mapped | set(axes), program.vmaps + 1):
-            given = list(leaves)
+            arguments = list(leaves)
             for n, spec, array in zip(mapped, specs, arrays, strict=True):
-                given[n] = spec.around(array)
-            positional, named = jax.tree.unflatten(tree, given)
+                arguments[n] = spec.around(array)
+            positional, named = jax.tree.unflatten(tree, arguments)
             out, traced["tree"] = flatten(f(*positional, **named))
             out = [_off_axes(o, axes) if isinstance(o, Tensor) else o for o in map(numbers_as_tensors, out)]
             traced["specs"] = [LeafSpec.of(o) for o in out]
