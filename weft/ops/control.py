@@ -109,7 +109,7 @@ def _loop(
     program = context.require()
     leaves, tree = flatten(carry)
     leaves = [materialize(c) if isinstance(c, Tensor) else numbers_as_tensors(c) for c in leaves]
-    leaves = [strip_weak_type(c) for c in leaves]
+    leaves = [strip_weak_type(c) for c in leaves]  # a carry cannot keep a weak type
     specs = [LeafSpec.of(c) for c in leaves]
 
     def rebuild(arrays: list[jax.Array]) -> PyTree:

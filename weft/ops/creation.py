@@ -166,6 +166,7 @@ def from_callback(
     splits = layout.splits(dims, mesh, role)
     shape = stored_shape(dims, splits, mesh)
 
+    # JAX asks for slices of the stored, padded shape. `fn` only knows the true sizes: clip, call, then pad.
     def padded_slice(index: Any) -> np.ndarray:
         starts = [s.start or 0 for s in index]
         stops = [n if s.stop is None else s.stop for s, n in zip(index, shape, strict=True)]

@@ -149,6 +149,7 @@ def stays_pending(x: Tensor, dtype: DTypeLike) -> bool:
 def _linear(fn: ArrayFn, operands: Sequence[Tensor], *numbers: Number) -> Tensor:
     """Apply a linear function to pending sums; the result is still pending."""
     first = operands[0]
+    # JAX's types don't promote: operands of one op must vary over the same axes.
     axes = frozenset().union(*(collectives.varying_axes(t._held) for t in operands))
     arrays = [align(collectives.pvary(t._array, axes), t.dims, first.dims) for t in operands]
     result = linear_result(first, fn(*arrays, *numbers), first.dims, first.splits)
@@ -310,10 +311,12 @@ def _add(fn: ArrayFn, x: Operand, y: Operand) -> Tensor:
         x, y = as_slice(x), as_slice(y)
         if _all_pending([x, y]):
             return _linear(fn, [x, y])
+        # A loop's carry that only accumulates pending sums can be pending too: one all-reduce after the loop
+        # then replaces one in each step.
         for one, other in ((x, y), (y, x)):
             if one.pending and not other.pending and stays_pending(one, _result_dtype(one, other)):
                 context.require().wants_pending(other._held, one.pending)
-        if x.pending and y.pending:
+        if x.pending and y.pending:  # one all-reduce under layouts that give both the same axes
             context.require().alike.add(frozenset([x.pending, y.pending]))
     return elementwise(fn, [x, y])
 
@@ -344,6 +347,7 @@ def divide(x: Operand, y: Operand) -> Tensor:
         linear = x.pending and y != 0 and np.isfinite(y) and jnp.issubdtype(x.dtype, jnp.inexact)
         if linear and stays_pending(x, _result_dtype(x, y)):
             return _linear(jnp.divide, [x], y)
+        # 0 / y is zero, so padding needs no mask, unless y is zero too.
         return elementwise(lambda a: jnp.divide(a, y), [x], undefined_at_zero=y == 0)
     return elementwise(jnp.divide, [x, y], keeps_zero=False, undefined_at_zero=True)
 

@@ -162,6 +162,7 @@ def _at(x: Tensor, dim: Dim, position: Position) -> Tensor:
     axes = layout_splits(x)[dim_index]
     array, pending = array_and_pending(x)
     block = array.shape[dim_index]
+    # Every device reads the element at the same local offset; all but the owner's are masked.
     element = lax.dynamic_index_in_dim(array, start % block, dim_index, keepdims=False)
     remaining = x.dims[:dim_index] + x.dims[dim_index + 1 :]
     if axes:
@@ -242,6 +243,8 @@ def slice(x: Tensor, dim: DimLike, start: int | Tensor, size: int | Dim) -> Tens
         return slice_tensor(sliced._array, dims, sliced.splits)  # if renamed, the consumer reshards it
     splits = layout_splits(x)
     array, axes = reshard(x), splits[dim_index]
+    # The blocks that a device needs are unknown during tracing, so permutes are not an option. Each device
+    # contributes what it has to a pending sum: a reduce-scatter, if the consumer splits the dim.
     if axes:
         array = _own_part(array, dim_index, axes, first, new.size)
     else:
@@ -253,6 +256,7 @@ def slice(x: Tensor, dim: DimLike, start: int | Tensor, size: int | Dim) -> Tens
 def _own_part(array: jax.Array, dim_index: int, axes: Axes, start: jax.Array, length: int) -> jax.Array:
     """The global positions `[start, start + length)`, with zeros where this device lacks them."""
     block = array.shape[dim_index]
+    # With zeros on both sides every start is in range, and a range that misses this block reads zeros only.
     array = _pad_both(array, dim_index, length)
     first = jnp.clip(start - block_start(axes, block) + length, 0, block + length)
     return lax.dynamic_slice_in_dim(array, first, length, dim_index)
@@ -308,6 +312,7 @@ def update(x: Tensor, dim: DimLike, start: int | Tensor, value: Operand) -> Tens
         positions = global_positions(old, axes)
         inside = (positions >= first) & (positions < first + new.size)
         array = where_varying(broadcast_mask(inside, dim_index, array.ndim), piece, array)
+    # A value that is broadcast along a dim has also been written into its padding.
     broadcast = [d for d in x.dims if d not in value.dims and d != old]
     return slice_tensor(fill_padding(array, x.dims, layout_splits(x), only=broadcast), x.dims)
 

@@ -1,7 +1,7 @@
 """Lookup by index along a dim.
 
 If the dim is split, every device looks up the indices within its own block, and has zeros for the others: the
-result is a pending sum. Neither the table nor its gradient is communicated.
+result is a pending sum. Neither the table nor its gradient is communicated along the dim's axes.
 """
 
 from __future__ import annotations

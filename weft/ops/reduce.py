@@ -58,6 +58,7 @@ def _linear_sum(x: Tensor, dims: DimsLike | None, scale: float | None) -> Tensor
         array, pending = x._array, set(x.pending)  # sums commute, so this one can stay pending
     else:
         array, pending = reshard(x), set()
+    # Padding is zero, but the cotangent of a sum is a broadcast, which is not zero there. Mask it here.
     array = fill_padding(array, x.dims, layout_splits(x), only=reduced)
     # Like jax.numpy, compute a mean in at least 32 bits: a sum of many elements overflows 16 bits.
     wide = jnp.promote_types(array.dtype, jnp.float32) if scale is not None else None
@@ -234,6 +235,7 @@ def prod(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     reduced = _reduced_dims(x, dims)
     array = fill_padding(reshard(x), x.dims, layout_splits(x), 1, only=reduced)
     axes, dim_indices = _split_axes(x, reduced), _indices(x, reduced)
+    # JAX has no all-reduce that multiplies: gather the partial products, one from each device.
     if scaled_product.needs_scaling(array.dtype):
         pair = scaled_product.prod_scaled(scaled_product.to_scaled(array), dim_indices)
         if axes:
@@ -265,6 +267,7 @@ def _array_and_max(
     """x with padding at -∞, its maximum (constant for autodiff), and the reduced axes and dimensions."""
     array = fill_padding(reshard(x), x.dims, layout_splits(x), -jnp.inf, only=reduced)
     axes, dim_indices = _split_axes(x, reduced), _indices(x, reduced)
+    # The shift cancels in the result, so it needs no gradient. An infinite one would give ∞ - ∞ = NaN.
     top = jnp.max(jax.lax.stop_gradient(array), axis=dim_indices, keepdims=True)
     if axes:
         top = collectives.all_reduce_max(top, axes)

@@ -80,6 +80,7 @@ def scan(
     attempt = _Scan(f, dim, carry_tree, items_tree, reverse, unroll)
     vary_early, pending = True, dict[int, frozenset[str]]()
     while True:
+        # A pending carry starts with its value on one device and zeros on the others.
         initial = [
             as_pending(c, LeafSpec(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
             for n, c in enumerate(carries)
@@ -90,10 +91,11 @@ def scan(
         except RetraceUnvarying:
             if not vary_early:
                 raise
+            # The body needs an array that does not vary over the carry's axes.
             vary_early = False
         except RetraceForCarry as better:
             if better.frame is not attempt.frame:
-                raise
+                raise  # it concerns a carry of an enclosing scan
             pending |= better.axes
         for frame, before in used:  # discard the uses that a failed attempt recorded
             frame.used = before

@@ -67,7 +67,7 @@ def rename(x: Tensor, names: Mapping[str, DimLike]) -> Tensor:
     dims = tuple(d.rename(new.get(d.name, d.name)) for d in x.dims)
     check_distinct(dims)
     program = context.require()
-    program.splits(dims)
+    program.splits(dims)  # raises if the layout maps two of them to one axis
     program.renamed.update(map(frozenset, new.items()))
     for was, dim in zip(x.dims, dims, strict=True):
         if was in program.dealt:
@@ -202,6 +202,7 @@ def _check_same_size(old: Sequence[Dim], new: Sequence[Dim]) -> None:
 def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[DimGroup]:
     """Partition both lists, without dims of size 1, into the shortest runs of equal product."""
     groups: list[DimGroup] = []
+    # Dims of size 1 don't affect the row-major order.
     rest_old, rest_new = ([d for d in dims if d.size != 1] for dims in (old, new))
     while rest_old:
         left, right = [rest_old.pop(0)], [rest_new.pop(0)]
@@ -301,7 +302,7 @@ def stack(tensors: Sequence[Tensor], dim: DimLike) -> Tensor:
             rule="stack takes tensors with the same dims",
             hint="wf.broadcast_to(x, dims) adds missing ones",
         )
-    context.require().splits((new, *dims))
+    context.require().splits((new, *dims))  # raises if the layout maps two of them to one axis
     arrays = reshard_together(slices)
     rest = context.require().splits(dims)
     array = jnp.stack([align(a, t.dims, dims) for a, t in zip(arrays, slices, strict=True)])
@@ -321,6 +322,7 @@ def unstack(x: Tensor, dim: DimLike) -> list[Tensor]:
     check_along([removed])
     dim_index = x.dims.index(removed)
     splits = tuple(() if n == dim_index else axes for n, axes in enumerate(layout_splits(x)))
+    # Every device needs all elements of the dim, one for each result: a split dim is gathered.
     leading = jnp.moveaxis(reshard(x, splits), dim_index, 0)
     dims = x.dims[:dim_index] + x.dims[dim_index + 1 :]
     rest = splits[:dim_index] + splits[dim_index + 1 :]

@@ -55,6 +55,7 @@ def _arg_extreme(x: Tensor, dim: DimLike, sign: int) -> Tensor:
     array = fill_padding(lax.stop_gradient(reshard(x)), x.dims, layout_splits(x), fill, only=[chosen])
     best = find(array, axis=dim_index, keepdims=True).astype(jnp.int32)
     if axes:
+        # Candidates are gathered in the order of the blocks, so the first one still wins ties.
         values = jnp.take_along_axis(array, best, axis=dim_index)
         best = best + jnp.int32(block_start(axes, array.shape[dim_index]))
         values = collectives.all_gather(values, axes, dim_index)
@@ -113,6 +114,7 @@ def top_k(x: Tensor, dim: DimLike, k_dim: Dim) -> tuple[Tensor, Tensor]:
     context.require().splits(dims)
     array = fill_padding(reshard(x), x.dims, layout_splits(x), _lowest(x.dtype), only=[chosen])
     block = array.shape[dim_index]
+    # The k largest elements of the dim are among the k largest of the blocks.
     values, indices = lax.top_k(array, min(new.size, block), axis=dim_index)
     indices = indices.astype(jnp.int32)  # JAX makes them weakly typed if the values are
     if axes:
@@ -224,6 +226,7 @@ def _cumulative(x: Tensor, dim: DimLike, exclusive: bool, reverse: bool, kind: _
         config[dim_index] = (-1, 1, 0) if reverse else (1, -1, 0)
         result = jax.tree.map(lambda a, n: lax.pad(a, n, config), result, identity)
     if axes:
+        # Gather the totals of all blocks, and add those of the preceding blocks to this one.
         gather = functools.partial(collectives.all_gather, axes=axes, position=dim_index, stays_varying=axes)
         totals = jax.tree.map(gather, total)
         device = lax.iota(jnp.int32, jax.tree.leaves(totals)[0].shape[dim_index])

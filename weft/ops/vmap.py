@@ -52,6 +52,7 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
         )
     found = common_dim([leaves[n] for n in mapped], dim)
     (axes,) = program.splits((found,))
+    # Ops inside don't have the dim in their labels, from which layout search reads the dims of an op.
     program.hidden.add(found.name)
     specs, arrays = [], []
     for n in mapped:
@@ -61,6 +62,7 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
         role, splits = t.role, program.splits(t.dims, t.role)
         if splits[dim_index] != axes:
             role, splits = "value", program.splits(t.dims)
+        # `f` may be infinite at zero, so padding gets valid elements before the call and zeros after it.
         array = safe_padding(reshard(t, splits), t.dims, splits, found)
         rest = t.dims[:dim_index] + t.dims[dim_index + 1 :]
         specs.append(LeafSpec(rest, role, splits[:dim_index] + splits[dim_index + 1 :], frozenset()))
