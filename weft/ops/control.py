@@ -188,7 +188,10 @@ def cond(
         return run
 
     condition = _predicate(predicate, "cond")
-    axes = collectives.varying_axes(condition) & program.mapped if program.vmaps else frozenset[str]()
+    # Inside a vmap the predicate may vary over the mapped axes: devices along them take different branches.
+    axes = frozenset[str]()
+    if program.vmaps:
+        axes = collectives.varying_axes(condition) & program.mapped
     arrays = [leaf_array(leaf) for leaf in leaves]
     out = lax.cond(condition, branch(true_fn), branch(false_fn), arrays)
     out_tree, out_specs, _ = results[0]

@@ -66,6 +66,7 @@ def einsum(
     if out is not None:
         out_dims = select_dims(all_dims, out)
     else:
+        assert reduce is not None
         summed = select_dims(all_dims, reduce)
         out_dims = tuple(d for d in all_dims if d not in summed)
     return contract(slices, out_dims, precision)
