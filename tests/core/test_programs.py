@@ -347,7 +347,7 @@ def test_captured_tensors_that_were_not_met_before(mesh, layout, use):
     jax.clear_caches()
     USES[use](program, x)
     same(program(x), x.array + 5.0)
-    assert [trace.reason for trace in program.traces] == ["first call", "it captures other tensors"]
+    assert [trace.reason for trace in program.traces] == ["first call", "it captures different tensors"]
 
 
 def test_tensors_captured_in_turn_settle():
@@ -488,15 +488,15 @@ def test_static_by_position_and_by_name(static):
 def test_static_arguments_have_to_be_hashable():
     with pytest.raises(TensorTypeError, match="can't be hashed"):
         wf.spmd(lambda x, n: x, "x=2", "a:x", static="n")(TENSORS["x"], [1])
-    with pytest.raises(ProgramError, match="static= speaks of argument m"):
+    with pytest.raises(ProgramError, match="static= names argument m"):
         wf.spmd(lambda x, n: x, "x=2", "a:x", static="m")
 
 
 def test_a_copy_of_what_is_donated_can_be_given_too():
     x = wf.place(wf.ones("a=6"), "x=2", "a:x")
     program = wf.spmd(lambda x, y: (x + y, y + y), "x=2", "a:x", donate=(0,))
-    with pytest.raises(ProgramError, match="given more than once"):  # a call would end the process
-        program._check_given_once(*program._prepare((x, x), {}), (x, x), {})
+    with pytest.raises(ProgramError, match="passed more than once"):  # a call would end the process
+        program._check_donated_once(*program._prepare((x, x), {}), (x, x), {})
     both = program(jax.tree.map(jnp.copy, x), x)
     assert [t.numpy().tolist() for t in both] == [[2.0] * 6, [2.0] * 6]
     assert jax.jit(lambda x: program(x, x))(x)[0].numpy().tolist() == [2.0] * 6  # nothing is donated here

@@ -50,7 +50,9 @@ def test_every_name_is_on_a_page(module):
 
 def test_names_of_the_search_are_there():
     package = inspect.getmodule(search).__package__
-    assert {"Candidate", "RankedLayout", "SearchResult"} <= {n.split(".")[-1] for n in lines() if n.startswith(package)}
+    assert {"Candidate", "RankedLayout", "SearchResult"} <= {
+        n.split(".")[-1] for n in lines() if n.startswith(package)
+    }
 
 
 def test_every_name_is_there_once():

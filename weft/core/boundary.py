@@ -11,11 +11,14 @@ import numpy as np
 from jax import lax
 
 from . import collectives, context
+from .context import RetraceUnvarying
+from .describe import describe
 from .dims import Dim, format_dims, select_dim
 from .errors import DimError, ProgramError, ShapeError, TensorTypeError
-from .forms import RetraceUnvarying, as_slice, check_along, materialize, slice_tensor
 from .layout import Splits, axes_of
-from .tensor import Tensor, describe, is_tensor
+from .operands import as_slice, check_along, slice_tensor
+from .reshard import materialize
+from .tensor import Tensor, is_tensor
 from .types import cast_like, constant_like
 
 
@@ -45,10 +48,10 @@ class LeafSpec:
         assert leaf.splits is not None
         return cls(leaf.dims, leaf.role, leaf.splits, leaf.pending, leaf.origin)
 
-    def around(self, array: Any) -> Tensor:
+    def rebuild(self, array: Any) -> Tensor:
         """A tensor in this form."""
         program = context.require()
-        program.know(array)
+        program.register(array)
         made = Tensor(
             array,
             self.dims,
@@ -64,13 +67,13 @@ class LeafSpec:
 
 def rebuild_leaf(form: LeafSpec | None, array: Any) -> Any:
     """A leaf from its form and its array."""
-    return array if form is None else form.around(array)
+    return array if form is None else form.rebuild(array)
 
 
 def leaf_array(leaf: Any) -> Any:
     """A leaf's array, in the form it has; inside a vmap it varies over that one's axes, as others may."""
     if isinstance(leaf, Tensor):
-        return collectives.pvary(leaf._array, context.require().mapped)
+        return collectives.pvary(leaf._array, context.require().vmapped_axes)
     return jnp.asarray(leaf)
 
 
@@ -79,7 +82,7 @@ def check_exact_varying(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         assert leaf.splits is not None
         said = axes_of(leaf.splits) | leaf.pending
-        if collectives.varying_axes(leaf._held) - said - context.require().mapped:
+        if collectives.varying_axes(leaf._data) - said - context.require().vmapped_axes:
             raise RetraceUnvarying
     return leaf
 
@@ -120,12 +123,12 @@ def match_spec(leaf: Any, form: LeafSpec | None, what: str, other: str = "was") 
 def as_pending(leaf: Tensor, form: LeafSpec) -> Tensor:
     """A tensor as a pending sum over the axes of a form: resolved values count on one device only."""
     if leaf.pending == form.pending and leaf.splits == form.splits:
-        return replace(form, origin=leaf.origin).around(check_exact_varying(leaf)._array)
+        return replace(form, origin=leaf.origin).rebuild(check_exact_varying(leaf)._array)
     array = collectives.pvary(materialize(leaf, form.role)._array, form.pending)
     first = jnp.bool_(True)
     for axis in sorted(form.pending):
         first = first & (collectives.axis_index((axis,)) == 0)
-    return form.around(jnp.where(first, array, constant_like(0, array)))
+    return form.rebuild(jnp.where(first, array, constant_like(0, array)))
 
 
 def check_carry_dtype(new: Any, old: Any, what: str) -> Any:
@@ -144,7 +147,7 @@ def strip_weak_type(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         form = LeafSpec.of(leaf)
         assert form is not None
-        return form.around(lax.convert_element_type(leaf._array, leaf.dtype))
+        return form.rebuild(lax.convert_element_type(leaf._array, leaf.dtype))
     array = jnp.asarray(leaf)
     return lax.convert_element_type(array, array.dtype) if not _is_key(array) else array
 

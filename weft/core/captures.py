@@ -136,12 +136,12 @@ class CapturedFunction:
         return [(self._key(name), self._key(value)) for name, value in named.items()]
 
     def _tensor(self, t: Tensor) -> Any:
-        if t.is_slice or isinstance(t._held, jax.ShapeDtypeStruct):
+        if t.is_slice or isinstance(t._data, jax.ShapeDtypeStruct):
             raise Uncacheable
         self.tensors.append(t)
         # Captured tensors are told apart by their arrays: two names of one array stay one input.
-        first = next(n for n, other in enumerate(self.tensors) if other._held is t._held)
-        return (first, t.dims, t.dtype, weak_type(t._held), t.role, t.mesh, t.layout)
+        first = next(n for n, other in enumerate(self.tensors) if other._data is t._data)
+        return (first, t.dims, t.dtype, weak_type(t._data), t.role, t.mesh, t.layout)
 
 
 class _Bound(threading.local):

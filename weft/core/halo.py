@@ -110,7 +110,7 @@ def _tabled(
 
 def lookup_by_device(table: Sequence[int], here: Any) -> Any:
     """A device's own number in a table of all."""
-    if not context.require().vmaps:
+    if not context.require().vmap_depth:
         return jnp.asarray(np.asarray(table, np.int32))[here]
     # JAX can't batch a `cond` of which a branch has an array of its own to look up in (0.10.2).
     found = jnp.int32(table[0])

@@ -14,14 +14,15 @@ import numpy as np
 
 from . import context
 from .captures import CapturedFunction, bind_functions
-from .context import Context
+from .context import Context, RetraceOnMesh
+from .describe import format_call
 from .errors import WeftError
-from .forms import RetraceOnMesh, check_same_placement
 from .layout import Layout
 from .mesh import Mesh
+from .operands import check_same_placement
 from .program import Program
 from .signature import NUMBER_TYPES
-from .tensor import Tensor, format_call, is_tensor
+from .tensor import Tensor, is_tensor
 
 _EAGER: dict[Any, Program] = {}
 STATIC_NUMBERS: dict[str, tuple[type, ...]] = {

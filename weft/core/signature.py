@@ -18,11 +18,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from .describe import short_dtype
 from .dims import Dim
 from .errors import ProgramError, TensorTypeError, is_library_module
 from .layout import Layout
 from .mesh import Mesh
-from .tensor import Tensor, short_dtype
+from .tensor import Tensor
 
 NUMBER_TYPES = (int, float, complex, np.number)
 # What JAX raises where Python needs the value of a tracer.
