@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 # Some decisions depend on code that has not been traced yet: whether a carry may stay pending is known only
-# after the loop body. Tracing is cheap and has no side effects, so Weft traces with a guess and raises one of
-# these exceptions when the guess turns out wrong. Each names the reason; the code that guessed catches it.
+# after the loop body. Tracing is cheap, so Weft traces with a guess and raises one of these exceptions if the
+# guess turns out wrong. Each names the reason; the code that guessed catches it and traces again.
 
 
 class RetraceForCarry(Exception):

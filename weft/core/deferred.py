@@ -104,6 +104,7 @@ def _sharded(array: jax.Array, result: ResultSpec, mesh: Mesh, layout: Layout) -
         array = jnp.pad(array, [(0, n - m) for n, m in zip(shape, array.shape, strict=True)])
     if mesh.is_unsplit:
         return array
+    # Here XLA partitions the computation (GSPMD), so the results need an explicit sharding.
     spec = NamedSharding(mesh.jax_mesh, partition_spec(splits))
     return jax.lax.with_sharding_constraint(array, spec)
 
@@ -123,6 +124,7 @@ def defer(fn: Callable[..., PyTree], args: tuple[PyTree, ...], results: PyTree) 
     leaves, tree = jax.tree.flatten(args, is_leaf=_is_leaf)
     inputs = [_as_input(leaf) for leaf in leaves]
     specs, out_tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, ResultSpec))
+    # The arrays will exist after the shard_map; until then only shapes are known.
     shapes = jax.tree.leaves(jax.eval_shape(fn, *jax.tree.unflatten(tree, map(global_shape, inputs))))
     call = DeferredCall(fn, tree, inputs, specs)
     program.deferred_calls.append(call)
@@ -149,6 +151,7 @@ def _deferred_tensor(deferred: Deferred, result: ResultSpec) -> Tensor:
         layout=program.layout,
         splits=splits,
     )
+    # `check_usable` rejects operands of ops; this catches every other read of the array.
     t._on_read = _raise_use_error
     return t
 

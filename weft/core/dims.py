@@ -53,6 +53,7 @@ class Dim:
                 hint='for example Dim("batch", 64)',
             ).located(f"Dim({self.name!r}, {self.size!r})")
         try:
+            # NumPy's integers become ints, so that a dim prints the same and stays hashable by value.
             object.__setattr__(self, "size", operator.index(self.size))
         except TypeError:
             raise python_number_error(

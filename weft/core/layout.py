@@ -71,10 +71,11 @@ class Layout:
     ):
         base = _parse(rules)
         stored = base | (_parse(params) if params is not None else {})
+        # Optimizer state is stored like the parameters unless it has rules of its own (ZeRO-1).
         state = base | _parse(optimizer) if optimizer is not None else stored
         self._rules = {"value": base, "param": stored, "optimizer": state}
         self._key = tuple(tuple(sorted(self._rules[role].items())) for role in ROLES)
-        self._hash = hash(self._key)
+        self._hash = hash(self._key)  # once: layouts are part of every cache key
 
     @classmethod
     def of(cls, given: LayoutLike) -> Layout:
@@ -174,6 +175,7 @@ def _parse(rules: RulesLike) -> dict[str, tuple[str, ...]]:
             ).located(f"Layout({rules!r})")
         name = pair[0]
         axes = tuple(pair[1].split("+")) if isinstance(pair[1], str) else tuple(pair[1])
+        # An equal rule twice is harmless: rules are often concatenated from several strings.
         if parsed.get(name, axes) != axes or len(set(axes)) < len(axes) or "" in axes:
             raise LayoutError(
                 f"dim {name} has the rules {name}:{'+'.join(parsed.get(name, axes))} and "

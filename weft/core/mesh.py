@@ -51,6 +51,7 @@ class Mesh:
             pairs = list(axes.items() if isinstance(axes, Mapping) else axes)
         else:
             pairs = [axes]
+        # `flat`: a nested list or an array of devices, as jax.sharding.Mesh takes, is accepted too.
         self._devices = None if devices is None else tuple(np.array([*devices], object).flat)
         self.axes: tuple[tuple[str, int], ...] = _validated(pairs, self._devices)
         if self._devices is not None and len(self._devices) != self.size:
@@ -59,7 +60,7 @@ class Mesh:
                 rule="devices= has one device for each position of the mesh, in row-major order",
                 hint="pass one device per position, or omit devices= to use the first ones of jax.devices()",
             ).located(repr(self))
-        self._hash = hash((self.axes, self._devices))
+        self._hash = hash((self.axes, self._devices))  # once: meshes are part of every cache key
 
     @classmethod
     def of(cls, given: MeshLike) -> Mesh:

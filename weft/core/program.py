@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from . import context
+from .arguments import Args, Kwargs, check_selected, donated_inputs, mark_static
 from .captures import CapturedFunction
 from .context import Context, RetraceOnMesh
 from .describe import describe, format_call
@@ -59,9 +60,6 @@ from .staging import (
 )
 from .tensor import Tensor, check_has_values, check_shape
 from .types import PyTree, weak_type
-
-Args = tuple[PyTree, ...]
-Kwargs = dict[str, PyTree]
 
 MAX_CACHED_TRACES = 512  # traces of an eager op that takes functions; the oldest is evicted
 # Traces to find the captured tensors. The second one has them as inputs, and usually finds no others.
@@ -112,7 +110,7 @@ class Program:
         self.static = (static,) if isinstance(static, int | str) else tuple(static)
         self.donate = (donate,) if isinstance(donate, int | str) else tuple(donate)
         if self.static or self.donate:
-            self._check_argument_names()
+            check_selected(fn, self.static, self.donate)
         self.traces: list[Trace] = []
         self._eager, self._static_numbers = eager, static_numbers
         self._staged: dict[Any, Staged] = {}
@@ -282,7 +280,7 @@ class Program:
     def _input_names(self, staged: Staged, args: Args, kwargs: Kwargs) -> list[str]:
         """The names of a call's inputs, in order."""
         if self.static:
-            args, kwargs = self._mark_static(args, kwargs)
+            args, kwargs = mark_static(self.fn, self.static, args, kwargs)
         leaves = jax.tree.leaves_with_path((args, kwargs), is_leaf=is_argument_leaf)
         given = [path for path, leaf in leaves if is_dynamic(leaf, self._static_numbers)]
         names = [f"argument {jax.tree_util.keystr(path[1:])}" for path in given]
@@ -302,7 +300,7 @@ class Program:
     def _lookup(self, args: Args, kwargs: Kwargs) -> tuple[Staged, list[Any]]:
         """The staged function for the signature of a call, and its inputs. Stages it if it is new."""
         if self.static:
-            args, kwargs = self._mark_static(args, kwargs)
+            args, kwargs = mark_static(self.fn, self.static, args, kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument_leaf)
         key: list[Any] = [tree]
         arrays: list[Any] = []
@@ -376,45 +374,13 @@ class Program:
         """The tensor, placed for this program; a spec if the mesh has no devices and is for planning only."""
         return place(t if self.mesh.has_devices else without_values(t), self.mesh, self.layout)
 
-    def _mark_static(self, args: Args, kwargs: Kwargs) -> tuple[Any, Any]:
-        """Wrap the arguments that are declared static, whether passed by position or by name."""
-        names = list(inspect.signature(self.fn).parameters)
-        positions = {names.index(s) if isinstance(s, str) and s in names else s for s in self.static}
-        args = tuple(Static(a) if i in positions else a for i, a in enumerate(args))
-        chosen = {names[p] if isinstance(p, int) and p < len(names) else p for p in positions}
-        kwargs = {k: Static(v) if k in chosen else v for k, v in kwargs.items()}
-        return args, kwargs
-
-    def _check_argument_names(self) -> None:
-        """Raise an error if `static` or `donate` name arguments that the function does not have."""
-        try:
-            parameters = inspect.signature(self.fn).parameters
-        except (TypeError, ValueError):  # a builtin
-            return
-        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
-            return
-        for word, chosen in (("static", self.static), ("donate", self.donate)):
-            wrong = [
-                c
-                for c in chosen
-                if (c not in parameters if isinstance(c, str) else not 0 <= c < len(parameters))
-            ]
-            if wrong:
-                names = ", ".join(f"{c}{nearest(str(c), parameters)}" for c in wrong)
-                raise ProgramError(
-                    f"{word}= names argument {names}, which the function does not have",
-                    f"{len(parameters)} arguments: {', '.join(parameters) or 'none'}",
-                    rule="arguments are selected by position, counted from 0, or by name",
-                    hint=f"for example {word}=(0,)",
-                )
-
     def _stage(self, leaves: list[Any], tree: PyTreeDef, key: tuple[Any, ...], arrays: list[Any]) -> Staged:
         """Trace the function for a signature until all tensors that it captures are inputs, and cache it."""
         if not self._eager:
             is_known = key in self._staged
             why = "it captures different tensors" if is_known else retrace_reason(key, list(self._staged))
             self.traces.append(Trace(why, format_signature(key)))
-        donated = self._donated(leaves, tree)
+        donated = donated_inputs(self.fn, self.donate, leaves, tree, self._static_numbers)
         captured: list[tuple[Tensor, Tensor]] = []
         for _ in range(MAX_CAPTURE_TRACES):
             staged = self._trace(leaves, tree, captured, donated)
@@ -422,7 +388,7 @@ class Program:
             if not found:
                 break
             # Closed-over tensors are found only by tracing. They become inputs of the next trace; as
-            # constants they would be embedded in the executable, once per device.
+            # constants they would be embedded in the executable.
             captured = captured + [(t, self._put(t)) for t in found]
         else:
             raise _unstable_captures_error(found)
@@ -519,20 +485,6 @@ class Program:
             tensors = [leaf] if isinstance(leaf, Tensor) else leaf.tensors
             return [partition_spec(self.layout.splits(t.dims, self.mesh, t.role)) for t in tensors]
         return [PartitionSpec()] if is_dynamic(leaf, self._static_numbers) else []
-
-    def _donated(self, leaves: list[Any], tree: PyTreeDef) -> tuple[int, ...]:
-        """The positions, among the inputs, of the arrays that are donated."""
-        if not self.donate:
-            return ()
-        # A tree of leaf numbers has the structure of the arguments, so it can be selected from as they are.
-        args, kwargs = jax.tree.unflatten(tree, range(len(leaves)))
-        given = dict(enumerate(args)) | kwargs
-        for position, name in enumerate(inspect.signature(self.fn).parameters):
-            if position in given or name in given:  # else it has its default
-                given[position] = given[name] = given.get(position, given.get(name))
-        chosen = {n for c in self.donate for n in jax.tree.leaves(given.get(c))}
-        dynamic = [n for n, leaf in enumerate(leaves) if is_dynamic(leaf, self._static_numbers)]
-        return tuple(position for position, n in enumerate(dynamic) if n in chosen)
 
     def _warn_unused(self, seen_dims: dict[str, Dim]) -> None:
         """Warn about the rules of dims that no tensor of the program has."""

@@ -69,6 +69,7 @@ def shape_mismatch_error(
             rule="jax.tree.map maps over the arrays in tensors, and rebuilds tensors from the results",
             hint="for a result that is not an array: jax.tree.map(fn, tree, is_leaf=wf.is_tensor)",
         )
+    # The expected shape may be padded, or that of a slice; users know the true sizes, so say which it is.
     shape = tuple(array.shape)
     fact, hint = _difference(dims, shape, needed)
     why = ", that of one device's slice" if is_slice else ", padded so that all devices have equal slices"

@@ -138,6 +138,7 @@ def flatten_outputs(staged: Staged, result: PyTree) -> tuple[list[Any], list[Par
     specs: list[PartitionSpec] = []
     staged.out_leaves = []
     for leaf in leaves:
+        # A global tensor that the function returns without using it is a capture as well.
         if isinstance(leaf, Tensor) and not leaf.is_slice:
             leaf = as_slice(leaf)
         named = (leaf.dims, leaf.role) if isinstance(leaf, Tensor) else None
@@ -172,6 +173,7 @@ def add_output(leaf: Any, outs: list[Any], specs: list[PartitionSpec]) -> bool:
     ):
         return False
     array = jnp.asarray(leaf)
+    # shard_map would reject it with a message about out_specs and replication.
     if collectives.varying_axes(array):
         axes = ", ".join(sorted(collectives.varying_axes(array)))
         raise ProgramError(
