@@ -237,14 +237,14 @@ def test_a_signature_is_traced_once():
         (lambda: program(x["a", 0:5]), "changed f32[a=6, b=3] → f32[a=5, b=3]: f32[a=5, b=3]"),
         (lambda: program(x.astype(jnp.bfloat16)), "changed f32[a=6, b=3] → bf16[a=6, b=3]: bf16[a=6, b=3]"),
         (lambda: program(wf.parameter(x)), "changed f32[a=6, b=3] → f32[a=6, b=3] (param): f32[a=6, b=3] (param)"),
-        (lambda: program(x, 2), "the arguments have another structure: f32[a=6, b=3], static 2"),
+        (lambda: program(x, 2), "the arguments have a different structure: f32[a=6, b=3], static 2"),
         (lambda: program(x, 3), "changed static 2 → static 3: f32[a=6, b=3], static 3"),
         (lambda: program(x, 3.0), "changed static 2 → static 3.0: f32[a=6, b=3], static 3.0"),
         (lambda: program(x, 2), None),
-        (lambda: program(x, scale=2), "the arguments have another structure: f32[a=6, b=3], static 2"),
-        (lambda: program(x, flag=True), "the arguments have another structure: static True, f32[a=6, b=3]"),
+        (lambda: program(x, scale=2), "the arguments have a different structure: f32[a=6, b=3], static 2"),
+        (lambda: program(x, flag=True), "the arguments have a different structure: static True, f32[a=6, b=3]"),
         (lambda: program(x, flag=False), "changed static True → static False: static False, f32[a=6, b=3]"),
-        (lambda: program(x, more=[x, None]), "the arguments have another structure: f32[a=6, b=3], f32[a=6, b=3]"),
+        (lambda: program(x, more=[x, None]), "the arguments have a different structure: f32[a=6, b=3], f32[a=6, b=3]"),
         (lambda: program(x, more=[x, None]), None),
     ]  # fmt: skip
     for n, (call, said) in enumerate(calls):

@@ -395,7 +395,7 @@ def astype(x: Tensor, dtype: Any) -> Tensor:
     if x.pending and both_float and stays_pending(x, dtype):
         return _linear(lambda a: a.astype(dtype), [x])
     if x.role == "param" and not x.pending and both_float and jnp.dtype(dtype).itemsize < x.dtype.itemsize:
-        # What is made varying is x itself (`forms.reshard`), and x is used only if the result is.
+        # What is made varying is x itself (`reshard.reshard`), and x is used only if the result is.
         made = slice_tensor(x._data.astype(dtype), x.dims, x.splits)
         made._on_read, made._cast_of = x._on_read, x
         return made
