@@ -13,6 +13,8 @@ from weft import checkpoint, data, distributed, generate, models, nn, optim, ran
 from weft.models import huggingface
 from weft.ops import elementwise
 
+pytestmark = pytest.mark.nodevice
+
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
 TABLES = {*elementwise.UNARY, *elementwise.BINARY, *elementwise.ALIASES}
 MODULES = (wf, nn, optim, checkpoint, distributed, train, generate, data, models, huggingface, serve, random)
