@@ -22,10 +22,12 @@ from ..core.boundary import (
     rebuild_leaf,
     strip_weak_type,
 )
+from ..core.describe import describe
 from ..core.errors import ProgramError, TensorTypeError
-from ..core.forms import as_slice, materialize, slice_tensor
 from ..core.op import op
-from ..core.tensor import Tensor, describe
+from ..core.operands import as_slice, slice_tensor
+from ..core.reshard import materialize
+from ..core.tensor import Tensor
 from ..core.types import PyTree
 
 
@@ -159,7 +161,7 @@ def cond(
             # Inside a vmap, and between the stages of a pipeline, devices take different branches.
             # Collectives must run outside the branches: the transpose of one inside would follow the
             # receiver's branch.
-            lifts = bool(program.vmaps or program.mapped)
+            lifts = bool(program.vmap_depth or program.vmapped_axes)
             with program.frame(lifts_collectives=lifts), program.branching(axes):
                 inputs = [rebuild_leaf(s, a) for s, a in zip(specs, arrays, strict=True)]
                 out, out_tree = flatten(fn(*jax.tree.unflatten(tree, inputs)))
@@ -190,8 +192,8 @@ def cond(
     condition = _predicate(predicate, "cond")
     # Inside a vmap the predicate may vary over the mapped axes: devices along them take different branches.
     axes = frozenset[str]()
-    if program.vmaps:
-        axes = collectives.varying_axes(condition) & program.mapped
+    if program.vmap_depth:
+        axes = collectives.varying_axes(condition) & program.vmapped_axes
     arrays = [leaf_array(leaf) for leaf in leaves]
     out = lax.cond(condition, branch(true_fn), branch(false_fn), arrays)
     out_tree, out_specs, _ = results[0]

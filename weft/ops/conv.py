@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..core import collectives, context, halo
-from ..core.dims import Dim, DimLike, format_dims, select_dims, union_dims
+from ..core.dims import Dim, DimLike, DimsLike, format_dims, select_dims, union_dims
 from ..core.errors import DimError
-from ..core.forms import as_slice, reshard_together, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding
+from ..core.reshard import reshard_together
 from ..core.tensor import Tensor
 from .sliding_window import (
     Padding,
@@ -27,7 +28,6 @@ from .sliding_window import (
     fetch_receptive_field,
     sliding_windows,
 )
-from .typing import DimsLike
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _result_dims(
         from_x = tuple(outs.get(d, d) for d in x_dims if d not in rest)
         return from_x + tuple(d for d in rest if d not in x_dims)
     known = tuple(outs.get(d, d) for d in union_dims([x_dims, rest]))
-    items: Sequence[Any] = (out,) if isinstance(out, Dim | str) else out
+    items: Iterable[Any] = (out,) if isinstance(out, Dim | str) else out
     # A spatial dim may be given with the size that it has in x; the result's size is computed.
     return select_dims(known, [outs.get(d, d) for d in items])
 

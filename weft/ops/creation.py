@@ -11,18 +11,20 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from ..core import context
-from ..core.dims import Dim, as_dim, as_dims
+from ..core.describe import reports_call
+from ..core.dims import Dim, DimsLike, as_dim, as_dims
 from ..core.errors import ProgramError, ShapeError, TensorTypeError
-from ..core.forms import as_slice, reshard, slice_tensor
-from ..core.layout import Layout
-from ..core.mesh import Mesh
+from ..core.layout import Layout, LayoutLike
+from ..core.mesh import Mesh, MeshLike
 from ..core.op import op
+from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding, global_positions
 from ..core.placement import canonical_dtype, partition_spec
+from ..core.reshard import reshard
 from ..core.shapes import stored_shape
-from ..core.tensor import Tensor, reports_call
+from ..core.tensor import Tensor
 from ..core.types import cast_like
-from .typing import DimsLike, Operand
+from .typing import Operand
 
 
 @reports_call
@@ -90,7 +92,7 @@ def full_like(x: Tensor, value: Operand, dtype: DTypeLike | None = None) -> Tens
     filled = full(x.dims, value, x.dtype if dtype is None else dtype)
     if dtype is not None:
         return filled
-    return slice_tensor(cast_like(filled._array, x._held), filled.dims, filled.splits)
+    return slice_tensor(cast_like(filled._array, x._data), filled.dims, filled.splits)
 
 
 @op
@@ -123,8 +125,8 @@ def arange(dim: Dim, dtype: DTypeLike = jnp.int32) -> Tensor:
     program = context.require()
     (axes,) = program.splits((dim,))
     array = global_positions(dim, axes)
-    if dim in program.dealt:  # in a pipeline: row b of micro-batch m of M is row b·M + m of the batch
-        parts, number = program.dealt[dim]
+    if dim in program.partial_dims:  # in a pipeline: row b of micro-batch m of M is row b·M + m of the batch
+        parts, number = program.partial_dims[dim]
         array = array * parts.size + number
     array = array.astype(dtype)
     return slice_tensor(fill_padding(array, (dim,), (axes,)), (dim,))
@@ -134,8 +136,8 @@ def arange(dim: Dim, dtype: DTypeLike = jnp.int32) -> Tensor:
 def from_callback(
     fn: Callable[[tuple[slice, ...]], np.ndarray],
     dims: DimsLike,
-    mesh: Mesh | str,
-    layout: Layout | str,
+    mesh: MeshLike,
+    layout: LayoutLike,
     dtype: DTypeLike | None = None,
     role: str = "value",
 ) -> Tensor:
@@ -185,7 +187,7 @@ def from_callback(
         padding = [(0, b - a - n) for a, b, n in zip(starts, stops, array.shape, strict=True)]
         return np.pad(array, padding) if any(map(any, padding)) else array
 
-    if mesh.is_anywhere:
+    if mesh.is_default:
         array = jnp.asarray(padded_slice(tuple(slice(0, n) for n in shape)))
         return Tensor(array, dims, role=role)
     mesh.require_devices()

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from jax.lax import PrecisionLike
 
 from ..core import collectives, context
-from ..core.dims import Dim, select_dims, union_dims
+from ..core.dims import Dim, DimsLike, select_dims, union_dims
 from ..core.errors import DimError, TensorTypeError
-from ..core.forms import as_slice, check_along, reshard_together, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import fill_padding
+from ..core.reshard import reshard_together
 from ..core.tensor import Tensor
 from ..core.types import cast_like, common_type, weak_type
-from .typing import DimsLike
 
 
 @op
@@ -118,7 +118,7 @@ def _product(
         return array.transpose(order).reshape(math.prod(row_shape), *(shape[dims.index(d)] for d in rest))
 
     program = context.require()
-    arrays[n] = program.remember(arrays[n], ("rows", order, len(rows)), flatten_rows, collective=False)
+    arrays[n] = program.memoize(arrays[n], ("rows", order, len(rows)), flatten_rows, collective=False)
     operands[n] = (rows[0], *rest)  # the first row dim stands for the flattened one
     result = _einsum(operands, arrays, (rows[0], *others), precision)
     result = result.reshape(*row_shape, *result.shape[1:])

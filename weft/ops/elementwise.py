@@ -17,15 +17,17 @@ from jax.typing import DTypeLike
 
 from ..core import collectives, context
 from ..core.collectives import Axes
+from ..core.describe import describe
 from ..core.dims import Dim, union_dims
 from ..core.errors import TensorTypeError
-from ..core.forms import as_slice, linear_result, reshard_together, slice_tensor
 from ..core.layout import Splits
 from ..core.op import op
+from ..core.operands import as_slice, linear_result, slice_tensor
 from ..core.padding import fill_padding
 from ..core.placement import canonical_dtype
+from ..core.reshard import reshard_together
 from ..core.signature import NUMBER_TYPES
-from ..core.tensor import Tensor, describe, is_tensor
+from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
 from .typing import ArrayFn, Number, Operand
 
@@ -130,7 +132,7 @@ def _all_pending(operands: Sequence[Tensor]) -> bool:
 
 def _result_dtype(*operands: Operand) -> np.dtype:
     """The dtype of a sum or product of tensors and numbers."""
-    return jnp.result_type(*(x._held if isinstance(x, Tensor) else x for x in operands))
+    return jnp.result_type(*(x._data if isinstance(x, Tensor) else x for x in operands))
 
 
 def stays_pending(x: Tensor, dtype: DTypeLike) -> bool:
@@ -150,7 +152,7 @@ def _linear(fn: ArrayFn, operands: Sequence[Tensor], *numbers: Number) -> Tensor
     """Apply a linear function to pending sums; the result is still pending."""
     first = operands[0]
     # JAX's types don't promote: operands of one op must vary over the same axes.
-    axes = frozenset().union(*(collectives.varying_axes(t._held) for t in operands))
+    axes = frozenset().union(*(collectives.varying_axes(t._data) for t in operands))
     arrays = [align(collectives.pvary(t._array, axes), t.dims, first.dims) for t in operands]
     result = linear_result(first, fn(*arrays, *numbers), first.dims, first.splits)
     result.origin = next((t.origin for t in operands if t.origin), "")  # a carry initialized to zero has none
@@ -315,9 +317,9 @@ def _add(fn: ArrayFn, x: Operand, y: Operand) -> Tensor:
         # then replaces one in each step.
         for one, other in ((x, y), (y, x)):
             if one.pending and not other.pending and stays_pending(one, _result_dtype(one, other)):
-                context.require().wants_pending(other._held, one.pending)
+                context.require().note_pending_operand(other._data, one.pending)
         if x.pending and y.pending:  # one all-reduce under layouts that give both the same axes
-            context.require().alike.add(frozenset([x.pending, y.pending]))
+            context.require().same_sum_axes.add(frozenset([x.pending, y.pending]))
     return elementwise(fn, [x, y])
 
 
@@ -404,9 +406,9 @@ def astype(x: Tensor, dtype: DTypeLike) -> Tensor:
         return _linear(lambda a: a.astype(dtype), [x])
     if x.role == "param" and not x.pending and both_float and jnp.dtype(dtype).itemsize < x.dtype.itemsize:
         # `reshard` makes x varying, not the cast: the gradient is then summed in the parameter's own dtype.
-        # Reading `_held` does not count as a use of x; reading the result does.
-        cast = slice_tensor(x._held.astype(dtype), x.dims, x.splits)
-        cast._watch, cast._cast_of = x._watch, x
+        # Reading `_data` does not count as a use of x; reading the result does.
+        cast = slice_tensor(x._data.astype(dtype), x.dims, x.splits)
+        cast._on_read, cast._cast_of = x._on_read, x
         return cast
     return elementwise(lambda a: a.astype(dtype), [x])
 

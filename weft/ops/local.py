@@ -11,22 +11,16 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import collectives, context
-from ..core.dims import Dim, DimLike, as_dims, format_dims, select_dims, union_dims
+from ..core.context import RetraceUnvarying
+from ..core.describe import reports_call, short_dtype
+from ..core.dims import Dim, DimLike, DimsLike, as_dims, format_dims, select_dims, union_dims
 from ..core.errors import LayoutError, ProgramError, ShapeError, TensorTypeError
-from ..core.forms import (
-    RetraceUnvarying,
-    as_slice,
-    check_along,
-    from_global,
-    reshard,
-    reshard_together,
-    slice_tensor,
-)
 from ..core.layout import axes_of
 from ..core.op import op
+from ..core.operands import as_slice, check_along, from_global, slice_tensor
 from ..core.padding import fill_padding
-from ..core.tensor import Tensor, reports_call, short_dtype
-from .typing import DimsLike
+from ..core.reshard import reshard, reshard_together
+from ..core.tensor import Tensor
 
 
 @op(functions=True)
@@ -83,7 +77,7 @@ def local(
     # which axes the result varies.
     is_full = all(axes_of(program.splits(dims)) >= split_axes for dims in outs)
     arrays = reshard_together(slices) if is_full else [reshard(t) for t in slices]
-    if any(collectives.varying_axes(a) - split_axes - program.mapped for a in arrays):
+    if any(collectives.varying_axes(a) - split_axes - program.vmapped_axes for a in arrays):
         raise RetraceUnvarying  # a scan made them varying in advance, so the results would vary too
     returned: Any = fn(*arrays)
     results = list(returned) if several and isinstance(returned, list | tuple) else [returned]
@@ -124,7 +118,7 @@ def _result(array: jax.Array, dims: tuple[Dim, ...]) -> Tensor:
             rule="a local function returns the slice of each result",
             hint="check out=; inside, a split dim has the size of its slice",
         )
-    extra = collectives.varying_axes(array) - axes_of(splits) - program.mapped
+    extra = collectives.varying_axes(array) - axes_of(splits) - program.vmapped_axes
     if extra:
         raise ProgramError(
             f"the result of the local function varies over {', '.join(sorted(extra))}, "

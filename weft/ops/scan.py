@@ -32,11 +32,12 @@ from ..core.boundary import (
     rebuild_leaf,
     strip_weak_type,
 )
-from ..core.context import Frame, RetraceForCarry
+from ..core.context import Frame, RetraceForCarry, RetraceUnvarying
 from ..core.dims import Dim, DimLike, check_distinct
 from ..core.errors import ProgramError
-from ..core.forms import RetraceUnvarying, materialize, reshard, slice_tensor
 from ..core.op import op
+from ..core.operands import slice_tensor
+from ..core.reshard import materialize, reshard
 from ..core.tensor import Tensor
 from ..core.types import PyTree
 
@@ -85,7 +86,7 @@ def scan(
             as_pending(c, LeafSpec(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
             for n, c in enumerate(carries)
         ]
-        used = [(frame, set(frame.used)) for frame in context.require().frames]
+        used = [(frame, set(frame.reused)) for frame in context.require().frames]
         try:
             return attempt.run(initial, items, vary_early, fixed=set(pending))
         except RetraceUnvarying:
@@ -98,7 +99,7 @@ def scan(
                 raise  # it concerns a carry of an enclosing scan
             pending |= better.axes
         for frame, before in used:  # discard the uses that a failed attempt recorded
-            frame.used = before
+            frame.reused = before
 
 
 @dataclass
@@ -136,15 +137,15 @@ class _Scan:
                 for n, t in enumerate(inner):
                     # A carry that an attempt fixed as resolved is not watched, so attempts cannot alternate.
                     if isinstance(t, Tensor) and (n not in fixed or t.pending):
-                        frame.carries[id(t._held)] = n
-                        t._watch = functools.partial(frame.consumed.add, n)
+                        frame.carries[id(t._data)] = n
+                        t._on_read = functools.partial(frame.consumed.add, n)
                 xs = [rebuild_leaf(s, a) for s, a in zip(item_specs, item, strict=True)]
                 out = self.f(
                     jax.tree.unflatten(self.carry_tree, inner),
                     jax.tree.unflatten(self.items_tree, xs),
                 )
-                if frame.wished:
-                    raise RetraceForCarry(frame, frame.wished)
+                if frame.pending_carries:
+                    raise RetraceForCarry(frame, frame.pending_carries)
                 return self._results(out, carry_specs, carry, traced)
 
         last, stacked = lax.scan(

@@ -18,6 +18,7 @@ from ..core import context
 from ..core.dims import (
     Dim,
     DimLike,
+    DimsLike,
     as_dims,
     check_distinct,
     format_dims,
@@ -26,23 +27,14 @@ from ..core.dims import (
     union_dims,
 )
 from ..core.errors import DimError, ShapeError
-from ..core.forms import (
-    as_slice,
-    as_slices,
-    check_along,
-    layout_splits,
-    linear_result,
-    reshard,
-    reshard_together,
-    slice_tensor,
-)
 from ..core.layout import Splits, axes_of
 from ..core.op import op
+from ..core.operands import as_slice, as_slices, check_along, linear_result, slice_tensor
 from ..core.padding import fill_padding
+from ..core.reshard import layout_splits, reshard, reshard_together
 from ..core.tensor import Tensor
 from .elementwise import align
 from .refinement import DimGroup, refine_dims
-from .typing import DimsLike
 
 
 @op
@@ -70,8 +62,8 @@ def rename(x: Tensor, names: Mapping[str, DimLike]) -> Tensor:
     program.splits(dims)  # raises if the layout maps two of them to one axis
     program.renamed.update(map(frozenset, new.items()))
     for was, dim in zip(x.dims, dims, strict=True):
-        if was in program.dealt:
-            program.dealt[dim] = program.dealt[was]
+        if was in program.partial_dims:
+            program.partial_dims[dim] = program.partial_dims[was]
     return linear_result(x, x._array, dims, x.splits)
 
 
@@ -263,14 +255,14 @@ def _reshard_refined(
     axes = [axis for one in splits for axis in one]
     ones = [axis for d, one in now.items() if d.size == 1 for axis in one]
     refined = refine_dims(groups, now, then, program.ways)
-    if refined is None or ones or len({*axes}) < len(axes) or program.mapped & {*axes}:
+    if refined is None or ones or len({*axes}) < len(axes) or program.vmapped_axes & {*axes}:
         return None
     dims, old, target = refined
     if x.pending:
-        program.resolves(x._held)
+        program.note_resolve(x._data)
     shape = program.slice_shape(dims, old)
     # Memoized like the resharding: equal reshapes of a tensor share both, and both are hoisted out of loops.
-    array = program.remember(x._held, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
+    array = program.memoize(x._data, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
     finer = Tensor(array, dims, mesh=program.mesh, layout=program.layout, splits=old, pending=x.pending)
     finer.origin = x.origin
     return slice_tensor(reshard(finer, target).reshape(program.slice_shape(new, splits)), new, splits)

@@ -17,10 +17,11 @@ from jax import lax
 
 from ..core import context, halo
 from ..core.collectives import Axes
+from ..core.describe import format_call
 from ..core.dims import Dim, DimLike
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, nearest, python_number_error
-from ..core.forms import check_along
-from ..core.tensor import Tensor, format_call
+from ..core.operands import check_along
+from ..core.tensor import Tensor
 from ..core.types import PyTree
 
 T = TypeVar("T")

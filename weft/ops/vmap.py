@@ -14,10 +14,11 @@ from ..core.boundary import LeafSpec, common_dim, flatten, leaf_array, numbers_a
 from ..core.collectives import Axes
 from ..core.dims import Dim, DimLike, check_distinct
 from ..core.errors import DimError, ProgramError, nearest
-from ..core.forms import materialize, reshard, slice_tensor
 from ..core.layout import axes_of
 from ..core.op import op
+from ..core.operands import slice_tensor
 from ..core.padding import fill_padding, safe_padding
+from ..core.reshard import materialize, reshard
 from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
 
@@ -53,7 +54,7 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
     found = common_dim([leaves[n] for n in mapped], dim)
     (axes,) = program.splits((found,))
     # Ops inside don't have the dim in their labels, from which layout search reads the dims of an op.
-    program.hidden.add(found.name)
+    program.vmapped_dims.add(found.name)
     specs, arrays = [], []
     for n in mapped:
         t = leaves[n]
@@ -72,10 +73,10 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
     traced: dict[str, Any] = {}  # specs and structure of the results of `f`
 
     def inner(arrays: list[jax.Array]) -> list[jax.Array]:
-        with program.frame(), program.mapping(program.mapped | set(axes), program.vmaps + 1):
+        with program.frame(), program.vmapping(program.vmapped_axes | set(axes), program.vmap_depth + 1):
             arguments = list(leaves)
             for n, spec, array in zip(mapped, specs, arrays, strict=True):
-                arguments[n] = spec.around(array)
+                arguments[n] = spec.rebuild(array)
             positional, named = jax.tree.unflatten(tree, arguments)
             out, traced["tree"] = flatten(f(*positional, **named))
             out = [_off_axes(o, axes) if isinstance(o, Tensor) else o for o in map(numbers_as_tensors, out)]

@@ -15,17 +15,17 @@ from jax.typing import ArrayLike, DTypeLike
 
 from ..core import context
 from ..core.context import Context
-from ..core.dims import Dim, DimLike, as_dims
+from ..core.dims import Dim, DimLike, DimsLike, as_dims
 from ..core.errors import ShapeError, TensorTypeError, python_number_error
-from ..core.forms import as_slice, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, slice_tensor
 from ..core.padding import block_start, fill_padding
 from ..core.placement import canonical_dtype
 from ..core.signature import NUMBER_TYPES
 from ..core.tensor import Tensor
 from ..ops.elementwise import elementwise
 from ..ops.sorting import argmax
-from ..ops.typing import ArrayFn, DimsLike, Operand
+from ..ops.typing import ArrayFn, Operand
 from . import keys, threefry
 from .threefry import Shape, Starts
 
@@ -63,8 +63,8 @@ def _block_of_batch(
     blocks: list[tuple[int, ArrayLike, int]] = []
     for dim, start, size in zip(dims, starts, sizes, strict=True):
         blocks.append((dim.size, start, size))
-        if dim in program.dealt:
-            parts, number = program.dealt[dim]
+        if dim in program.partial_dims:
+            parts, number = program.partial_dims[dim]
             blocks.append((parts.size, number, 1))
     return tuple(zip(*blocks, strict=True)) if blocks else ((), (), ())  # type: ignore[return-value]
 
