@@ -134,8 +134,8 @@ def arange(dim: Dim, dtype: DTypeLike = jnp.int32) -> Tensor:
 def from_callback(
     fn: Callable[[tuple[slice, ...]], np.ndarray],
     dims: DimsLike,
-    mesh: Mesh | str,
-    layout: Layout | str,
+    mesh: Mesh | str | None,
+    layout: Layout | str | None,
     dtype: DTypeLike | None = None,
     role: str = "value",
 ) -> Tensor:
