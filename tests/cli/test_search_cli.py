@@ -233,7 +233,7 @@ def test_stored_layouts_are_found():
     """Where memory is short, state is stored in pieces; what is found can be pasted and planned."""
     fn, args = two_layers_trained()
     found = search(fn, args, devices=4, axes=1, hardware="h100", memory=200 * 2**20)
-    assert found.best.candidate.stored and found.best.bytes <= 200 * 2**20
+    assert found.best.candidate.storage_rules and found.best.bytes <= 200 * 2**20
     data = found.to_data()["ranked"][0]
     layout = wf.Layout(data["rules"], params=data["params"] or None, optimizer=data["optimizer"] or None)
     plan = wf.spmd(fn.fn, data["mesh"], layout, donate=fn.donate).plan(*args)

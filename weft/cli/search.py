@@ -201,7 +201,7 @@ class SearchCommand:
 
     def _compared(self, fn: Any, args: Any, machine: Any, cap: int | None) -> Any:
         """The user's own rules on the best mesh that they can have."""
-        from ..autolayout.ranking import RankedLayout
+        from ..autolayout.results import RankedLayout
         from ..autolayout.space import Candidate, mesh_shapes
         from ..autolayout.universal_trace import program_on
         from ..core.mesh import Mesh
