@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -100,8 +101,9 @@ def verify(
     fn = fn.fn if isinstance(fn, Program) else fn
     args = jax.tree.map(lambda x: place(x, None, None) if is_tensor(x) else x, args, is_leaf=is_tensor)
     # A list can also be one mesh: `[("data", 4), ("model", 2)]`.
-    one_each = isinstance(mesh, list | tuple) and len(mesh) == len(layouts) and not all(map(_is_axis, mesh))
-    meshes = list(mesh) if one_each else [mesh] * len(layouts)
+    meshes: Sequence[PyTree] = [mesh] * len(layouts)
+    if isinstance(mesh, list | tuple) and len(mesh) == len(layouts) and not all(map(_is_axis, mesh)):
+        meshes = mesh
     programs = [spmd(fn, *pair) for pair in zip(meshes, layouts, strict=True)]
     for program in programs:  # raise errors of any layout before the first compilation
         program.jaxpr(*args)
@@ -127,7 +129,7 @@ def _compare(
     """A comparison for each output, with the expected output and the values of both."""
     left = jax.tree_util.tree_leaves_with_path(expected, is_leaf=is_tensor)
     right = jax.tree.leaves(actual, is_leaf=is_tensor)
-    structures = [jax.tree.structure(tree, is_leaf=is_tensor) for tree in (expected, actual)]
+    structures: list[object] = [jax.tree.structure(tree, is_leaf=is_tensor) for tree in (expected, actual)]
     if structures[0] != structures[1]:
         raise VerificationError(
             f"the results have a different structure under {where}",
@@ -161,8 +163,8 @@ def _type(result: Result) -> str:
 def _values(result: Result, like: Result) -> np.ndarray:
     """The values of a result, with the dims in the order of `like`; for keys their data."""
     if hasattr(result, "dtype") and jnp.issubdtype(result.dtype, jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(result))
-    return np.asarray(result.numpy(*like.dims) if isinstance(result, Tensor) else result)
+        return np.asarray(jax.random.key_data(cast(jax.Array, result)))
+    return np.asarray(result.numpy(*cast(Tensor, like).dims) if isinstance(result, Tensor) else result)
 
 
 def _rounding(dtype: DTypeLike) -> float:

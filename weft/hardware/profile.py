@@ -180,7 +180,7 @@ def load_profile(path: Path) -> Hardware:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HardwareError(
-            f"cannot read {path}: {error}", hint="a hardware profile is a TOML file in UTF-8"
+            f"{path} can't be read: {error}", hint="a hardware profile is a TOML file in UTF-8"
         ) from None
     return parse_profile(text, str(path))
 
