@@ -369,7 +369,7 @@ class _DimAttribution:
         return next(iter(self.on_axes(varies) & self.pipelines.keys()), "")
 
     def work_atom_from_label(self, work: Work) -> WorkAtom:
-        """The atom of work on one device, where no axes tell the dims."""
+        """The atom of work in the plan for one device, which has no axes to identify dims by."""
         dims = self.with_renamed(self.of_label(work.op))
         return WorkAtom(work, dims, ((work.bytes, dims),))
 

@@ -223,9 +223,9 @@ def _check_levels(hardware: Hardware, where: str) -> None:
     *inner, last = (level.devices for level in hardware.network)
     spans = inner if last is None else [*inner, last]
     if any(n is None for n in spans) or sorted(set(spans), key=lambda n: n or 0) != spans:
-        shown = ", ".join(f"{v.name} ({v.devices or 'any'})" for v in hardware.network)
+        levels = ", ".join(f"{v.name} ({v.devices or 'any'})" for v in hardware.network)
         raise HardwareError(
-            f"network levels {shown} of {where} are not ordered from the innermost to the outermost",
+            f"network levels {levels} of {where} are not ordered from the innermost to the outermost",
             rule="each level connects more devices than the one before; only the last may omit `devices`",
             hint="order [[network]] from the fastest to the slowest, and set `devices` of each",
         )

@@ -141,8 +141,8 @@ def _point_at(where: str, line: int, text: str, column: int) -> list[str]:
 
 
 def _syntax_error(text: str, where: str, message: str) -> HardwareError:
-    fact, _, place = message.partition(" (at ")
-    position = re.match(r"line (\d+), column (\d+)", place)
+    fact, _, location = message.partition(" (at ")
+    position = re.match(r"line (\d+), column (\d+)", location)
     lines = text.splitlines() or [""]
     # At the end of the file `tomllib` gives no position.
     line, column = (int(position[1]), int(position[2])) if position else (len(lines), len(lines[-1]) + 1)

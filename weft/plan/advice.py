@@ -100,8 +100,10 @@ def duplicated_work(plan: Plan) -> Iterator[Advice]:
     for (op, source), work in by_op.items():
         done = sum(w.flops * w.count for w in work) * plan.mesh.size
         unique = sum(w.unique_flops * w.count for w in work)
+        # `done` counts every device, `unique` each piece of work once.
         if done > unique and done - unique > MIN_SHARE * plan.flops * plan.mesh.size:
             rows.append((done - unique, op, source, done / unique))
+    # One missing rule usually duplicates many ops; the largest five are enough to name it.
     for extra, op, source, times in sorted(rows, reverse=True)[:5]:
         yield Advice(
             "warning",
@@ -171,6 +173,7 @@ def dominant_collective(plan: Plan) -> Iterator[Advice]:
         by_op[c.op, c.source, c.kind, c.over].append(c)
     for (op, source, kind, over), group in by_op.items():
         share = sum(c.wire_bytes * c.count for c in group) / total if total else 0
+        # The only collective of a program is always all of its traffic.
         if share > 0.5 and len(by_op) > 1:
             yield Advice(
                 "advice",
@@ -189,6 +192,7 @@ def uneven_splits(plan: Plan) -> Iterator[Advice]:
             waste = 1 - size / (block * ways)
             if waste > MIN_SHARE and (name, size, axes) not in seen:
                 seen.add((name, size, axes))
+                # The nearest multiples below and above, but not 0.
                 divisible = sorted({size // ways * ways or ways, block * ways})
                 yield Advice(
                     "warning",

@@ -104,8 +104,8 @@ def allocate_buffers(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[i
                     buffers[n] = buffers[node.operands[0]]
                     buffers[n].end = max(buffers[n].end, end)
                 continue
-            # XLA merges a value that is updated in place later with the result of the update. The live range
-            # of both together overlaps the operand's, so it can't reuse the operand's buffer.
+            # For XLA, a value that is updated in place later is one buffer with the result of the update, and
+            # such a buffer reuses no operand's.
             for operand in () if n in updated else _reusable_operands(node, position, reads[id(node)]):
                 buffer = buffers.get(operand)
                 dies_here = buffer is not None and buffer.end == last_reads[operand] == node.end
@@ -287,6 +287,7 @@ def _donations(
 
 def _saved_for_backward(assignment: BufferAssignment) -> int:
     """Bytes of forward results that the backward pass reads."""
+    # By buffer, because several values can share one.
     saved, buffers = {}, assignment.buffers
     for node in walk_nodes(assignment.body):
         if phase_of(node.name, False) == "backward":

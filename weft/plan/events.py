@@ -25,6 +25,7 @@ from . import primitives
 from .facts import Collective, Event, UnboundedLoop, Work
 from .primitives import Atom, aval_of
 
+# The `_invariant` primitives differ only in the type of their result, which no longer varies over the axes.
 COLLECTIVE_KINDS = {
     "psum": "all-reduce",
     "psum_invariant": "all-reduce",
@@ -41,6 +42,8 @@ WORK_KINDS = {"dot_general": "matmul", "conv_general_dilated": "conv"}
 
 def eliminate_dead_code(closed: ClosedJaxpr) -> Jaxpr:
     """The jaxpr without equations that no result needs, at all levels of nesting."""
+    # XLA removes the same equations, but plans are made before it runs. `instantiate` keeps unused inputs:
+    # donated arguments are given by position.
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return jaxpr
 
@@ -97,7 +100,7 @@ def _walk(jaxpr: Jaxpr, mesh: Mesh, times: int, outer: str, line: str) -> Iterat
             yield TracedEvent(_collective(eqn, mesh, times, name, source), name, accessed)
             continue
         inner, source = _inner_jaxprs(eqn), user_source(eqn) or enclosing
-        if primitive == "cond":
+        if primitive == "cond":  # which branch runs depends on data
             branches = [list(_walk(sub, mesh, times, name, source)) for sub in inner]
             yield from max(branches, key=_rough_cost)
         elif inner:
@@ -248,6 +251,7 @@ def _work(eqn: JaxprEqn, mesh: Mesh, times: int, name: str, source: str, flops: 
 
 def _varying_axes(atoms: Iterable[Atom]) -> tuple[str, ...]:
     """The axes along which devices have different values."""
+    # `mat`, the manual axis type, exists only inside a shard_map. JAX does not document it.
     avals = [aval_of(atom) for atom in atoms]
     return tuple(sorted(frozenset().union(*(aval.mat.varying for aval in avals if hasattr(aval, "mat")))))
 
@@ -272,6 +276,7 @@ def full_name(eqn: JaxprEqn, outer: str) -> str:
 
 def op_label(name: str) -> str:
     """The label of the innermost op in a name stack."""
+    # Outside of all ops the stack has only JAX's own names, such as `jvp()`.
     labels = _OP_LABEL.findall(name)
     return labels[-1] if labels else name.rsplit("/", 1)[-1].strip("()")
 
@@ -310,6 +315,7 @@ def user_source(eqn: JaxprEqn) -> str:
     traceback: Any = eqn.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         name = frame.file_name
+        # The innermost frame that is neither JAX, nor the standard library, nor Weft, nor generated code.
         library = f"{os.sep}site-packages{os.sep}" in name or f"{os.sep}lib{os.sep}python" in name
         if name.startswith(_MODELS):
             return f"weft/{os.path.relpath(name, PACKAGE)}:{frame.line_num}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.types import PyTree
 
-VERSION = 1
+VERSION = 1  # of the JSON format
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def plan_page(plan: Plan, hardware: HardwareLike | None = None) -> str:
         data["time"] = time.to_data() | {"memory_bytes": available}
         data["advice"] = to_jsonable(tuple(exceeds_memory(plan, available))) + data["advice"]
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    # Split first: the data may contain the other markers.
     before, after = template.split("{{data}}")
     before = before.replace("{{title}}", html.escape(plan.name)).replace("{{pipelines}}", _pipelines(plan))
     return before + _embedded(data) + after

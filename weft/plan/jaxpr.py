@@ -21,6 +21,7 @@ from .graph import Body, Node
 from .primitives import Atom
 from .rewrites import apply_xla_rewrites, required_dim_orders
 
+# XLA compiles the program as one computation: buffers live across the borders of remat and shard_map.
 INLINED_CALLS = primitives.CALLS | {"checkpoint", "remat2", "shard_map"}
 Env = dict[Var, int]
 
@@ -80,6 +81,7 @@ class JaxprReader:
             operands = [self.value_of(env, atom) for atom in eqn.invars]
             if primitive in INLINED_CALLS:
                 self._read_call(body, eqn, operands, env, name)
+            # Aliases and no-ops need no node: the result is the operand.
             elif primitive in primitives.ALIASES or is_no_op(eqn, self.mesh):
                 env.update(zip(eqn.outvars, operands, strict=False))
             elif primitive in CONTROL_FLOW:
@@ -105,7 +107,7 @@ class JaxprReader:
         jaxpr: Jaxpr = next(getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params))
         inner = dict(zip(jaxpr.invars, operands[-len(jaxpr.invars) :], strict=False))
         if eqn.primitive.name == "shard_map":
-            # Outside of the shard_map types are global. The device holds what its inputs say: slices.
+            # Outside of the shard_map types are global. A device holds slices: the inputs inside.
             for variable, n in inner.items():
                 self.sizes[n] = primitives.aval_bytes(variable.aval)
                 self.avals[n] = primitives.aval_of(variable)

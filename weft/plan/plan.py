@@ -92,6 +92,9 @@ class Plan:
             f"{human_count(self.flops)} FLOPs, {sent} in collectives, a peak of {peak}>"
         )
 
+    # Totals are cached: reports, advice and the search read them many times, and large plans have thousands
+    # of events.
+
     @functools.cached_property
     def work(self) -> tuple[Work, ...]:
         """The local work."""
@@ -157,6 +160,7 @@ class Plan:
           hardware: adds the predicted time on this machine.
           width: the line width; 118 by default.
         """
+        # Imported here because rich is slow to import, and programs mostly plan without printing.
         from .text import explain
 
         return explain(self, hardware, width)
@@ -191,6 +195,7 @@ class Plan:
             "moved": to_jsonable(self.moved),
             "loops": to_jsonable(self.loops),
             "stored": to_jsonable(self.stored),
+            # The class name tells work and collectives apart.
             "events": [{"type": type(e).__name__.lower(), **to_jsonable(e)} for e in self.events],
             "advice": to_jsonable(self.advice),
         }
@@ -225,13 +230,14 @@ def trace_plan(program: Program, args: Sequence[PyTree], kwargs: Mapping[str, Py
     staged, arrays = program._prepare(args, kwargs)
     traced = staged.call.trace(*program._abstract(arrays))
     jaxpr = eliminate_dead_code(traced.jaxpr)
-    given = _named_inputs(program, args, kwargs)
-    given += [(f"captured {n}", t) for n, t in enumerate(staged.captured)]
-    inputs = [_planned_tensor(name, "input", t.dims, t.role, t.dtype, program) for name, t in given]
+    named = _named_inputs(program, args, kwargs)
+    named += [(f"captured {n}", t) for n, t in enumerate(staged.captured)]
+    inputs = [_planned_tensor(name, "input", t.dims, t.role, t.dtype, program) for name, t in named]
     outputs = _planned_outputs(program, staged, traced.jaxpr.jaxpr)
     traced_events = trace_events(jaxpr, program.mesh)
     assignment = assign_buffers(jaxpr, program.mesh, staged.donated)
     events = [traced_event.event for traced_event in traced_events]
+    # With one stage the layers run in sequence on every device: there is no pipeline to report.
     pipelines = [one for one in staged.call.last["context"].pipelines if one.stages > 1]
     plan = Plan(
         name=getattr(program.fn, "__name__", "program"),
@@ -241,7 +247,7 @@ def trace_plan(program: Program, args: Sequence[PyTree], kwargs: Mapping[str, Py
         stored=tuple(inputs + outputs),
         memory=summarize_memory(assignment, inputs),
         pipelines=tuple(plan_pipelines(pipelines, events, [traced.name for traced in traced_events])),
-        moved=tuple(find_resharded_inputs(given, program)),
+        moved=tuple(find_resharded_inputs(named, program)),
         loops=tuple(dict.fromkeys(find_unbounded_loops(jaxpr))),
     )
     return TracedPlan(plan, traced_events, assignment)

@@ -59,6 +59,7 @@ def _merge_all_reduces(body: Body) -> None:
         before = set().union(*(depends_on.get(n, ()) for n in node.operands))
         target = node
         if COLLECTIVE_KINDS.get(node.primitive) == "all-reduce":
+            # Both variants of psum lower to the same HLO.
             key = node.primitive.removesuffix("_invariant"), str(node.eqn.params["axes"])
             mergeable = by_kind.setdefault(key, [])
             dependencies = _transitive_closure(before, waits_for)
@@ -94,6 +95,7 @@ def _topological_order(nodes: list[Node]) -> list[Node]:
     for index, producers in enumerate(pending):
         for other in producers:
             users[other].append(index)
+    # The heap keeps the original order among the nodes that are ready.
     ready = [index for index, producers in enumerate(pending) if not producers]
     heapq.heapify(ready)
     ordered = []
@@ -116,6 +118,7 @@ def _transpose_products(body: Body) -> None:
     producer = {n: node for node in body.nodes for n in node.results}
     uses = Counter(n for node in body.nodes for n in node.operands)
     for node in list(body.nodes):
+        # A product that others read as well stays as it is.
         product = producer.get(node.operands[0]) if node.primitive == "transpose" else None
         if product is None or product.primitive != "dot_general" or uses[node.operands[0]] > 1:
             continue

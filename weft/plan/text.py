@@ -27,6 +27,7 @@ WIDTH = 118  # columns; narrower tables put the source line below the op
 def explain(plan: Plan, hardware: HardwareLike | None = None, width: int | None = None) -> str:
     """The plan as plain text."""
     text = io.StringIO()
+    # The same text on every terminal and in golden files: no colors, no detected width.
     console = Console(file=text, width=width or WIDTH, color_system=None, highlight=False, soft_wrap=False)
     time = plan.time(hardware) if hardware is not None else None
     _print_totals(console, plan, time)
@@ -62,9 +63,11 @@ def _print_table(console: Console, columns: list[str], rows: list[list[str]]) ->
 
 
 def _print_totals(console: Console, plan: Plan, time: Time | None) -> None:
+    # Without `markup=False` rich would parse the brackets of labels and types as styles.
     console.print(
         f'{plan.name} on mesh "{plan.mesh}" ({plan.mesh.size} devices), {plan.layout}', markup=False
     )
+    # Below this the factor would print as 1.
     over = f"{plan.duplication:.3g} times over" if plan.duplication > 1.005 else "no duplication"
     console.print(
         f"on each device: {human_count(plan.flops, 'FLOP')} ({over}), "
