@@ -150,7 +150,7 @@ def test_comparisons_with_any_rules(devices, rules, mesh, program, capsys):
 
 def test_what_a_kernel_needs_whole_is_not_searched(program, capsys):
     out, _ = asked(capsys, "program.py:kernel", "--devices", "8", "--hardware", "h100")
-    assert 'layout  "a:model"' in out and "not asked for): b" in out
+    assert 'layout  "a:model"' in out and "or excluded): b" in out
 
 
 def test_flags_of_variants():
