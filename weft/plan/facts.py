@@ -141,7 +141,7 @@ class PipelinePlan:
       ticks, back_ticks: ticks of the forward and of the backward pass.
       bubble: the share of its time that a stage is idle.
       sent: bytes that a device sends to other stages in one call, over all pipelines on these axes.
-      alike: the share of all FLOPs that runs outside of pipelines and is duplicated on all stages.
+      duplicated_share: the share of all FLOPs that runs outside of pipelines and is duplicated on all stages.
     """
 
     layers: str
@@ -154,7 +154,7 @@ class PipelinePlan:
     back_ticks: int
     bubble: float
     sent: int
-    alike: float
+    duplicated_share: float = field(metadata={"json": "alike"})
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,8 @@ Event = Work | Collective
 def to_jsonable(x: PyTree) -> Any:
     """Facts as JSON-compatible data."""
     if is_dataclass(x):
-        return {f.name: to_jsonable(getattr(x, f.name)) for f in fields(x)}
+        # A field that was renamed keeps its name in the format.
+        return {f.metadata.get("json", f.name): to_jsonable(getattr(x, f.name)) for f in fields(x)}
     if isinstance(x, dict):
         return {str(k): to_jsonable(v) for k, v in x.items()}
     if isinstance(x, list | tuple):

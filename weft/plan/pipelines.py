@@ -60,7 +60,7 @@ def plan_pipelines(
                 back_ticks=p.micro + (p.stages - 1) * (1 if p.schedule == "gpipe" else 2),
                 bubble=bubble_share(p.stages, p.micro, p.schedule),
                 sent=sent,
-                alike=duplicated / total,
+                duplicated_share=duplicated / total,
             )
         )
     return plans
@@ -102,10 +102,10 @@ def describe_pipelines(plan: Plan) -> Iterator[str]:
         )
     for axes, p in {"+".join(p.axes): p for p in plan.pipelines}.items():
         yield f"{human_bytes(p.sent)} sent from stage to stage along {axes}"
-        if p.alike > 0.005:
+        if p.duplicated_share > 0.005:
             yield (
-                f"outside of stages, {p.alike:.1%} of the FLOPs are duplicated along {axes}; a rule for a "
-                f"dim that is not inside, such as vocab:{axes}, divides them"
+                f"outside of stages, {p.duplicated_share:.1%} of the FLOPs are duplicated along {axes}; a "
+                f"rule for a dim that is not inside, such as vocab:{axes}, divides them"
             )
 
 
