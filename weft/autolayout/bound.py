@@ -187,7 +187,7 @@ class LowerBound:
 
     def _is_recomputed(self, atom: WorkAtom) -> bool:
         """Whether the backward pass of a pipeline computes this work a second time."""
-        return atom.work.phase == "forward" and self.atoms.pipelines[atom.pipeline].again
+        return atom.work.phase == "forward" and self.atoms.pipelines[atom.pipeline].recomputes
 
     def _work_split(self, phase: str, dims: DimGroup, levels: StorageLevels) -> str:
         """The split that divides some work.

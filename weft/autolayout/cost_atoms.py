@@ -285,16 +285,16 @@ class _DimAttribution:
     def __init__(self, layout: UniversalLayout, context: Context, plan: Plan):
         self.names = {axis: name for name, axis in layout.axes.items()}
         self.every = frozenset(layout.axes)
-        self.hidden = frozenset(context.hidden) & self.every
+        self.hidden = frozenset(context.vmapped_dims) & self.every
         self.sizes: dict[str, set[int]] = defaultdict(set)
-        for _, dims in context.meetings:
+        for _, dims in context.joint_dims:
             for d in dims:
                 self.sizes[d.name].add(d.size)
         self.conflicts = frozenset(
-            frozenset(d.name for d in dims) & self.every for _, dims in context.meetings
+            frozenset(d.name for d in dims) & self.every for _, dims in context.joint_dims
         )
         self.renamed = frozenset(dims & self.every for dims in context.renamed)
-        self.mergeable = frozenset(frozenset(map(self.on_axes, some)) for some in context.alike)
+        self.mergeable = frozenset(frozenset(map(self.on_axes, some)) for some in context.same_sum_axes)
         gathers = (self.on_axes(c.axes) for c in plan.collectives if c.kind == "all-gather")
         self.gathered = _NO_DIMS.union(*gathers)
         self.dims_of_array = functools.cache(self._dims_of_array)

@@ -34,7 +34,7 @@ class UniversalMesh(Mesh):
         return AbstractMesh((1,) * MAX_DIMS, self.names, axis_types=(AxisType.Auto,) * MAX_DIMS)
 
     # The lowering normally drops collectives over axes of size 1. Here they are what the search reads.
-    def cuts(self, axis: str) -> bool:
+    def splits_dims(self, axis: str) -> bool:
         return True
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 from jax.extend.core import Jaxpr, Var
 
+from ..core.describe import short_dtype
 from ..core.mesh import Mesh
-from ..core.tensor import short_dtype
 from .events import op_label, phase_of, user_source
 from .facts import LiveBuffer, Memory, PlannedTensor
 from .fusion import FUSIBLE, Reads, fuse
@@ -225,7 +225,7 @@ def assign_buffers(jaxpr: Jaxpr, mesh: Mesh, donated: Sequence[int]) -> BufferAs
     inputs = [reader.value_of(env, v) for v in (*jaxpr.constvars, *jaxpr.invars)]
     body, sizes = reader.read_body(jaxpr, env, ""), reader.sizes
     body.aliases = _donations(jaxpr, body, sizes, inputs[len(jaxpr.constvars) :], donated)
-    reads = fuse(body, single_device=mesh.is_whole)
+    reads = fuse(body, single_device=mesh.is_unsplit)
     buffers, copies = allocate_buffers(body, sizes, reads)
 
     end = max((node.end for node in body.nodes), default=0)

@@ -18,9 +18,9 @@ from jax.extend import core as jax_core
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.interpreters import partial_eval
 
+from ..core.describe import short_dtype
 from ..core.errors import PACKAGE
 from ..core.mesh import Mesh
-from ..core.tensor import short_dtype
 from . import primitives
 from .facts import Collective, Event, UnboundedLoop, Work
 from .primitives import Atom, aval_of

@@ -64,7 +64,7 @@ class JaxprReader:
         body = Body()
         self._read_equations(body, jaxpr, env, name)
         body.outputs = [self.value_of(env, atom) for atom in jaxpr.outvars]
-        return apply_xla_rewrites(body, self.mesh.is_whole)
+        return apply_xla_rewrites(body, self.mesh.is_unsplit)
 
     def _node(
         self, primitive: str, operands: list[int], results: list[int], eqn: JaxprEqn, name: str, *bodies: Body
@@ -162,7 +162,7 @@ class JaxprReader:
         outputs = [self.value_of(env, v) for v in eqn.outvars]
         # Operands whose memory results take over come first, in the order of the results.
         operands = [*operands[first:last], *stacks, *operands[:first], *operands[last:]]
-        inside = apply_xla_rewrites(inside, self.mesh.is_whole)
+        inside = apply_xla_rewrites(inside, self.mesh.is_unsplit)
         body.nodes.append(self._node("scan", operands, outputs, eqn, name, inside))
 
     def _read_while(self, body: Body, eqn: JaxprEqn, operands: list[int], env: Env, name: str) -> None:

@@ -12,7 +12,7 @@ import functools
 import inspect
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import jax
 from jax.extend.core import Jaxpr
 from jax.typing import DTypeLike
 
+from ..core.describe import short_dtype
 from ..core.dims import Dim
 from ..core.errors import TensorTypeError
 from ..core.layout import Splits, axes_of
@@ -27,7 +28,7 @@ from ..core.mesh import Mesh
 from ..core.program import Program
 from ..core.shapes import stored_shape
 from ..core.staging import Staged
-from ..core.tensor import Tensor, is_tensor, short_dtype
+from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
 from ..hardware.profile import HardwareLike
 from .buffers import BufferAssignment, assign_buffers, summarize_memory
@@ -211,7 +212,7 @@ class Plan:
         return plan_page(self, hardware)
 
 
-def plan_program(program: Program, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> Plan:
+def plan_program(program: Program, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Plan:
     """The plan of a program for these arguments."""
     return trace_plan(program, args, kwargs).plan
 
@@ -225,7 +226,7 @@ class TracedPlan:
     assignment: BufferAssignment
 
 
-def trace_plan(program: Program, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> TracedPlan:
+def trace_plan(program: Program, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> TracedPlan:
     """Trace a program for these arguments, and plan it."""
     staged, arrays = program._prepare(args, kwargs)
     traced = staged.call.trace(*program._abstract(arrays))
@@ -254,7 +255,7 @@ def trace_plan(program: Program, args: Sequence[PyTree], kwargs: Mapping[str, Py
 
 
 def _named_inputs(
-    program: Program, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
+    program: Program, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
 ) -> list[tuple[str, Tensor]]:
     """The tensors among the arguments, with their names."""
     names = list(inspect.signature(program.fn).parameters) if callable(program.fn) else []
@@ -273,7 +274,7 @@ def _planned_outputs(program: Program, staged: Staged, jaxpr: Jaxpr) -> list[Pla
     paths = {n: path for path, n in jax.tree_util.tree_leaves_with_path(indices)}
     kinds = [kind for kind, *_ in staged.out_leaves]
     # The jaxpr returns the results of the SPMD part first, then those of deferred work.
-    order = [n for kind in ("now", "later") for n, k in enumerate(kinds) if k == kind]
+    order = [n for kind in ("array", "deferred") for n, k in enumerate(kinds) if k == kind]
     dtypes = {n: aval_of(v).dtype for n, v in zip(order, jaxpr.outvars, strict=True)}
     return [
         _planned_tensor("result" + _format_path(paths[n]), "output", named[0], named[1], dtypes[n], program)
