@@ -26,6 +26,8 @@ import jax.numpy as jnp
 from jax import lax
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# Nested containers of tensors, arrays and other leaves. Python has no type for them.
+PyTree = Any
 
 
 def weak_type(array: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import weft as wf
 from weft import nn
-from weft.autodiff.grad import REMAT_POLICIES
+from weft.autodiff.remat import REMAT_POLICIES
 from weft.core.errors import ModelError, nearest
 from weft.pipelines.schedules import SCHEDULES
 

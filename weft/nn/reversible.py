@@ -62,7 +62,7 @@ def reversible(
     def forward(a: Tensor, b: Tensor, params: Any, common: Any, fixed: Any) -> StreamPair:
         def layer(streams: StreamPair, given: Any) -> tuple[StreamPair, None]:
             a, b = streams
-            for f in branches(layers.whole(*given), around.whole(common, fixed[1])):
+            for f in branches(layers.combine(*given), around.combine(common, fixed[1])):
                 a, b = b, a + f(b)
             return (a, b), None
 
@@ -82,9 +82,9 @@ def reversible(
             used: list[Any] = [None] * len(common)
 
             def branch(n: int, x: Tensor, params: Any, common: Any) -> Tensor:
-                return branches(layers.whole(params, constants), around.whole(common, fixed[1]))[n](x)
+                return branches(layers.combine(params, constants), around.combine(common, fixed[1]))[n](x)
 
-            count = len(branches(layers.whole(params, constants), around.whole(common, fixed[1])))
+            count = len(branches(layers.combine(params, constants), around.combine(common, fixed[1])))
             for n in reversed(range(count)):
 
                 def f(x: Tensor, params: Any, common: Any, n: int = n) -> Tensor:
@@ -104,4 +104,4 @@ def reversible(
 
     run = wf.custom_vjp(forward)
     run.defvjp(keep, backward)
-    return run(a, b, layers.floats, around.floats, (layers.fixed, around.fixed))
+    return run(a, b, layers.floats, around.floats, (layers.others, around.others))
