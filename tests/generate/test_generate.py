@@ -366,14 +366,14 @@ def test_messages(name, mistake, monkeypatch, request):
 )
 def test_what_a_model_must_provide_is_listed(use):
     with pytest.raises(
-        ModelError, match="Bigram does not provide config, embedding, decoder, read"
+        ModelError, match="Bigram does not provide config, embedding, decoder, run_with"
     ) as caught:
         use(bigram())
     assert [detail.split()[0] for detail in caught.value.details] == [
         "config",
         "embedding",
         "decoder",
-        "read",
+        "run_with",
     ]
 
 

@@ -59,11 +59,15 @@ class custom_vjp:
             ).located(format_call(name, args, {}))
         program = context.current()
         if program is None:
+            # One custom_vjp per call: matching cotangents to their primals needs the arguments.
             call = jax.custom_vjp(self.f)
             call.defvjp(
                 forward_rule, lambda residuals, cotangent: self._cotangents(args, residuals, cotangent)
             )
             return call(*args)
+        # JAX requires each cotangent to have the type of its argument. Materialized arguments have one type
+        # per layout, which `match_primals` can give the cotangents; a pending argument would be a varying
+        # array.
         args = tuple(jax.tree.map(enter_leaf, a, is_leaf=is_tensor) for a in args)
         trees = _FlatTrees(program)
 
@@ -82,6 +86,7 @@ class custom_vjp:
             with trees.inside():
                 given = trees.unflatten("residuals", residuals), trees.unflatten("value", cotangent)
                 found: list[jax.Array | None] = []
+                # A rule returns one tree, or None, per argument; JAX sees one argument per array.
                 for g, a in zip(self._cotangents(args, *given), args, strict=True):
                     tree: PyTree = jax.tree.structure(a, is_leaf=is_tensor)
                     for part in [None] * tree.num_leaves if g is None else tree.flatten_up_to(g):

@@ -31,6 +31,8 @@ class Partition:
                     "get no gradients",
                     hint="register its class, for example with @jax.tree_util.register_dataclass",
                 ).located()
+        # Python numbers and strings are in neither list: they stay in the tree, so that `f` can branch on
+        # them.
         arrays = {n: x for n, x in enumerate(self.leaves) if hasattr(x, "dtype")}
         self.float_indices = [n for n, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.inexact)]
         self.other_indices = [n for n in arrays if n not in self.float_indices]

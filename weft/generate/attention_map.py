@@ -48,8 +48,8 @@ class _Looking(RecordingAttention):
         places = [d for d in k.dims if d.name == "memory_length"]
         scores = wf.einsum(q, k, out=[*(d for d in q.dims if d != attention.d_kv), *places])
         scores = scores.astype(jnp.float32)
-        if how.get("visible") is not None:
-            scores = wf.where(how["visible"], scores, MASK_VALUE)
+        if how.get("mask") is not None:
+            scores = wf.where(how["mask"], scores, MASK_VALUE)
         self.others = wf.mean(wf.softmax(scores, places[0]), list(attention.heads))
         return result
 
@@ -61,7 +61,7 @@ def attention_weights(model: Any, batch: Batch) -> Tensor:
       model: an encoder-decoder.
       batch: inputs, and the tokens that look at them.
     """
-    _, (_, weights) = model.read(batch, layer_runner(_Looking))
+    _, (_, weights) = model.run_with(batch, layer_runner(_Looking))
     return wf.mean(weights, [d for d in weights.dims if d.name not in ("batch", "length", "memory_length")])
 
 

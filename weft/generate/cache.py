@@ -123,7 +123,7 @@ def prefill_cache(model: Any, batch: Batch, room: int) -> KVCache:
             rule="all that a row begins with and all that is said needs a place that the model knows",
             hint=f"a room from {here} to {longest}" if here <= longest else "shorter beginnings",
         ).located("decode")
-    _, (own, others) = model.read(batch, layer_runner(RecordingAttention))
+    _, (own, others) = model.run_with(batch, layer_runner(RecordingAttention))
     own = [wf.unstack(wf.pad(t, "memory_length", 0, room - here), "layers") for t in own]
     others = [wf.unstack(t, "layers") for t in others or ()]
     seen = batch.input_segments
@@ -139,7 +139,7 @@ def all_logits(model: Any, batch: Batch) -> Tensor:
       batch: what it reads.
     """
     check_decodable(model)
-    return model.project(model.read(batch, layer_runner(RecordingAttention))[0])
+    return model.compute_logits(model.run_with(batch, layer_runner(RecordingAttention))[0])
 
 
 def unstack_layers(model: Any) -> Any:
@@ -174,8 +174,8 @@ def decode_step(model: Any, kept: KVCache, token: Tensor, place: Tensor) -> tupl
     around = LayerContext(
         AttentionMask(here, None, None, wf.arange(kept.places), None, False, None),
         memory=kept.layers[0].memory_keys,
-        memory_sight=AttentionMask(here, None, None, here.rename(length="memory_length"), None, False, None),
-        exact=True,
+        memory_mask=AttentionMask(here, None, None, here.rename(length="memory_length"), None, False, None),
+        dropless=True,
     )
     x = model.embedding(wf.broadcast_to(token, [*token.dims, one]))
     c = model.config
@@ -198,7 +198,7 @@ def decode_step(model: Any, kept: KVCache, token: Tensor, place: Tensor) -> tupl
 
     x, _ = unstack_layers(model).decoder(x, around, None, layers)
     kept = dataclasses.replace(kept, layers=tuple(by.kept for by in now))
-    return model.project(wf.sum(x, one)), kept
+    return model.compute_logits(wf.sum(x, one)), kept
 
 
 def _put(old: Tensor, place: Tensor, new: Tensor) -> Tensor:
@@ -259,10 +259,10 @@ class RecordingAttention:
         x: Tensor,
         memory: Tensor,
         *,
-        visible: Tensor | None,
+        mask: Tensor | None,
         bias: Tensor | None = None,
         rotate: Any = None,
-        drop: Any = None,
+        dropout: Any = None,
     ) -> Tensor:
         q, k, v = attention.project(x, memory, rotate)
         if site == "memory":
@@ -273,7 +273,7 @@ class RecordingAttention:
                 places = next(d for d in q.dims if d.name == "length")
                 itself = wf.arange(places) == wf.arange(places.rename("memory_length"))
                 bias = wf.where(itself, -SELF_PENALTY, 0.0)
-        return _mix(attention, q, k, v, visible, bias)
+        return _mix(attention, q, k, v, mask, bias)
 
 
 class _Recalling:

@@ -98,6 +98,8 @@ def pipeline(
     spec = PipelineSpec(f, layers, axes, rows, micro, items_tree, schedule, remat or "nothing", unroll)
     if schedule == "1f1b" and remat is not None:
         spec.f = checkpointed(f, remat)
+    # An axis of one device occurs in the layout search, which traces a pipeline to learn what splitting it
+    # costs.
     if spec.stages == 1:
         program.pipelines[replace(spec.record(), micro=micro or 0)] = None
         return _one_stage(spec, f if remat is None else checkpointed(f, remat), x, items, shared)

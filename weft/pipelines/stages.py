@@ -152,6 +152,7 @@ class PipelineSpec:
         """The same for a raw array."""
         array = jnp.asarray(array)
         if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            # Key arrays support neither pad nor collectives; their data does.
             data = self._own_rows(jax.random.key_data(array))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
         missing = self.stage_layers.size * self.stages - array.shape[0]
@@ -224,6 +225,7 @@ class StageRunner:
         """
         count, step = self.spec.stages, 1 if first == 0 else -1
         pairs = [(k, k + step) for k in range(count) if 0 <= k + step < count]
+        # The permute is no ring: the first stage receives zeros, which the new values replace.
         passed = [
             s.around(collectives.permute(leaf_array(t), self.spec.axes, pairs))
             for s, t in zip(self.specs, h, strict=True)
@@ -250,10 +252,11 @@ class StageRunner:
                     )
                 raise
             self._check(new, tree)
-            if is_layer is not None:
+            if is_layer is not None:  # the layers are uneven: a padding layer is the identity
                 new = [where(slice_tensor(is_real, ()), n, o) for n, o in zip(new, h, strict=True)]
             return new, None
 
+        # Random draws inside depend on the row in the full batch, so that micro-batches don't change results.
         with context.require().dealing(spec.part, spec.parts, number):
             return scan(layer, h, (own, is_layer), spec.stage_layers, unroll=spec.unroll)[0]
 
