@@ -303,7 +303,7 @@ class Bigram(nn.Module):
     def __init__(self):
         self.table, self.config = nn.Embedding(wf.Dim("vocab", 259), wf.Dim("next", 259)), {"vocab": 259}
 
-    def project(self, x):
+    def compute_logits(self, x):
         return x
 
 

@@ -20,7 +20,10 @@ REQUIRED_ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a weft.models.transformer.Stack, or None in a model that only encodes",
         lambda x: x is None or isinstance(x, Stack),
     ),
-    "run_with": ("run_with(batch, run_layers) returns the hidden states and what each layer caches", callable),
+    "run_with": (
+        "run_with(batch, run_layers) returns the hidden states and what each layer caches",
+        callable,
+    ),
     "compute_logits": ("compute_logits(x) returns the logits of hidden states", callable),
 }
 MISSING = object()

@@ -135,16 +135,14 @@ class LSHAttention(Module):
 
         q, v = chunked(q), chunked.near(chunked(v))
         k = chunked.near(_normalized(q, self.d_kv))
-        exact = jnp.promote_types(q.dtype, jnp.float32)
+        wide = jnp.promote_types(q.dtype, jnp.float32)
         by_rank = [*batch, self.heads, rounds, chunks, chunked.chunk]
-        scores = wf.einsum(q, k, out=[*by_rank, k.dims[-2]]).astype(exact)
-        scores = wf.where(mask, scores, MASK_VALUE) - wf.where(chunked.is_self(), SELF_PENALTY, 0.0).astype(
-            exact
-        )
+        scores = wf.einsum(q, k, out=[*by_rank, k.dims[-2]]).astype(wide)
+        masked = wf.where(mask, scores, MASK_VALUE)
+        scores = masked - wf.where(chunked.is_self(), SELF_PENALTY, 0.0).astype(wide)
         if rounds.size > 1:
-            scores = scores - wf.log(
-                wf.maximum(_common_rounds(chunked, bucket, rank // size), 1).astype(exact)
-            )
+            found = wf.maximum(_common_rounds(chunked, bucket, rank // size), 1)
+            scores = scores - wf.log(found.astype(wide))
         total = wf.logsumexp(scores, "near")
         weights = dropout(wf.exp(scores - total).astype(v.dtype))
         attended = wf.einsum(weights, v, out=[*by_rank, self.d_kv])
@@ -257,9 +255,9 @@ def default_buckets(length: int, chunk: int) -> tuple[int, ...]:
 
 def _normalized(q: Tensor, d_kv: wf.Dim) -> Tensor:
     """Vectors normalized to unit length; zero stays zero."""
-    exact = q.astype(jnp.promote_types(q.dtype, jnp.float32))
-    square = wf.sum(exact * exact, d_kv)
-    return (exact * wf.rsqrt(wf.where(square > 0, square, 1.0))).astype(q.dtype)
+    wide = q.astype(jnp.promote_types(q.dtype, jnp.float32))
+    square = wf.sum(wide * wide, d_kv)
+    return (wide * wf.rsqrt(wf.where(square > 0, square, 1.0))).astype(q.dtype)
 
 
 def _check(chunk: int, rounds: int, buckets: tuple[int, ...] | None) -> None:
