@@ -245,6 +245,7 @@ def _vjp_of_variants(
                     frame.forms[id(base), ("vary", axes)] = (base, array)
                     program.know(array)
                 argument = Tensor(base, t.dims, role=t.role, mesh=t.mesh, layout=t.layout, splits=t.splits)
+                # Reading the argument's own array uses the variant without further axes.
                 argument._watch = functools.partial(used.add, (n, _NO_AXES))
                 inner.append(argument)
             value, aux = call(inner)

@@ -25,9 +25,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+PyTree = Any  # a JAX pytree; Python's type system cannot express nested containers of unknown depth
+
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Nested containers of tensors, arrays and other leaves. Python has no type for them.
-PyTree = Any
 
 
 def weak_type(array: Any) -> bool:

@@ -295,7 +295,7 @@ class _Recalling:
     ) -> Tensor:
         kept = self.kept
         if site == "memory":
-            q = attention.query(x, out=attention.order(x, attention.heads))
+            q = attention.query(x, out=attention.dim_order(x, attention.heads))
             return _mix(attention, q, kept.memory_keys, kept.memory_values, self.memory_seen, None)
         q, *new = attention.project(x, memory, rotate)
         k, v = (_written(t["memory_length", 0]) for t in new)

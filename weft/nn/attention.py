@@ -96,13 +96,13 @@ class Attention(Module):
         self, x: Tensor, memory: Tensor, rotate: Rotation | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, with heads before positions."""
-        q = self.query(x, out=self._dim_order(x, self.heads))
+        q = self.query(x, out=self.dim_order(x, self.heads))
         k, v = self.keys_values(memory, rotate)
         return (q if rotate is None else rotate(q)), k, v
 
     def keys_values(self, memory: Tensor, rotate: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory."""
-        order = self._dim_order(memory, self.key.outputs[:-1])
+        order = self.dim_order(memory, self.key.outputs[:-1])
         k = self.key(memory, out=order)
         return (k if rotate is None else rotate(k)), self.value(memory, out=order)
 
@@ -135,7 +135,7 @@ class Attention(Module):
         mixed = wf.einsum(weights, v, out=q.dims)
         return self.out(mixed)
 
-    def _dim_order(self, x: Tensor, heads: tuple[wf.Dim, ...]) -> list[wf.Dim]:
+    def dim_order(self, x: Tensor, heads: tuple[wf.Dim, ...]) -> list[wf.Dim]:
         """Heads before positions: then the products over `d_kv` and over positions need no transposes."""
         check_features(x, self.query.inputs, "Attention")
         batch = [d for d in x.dims if d not in self.query.inputs]
