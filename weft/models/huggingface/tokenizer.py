@@ -1,6 +1,6 @@
 """The tokenizer in a Hugging Face folder, with the interface of Weft's tokenizers.
 
-    speaker = Speaker(huggingface.load(folder), huggingface.tokenizer(folder))
+    generator = TextGenerator(huggingface.load(folder), huggingface.tokenizer(folder))
 
 `tokenizer.json` defines the mapping from text to ids; the package `tokenizers` reads it. The ids of the
 special tokens, end of text and padding, are in the files next to it.
