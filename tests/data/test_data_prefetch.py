@@ -142,7 +142,7 @@ def test_what_fails_in_the_thread_is_located_here():
 
     with pytest.raises(DataError, match="400: not among the tokenizer's ids") as error:
         next(ExampleStream(["a"], Wrong(), rows=1, length=4).batches(ahead=1))
-    assert "test_data_prefetch.py:" in error.value.where and error.value.asked.startswith("Stream(")
+    assert "test_data_prefetch.py:" in error.value.where and error.value.call.startswith("Stream(")
 
 
 def test_programs_run_while_batches_are_made():

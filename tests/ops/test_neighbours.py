@@ -445,7 +445,7 @@ def test_mistakes(error, text, call):
     with pytest.raises(error, match=text) as caught:
         call(wf.zeros(X), wf.zeros(KERNEL))
     assert "test_neighbours.py" in str(caught.value)
-    assert caught.value.asked and caught.value.rule and caught.value.hint
+    assert caught.value.call and caught.value.rule and caught.value.hint
 
 
 def test_batch_and_features_on_one_axis():

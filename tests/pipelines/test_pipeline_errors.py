@@ -155,7 +155,7 @@ NOT_ALONG = set(
 
 
 def test_all_that_works_along_a_dim_is_here():
-    """An op that takes dims has a row in `MIXING`: it has to refuse the batch (`forms.check_along`)."""
+    """An op that takes dims has a row in `MIXING`: it has to refuse the batch (`operands.check_along`)."""
     public = {name: getattr(wf, name) for name in dir(wf)}
     ops = {n: f for n, f in public.items() if inspect.isfunction(f) and f.__module__.startswith("weft.ops")}
     along = {

@@ -11,8 +11,9 @@ import jax
 from ..core import context
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
 from ..core.context import Context
+from ..core.describe import format_call
 from ..core.errors import ProgramError
-from ..core.tensor import format_call, is_tensor
+from ..core.tensor import is_tensor
 from ..core.types import PyTree
 from .grad import enter_leaf, label_gradient, match_primals, materialize_leaf
 
@@ -123,13 +124,13 @@ class _FlatTrees:
     """
 
     def __init__(self, program: Context):
-        self.program, self.vmap_state = program, (program.mapped, program.vmaps)
+        self.program, self.vmap_state = program, (program.vmapped_axes, program.vmap_depth)
         self.specs: dict[str, tuple[PyTree, list[LeafSpec | None]]] = {}
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """Enter the program, inside the vmaps that the function was called in."""
-        with context.entered(self.program), self.program.mapping(*self.vmap_state), self.program.frame():
+        with context.entered(self.program), self.program.vmapping(*self.vmap_state), self.program.frame():
             yield
 
     def flatten(self, name: str, tree: PyTree) -> list[jax.Array]:

@@ -22,12 +22,14 @@ import jax.numpy as jnp
 from ..core import collectives, context
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
 from ..core.context import Context
+from ..core.describe import describe, reports_call
 from ..core.errors import DimError, ProgramError, TensorTypeError
-from ..core.forms import as_slice, materialize, slice_tensor
 from ..core.layout import axes_of
+from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding
 from ..core.placement import place, with_role
-from ..core.tensor import Tensor, check_has_values, describe, is_tensor, reports_call
+from ..core.reshard import materialize
+from ..core.tensor import Tensor, check_has_values, is_tensor
 from ..core.types import PyTree, cast_like
 from ..ops.elementwise import add
 from ..ops.shape import transpose
@@ -203,7 +205,7 @@ def _with_zeros(grads: list[Leaf | None], leaves: list[Leaf]) -> list[Leaf]:
 def _zeros(leaf: Leaf) -> Tensor:
     t = as_slice(leaf)
     # Not zeros_like: of a pending sum that would vary too, and these zeros are resolved.
-    zeros = cast_like(jnp.zeros(t._held.shape, t.dtype), t._held)
+    zeros = cast_like(jnp.zeros(t._data.shape, t.dtype), t._data)
     zeros = slice_tensor(zeros, t.dims, t.splits)
     zeros.role = t.role
     return zeros
@@ -238,15 +240,15 @@ def _vjp_of_variants(
                     inner.append(base)
                     continue
                 # Seed the frame's cache: a request for "base, varying over these axes" now finds an input of
-                # the vjp instead of emitting a cast inside it. The cache is keyed by id, and `know` keeps the
-                # arrays alive so that their ids are not reused.
-                program.know(base)
+                # the vjp instead of emitting a cast inside it. The cache is keyed by id, and
+                # `register` keeps the arrays alive so that their ids are not reused.
+                program.register(base)
                 for (axes, _), array in zip(own[1:], given[1:], strict=True):
-                    frame.forms[id(base), ("vary", axes)] = (base, array)
-                    program.know(array)
+                    frame.variants[id(base), ("vary", axes)] = (base, array)
+                    program.register(array)
                 argument = Tensor(base, t.dims, role=t.role, mesh=t.mesh, layout=t.layout, splits=t.splits)
                 # Reading the argument's own array uses the variant without further axes.
-                argument._watch = functools.partial(used.add, (n, _NO_AXES))
+                argument._on_read = functools.partial(used.add, (n, _NO_AXES))
                 inner.append(argument)
             value, aux = call(inner)
             found, traced["tree"] = jax.tree.flatten(value, is_leaf=is_tensor)
@@ -256,7 +258,7 @@ def _vjp_of_variants(
             traced["specs"] = [LeafSpec.of(v) for v in found]
             aux = jax.tree.map(materialize_leaf, aux, is_leaf=is_tensor)
             for n, (own, given) in enumerate(zip(variants, inputs, strict=True)):
-                used.update((n, axes) for axes, _ in own if (id(given[0]), ("vary", axes)) in frame.used)
+                used.update((n, axes) for axes, _ in own if (id(given[0]), ("vary", axes)) in frame.reused)
             return [leaf_array(v) for v in found], aux
 
     inputs = [[array for _, array in own] for own in variants]
@@ -286,7 +288,7 @@ def _gradient(t: Leaf, parts: list[Variant], cotangents: list[jax.Array]) -> Lea
     lifted = _lifted_axes(t)
     # A cotangent is zero in padding, but it may have been multiplied by an infinite derivative: 0 · ∞ = NaN.
     filled = [(axes | lifted, fill_padding(array, t.dims, t.splits)) for axes, array in parts]
-    summands = [slice_tensor(cast_like(array, t._held), t.dims, t.splits, axes) for axes, array in filled]
+    summands = [slice_tensor(cast_like(array, t._data), t.dims, t.splits, axes) for axes, array in filled]
     if not summands:
         return None
     total = label_gradient(functools.reduce(add, summands))
@@ -306,7 +308,7 @@ def _lifted_axes(t: Tensor) -> AxisSet:
 
     A loop lifts such a cast out of its body. The tensor then varies over more axes than split its dims.
     """
-    return collectives.varying_axes(t._held) - axes_of(t.splits or ()) - context.require().mapped
+    return collectives.varying_axes(t._data) - axes_of(t.splits or ()) - context.require().vmapped_axes
 
 
 def _is_float(t: Leaf) -> bool:
@@ -410,11 +412,11 @@ def enter_leaf(leaf: PyTree, keep_varying: bool = False) -> PyTree:
     leaf = leaf if keep_varying and is_materialized else materialize(leaf)
     # Inside a vmap over a split dim, each position along the dim has a derivative of its own. The argument
     # has to vary over the dim's axes, or JAX would sum the derivatives of different positions.
-    if program.mapped <= collectives.varying_axes(leaf._held):
+    if program.vmapped_axes <= collectives.varying_axes(leaf._data):
         return leaf
     spec = LeafSpec.of(leaf)
     assert spec is not None
-    return spec.around(collectives.pvary(leaf._array, program.mapped))
+    return spec.rebuild(collectives.pvary(leaf._array, program.vmapped_axes))
 
 
 def _in_frame(f: Callable[..., PyTree]) -> Callable[..., PyTree]:

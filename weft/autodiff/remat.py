@@ -10,9 +10,10 @@ import jax
 
 from ..core import context
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
+from ..core.describe import reports_call
 from ..core.errors import ProgramError, nearest
-from ..core.forms import as_slice
-from ..core.tensor import Tensor, is_tensor, reports_call
+from ..core.operands import as_slice
+from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
 
 # Resolved pending sums carry the checkpoint name "sum", so a policy can save exactly those.

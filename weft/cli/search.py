@@ -207,6 +207,7 @@ class SearchCommand:
         from ..core.mesh import Mesh
         from ..models.checked_layout import CheckedLayout
 
+        assert self.compare is not None
         layout = CheckedLayout(self.compare)
         axes = list(dict.fromkeys(axis for names in layout.rules_for().values() for axis in names))
         if self.mesh is not None:

@@ -21,10 +21,12 @@ from ..core.boundary import (
     rebuild_leaf,
     strip_weak_type,
 )
+from ..core.describe import describe
 from ..core.errors import ProgramError, TensorTypeError
-from ..core.forms import as_slice, materialize, slice_tensor
 from ..core.op import op
-from ..core.tensor import Tensor, describe
+from ..core.operands import as_slice, slice_tensor
+from ..core.reshard import materialize
+from ..core.tensor import Tensor
 
 # while, for, cond
 
@@ -84,8 +86,8 @@ def _bound(given: Any) -> Any:
     """A whole number that a loop counts from, or up to."""
     n = materialize(as_slice(given))._array if isinstance(given, Tensor) else given
     is_array = hasattr(n, "dtype")
-    is_whole = is_array and not n.shape and jnp.issubdtype(n.dtype, jnp.integer)
-    if is_whole or (isinstance(n, int) and not isinstance(n, bool)):
+    is_unsplit = is_array and not n.shape and jnp.issubdtype(n.dtype, jnp.integer)
+    if is_unsplit or (isinstance(n, int) and not isinstance(n, bool)):
         return n
     array = f"an array of {n.dtype}, shape {n.shape}" if is_array else repr(given)
     raise TensorTypeError(
@@ -143,7 +145,7 @@ def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., An
         def run(arrays: list[Any]) -> list[Any]:
             # Inside a vmap, and from stage to stage of a pipeline, places take different branches: what is
             # sent is sent outside of them, or its transpose would go by what the receiver took.
-            lifts = bool(program.vmaps or program.mapped)
+            lifts = bool(program.vmap_depth or program.vmapped_axes)
             with program.frame(lifts_collectives=lifts), program.branching(axes):
                 given = [rebuild_leaf(f, a) for f, a in zip(forms, arrays, strict=True)]
                 out, out_tree = flatten(fn(*jax.tree.unflatten(tree, given)))
@@ -172,7 +174,7 @@ def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., An
         return run
 
     chosen = _predicate(predicate, "cond")
-    axes = collectives.varying_axes(chosen) & program.mapped if program.vmaps else frozenset[str]()
+    axes = collectives.varying_axes(chosen) & program.vmapped_axes if program.vmap_depth else frozenset[str]()
     arrays = [leaf_array(leaf) for leaf in leaves]
     out = lax.cond(chosen, branch(true_fn), branch(false_fn), arrays)
     out_tree, out_forms, _ = results[0]

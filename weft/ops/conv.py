@@ -13,9 +13,10 @@ from jax import lax
 from ..core import collectives, context, halo
 from ..core.dims import Dim, format_dims, select_dims, union_dims
 from ..core.errors import DimError
-from ..core.forms import as_slice, reshard_together, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding
+from ..core.reshard import reshard_together
 from ..core.tensor import Tensor
 from .sliding_window import (
     SlidingWindow,

@@ -9,16 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import context
+from ..core.describe import reports_call
 from ..core.dims import Dim, as_dim, as_dims
 from ..core.errors import ProgramError, ShapeError, TensorTypeError
-from ..core.forms import as_slice, reshard, slice_tensor
 from ..core.layout import Layout
 from ..core.mesh import Mesh
 from ..core.op import op
+from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding, global_positions
 from ..core.placement import canonical_dtype, partition_spec
+from ..core.reshard import reshard
 from ..core.shapes import stored_shape
-from ..core.tensor import Tensor, reports_call
+from ..core.tensor import Tensor
 from ..core.types import cast_like
 
 
@@ -87,7 +89,7 @@ def full_like(x: Tensor, value: Any, dtype: Any = None) -> Tensor:
     x = as_slice(x)
     made = full(x.dims, value, x.dtype if dtype is None else dtype)
     return (
-        made if dtype is not None else slice_tensor(cast_like(made._array, x._held), made.dims, made.splits)
+        made if dtype is not None else slice_tensor(cast_like(made._array, x._data), made.dims, made.splits)
     )
 
 
@@ -121,8 +123,8 @@ def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
     program = context.require()
     (axes,) = program.splits((dim,))
     array = global_positions(dim, axes)
-    if dim in program.dealt:  # in a pipeline: the places of the rows at hand in the whole batch
-        parts, number = program.dealt[dim]
+    if dim in program.partial_dims:  # in a pipeline: the places of the rows at hand in the whole batch
+        parts, number = program.partial_dims[dim]
         array = array * parts.size + number
     array = array.astype(dtype)
     return slice_tensor(fill_padding(array, (dim,), (axes,)), (dim,))
@@ -175,7 +177,7 @@ def from_callback(
         missing = [(0, b - a - n) for a, b, n in zip(starts, stops, array.shape, strict=True)]
         return np.pad(array, missing) if any(map(any, missing)) else array
 
-    if mesh.is_anywhere:
+    if mesh.is_default:
         array = jnp.asarray(part(tuple(slice(0, n) for n in shape)))
         return Tensor(array, dims, role=role)
     mesh.require_devices()

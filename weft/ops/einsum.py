@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from ..core import collectives, context
 from ..core.dims import Dim, select_dims, union_dims
 from ..core.errors import DimError, TensorTypeError
-from ..core.forms import as_slice, check_along, reshard_together, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import fill_padding
+from ..core.reshard import reshard_together
 from ..core.tensor import Tensor
 from ..core.types import cast_like, common_type, weak_type
 
@@ -109,7 +110,7 @@ def _product(
         return array.transpose(order).reshape(math.prod(lengths), *(shape[dims.index(d)] for d in rest))
 
     program = context.require()
-    arrays[place] = program.remember(arrays[place], ("rows", order, len(rows)), in_rows, collective=False)
+    arrays[place] = program.memoize(arrays[place], ("rows", order, len(rows)), in_rows, collective=False)
     operands[place] = (rows[0], *rest)  # the first stands for all
     result = _einsum(operands, arrays, (rows[0], *others), precision)
     result = result.reshape(*lengths, *result.shape[1:])

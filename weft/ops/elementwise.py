@@ -16,15 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import collectives, context
+from ..core.describe import describe
 from ..core.dims import Dim, union_dims
 from ..core.errors import TensorTypeError
-from ..core.forms import as_slice, linear_result, reshard_together, slice_tensor
 from ..core.layout import Splits
 from ..core.op import op
+from ..core.operands import as_slice, linear_result, slice_tensor
 from ..core.padding import fill_padding
 from ..core.placement import canonical_dtype
+from ..core.reshard import reshard_together
 from ..core.signature import NUMBER_TYPES
-from ..core.tensor import Tensor, describe, is_tensor
+from ..core.tensor import Tensor, is_tensor
 
 
 def elementwise(
@@ -125,7 +127,7 @@ def _all_pending(operands: Sequence[Tensor]) -> bool:
 
 def _joint(*operands: Any) -> Any:
     """The type of a sum or product of tensors and numbers."""
-    return jnp.result_type(*(x._held if isinstance(x, Tensor) else x for x in operands))
+    return jnp.result_type(*(x._data if isinstance(x, Tensor) else x for x in operands))
 
 
 def stays_pending(x: Tensor, dtype: Any) -> bool:
@@ -144,7 +146,7 @@ def stays_pending(x: Tensor, dtype: Any) -> bool:
 def _linear(fn: Callable[..., Any], operands: Sequence[Tensor], *numbers: Any) -> Tensor:
     """A linear function of pending sums: still pending."""
     first = operands[0]
-    axes = frozenset().union(*(collectives.varying_axes(t._held) for t in operands))
+    axes = frozenset().union(*(collectives.varying_axes(t._data) for t in operands))
     arrays = [align(collectives.pvary(t._array, axes), t.dims, first.dims) for t in operands]
     made = linear_result(first, fn(*arrays, *numbers), first.dims, first.splits)
     made.origin = next((t.origin for t in operands if t.origin), "")  # a carry that begins at zero has none
@@ -309,9 +311,9 @@ def _add(fn: Any, x: Any, y: Any) -> Tensor:
             return _linear(fn, [x, y])
         for one, other in ((x, y), (y, x)):
             if one.pending and not other.pending and stays_pending(one, _joint(one, other)):
-                context.require().wants_pending(other._held, one.pending)
+                context.require().note_pending_operand(other._data, one.pending)
         if x.pending and y.pending:
-            context.require().alike.add(frozenset([x.pending, y.pending]))
+            context.require().same_sum_axes.add(frozenset([x.pending, y.pending]))
     return elementwise(fn, [x, y])
 
 
@@ -393,9 +395,9 @@ def astype(x: Tensor, dtype: Any) -> Tensor:
     if x.pending and both_float and stays_pending(x, dtype):
         return _linear(lambda a: a.astype(dtype), [x])
     if x.role == "param" and not x.pending and both_float and jnp.dtype(dtype).itemsize < x.dtype.itemsize:
-        # What is made varying is x itself (`forms.reshard`), and x is used only if the result is.
-        made = slice_tensor(x._held.astype(dtype), x.dims, x.splits)
-        made._watch, made._cast_of = x._watch, x
+        # What is made varying is x itself (`reshard.reshard`), and x is used only if the result is.
+        made = slice_tensor(x._data.astype(dtype), x.dims, x.splits)
+        made._on_read, made._cast_of = x._on_read, x
         return made
     return elementwise(lambda a: a.astype(dtype), [x])
 

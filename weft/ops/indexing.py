@@ -18,13 +18,15 @@ from jax import lax
 
 from ..core import collectives, context, halo
 from ..core.collectives import Axes
+from ..core.describe import format_call
 from ..core.dims import Dim, check_distinct, format_dims, select_dim, select_dims, union_dims
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, python_number_error
-from ..core.forms import as_slice, check_along, layout_splits, reshard, reshard_together, slice_tensor
 from ..core.layout import Splits
 from ..core.op import op
+from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import block_start, fill_padding, global_positions
-from ..core.tensor import Tensor, format_call
+from ..core.reshard import layout_splits, reshard, reshard_together
+from ..core.tensor import Tensor
 from ..core.types import cast_like, constant_like
 from .elementwise import align
 from .shifting import (

@@ -10,21 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import collectives, context
+from ..core.context import RetraceUnvarying
+from ..core.describe import reports_call, short_dtype
 from ..core.dims import Dim, as_dims, format_dims, select_dims, union_dims
 from ..core.errors import LayoutError, ProgramError, ShapeError, TensorTypeError
-from ..core.forms import (
-    RetraceUnvarying,
-    as_slice,
-    check_along,
-    from_global,
-    reshard,
-    reshard_together,
-    slice_tensor,
-)
 from ..core.layout import axes_of
 from ..core.op import op
+from ..core.operands import as_slice, check_along, from_global, slice_tensor
 from ..core.padding import fill_padding
-from ..core.tensor import Tensor, reports_call, short_dtype
+from ..core.reshard import reshard, reshard_together
+from ..core.tensor import Tensor
 
 
 @op(functions=True)
@@ -74,7 +69,7 @@ def local(fn: Callable[..., Any], *tensors: Tensor, out: Any, splittable: Iterab
     # vary so too; where one lacks a split dim, JAX's types have to tell what it depends on.
     is_full = all(axes_of(program.splits(dims)) >= split_axes for dims in outs)
     arrays = reshard_together(slices) if is_full else [reshard(t) for t in slices]
-    if any(collectives.varying_axes(a) - split_axes - program.mapped for a in arrays):
+    if any(collectives.varying_axes(a) - split_axes - program.vmapped_axes for a in arrays):
         raise RetraceUnvarying  # a scan made them varying beforehand, and the function's results would be too
     results = fn(*arrays)
     results = list(results) if several and isinstance(results, list | tuple) else [results]
@@ -115,7 +110,7 @@ def _result(array: Any, dims: tuple[Dim, ...]) -> Tensor:
             rule="a local function returns a slice for each result",
             hint="check out=; a split dim has its slice's size inside",
         )
-    extra = collectives.varying_axes(array) - axes_of(splits) - program.mapped
+    extra = collectives.varying_axes(array) - axes_of(splits) - program.vmapped_axes
     if extra:
         raise ProgramError(
             f"the local function's result differs between devices along {', '.join(sorted(extra))}, "

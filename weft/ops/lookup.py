@@ -15,14 +15,16 @@ import numpy as np
 
 from ..core import collectives, context
 from ..core.collectives import Axes
+from ..core.describe import describe, format_call
 from ..core.dims import Dim, as_dim, check_distinct, format_dims, select_dim, union_dims
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError
-from ..core.forms import as_slice, check_along, reshard, reshard_together, slice_tensor
 from ..core.layout import axes_of
 from ..core.op import op
+from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import block_start, fill_padding, global_positions, is_uneven
 from ..core.placement import canonical_dtype
-from ..core.tensor import Tensor, describe, format_call
+from ..core.reshard import reshard, reshard_together
+from ..core.tensor import Tensor
 from ..core.types import cast_like, constant_like
 from .elementwise import add, align, astype
 from .indexing import check_value_dtype
@@ -153,8 +155,8 @@ def _scattered(x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dic
     """The updates at their places among zeros, pending over the axes of dims that are added up."""
     shared, summed, rest = _groups(x, ids, chosen)
     axes = axes_of(splits.values())
-    mapped = collectives.varying_axes(ids._held) | collectives.varying_axes(updates._held)
-    axes |= mapped & context.require().mapped
+    mapped = collectives.varying_axes(ids._data) | collectives.varying_axes(updates._data)
+    axes |= mapped & context.require().vmapped_axes
     index, array = reshard(ids, axes=axes), reshard(updates, axes=axes)
     place = _local_places(_wide(index), chosen, splits[chosen])
     # The padding of the indices is zero, which is an index like any other.
@@ -163,12 +165,12 @@ def _scattered(x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dic
     place = fill_padding(place, ids.dims, ids_splits, sizes[chosen])
     place = align(place, ids.dims, (*shared, *summed))
     order = (*shared, *summed, *rest)
-    array = cast_like(align(array, updates.dims, order), x._held)
+    array = cast_like(align(array, updates.dims, order), x._data)
     array = jnp.broadcast_to(array, [sizes[d] for d in order])
     zeros = jnp.zeros([sizes[d] for d in (*shared, chosen, *rest)], x.dtype)
     zeros = collectives.pvary(zeros, collectives.varying_axes(array))
     result = _for_each(shared, _add_row if place.size == 1 else _add_rows)(zeros, place, array)
-    result = cast_like(align(result, (*shared, chosen, *rest), x.dims), x._held)
+    result = cast_like(align(result, (*shared, chosen, *rest), x.dims), x._data)
     result = fill_padding(result, x.dims, tuple(splits[d] for d in x.dims))
     return slice_tensor(result, x.dims, pending={a for d in summed for a in splits[d]})
 

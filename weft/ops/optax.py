@@ -15,10 +15,12 @@ import jax.numpy as jnp
 
 from ..core import context
 from ..core.deferred import ResultSpec, defer, global_arrays, global_shape
+from ..core.describe import describe, reports_call
 from ..core.errors import DimError, ProgramError
-from ..core.forms import as_slice, materialize
+from ..core.operands import as_slice
 from ..core.placement import place
-from ..core.tensor import Tensor, describe, is_tensor, reports_call
+from ..core.reshard import materialize
+from ..core.tensor import Tensor, is_tensor
 from .shape import transpose
 
 if TYPE_CHECKING:  # the functions below import it when they are called: it takes a fifth of the time of JAX
@@ -221,7 +223,7 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...], results: Any, params: An
         return defer(fn, args, results)
     placed = [t for t in jax.tree.leaves(params, is_leaf=is_tensor) if isinstance(t, Tensor)]
     mesh, layout = (placed[0].mesh, placed[0].layout) if placed else (None, None)
-    if any(isinstance(t._held, jax.ShapeDtypeStruct) for t in placed):  # that of specs are specs
+    if any(isinstance(t._data, jax.ShapeDtypeStruct) for t in placed):  # that of specs are specs
         mesh, layout, out = (
             None,
             None,

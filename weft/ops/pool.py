@@ -13,9 +13,10 @@ from jax import lax
 from ..core import collectives, context
 from ..core.dims import Dim, as_dim, check_distinct, select_dim, select_dims
 from ..core.errors import ShapeError
-from ..core.forms import as_slice, layout_splits, reshard, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding, global_positions
+from ..core.reshard import layout_splits, reshard
 from ..core.tensor import Tensor
 from ..core.types import constant_like
 from .reduce import extreme_value, require_ordered

@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from ..core import collectives, context
+from ..core.describe import describe
 from ..core.dims import Dim, select_dims
 from ..core.errors import TensorTypeError
-from ..core.forms import as_slice, check_along, layout_splits, reshard, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import fill_padding, valid_mask
-from ..core.tensor import Tensor, describe
+from ..core.reshard import layout_splits, reshard
+from ..core.tensor import Tensor
 from ..core.types import cast_like
 from . import scaled_product
 from .elementwise import elementwise, stays_pending
@@ -50,7 +52,7 @@ def _linear_sum(x: Tensor, dims: Any, scale: float | None) -> Tensor:
     if (
         x.pending
         and x.splits == layout_splits(x)
-        and stays_pending(x, jax.eval_shape(jnp.sum, x._held).dtype)
+        and stays_pending(x, jax.eval_shape(jnp.sum, x._data).dtype)
     ):
         array, pending = x._array, set(x.pending)  # a further sum keeps it pending
     else:

@@ -31,11 +31,12 @@ from ..core.boundary import (
     rebuild_leaf,
     strip_weak_type,
 )
-from ..core.context import Frame, RetraceForCarry
+from ..core.context import Frame, RetraceForCarry, RetraceUnvarying
 from ..core.dims import Dim, check_distinct
 from ..core.errors import ProgramError
-from ..core.forms import RetraceUnvarying, materialize, reshard, slice_tensor
 from ..core.op import op
+from ..core.operands import slice_tensor
+from ..core.reshard import materialize, reshard
 from ..core.tensor import Tensor
 
 
@@ -80,7 +81,7 @@ def scan(
             as_pending(c, LeafSpec(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
             for n, c in enumerate(carries)
         ]
-        used = [(frame, set(frame.used)) for frame in context.require().frames]
+        used = [(frame, set(frame.reused)) for frame in context.require().frames]
         try:
             return attempt.run(begun, items, cast_early, fixed=set(pending))
         except RetraceUnvarying:
@@ -92,7 +93,7 @@ def scan(
                 raise
             pending |= better.axes
         for frame, before in used:  # what a failed attempt used counts for nothing
-            frame.used = before
+            frame.reused = before
 
 
 @dataclass
@@ -121,15 +122,15 @@ class _Scan:
                 for n, t in enumerate(inner):
                     # A carry that is found pending too late is fixed as resolved, and that's that.
                     if isinstance(t, Tensor) and (n not in fixed or t.pending):
-                        frame.carries[id(t._held)] = n
-                        t._watch = functools.partial(frame.consumed.add, n)
+                        frame.carries[id(t._data)] = n
+                        t._on_read = functools.partial(frame.consumed.add, n)
                 given = [rebuild_leaf(f, a) for f, a in zip(item_forms, item, strict=True)]
                 out = self.f(
                     jax.tree.unflatten(self.carry_tree, inner),
                     jax.tree.unflatten(self.items_tree, given),
                 )
-                if frame.wished:
-                    raise RetraceForCarry(frame, frame.wished)
+                if frame.pending_carries:
+                    raise RetraceForCarry(frame, frame.pending_carries)
                 return self._results(out, carry_forms, carry, kept)
 
         last, stacked = lax.scan(

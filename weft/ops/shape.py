@@ -17,19 +17,11 @@ import jax.numpy as jnp
 from ..core import context
 from ..core.dims import Dim, as_dims, check_distinct, format_dims, select_dim, select_dims, union_dims
 from ..core.errors import DimError, ShapeError
-from ..core.forms import (
-    as_slice,
-    as_slices,
-    check_along,
-    layout_splits,
-    linear_result,
-    reshard,
-    reshard_together,
-    slice_tensor,
-)
 from ..core.layout import Splits, axes_of
 from ..core.op import op
+from ..core.operands import as_slice, as_slices, check_along, linear_result, slice_tensor
 from ..core.padding import fill_padding
+from ..core.reshard import layout_splits, reshard, reshard_together
 from ..core.tensor import Tensor
 from .elementwise import align
 from .refinement import DimGroup, refine_dims
@@ -60,8 +52,8 @@ def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
     program.splits(dims)
     program.renamed.update(map(frozenset, new.items()))
     for was, dim in zip(x.dims, dims, strict=True):
-        if was in program.dealt:
-            program.dealt[dim] = program.dealt[was]
+        if was in program.partial_dims:
+            program.partial_dims[dim] = program.partial_dims[was]
     return linear_result(x, x._array, dims, x.splits)
 
 
@@ -250,14 +242,14 @@ def _moved(x: Tensor, groups: Sequence[DimGroup], new: tuple[Dim, ...], splits: 
     axes = [axis for one in splits for axis in one]
     ones = [axis for d, one in now.items() if d.size == 1 for axis in one]
     fine = refine_dims(groups, now, then, program.ways)
-    if fine is None or ones or len({*axes}) < len(axes) or program.mapped & {*axes}:
+    if fine is None or ones or len({*axes}) < len(axes) or program.vmapped_axes & {*axes}:
         return None
     dims, old, target = fine
     if x.pending:
-        program.resolves(x._held)
+        program.note_resolve(x._data)
     shape = program.slice_shape(dims, old)
     # Remembered like its relayout: equal reshapes of a tensor share both, and both are outside of loops.
-    array = program.remember(x._held, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
+    array = program.memoize(x._data, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
     finer = Tensor(array, dims, mesh=program.mesh, layout=program.layout, splits=old, pending=x.pending)
     finer.origin = x.origin
     return slice_tensor(reshard(finer, target).reshape(program.slice_shape(new, splits)), new, splits)

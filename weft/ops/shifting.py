@@ -17,17 +17,10 @@ from ..core import collectives, context, halo
 from ..core.collectives import Axes
 from ..core.dims import Dim, format_dims, select_dim
 from ..core.errors import DimError, ShapeError, TensorTypeError, python_number_error
-from ..core.forms import (
-    as_slice,
-    as_slices,
-    check_along,
-    layout_splits,
-    reshard,
-    reshard_together,
-    slice_tensor,
-)
 from ..core.op import op
+from ..core.operands import as_slice, as_slices, check_along, slice_tensor
 from ..core.padding import fill_padding, global_positions
+from ..core.reshard import layout_splits, reshard, reshard_together
 from ..core.tensor import Tensor
 from ..core.types import cast_like, common_type, constant_like
 from .elementwise import align

@@ -12,10 +12,10 @@ from jax import lax
 
 from ..core import context, halo
 from ..core.collectives import Axes
+from ..core.describe import format_call
 from ..core.dims import Dim
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, nearest, python_number_error
-from ..core.forms import check_along
-from ..core.tensor import format_call
+from ..core.operands import check_along
 
 
 @dataclass(frozen=True)

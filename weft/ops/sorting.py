@@ -22,9 +22,10 @@ from ..core import collectives, context
 from ..core.collectives import Axes
 from ..core.dims import Dim, as_dim, check_distinct, select_dim
 from ..core.errors import ShapeError
-from ..core.forms import as_slice, check_along, layout_splits, reshard, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import block_start, fill_padding
+from ..core.reshard import layout_splits, reshard
 from ..core.tensor import Tensor
 from . import scaled_product
 from .reduce import extreme_value, require_ordered

@@ -13,9 +13,10 @@ from ..core import collectives, context
 from ..core.boundary import LeafSpec, common_dim, flatten, leaf_array, numbers_as_tensors
 from ..core.dims import Dim, check_distinct
 from ..core.errors import DimError, ProgramError, nearest
-from ..core.forms import materialize, reshard, slice_tensor
 from ..core.op import op
+from ..core.operands import slice_tensor
 from ..core.padding import fill_padding, safe_padding
+from ..core.reshard import materialize, reshard
 from ..core.tensor import Tensor, is_tensor
 
 
@@ -49,7 +50,7 @@ def _vmap(f: Callable[..., Any], dim: Any, /, *args: Any, **kwargs: Any) -> Any:
         )
     found = common_dim([leaves[n] for n in mapped], dim)
     (axes,) = program.splits((found,))
-    program.hidden.add(found.name)
+    program.vmapped_dims.add(found.name)
     forms, arrays = [], []
     for n in mapped:
         t = leaves[n]
@@ -67,10 +68,10 @@ def _vmap(f: Callable[..., Any], dim: Any, /, *args: Any, **kwargs: Any) -> Any:
     kept: dict[str, Any] = {}
 
     def inner(arrays: list[Any]) -> list[Any]:
-        with program.frame(), program.mapping(program.mapped | set(axes), program.vmaps + 1):
+        with program.frame(), program.vmapping(program.vmapped_axes | set(axes), program.vmap_depth + 1):
             given = list(leaves)
             for n, form, array in zip(mapped, forms, arrays, strict=True):
-                given[n] = form.around(array)
+                given[n] = form.rebuild(array)
             positional, named = jax.tree.unflatten(tree, given)
             out, kept["tree"] = flatten(f(*positional, **named))
             out = [_free(o, axes) if isinstance(o, Tensor) else o for o in map(numbers_as_tensors, out)]

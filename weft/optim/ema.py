@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import weft as wf
 from weft.core.deferred import Deferred, ResultSpec, defer
 from weft.core.errors import ProgramError
-from weft.core.forms import linear_result
+from weft.core.operands import linear_result
 from weft.core.tensor import Tensor
 
 from .named_tree import any_specs, error_context, named_tensors, replace_tensors
@@ -83,7 +83,7 @@ def _update(average: dict[str, Tensor], params: Any, keep: float) -> dict[str, T
     new = {}
     for name, p in named_tensors(params).items():
         old = average[name]
-        if isinstance(p._held, Deferred):
+        if isinstance(p._data, Deferred):
             arrays = lambda old, p: moving_average(old, p.astype(old.dtype), keep)  # noqa: E731
             new[name] = defer(arrays, (old, p), ResultSpec(old.dims, "optimizer"))
             continue

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft.core import context
+from weft.core.describe import describe
 from weft.core.errors import DimError, ProgramError, TensorTypeError, WeftError, nearest
-from weft.core.tensor import Tensor, describe, is_tensor
+from weft.core.tensor import Tensor, is_tensor
 from weft.nn.module import check_initialized, path_name
 
 
@@ -73,7 +74,7 @@ def replace_tensors(tree: Any, new: Mapping[str, Tensor]) -> Any:
 def any_specs(params: Mapping[str, Tensor]) -> bool:
     """Whether there are specs among tensors, so that what is made of them are specs too."""
     # Inside a program all have values, though these are not known yet.
-    specs = (isinstance(p._held, jax.ShapeDtypeStruct) for p in params.values())
+    specs = (isinstance(p._data, jax.ShapeDtypeStruct) for p in params.values())
     return context.current() is None and any(specs)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from weft.core import context
-from weft.core.forms import as_slice, materialize
 from weft.core.layout import Layout
 from weft.core.op import run_eagerly
+from weft.core.operands import as_slice
+from weft.core.reshard import materialize
 from weft.core.tensor import Tensor
 
 
@@ -33,7 +34,7 @@ def update_scope(what: str) -> Iterator[None]:
 def under_optimizer_layout(what: str) -> Iterator[None]:
     """Trace with the layout's rules for optimizer state as those for all tensors."""
     program = context.require()
-    with update_scope(what), program.laid_out(Layout(program.layout.rules_for("optimizer"))):
+    with update_scope(what), program.under_layout(Layout(program.layout.rules_for("optimizer"))):
         yield
 
 

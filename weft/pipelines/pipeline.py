@@ -26,11 +26,13 @@ import jax.numpy as jnp
 from ..autodiff.remat import remat as checkpointed
 from ..core import collectives, context
 from ..core.boundary import LeafSpec, common_dim, flatten, rebuild_leaf
+from ..core.context import RetraceUnvarying
+from ..core.describe import describe
 from ..core.dims import Dim
 from ..core.errors import DimError, ProgramError, TensorTypeError, nearest, python_number_error
-from ..core.forms import RetraceUnvarying, materialize
 from ..core.op import op
-from ..core.tensor import Tensor, describe, is_tensor
+from ..core.reshard import materialize
+from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
 from ..ops.scan import scan
 from .schedules import SCHEDULES
@@ -104,14 +106,14 @@ def pipeline(
         program.pipelines[replace(spec.record(), micro=micro or 0)] = None
         return _one_stage(spec, f if remat is None else checkpointed(f, remat), x, items, shared)
     program.pipelines[spec.record()] = None
-    used = [(frame, set(frame.used)) for frame in program.frames]
+    used = [(frame, set(frame.reused)) for frame in program.frames]
     try:
         # Casting the parameters to varying before the loop sums their gradients once, after all ticks. That
         # is impossible where `f` needs a parameter that does not vary, which only its trace can tell.
         return _staged(spec, x, items, shared, cast_early=spec.schedule == "gpipe")
     except RetraceUnvarying:
         for frame, before in used:  # forget the variants that the failed attempt used
-            frame.used = before
+            frame.reused = before
         return _staged(spec, x, items, shared, cast_early=False)
 
 
@@ -193,7 +195,7 @@ def _staged(
 ) -> PyTree:
     """The output of the last stage, on all devices."""
     program = context.require()
-    plain = program.vmaps > 0  # JAX's `linear_call` has no batching rule
+    plain = program.vmap_depth > 0  # JAX's `linear_call` has no batching rule
     leaves, x_tree = flatten(x)
     split_rows: list[Tensor] = [spec.split_rows(leaf) for leaf in leaves]
     specs = [without_leading_dim(t) for t in split_rows]
@@ -203,7 +205,10 @@ def _staged(
     runner = StageRunner(spec, specs, x_tree)
     # From here on values differ from stage to stage, although none of their dims is split over these axes. To
     # the rest of the language this is a vmap over the axes.
-    with program.mapping(program.mapped | set(spec.axes), program.vmaps), program.staging(spec.layers):
+    with (
+        program.vmapping(program.vmapped_axes | set(spec.axes), program.vmap_depth),
+        program.in_pipeline(spec.layers),
+    ):
         given = [spec.stream(s, a) for s, a in zip(specs, streams, strict=True)]
         out = [t._array for t in SCHEDULES[spec.schedule](runner, given, own, shared)]
     replicated = [collectives.from_stage(a, spec.axes, spec.stages - 1, plain=plain) for a in out]
@@ -226,7 +231,10 @@ def _one_stage(
 
     specs = [LeafSpec.of(leaf) for leaf in leaves]
     entered = [collectives.to_stage(leaf._array, spec.axes, 0) for leaf in leaves]
-    with program.mapping(program.mapped | set(spec.axes), program.vmaps), program.staging(spec.layers):
+    with (
+        program.vmapping(program.vmapped_axes | set(spec.axes), program.vmap_depth),
+        program.in_pipeline(spec.layers),
+    ):
         given = [rebuild_leaf(s, a) for s, a in zip(specs, entered, strict=True)]
         made, _ = scan(layer, given, own, spec.stage_layers, unroll=spec.unroll)
         out = [t._array for t in made]

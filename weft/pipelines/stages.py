@@ -19,11 +19,13 @@ from ..core import collectives, context
 from ..core.boundary import LeafSpec, flatten, leaf_array
 from ..core.collectives import Axes
 from ..core.context import Pipeline
+from ..core.describe import describe
 from ..core.dims import Dim
 from ..core.errors import DimError, LayoutError, ShapeError
-from ..core.forms import materialize, reshard, slice_tensor
+from ..core.operands import slice_tensor
 from ..core.padding import safe_padding, valid_mask
-from ..core.tensor import Tensor, describe, is_tensor
+from ..core.reshard import materialize, reshard
+from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
 from ..ops.elementwise import stop_gradient, where
 from ..ops.scan import scan
@@ -55,7 +57,7 @@ class PipelineSpec:
     def __post_init__(self) -> None:
         program = context.require()
         self.stages = program.ways(self.axes)
-        clash = program.mapped & set(self.axes)
+        clash = program.vmapped_axes & set(self.axes)
         if clash:
             names = ", ".join(sorted(clash))
             raise LayoutError(
@@ -146,7 +148,7 @@ class PipelineSpec:
         array = safe_padding(reshard(item, splits, vary_over), item.dims, splits, self.layers)
         dims = tuple(self.stage_layers if d == self.layers else d for d in item.dims)
         inside = (*splits[:position], (), *splits[position + 1 :])
-        return LeafSpec(dims, role, inside, frozenset()).around(array)
+        return LeafSpec(dims, role, inside, frozenset()).rebuild(array)
 
     def _own_rows(self, array: jax.Array) -> jax.Array:
         """The same for a raw array."""
@@ -203,7 +205,7 @@ class StageRunner:
 
     def dummy_inputs(self, streams: list[Tensor]) -> list[Tensor]:
         """Inputs for stages that are idle at first: real values, where `f` has a finite derivative."""
-        return [stop_gradient(s.around(t._array[0])) for s, t in zip(self.specs, streams, strict=True)]
+        return [stop_gradient(s.rebuild(t._array[0])) for s, t in zip(self.specs, streams, strict=True)]
 
     def _feed(self, streams: list[Tensor], ticks: Dim) -> list[Tensor]:
         """One micro-batch per tick, padded at the end with copies of the last one."""
@@ -227,7 +229,7 @@ class StageRunner:
         pairs = [(k, k + step) for k in range(count) if 0 <= k + step < count]
         # The permute is no ring: the first stage receives zeros, which the new values replace.
         passed = [
-            s.around(collectives.permute(leaf_array(t), self.spec.axes, pairs))
+            s.rebuild(collectives.permute(leaf_array(t), self.spec.axes, pairs))
             for s, t in zip(self.specs, h, strict=True)
         ]
         is_first = slice_tensor(self.index == first, ())
@@ -257,7 +259,7 @@ class StageRunner:
             return new, None
 
         # Random draws inside depend on the row in the full batch, so that micro-batches don't change results.
-        with context.require().dealing(spec.part, spec.parts, number):
+        with context.require().part_of_dim(spec.part, spec.parts, number):
             return scan(layer, h, (own, is_layer), spec.stage_layers, unroll=spec.unroll)[0]
 
     def _micro_batch(self, t: Leaf, number: jax.Array) -> Leaf:
@@ -294,11 +296,11 @@ def without_leading_dim(t: Tensor) -> LeafSpec:
 def index_leading(t: Tensor, number: jax.Array) -> Tensor:
     """One element of a tensor along its first dim."""
     array = lax.dynamic_index_in_dim(leaf_array(t), number, 0, keepdims=False)
-    return without_leading_dim(t).around(array)
+    return without_leading_dim(t).rebuild(array)
 
 
 def update_leading(t: Tensor, one: Tensor, number: jax.Array) -> Tensor:
     """A tensor with one element along its first dim replaced."""
     spec = LeafSpec.of(t)
     assert spec is not None
-    return spec.around(lax.dynamic_update_index_in_dim(leaf_array(t), leaf_array(one), number, 0))
+    return spec.rebuild(lax.dynamic_update_index_in_dim(leaf_array(t), leaf_array(one), number, 0))

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from ..core import context
 from ..core.dims import as_dims
 from ..core.errors import ShapeError, TensorTypeError, python_number_error
-from ..core.forms import as_slice, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, slice_tensor
 from ..core.padding import block_start, fill_padding
 from ..core.placement import canonical_dtype
 from ..core.signature import NUMBER_TYPES
@@ -50,8 +50,8 @@ def _undealt(program: Any, dims: Any, starts: Any, sizes: Any) -> tuple[Any, Any
     found = []
     for dim, start, size in zip(dims, starts, sizes, strict=True):
         found.append((dim.size, start, size))
-        if dim in program.dealt:
-            parts, number = program.dealt[dim]
+        if dim in program.partial_dims:
+            parts, number = program.partial_dims[dim]
             found.append((parts.size, number, 1))
     return tuple(zip(*found, strict=True)) if found else ((), (), ())  # type: ignore[return-value]
 

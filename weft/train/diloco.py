@@ -152,7 +152,7 @@ def _step(diloco: DiLoCo, model: Any, state: Any, batch: Any, key: Any) -> tuple
 def _outer(diloco: DiLoCo, model: Any, state: Any) -> tuple[Any, Any]:
     program = context.require()
     for name in program.layout.dim_names:  # a rule for rows is for the inner steps, and no mistake here
-        program.dims_met.setdefault(name, wf.Dim(name, 1))
+        program.seen_dims.setdefault(name, wf.Dim(name, 1))
     start, apart, met = state["outer"], {}, {}
     for name, p in named_tensors(model).items():
         with update_scope(name):

@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 
 import weft as wf
+from weft.core.describe import describe
 from weft.core.errors import ProgramError
-from weft.core.tensor import Tensor, describe, is_tensor
+from weft.core.tensor import Tensor, is_tensor
 
 from ..core.fields import is_finite_number
 from ..optim.update_layout import at_least_float32

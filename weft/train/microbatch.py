@@ -11,8 +11,9 @@ from typing import Any
 import jax
 
 import weft as wf
+from weft.core.describe import describe
 from weft.core.errors import ShapeError, TensorTypeError
-from weft.core.tensor import Tensor, describe, is_tensor
+from weft.core.tensor import Tensor, is_tensor
 
 BATCH_DIM = "batch"  # the dim of a batch's rows
 

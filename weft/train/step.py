@@ -149,7 +149,7 @@ def _chosen(good: Tensor, new: Any, old: Any) -> Any:
     """All that is new, or all that is old, as a truth value says; both have the same trees."""
     leaves, tree = jax.tree.flatten(new, is_leaf=_is_leaf)
     before = jax.tree.leaves(old, is_leaf=_is_leaf)
-    if any(isinstance(getattr(t, "_held", t), Deferred) for t in leaves):
+    if any(isinstance(getattr(t, "_data", t), Deferred) for t in leaves):
         kinds = [ResultSpec(t.dims, t.role) if isinstance(t, Tensor) else ResultSpec(None) for t in leaves]
         choose = lambda good, new, old: [jnp.where(good, n, o) for n, o in zip(new, old, strict=True)]  # noqa: E731
         return jax.tree.unflatten(tree, defer(choose, (good, leaves, before), kinds))
