@@ -173,5 +173,5 @@ def test_a_layer_that_mixes_rows_is_an_error(name):
         return wf.pipeline(lambda x, w: MIXING[name](x) * w, x, w, micro=2)
 
     wf.spmd(run, "data=2", "d:data")(x, w)  # without stages it is a scan
-    with pytest.raises(wf.ProgramError, match="works along batch, of which it has a micro-batch at a time"):
+    with pytest.raises(wf.ProgramError, match="works along batch, and it sees one micro-batch at a time"):
         wf.spmd(run, "pipe=2", "layers:pipe")(x, w)
