@@ -332,7 +332,7 @@ def test_a_config_says_what_it_does_not_know(change, said):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda b: {"targets": None}, "without targets"),
+        (lambda b: {"targets": None}, "the loss needs targets"),
         (lambda b: {"targets": b.targets.rename(length="seq")}, "other dims than tokens"),
         (lambda b: {"tokens": np.ones((6, 10), np.int32)}, "a raw array, not a tensor"),
     ],
