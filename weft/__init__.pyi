@@ -12,12 +12,12 @@ from . import optim as optim
 from . import random as random
 from . import serve as serve
 from . import train as train
-from .autodiff.grad import custom_vjp as custom_vjp
+from .autodiff.custom import custom_vjp as custom_vjp
 from .autodiff.grad import grad as grad
 from .autodiff.grad import jvp as jvp
-from .autodiff.grad import remat as remat
 from .autodiff.grad import value_and_grad as value_and_grad
 from .autodiff.grad import vjp as vjp
+from .autodiff.remat import remat as remat
 from .autolayout.ranking import search as search
 from .core.devices import cpu_devices as cpu_devices
 from .core.dims import Dim as Dim

@@ -303,7 +303,7 @@ class Bigram(nn.Module):
     def __init__(self):
         self.table, self.config = nn.Embedding(wf.Dim("vocab", 259), wf.Dim("next", 259)), {"vocab": 259}
 
-    def project(self, x):
+    def compute_logits(self, x):
         return x
 
 
@@ -362,14 +362,14 @@ def test_messages(name, mistake, monkeypatch, request):
 )
 def test_what_a_model_must_provide_is_listed(use):
     with pytest.raises(
-        ModelError, match="Bigram does not provide config, embedding, decoder, read"
+        ModelError, match="Bigram does not provide config, embedding, decoder, run_with"
     ) as caught:
         use(bigram())
     assert [detail.split()[0] for detail in caught.value.details] == [
         "config",
         "embedding",
         "decoder",
-        "read",
+        "run_with",
     ]
 
 

@@ -256,8 +256,8 @@ def test_what_is_encoded_apart_is_what_features_are_made_of(kind):
 
     def both(model, batch, key):
         encoded = model.encode(batch, key)
-        apart = encoded if kind == "encoder" else model.features(batch, key, memory=encoded)
-        return apart, model.features(batch, key)
+        apart = encoded if kind == "encoder" else model.hidden_states(batch, key, memory=encoded)
+        return apart, model.hidden_states(batch, key)
 
     apart, at_once = wf.spmd(both)(model, batch, jax.random.key(2))
     np.testing.assert_array_equal(apart.numpy(), at_once.numpy())
@@ -279,7 +279,7 @@ def test_packed_examples_do_not_see_each_other():
 def test_what_experts_see_does_not_depend_on_the_losss_weights(kind):
     config = BASE.replace(kind=kind, experts=4, expert_top=2, layers=2)
     model, batch = nn.init(Transformer(config), jax.random.key(0)), batch_of(config)
-    features = wf.spmd(lambda model, batch: model.features(batch))
+    features = wf.spmd(lambda model, batch: model.hidden_states(batch))
     alike = dataclasses.replace(batch, weights=None)
     np.testing.assert_array_equal(features(model, batch).numpy(), features(model, alike).numpy())
 
@@ -332,7 +332,7 @@ def test_a_config_says_what_it_does_not_know(change, said):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda b: {"targets": None}, "without targets"),
+        (lambda b: {"targets": None}, "the loss needs targets"),
         (lambda b: {"targets": b.targets.rename(length="seq")}, "other dims than tokens"),
         (lambda b: {"tokens": np.ones((6, 10), np.int32)}, "a raw array, not a tensor"),
     ],
@@ -353,7 +353,7 @@ def test_the_order_of_a_batchs_dims_does_not_matter():
 
 def test_a_sequence_longer_than_its_positions():
     model = nn.specs(Transformer(BASE))
-    with pytest.raises(ModelError, match="has learned 12"):
+    with pytest.raises(ModelError, match="12 learned positions"):
         wf.spmd(lambda model, batch: model.logits(batch)).plan(model, batch_specs(BASE, 2, 13))
 
 

@@ -96,7 +96,7 @@ def test_a_model_with_dropout_is_the_same_in_pieces(name):
 
 
 def test_more_pieces_than_places_are_refused():
-    with pytest.raises(wf.ShapeError, match="13 pieces of length=12"):
+    with pytest.raises(wf.ShapeError, match="13 chunks of length=12"):
         nn.chunked(lambda x: x, wf.ones([LENGTH]), "length", 13)
 
 

@@ -218,10 +218,10 @@ def test_dropout():
         assert weights.dims[-1] == wf.Dim("near", 8)
         return wf.dropout(weights, 0.5, jax.random.key(7))
 
-    whole, dropped = run(m, x), run(m, x, drop=drop)
-    close(run(m, x, drop=lambda weights: weights * 0.5), whole.numpy() * 0.5)
+    whole, dropped = run(m, x), run(m, x, dropout=drop)
+    close(run(m, x, dropout=lambda weights: weights * 0.5), whole.numpy() * 0.5)
     assert not np.isclose(dropped.numpy(), whole.numpy()).all((1, 2)).any()
-    close(run(m, x, "batch:data heads:model length:seq chunks:seq", drop=drop), dropped.numpy())
+    close(run(m, x, "batch:data heads:model length:seq chunks:seq", dropout=drop), dropped.numpy())
 
 
 def test_nothing_to_see():
@@ -244,7 +244,7 @@ def test_errors(options):
     with pytest.raises(wf.ShapeError) as caught:
         nn.LSHAttention(D_MODEL, HEADS, D_KV, **options)
     said = str(caught.value)
-    for part in ("buckets are pairs", "in LSHAttention(chunk=", "at ", "hint: LSHAttention(…"):
+    for part in ("buckets come in pairs", "in LSHAttention(chunk=", "at ", "hint: LSHAttention(…"):
         assert part in said
     facts = {"chunk": "a chunk has", "rounds": "there are 0 rounds", "buckets": "a hash has"}
     first = said.splitlines()[0]

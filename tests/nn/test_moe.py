@@ -164,7 +164,7 @@ def program(case, mesh="", layout=""):
     )
 
     def loss(layer, x, weights):
-        y, losses = layer(x, exact=case.exact, weights=weights)
+        y, losses = layer(x, dropless=case.exact, weights=weights)
         value = wf.sum(y * factors) + 3 * losses.balance + 0.5 * losses.z
         return value, (y, losses)
 
@@ -229,10 +229,10 @@ def test_exact_gives_padding_nothing():
 
 
 def test_places():
-    assert [case.layer.places(5) for case in CASES.values()] == [2, 2, 2, 1]
-    places = Case(capacity=1.25, top=2, experts=4).layer.places
+    assert [case.layer.expert_capacity(5) for case in CASES.values()] == [2, 2, 2, 1]
+    places = Case(capacity=1.25, top=2, experts=4).layer.expert_capacity
     assert [places(n) for n in (1, 2, 8, 9, 64)] == [1, 2, 5, 6, 40]
-    assert Case(capacity=100.0).layer.places(5) == 5  # never more than there are tokens
+    assert Case(capacity=100.0).layer.expert_capacity(5) == 5  # never more than there are tokens
 
 
 @pytest.mark.parametrize("top, mesh, layout", [(1, *LAYOUTS["one axis"]), (2, *LAYOUTS["two axes"])])
@@ -257,14 +257,14 @@ def test_padding_takes_no_room():
     """Rows with padding among their tokens give what rows without it give."""
     case = Case(top=2, capacity=1.5)
     layer, x, _ = case.inputs()
-    places = layer.places(5)
+    places = layer.expert_capacity(5)
     live = np.array([0, 2, 3])
     weights = np.zeros(5)
     weights[live] = 1
     y, losses = jax.jit(layer.__call__)(x, weights=wf.tensor(weights, "length=5"))
     short = wf.tensor(x.numpy()[:, live], "batch=6 length=3 d_model=4")
     more = nn.MixtureOfExperts(*wf.dims("d_model=4 d_ff=6 experts=6"), top=2, capacity=places)
-    assert more.places(3) == places
+    assert more.expert_capacity(3) == places
     short_y, short_losses = jax.jit(with_parameters(more, layer).__call__)(short)
     np.testing.assert_allclose(y.numpy()[:, live], short_y.numpy(), atol=1e-12)
     assert not y.numpy()[:, [1, 4]].any()
@@ -303,9 +303,9 @@ def test_any_dims():
             "plain": layer(x)[0],
             "turned": layer(turned)[0],
             "swapped": with_parameters(described, layer)(swapped)[0],
-            "exact": layer(x, exact=True)[0],
+            "exact": layer(x, dropless=True)[0],
             "alone": layer(x["length", 0])[0],
-            "alone, exact": layer(x["length", 0], exact=True)[0],
+            "alone, exact": layer(x["length", 0], dropless=True)[0],
         }
 
     got = run(layer, x)
@@ -349,7 +349,7 @@ def test_dropout_and_a_scan_over_layers():
 
     def run(stacked, x):
         def step(x, layer):
-            y, losses = layer(x, drop=lambda h: wf.dropout(h, 0.5, key))
+            y, losses = layer(x, dropout=lambda h: wf.dropout(h, 0.5, key))
             return x + y, losses
 
         x, losses = wf.scan(wf.remat(step), x, stacked, layers)
@@ -372,7 +372,7 @@ def planned(mesh, layout, exact=False, **more):
     layer = nn.MixtureOfExperts(*wf.dims("d_model=32 d_ff=64 experts=8"), top=2, capacity=1.0, **more)
 
     def loss(layer, x):
-        y, losses = layer(x, exact=exact)
+        y, losses = layer(x, dropless=exact)
         return wf.sum(wf.square(y)) + losses.balance + losses.z
 
     x = wf.spec("batch=8 length=16 d_model=32")

@@ -135,7 +135,7 @@ def test_any_number_of_branches_outside_programs(count):
 
 
 def test_tensors_hidden_in_an_object_are_refused():
-    with pytest.raises(wf.TensorTypeError, match="a SimpleNamespace is among"):
+    with pytest.raises(wf.TensorTypeError, match="the layers contain a SimpleNamespace"):
         x = draw(2, BATCH, D_MODEL)
         hidden = types.SimpleNamespace(bias=draw(1, D_MODEL))
         nn.reversible(lambda w, s: [lambda x: x * s.bias], x, x, draw(0, LAYERS, D_MODEL), "layers", hidden)

@@ -56,8 +56,8 @@ class _RecordingWeights:
         positions = [d for d in k.dims if d.name == "memory_length"]
         scores = wf.einsum(q, k, out=[*(d for d in q.dims if d != attention.d_kv), *positions])
         scores = scores.astype(jnp.float32)
-        if how.get("visible") is not None:
-            scores = wf.where(how["visible"], scores, MASK_VALUE)
+        if how.get("mask") is not None:
+            scores = wf.where(how["mask"], scores, MASK_VALUE)
         self.others = wf.mean(wf.softmax(scores, positions[0]), list(attention.heads))
         return result
 
@@ -69,7 +69,7 @@ def attention_weights(model: Transformer, batch: Batch) -> Tensor:
       model: an encoder-decoder.
       batch: the inputs, and the tokens that attend to them.
     """
-    _, (_, weights) = model.read(batch, layer_runner(_RecordingWeights))
+    _, (_, weights) = model.run_with(batch, layer_runner(_RecordingWeights))
     return wf.mean(weights, [d for d in weights.dims if d.name not in ("batch", "length", "memory_length")])
 
 

@@ -127,7 +127,7 @@ def prefill_cache(model: Transformer, batch: Batch, max_length: int) -> KVCache:
             rule="the prompt and the generated tokens fit into max_length and into the model's positions",
             hint=f"a max_length from {length} to {longest}" if length <= longest else "shorter prompts",
         ).located("decode")
-    _, (own, others) = model.read(batch, layer_runner(RecordingAttention))
+    _, (own, others) = model.run_with(batch, layer_runner(RecordingAttention))
     own = [wf.unstack(wf.pad(t, "memory_length", 0, max_length - length), "layers") for t in own]
     others = [wf.unstack(t, "layers") for t in others or ()]
     segments = batch.input_segments
@@ -143,7 +143,7 @@ def all_logits(model: Transformer, batch: Batch) -> Tensor:
       batch: the tokens, and the inputs of an encoder.
     """
     check_decodable(model)
-    return model.project(model.read(batch, layer_runner(RecordingAttention))[0])
+    return model.compute_logits(model.run_with(batch, layer_runner(RecordingAttention))[0])
 
 
 def unstack_layers(model: Transformer) -> Transformer:
@@ -183,8 +183,8 @@ def decode_step(
         AttentionMask(here, None, None, wf.arange(cache.positions), None, False, None),
         # Only marks that there is an encoder: cross-attention reads its keys and values from the cache.
         memory=cache.layers[0].memory_keys,
-        memory_sight=AttentionMask(here, None, None, here.rename(length="memory_length"), None, False, None),
-        exact=True,
+        memory_mask=AttentionMask(here, None, None, here.rename(length="memory_length"), None, False, None),
+        dropless=True,
     )
     x = model.embedding(wf.broadcast_to(token, [*token.dims, one]))
     c = model.config
@@ -211,7 +211,7 @@ def decode_step(
     assert decoder is not None
     x, _ = decoder(x, around, None, layers)
     cache = dataclasses.replace(cache, layers=tuple(attention.cache for attention in attentions))
-    return model.project(wf.sum(x, one)), cache
+    return model.compute_logits(wf.sum(x, one)), cache
 
 
 def _write(old: Tensor, position: Tensor, new: Tensor) -> Tensor:
@@ -286,10 +286,10 @@ class RecordingAttention:
         x: Tensor,
         memory: Tensor,
         *,
-        visible: Tensor | None,
+        mask: Tensor | None,
         bias: Tensor | None = None,
         rotate: Transform | None = None,
-        drop: Transform | None = None,
+        dropout: Transform | None = None,
     ) -> Tensor:
         q, k, v = attention.project(x, memory, rotate)
         if site == "memory":
@@ -301,7 +301,7 @@ class RecordingAttention:
                 length = next(d for d in q.dims if d.name == "length")
                 is_self = wf.arange(length) == wf.arange(length.rename("memory_length"))
                 bias = wf.where(is_self, -SELF_PENALTY, 0.0)
-        return _attend(attention, q, k, v, visible, bias)
+        return _attend(attention, q, k, v, mask, bias)
 
 
 class _CachedAttention:
@@ -325,7 +325,7 @@ class _CachedAttention:
         if site == "memory":
             assert cache.memory_keys is not None and cache.memory_values is not None
             full = cast(nn.Attention, attention)  # cross-attention never hashes
-            q = full.query(x, out=full.order(x, full.heads))
+            q = full.query(x, out=full.dim_order(x, full.heads))
             return _attend(full, q, cache.memory_keys, cache.memory_values, self.memory_mask, None)
         q, *new = attention.project(x, memory, rotate)
         k, v = (_as_entry(t["memory_length", 0]) for t in new)

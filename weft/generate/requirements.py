@@ -19,8 +19,11 @@ REQUIRED_ATTRIBUTES: dict[str, tuple[str, Callable[[object], bool]]] = {
         "a weft.models.transformer.Stack, or None in a model that only encodes",
         lambda x: x is None or isinstance(x, Stack),
     ),
-    "read": ("read(batch, layers) returns the hidden states and the values that each layer caches", callable),
-    "project": ("project(x) returns the logits of hidden states", callable),
+    "run_with": (
+        "run_with(batch, run_layers) returns the hidden states and the values that each layer caches",
+        callable,
+    ),
+    "compute_logits": ("compute_logits(x) returns the logits of hidden states", callable),
 }
 MISSING = object()
 

@@ -1,4 +1,4 @@
-"""Models written with `weft.nn`."""
+"""Transformers built with `weft.nn`, and their presets."""
 
 from .batch import Batch as Batch
 from .batch import shift_right as shift_right

@@ -1,4 +1,4 @@
-"""What a Transformer is: its numbers, and the dims that they make."""
+"""The configuration of a Transformer: its hyperparameters, and the dims that they define."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ from typing import Any
 
 import weft as wf
 from weft import nn
-from weft.autodiff.grad import REMAT_POLICIES
+from weft.autodiff.remat import REMAT_POLICIES
 from weft.core.errors import ModelError, nearest
 from weft.pipelines.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
 class Config:
-    """What a Transformer is.
+    """The hyperparameters of a Transformer.
 
     Attributes:
       kind: "decoder", "encoder" or "encoder_decoder".
-      vocab: how many ids the embedding has rows for.
-      d_model: the features of a place.
-      d_ff: the hidden features of the feed-forward block.
-      heads: the query heads.
-      d_kv: the features of a head.
-      layers: those of each stack.
-      decoder_layers: the decoder's, if it has others than the encoder.
-      kv_heads: key heads, if they are fewer than the query heads: 1 is multi-query, more is grouped.
-      longest: the longest sequence; the number of learned positions.
+      vocab: the size of the vocabulary.
+      d_model: the size of the hidden states.
+      d_ff: the hidden size of the feed-forward block.
+      heads: the number of query heads.
+      d_kv: the size of each head.
+      layers: the number of layers in each stack.
+      decoder_layers: that of the decoder, if it differs from the encoder's.
+      kv_heads: the number of key heads, if smaller than `heads`: 1 is multi-query, more is grouped.
+      longest: the maximum sequence length; the number of learned positions.
       positions: "learned", "sinusoid", "relative" (T5's buckets), "rotary" or "none".
-      rotary_base: the longest rotary wave is 2π times this.
-      rotary_stretch: Llama 3's longer waves: factor, low, high, length; see `nn.rotary`.
+      rotary_base: the longest rotary wavelength is 2π times this.
+      rotary_stretch: Llama 3's frequency scaling: factor, low, high, length; see `nn.rotary`.
       norm: "rms" or "layer".
-      epsilon: what is added under the norm's root.
-      activation: of the feed-forward block, a name of `nn.ACTIVATIONS`.
-      bias: whether linear maps have one.
+      epsilon: added to the variance inside the norm's square root.
+      activation: that of the feed-forward block, a name of `nn.ACTIVATIONS`.
+      bias: whether linear layers have biases.
       scaled: whether attention scores are divided by sqrt(d_kv).
-      tied: whether the embedding is the last layer too.
-      scale_logits: whether the last layer's input is multiplied by d_model^-½ (T5 v1.0).
-      attention: "full", "local" (a window of `window` places) or "lsh" (the Reformer's, decoder only).
-      window: how many places local attention sees.
-      lsh_chunk: of LSH attention, the places in a chunk.
-      lsh_rounds: of LSH attention, the number of hashes.
-      block: "serial", or "parallel": attention and feed-forward side by side, with one sum for both (and
-        attention to an encoder before them).
-      residual: "plain" or "reversible": the backward pass computes activations anew, layer by layer.
-      remat: what the backward pass does not compute anew, a policy of `wf.remat`; None: all is kept.
-      pipeline: with `layers` split, the schedule of `wf.pipeline`: "gpipe" or "1f1b" (less memory, about 1.4
+      tied: whether the embedding table is also the output layer.
+      scale_logits: whether the final hidden states are multiplied by d_model^-½ (T5 v1.0).
+      attention: "full", "local" (within `window` positions) or "lsh" (the Reformer's, decoder only).
+      window: the window of local attention.
+      lsh_chunk: the positions per chunk of LSH attention.
+      lsh_rounds: the number of hashes of LSH attention.
+      block: "serial", or "parallel": attention and feed-forward side by side, with one all-reduce for both
+        (and attention to an encoder before them).
+      residual: "plain" or "reversible": the backward pass recomputes activations layer by layer.
+      remat: what the backward pass does not recompute, a policy of `wf.remat`; None: everything is saved.
+      pipeline: if `layers` is split, the schedule of `wf.pipeline`: "gpipe" or "1f1b" (less memory, about 1.4
         times the work).
-      pipeline_micro: the number of its micro-batches; None: as many as fit, up to four for each stage.
-      unroll: how many (plain) layers stand one after the other in the program, which loops over these: more
-        make a larger program that is slower to compile, and on a CPU faster to run.
-      feed_chunks: in how many pieces of the sequence the feed-forward block is done, to hold less at once.
-      loss_chunks: in how many the last layer and the loss are.
-      experts: how many feed-forward blocks a mixture has; 0: no mixture.
-      expert_top: how many experts see a token.
-      capacity: each expert's room, in even shares.
-      balance: the factor of the mixture's loss that evens out the experts' shares.
-      router_z: the factor of the mixture's loss that keeps its logits small.
-      dropout: the rate, where a key is given.
-      smoothing: the share of a target that is spread over the whole vocabulary.
-      z_loss: the factor of a loss that keeps the logits' normalizer small.
-      compute: the type of activations and products; parameters, norms, softmax and loss are float32.
+      pipeline_micro: the number of micro-batches; None: the largest that fits, up to four per stage.
+      unroll: how many (plain) layers each loop step runs: more make a larger program that compiles more
+        slowly, and on a CPU runs faster.
+      feed_chunks: in how many chunks of the sequence the feed-forward block is computed, to save memory.
+      loss_chunks: in how many chunks the output layer and the loss are computed.
+      experts: the number of experts; 0: a dense feed-forward block.
+      expert_top: how many experts process a token.
+      capacity: the capacity factor of the experts.
+      balance: the factor of the load-balancing loss of the router.
+      router_z: the factor of the z-loss of the router, which keeps its logits small.
+      dropout: the dropout rate, applied if a key is given.
+      smoothing: label smoothing: the share of a target that is spread over the vocabulary.
+      z_loss: the factor of the z-loss, which keeps the normalizer of the logits small.
+      compute: the dtype of activations and products; parameters, norms, softmax and loss are float32.
     """
 
     kind: str = "decoder"
@@ -115,35 +115,36 @@ class Config:
                 raise ModelError(
                     f"{name}={value!r}{nearest(str(value), [str(k) for k in known])}",
                     rule=f"{name} is one of {', '.join(map(repr, known))}",
-                    hint="help(weft.models.Config) says what each is",
+                    hint="help(weft.models.Config) describes each field",
                 ).located("Config")
         sizes = {n: getattr(self, n) for n in _POSITIVE if getattr(self, n) is not None}
         small = [f"{n}={size}" for n, size in sizes.items() if not size >= 1]
         if small:
             raise ModelError(
                 ", ".join(small),
-                rule="sizes are whole numbers from 1 on",
-                hint="help(weft.models.Config) says what each is",
+                rule="sizes are integers of at least 1",
+                hint="help(weft.models.Config) describes each field",
             ).located("Config")
         outside = {n: rule for n, (is_inside, rule) in _RANGES.items() if not is_inside(getattr(self, n))}
         if outside:
             raise ModelError(
                 ", ".join(f"{n}={getattr(self, n)}" for n in outside),
                 rule="; ".join(f"{n} is {rule}" for n, rule in outside.items()),
-                hint="help(weft.models.Config) says what each is",
+                hint="help(weft.models.Config) describes each field",
             ).located("Config")
         if self.positions == "rotary" and self.d_kv % 2:
             raise ModelError(
                 f'd_kv={self.d_kv} with positions="rotary"',
-                rule="rotary positions turn pairs of features, so d_kv is even",
+                rule="rotary positions rotate pairs of features, so d_kv is even",
                 hint=f"d_kv={self.d_kv + 1}, or other positions",
             ).located("Config")
 
     def dims(self) -> ModelDims:
+        """The dims of the parameters."""
         return ModelDims(self)
 
     def replace(self, **changes: Any) -> Config:
-        """The same with some numbers changed."""
+        """The same with some fields changed."""
         return dataclasses.replace(self, **changes)
 
 
@@ -164,11 +165,11 @@ _POSITIVE = tuple(
     + ["lsh_chunk", "lsh_rounds", "pipeline_micro", "unroll", "feed_chunks", "loss_chunks", "expert_top"]
 )
 
-# What the other numbers may be. NaN is in none of them.
-_COUNT = (lambda x: 0 <= x < math.inf, "a whole number from 0 on")
+# The ranges of the other numbers. NaN is in none of them.
+_COUNT = (lambda x: 0 <= x < math.inf, "an integer of at least 0")
 _FACTOR = (lambda x: 0 <= x < math.inf, "finite, and at least 0")
 _ABOVE = (lambda x: 0 < x < math.inf, "finite, and above 0")
-_SHARE = (lambda x: 0 <= x < 1, "from 0 to 1 and not 1")
+_SHARE = (lambda x: 0 <= x < 1, "at least 0 and less than 1")
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "experts": _COUNT,
     "capacity": _ABOVE,
@@ -183,7 +184,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 class ModelDims:
-    """The dims of a model: those that its parameters have."""
+    """The dims of a model's parameters."""
 
     def __init__(self, c: Config):
         self.vocab, self.d_model = wf.Dim("vocab", c.vocab), wf.Dim("d_model", c.d_model)
@@ -191,9 +192,9 @@ class ModelDims:
         shared = c.kv_heads or c.heads
         if c.heads % shared:
             raise ModelError(
-                f"{c.heads} heads can't share {shared} key heads",
-                rule="every key head is shared by as many query heads",
-                hint=f"kv_heads is a divisor of {c.heads}",
+                f"{c.heads} query heads can't share {shared} key heads",
+                rule="every key head is shared by the same number of query heads",
+                hint=f"choose kv_heads as a divisor of {c.heads}",
             )
         self.heads = wf.Dim("heads", c.heads if shared == c.heads else c.heads // shared)
         self.kv_heads = wf.Dim("kv_heads", shared) if shared != c.heads else None

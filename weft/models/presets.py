@@ -1,6 +1,6 @@
-"""Known models by name: from `lm-4.9b` to a `Config`, and the batch it is trained on.
+"""Presets: published models by name, such as `lm-4.9b`, with their `Config` and training batch.
 
-Sizes are published ones: the Mesh-TensorFlow paper's language and translation models (arXiv 1811.02084), T5
+The sizes are those of the Mesh-TensorFlow paper's language and translation models (arXiv 1811.02084), T5
 (1910.10683, and the v1.1 checkpoints), GPT-2, Llama. The `tiny` ones train on two cores.
 """
 
@@ -21,13 +21,13 @@ from .transformer import Transformer
 
 @dataclass(frozen=True)
 class Preset:
-    """A known model.
+    """A named model.
 
     Attributes:
-      name: what `preset` knows it by.
-      about: one line on what it is.
-      config: its numbers.
-      batch, length: the rows and places of one training step.
+      name: the argument of `preset`.
+      about: a one-line description.
+      config: its hyperparameters.
+      batch, length: the batch size and the sequence length of a training step.
 
     >>> preset("lm-4.9b").parameter_count
     4899222528
@@ -41,47 +41,47 @@ class Preset:
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers its parameters hold, positions and norms included."""
+        """The total size of its parameters, positions and norms included."""
         return nn.count(self.model())
 
     def model(self) -> Transformer:
-        """The model, its parameters declared."""
+        """The model, with declared parameters."""
         return Transformer(self.config)
 
     def batch_specs(self, batch: int | None = None, length: int | None = None) -> Batch:
-        """A batch without values, to plan with."""
-        rows, places = self.batch if batch is None else batch, self.length if length is None else length
-        return batch_specs(self.config, rows, places)
+        """A batch of specs, for planning."""
+        rows, positions = self.batch if batch is None else batch, self.length if length is None else length
+        return batch_specs(self.config, rows, positions)
 
 
 def count_by_kind(config: Config) -> dict[str, int]:
-    """The counts of a model's parameters by what they are: the paper's formulas leave the last two out."""
+    """The parameter counts of a model by kind. The paper's formulas leave out positions and norms."""
     sums = {"weights": 0, "embedding and last layer": 0, "positions": 0, "norms": 0}
     for name, parameter in nn.parameters(Transformer(config)).items():
-        words = set(name.split("."))
-        if words & {"embedding", "last"}:
+        parts = set(name.split("."))
+        if parts & {"embedding", "last"}:
             kind = "embedding and last layer"
-        elif words & {"positions", "relative"}:
+        elif parts & {"positions", "relative"}:
             kind = "positions"
         else:
-            kind = "norms" if any(word.endswith("norm") for word in words) else "weights"
+            kind = "norms" if any(part.endswith("norm") for part in parts) else "weights"
         sums[kind] += parameter.size
     return sums
 
 
 def batch_specs(config: Config, batch: int, length: int) -> Batch:
-    """Rows of that many places, without values."""
+    """A batch of specs, of that batch size and sequence length."""
     row = wf.spec([wf.Dim("batch", batch), wf.Dim("length", length)], jnp.int32)
     return Batch(row, row, inputs=row if config.kind == "encoder_decoder" else None)
 
 
 def presets() -> list[str]:
-    """The names of the known models."""
+    """The names of the presets."""
     return list(_PRESETS)
 
 
 def preset(name: str) -> Preset:
-    """The known model of that name."""
+    """The preset of that name."""
     if name in _PRESETS:
         return _PRESETS[name]
     raise ModelError(
@@ -123,7 +123,7 @@ def _paper_translation(name: str, d_ff: int, heads: int) -> Preset:
 
 
 def _t5(name: str, d_model: int, d_ff: int, heads: int, d_kv: int, layers: int) -> Preset:
-    """v1.1 is the one with gates, and without a tied embedding."""
+    """v1.1 has gated activations and no tied embedding."""
     newer = name.startswith("v1.1")
     config = Config(
         kind="encoder_decoder",

@@ -1,6 +1,7 @@
-"""Layers over named tensors. Nothing here knows of meshes."""
+"""Layers over named tensors. None of them mentions a mesh."""
 
 from .attention import Attention as Attention
+from .attention import Rotation as Rotation
 from .chunked import chunked as chunked
 from .feedforward import ACTIVATIONS as ACTIVATIONS
 from .feedforward import FeedForward as FeedForward

@@ -1,16 +1,15 @@
 """Attention over named dims: multi-head, multi-query and grouped; self and cross.
 
-Queries are over `length`, keys and values over `memory_length`: the same places under another name where a
-sequence attends to itself, so a layout that splits `length` gathers keys and values and nothing else.
+Queries are over `length`, keys and values over `memory_length`. In self-attention these are the same
+positions under two names, so a layout that splits `length` gathers keys and values and nothing else.
 
-With fewer key heads than query heads there are two head dims: `kv_heads`, and `heads`, the queries that share
-each of them. Either can be split, `kv_heads:model` or `heads:model`, or both over two axes.
+With fewer key heads than query heads there are two head dims: `kv_heads`, and `heads`, the query heads per
+key head. Either can be split, `kv_heads:model` or `heads:model`, or both over two axes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -23,20 +22,23 @@ from weft.core.tensor import Tensor
 from .linear import Linear, check_features
 from .module import Module, Normal, fan_in
 
-# What a score becomes that must not be seen; finite, so that a row that sees nothing has no NaN.
+# The score of a masked position. Finite: the softmax of a fully masked row of -inf would be NaN.
 MASK_VALUE = -1e9
+
+# Rotary positions, as a function of queries or keys.
+Rotation = Callable[[Tensor], Tensor]
 
 
 class Attention(Module):
-    """Multi-head attention with maps in and out.
+    """Multi-head attention with input and output projections.
 
     Args:
-      d_model: the dim of the places' features.
+      d_model: the dim of the hidden states.
       heads: the dim of the query heads; with `kv_heads`, of those that share one key head.
-      d_kv: the dim inside a head.
-      kv_heads: the dim of the key heads, if they are fewer.
-      bias: whether the maps have one.
-      scaled: whether scores are divided by `sqrt(d_kv)`. T5 is not: its queries start smaller instead.
+      d_kv: the dim of each head's features.
+      kv_heads: the dim of the key heads, if there are fewer.
+      bias: whether the projections have biases.
+      scaled: whether scores are divided by `sqrt(d_kv)`. T5's are not: its queries are initialized smaller.
     """
 
     query: Linear
@@ -62,62 +64,65 @@ class Attention(Module):
         self.heads, self.d_kv, self.scaled = (*self.kv_heads, heads), d_kv, scaled
         shared = (heads,) if kv_heads is None else self.kv_heads
         small = None if scaled else Normal((d_model.size * d_kv.size) ** -0.5)
-        self.query = Linear([d_model], [*self.heads, d_kv], bias=bias, draw=small)
+        self.query = Linear([d_model], [*self.heads, d_kv], bias=bias, initializer=small)
         self.key = Linear([d_model], [*shared, d_kv], bias=bias)
         self.value = Linear([d_model], [*shared, d_kv], bias=bias)
-        self.out = Linear([*self.heads, d_kv], [d_model], bias=bias, draw=fan_in([*self.heads, d_kv]))
+        self.out = Linear([*self.heads, d_kv], [d_model], bias=bias, initializer=fan_in([*self.heads, d_kv]))
 
     def __call__(
         self,
         x: Tensor,
         memory: Tensor,
-        visible: Tensor | None = None,
+        mask: Tensor | None = None,
         *,
         bias: Tensor | None = None,
-        rotate: Callable[[Tensor], Tensor] | None = None,
-        drop: Callable[[Tensor], Tensor] = lambda weights: weights,
+        rotate: Rotation | None = None,
+        dropout: Callable[[Tensor], Tensor] = lambda weights: weights,
     ) -> Tensor:
-        """What each place of x takes from the memory.
+        """The attention of x to the memory.
 
         Args:
-          x: over `length`.
-          memory: what it attends to, over `memory_length`.
-          visible: truth values over dims of scores, see `masks`; None: all is seen.
-          bias: added to the scores (relative positions).
+          x: hidden states over `length`.
+          memory: hidden states to attend to, over `memory_length`.
+          mask: a boolean tensor over dims of the scores, True where attention is allowed, see `masks`; None:
+            everywhere.
+          bias: the attention bias, added to the scores (relative positions).
           rotate: applied to queries and keys (rotary positions).
-          drop: applied to the weights, as dropout.
+          dropout: applied to the attention weights.
         """
         q, k, v = self.project(x, memory, rotate)
-        return self.mix(q, k, v, visible, bias=bias, drop=drop)
+        return self.attend(q, k, v, mask, bias=bias, dropout=dropout)
 
-    def project(self, x: Tensor, memory: Tensor, rotate: Any = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, heads before places."""
-        q = self.query(x, out=self.order(x, self.heads))
+    def project(
+        self, x: Tensor, memory: Tensor, rotate: Rotation | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, with heads before positions."""
+        q = self.query(x, out=self.dim_order(x, self.heads))
         k, v = self.keys_values(memory, rotate)
         return (q if rotate is None else rotate(q)), k, v
 
-    def keys_values(self, memory: Tensor, rotate: Any = None) -> tuple[Tensor, Tensor]:
+    def keys_values(self, memory: Tensor, rotate: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory."""
-        order = self.order(memory, self.key.outputs[:-1])
+        order = self.dim_order(memory, self.key.outputs[:-1])
         k = self.key(memory, out=order)
         return (k if rotate is None else rotate(k)), self.value(memory, out=order)
 
-    def mix(
+    def attend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        visible: Tensor | None = None,
+        mask: Tensor | None = None,
         *,
         bias: Tensor | None = None,
-        drop: Callable[[Tensor], Tensor] = lambda weights: weights,
+        dropout: Callable[[Tensor], Tensor] = lambda weights: weights,
     ) -> Tensor:
-        """The values weighted by how well their keys fit the queries, mapped back. Softmax is in float32."""
+        """`softmax(q · k + bias) · v` over the memory, then the output projection. Softmax is in float32."""
         memory = next((d for d in k.dims if d not in q.dims), None)
         if memory is None:
             raise DimError(
                 f"all dims of the keys {describe(k)} are dims of the queries {describe(q)}",
-                rule="what is looked at has a dim of its own, so that each place can look at all others",
+                rule="key positions have a dim of their own, so that each query can attend to all of them",
                 hint='attention(x, x.rename(length="memory_length"))',
             ).located("Attention")
         if self.scaled:
@@ -125,14 +130,14 @@ class Attention(Module):
         scores = wf.einsum(q, k, out=[*(d for d in q.dims if d != self.d_kv), memory]).astype(jnp.float32)
         if bias is not None:
             scores = scores + bias.astype(jnp.float32)
-        if visible is not None:
-            scores = wf.where(visible, scores, MASK_VALUE)
-        weights = drop(wf.softmax(scores, memory).astype(v.dtype))
+        if mask is not None:
+            scores = wf.where(mask, scores, MASK_VALUE)
+        weights = dropout(wf.softmax(scores, memory).astype(v.dtype))
         mixed = wf.einsum(weights, v, out=q.dims)
         return self.out(mixed)
 
-    def order(self, x: Tensor, heads: tuple[wf.Dim, ...]) -> list[wf.Dim]:
-        """Heads in front of the places: then the products over `d_kv` and over places need no transposes."""
+    def dim_order(self, x: Tensor, heads: tuple[wf.Dim, ...]) -> list[wf.Dim]:
+        """Heads before positions: then the products over `d_kv` and over positions need no transposes."""
         check_features(x, self.query.inputs, "Attention")
         batch = [d for d in x.dims if d not in self.query.inputs]
         return [*batch[:-1], *heads, *batch[-1:], self.d_kv]

@@ -1,9 +1,8 @@
-"""Functions of a sequence done piece by piece, so that what is inside is held for one piece at a time."""
+"""Functions of a sequence, computed chunk by chunk to save memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -12,50 +11,55 @@ from weft.core import context
 from weft.core.errors import ShapeError
 from weft.core.operands import as_slice
 from weft.core.tensor import Tensor, is_tensor
+from weft.core.types import PyTree
 
 
-def chunked(f: Callable[..., Any], args: Any, dim: str, pieces: int) -> Any:
-    """`f(*args)`, computed for pieces of a dim one after the other, in the backward pass anew.
+def chunked(f: Callable[..., PyTree], args: Tensor | tuple[Tensor, ...], dim: str, chunks: int) -> PyTree:
+    """`f(*args)`, computed for one chunk of a dim after the other, and recomputed in the backward pass.
+
+    Only one chunk's intermediate results are in memory at a time.
 
     Args:
-      f: a function that treats the dim's elements alike, each by itself. What it draws, for dropout perhaps,
-        goes by the place in the whole: it is as without pieces, bit for bit, if they divide the size.
-      args: a tensor or a tuple of them, all with the dim.
+      f: a function that treats the dim's elements independently. Its random draws, for dropout perhaps,
+        depend on the position in the whole dim: they are bit-identical to those without chunks if the number
+        of chunks divides the size.
+      args: a tensor or a tuple of tensors, all with the dim.
       dim: its name.
-      pieces: how many; they need not divide the size. If a layout splits the dim, let it split a piece
-        evenly too: then nothing is sent for the cutting; else the dim is gathered first.
+      chunks: how many; they need not divide the size. If a layout splits the dim, choose chunks that it
+        splits evenly too: forming them then moves no data; otherwise the dim is gathered first.
     """
     given = args if isinstance(args, tuple) else (args,)
-    whole = next(d for d in given[0].dims if d.name == dim)
-    if not 1 <= pieces <= whole.size:
+    full = next(d for d in given[0].dims if d.name == dim)
+    if not 1 <= chunks <= full.size:
         raise ShapeError(
-            f"{pieces} pieces of {whole}",
-            rule="a dim has at least one piece, and at most as many as elements",
-            hint=f"ask for 1 to {whole.size} pieces",
+            f"{chunks} chunks of {full}",
+            rule="the number of chunks is at least 1 and at most the size of the dim",
+            hint=f"use 1 to {full.size} chunks",
         )
-    size = -(-whole.size // pieces)
-    # Each piece takes every pieces-th element: the dim's own name stays in front, and if it is split, pieces
-    # are made of what each device has.
-    inner, piece = whole.resize(size), wf.Dim("piece", pieces)
+    size = -(-full.size // chunks)
+    # Each chunk takes every chunks-th element, not a contiguous block. The dim then stays in front when it is
+    # split in two, so a device's slice of the dim contributes to every chunk, and nothing is exchanged.
+    inner, chunk = full.resize(size), wf.Dim("piece", chunks)
 
-    def cut(t: Tensor) -> Tensor:
-        return wf.split(wf.pad(t, dim, 0, size * pieces - whole.size), dim, [inner, piece])
+    def split(t: Tensor) -> Tensor:
+        return wf.split(wf.pad(t, dim, 0, size * chunks - full.size), dim, [inner, chunk])
 
-    def of_piece(number: Tensor, *one: Tensor) -> Any:
-        # Draws inside go by the place in the whole, as in a pipeline: else all pieces would drop the same.
-        with context.require().part_of_dim(inner, piece, as_slice(number)._array):
+    def run_chunk(number: Tensor, *one: Tensor) -> PyTree:
+        # Draws depend on the position in the whole dim, as in a pipeline. Otherwise all chunks would drop the
+        # same elements.
+        with context.require().part_of_dim(inner, chunk, as_slice(number)._array):
             return f(*one)
 
-    def step(_: None, one: tuple[Tensor, ...]) -> tuple[None, Any]:
-        return None, wf.remat(of_piece)(*one)
+    def step(_: None, one: tuple[Tensor, ...]) -> tuple[None, PyTree]:
+        return None, wf.remat(run_chunk)(*one)
 
-    _, out = wf.scan(step, None, (wf.arange(piece), *(cut(t) for t in given)), piece)
+    _, out = wf.scan(step, None, (wf.arange(chunk), *(split(t) for t in given)), chunk)
 
-    def whole_again(t: Tensor) -> Tensor:
-        order = [d for d in t.dims if d != piece]
-        place = order.index(inner)
-        t = wf.transpose(t, [*order[: place + 1], piece, *order[place + 1 :]])
-        merged = wf.merge(t, [inner, piece], whole.resize(size * pieces))
-        return merged[dim, : whole.size] if size * pieces != whole.size else merged
+    def merge(t: Tensor) -> Tensor:
+        order = [d for d in t.dims if d != chunk]
+        position = order.index(inner)
+        t = wf.transpose(t, [*order[: position + 1], chunk, *order[position + 1 :]])
+        merged = wf.merge(t, [inner, chunk], full.resize(size * chunks))
+        return merged[dim, : full.size] if size * chunks != full.size else merged
 
-    return jax.tree.map(whole_again, out, is_leaf=is_tensor)
+    return jax.tree.map(merge, out, is_leaf=is_tensor)

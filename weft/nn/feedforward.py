@@ -1,4 +1,4 @@
-"""The feed-forward block: out to a wide dim and back."""
+"""The feed-forward block: a projection to a wide dim, an activation, and a projection back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from weft.core.tensor import Tensor
 from .linear import Linear
 from .module import Module
 
-# By name: the function, and whether a second product gates it.
+# By name: the function, and whether a second projection is gated by it.
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "relu": (wf.relu, False),
     "gelu": (lambda x: wf.gelu(x, approximate=False), False),
-    "gelu_tanh": (wf.gelu, False),  # the approximation by tanh of GPT-2 and T5 v1.1
+    "gelu_tanh": (wf.gelu, False),  # the tanh approximation, as in GPT-2 and T5 v1.1
     "gated_gelu": (wf.gelu, True),
     "swiglu": (wf.silu, True),
 }
@@ -30,7 +30,7 @@ class FeedForward(Module):
       d_model: the dim of x.
       d_ff: the wide dim.
       activation: a name of `ACTIVATIONS`.
-      bias: whether the maps have one.
+      bias: whether the projections have biases.
     """
 
     gate: Linear | None
@@ -43,7 +43,7 @@ class FeedForward(Module):
             raise ModelError(
                 f"there is no activation {activation!r}{nearest(str(activation), ACTIVATIONS)}",
                 rule=f"an activation is one of {', '.join(ACTIVATIONS)}",
-                hint="for another function, write the block of two nn.Linear",
+                hint="for another function, build the block from two nn.Linear",
             ).located("FeedForward")
         gated = ACTIVATIONS[activation][1]
         self.activation = activation
@@ -51,9 +51,9 @@ class FeedForward(Module):
         self.wide = Linear([d_model], [d_ff], bias=bias)
         self.narrow = Linear([d_ff], [d_model], bias=bias)
 
-    def __call__(self, x: Tensor, drop: Callable[[Tensor], Tensor] = lambda h: h) -> Tensor:
-        """The block's map of x; `drop` is applied to what is between, as dropout."""
+    def __call__(self, x: Tensor, dropout: Callable[[Tensor], Tensor] = lambda h: h) -> Tensor:
+        """The block applied to x, with dropout on the hidden features."""
         f, _ = ACTIVATIONS[self.activation]
         if self.gate is None:
-            return self.narrow(drop(f(self.wide(x))))
-        return self.narrow(drop(f(self.gate(x)) * self.wide(x)))
+            return self.narrow(dropout(f(self.wide(x))))
+        return self.narrow(dropout(f(self.gate(x)) * self.wide(x)))

@@ -1,8 +1,8 @@
-"""Linear maps over named dims, and look-up tables."""
+"""Linear layers over named dims, and embedding tables."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import equinox as eqx
 
@@ -15,12 +15,12 @@ from weft.core.tensor import Tensor
 from .module import Initializer, Module, Normal, declare, fan_in, zeros
 
 
-def check_features(x: Any, features: tuple[wf.Dim, ...], layer: str) -> None:
-    """An error if x is no tensor, or lacks dims that a layer maps: a product would broadcast it instead."""
+def check_features(x: Tensor, features: tuple[wf.Dim, ...], layer: str) -> None:
+    """Raise if x is not a tensor, or lacks dims that a layer contracts: einsum would broadcast it."""
     if not isinstance(x, Tensor):
         raise TensorTypeError(
             f"{type(x).__name__} is not a tensor",
-            rule="layers match their input with their parameters by the names of dims",
+            rule="layers match their input and their parameters by dim names",
             hint=f'name its dimensions: wf.tensor(array, "batch=64 {format_dims(features[:1])}")',
         ).located(layer)
     names = [d.name for d in x.dims]
@@ -29,8 +29,8 @@ def check_features(x: Any, features: tuple[wf.Dim, ...], layer: str) -> None:
         name = missing[0].name
         raise DimError(
             f"there is no {format_dims(missing)} in {describe(x)}{nearest(name, names)}",
-            rule="a layer maps the dims that it was made for",
-            hint=f'rename the dim that is meant: x.rename(…="{name}"); or make the layer for another',
+            rule="a layer contracts the dims that it was made for",
+            hint=f'rename the dim: x.rename(…="{name}"); or make the layer for another one',
         ).located(layer)
 
 
@@ -38,10 +38,10 @@ class Linear(Module):
     """`x · weight + bias`, from some dims to others.
 
     Args:
-      inputs: the dims that are summed over.
-      outputs: the dims that come instead.
-      bias: whether there is one.
-      draw: how the weights are drawn.
+      inputs: the dims that are contracted.
+      outputs: the dims that replace them.
+      bias: whether there is a bias.
+      initializer: how the weights are initialized.
 
     >>> from weft import nn
     >>> d_model, heads, d_kv = wf.dims("d_model=8 heads=2 d_kv=4")
@@ -54,13 +54,20 @@ class Linear(Module):
     inputs: tuple[wf.Dim, ...] = eqx.field(static=True)
     outputs: tuple[wf.Dim, ...] = eqx.field(static=True)
 
-    def __init__(self, inputs: Any, outputs: Any, *, bias: bool = False, draw: Initializer | None = None):
+    def __init__(
+        self,
+        inputs: str | Sequence[wf.Dim],
+        outputs: str | Sequence[wf.Dim],
+        *,
+        bias: bool = False,
+        initializer: Initializer | None = None,
+    ):
         self.inputs, self.outputs = as_dims(inputs), as_dims(outputs)
-        self.weight = declare(self.inputs + self.outputs, draw or fan_in(self.inputs))
+        self.weight = declare(self.inputs + self.outputs, initializer or fan_in(self.inputs))
         self.bias = declare(self.outputs, zeros) if bias else None
 
-    def __call__(self, x: Tensor, out: Any = None) -> Tensor:
-        """The map of x; `out` gives the order of the result's dims, by default x's, then the outputs."""
+    def __call__(self, x: Tensor, out: Sequence[wf.Dim] | None = None) -> Tensor:
+        """`x · weight + bias`; `out` is the order of the result's dims, by default x's, then the outputs."""
         check_features(
             x, self.inputs, f"Linear from [{format_dims(self.inputs)}] to [{format_dims(self.outputs)}]"
         )
@@ -71,27 +78,27 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """A row of numbers for each of a vocabulary's tokens.
+    """An embedding table: a vector for each token of a vocabulary.
 
     Args:
       vocab: the dim of the tokens.
-      features: the dim of the rows.
-      draw: how they are drawn.
+      features: the dim of the vectors.
+      initializer: how they are initialized.
     """
 
     weight: Tensor
     vocab: wf.Dim = eqx.field(static=True)
     features: wf.Dim = eqx.field(static=True)
 
-    def __init__(self, vocab: wf.Dim, features: wf.Dim, draw: Initializer | None = None):
+    def __init__(self, vocab: wf.Dim, features: wf.Dim, initializer: Initializer | None = None):
         self.vocab, self.features = vocab, features
-        self.weight = declare([vocab, features], draw or Normal(1.0))
+        self.weight = declare([vocab, features], initializer or Normal(1.0))
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """The rows of the tokens; split over the vocabulary, the table stays where it is."""
+        """The vectors of the tokens. A table that is split over the vocabulary is not gathered."""
         return wf.take(self.weight, tokens, self.vocab)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The products of x with all rows: the same table as the last layer of a model (tied)."""
+        """The products of x with all vectors: the table as the output layer of a model (tied embeddings)."""
         check_features(x, (self.features,), f"Embedding of [{format_dims([self.vocab, self.features])}]")
         return wf.einsum(x, self.weight, out=[*(d for d in x.dims if d != self.features), self.vocab])

@@ -1,4 +1,4 @@
-"""Losses over a vocabulary that may be split: no device ever holds a gathered one."""
+"""Losses over a vocabulary that may be split: the logits are never gathered."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def cross_entropy(
 
     Args:
       logits: over the vocabulary.
-      targets: the tokens that were right.
+      targets: the correct tokens.
       vocab: the vocabulary's dim.
-      smoothing: the share of the target's probability that is spread over all tokens evenly.
-      z_loss: times the square of the log of the softmax's sum, which keeps logits from drifting.
+      smoothing: label smoothing: the share of the target's probability that is spread over all tokens.
+      z_loss: the factor of the squared log-normalizer of the softmax, which keeps logits from drifting.
     """
     logits = logits.astype(jnp.float32)
     total = wf.logsumexp(logits, vocab)

@@ -1,7 +1,7 @@
-"""Which places may attend to which: truth values over `length` and `memory_length`.
+"""Attention masks: boolean tensors over `length` and `memory_length`, True where attention is allowed.
 
-Each function gives a tensor to hand to `Attention`; `&` combines them. Only the dims that matter are in it:
-a causal mask has no batch.
+`&` and `|` combine them for `Attention`. A mask has only the dims that it depends on: a causal one has no
+batch.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from weft.core.tensor import Tensor
 
 
 def causal(length: wf.Dim, memory: wf.Dim) -> Tensor:
-    """Each place sees itself and those before it."""
+    """Each position attends to itself and to earlier ones."""
     return wf.arange(length) >= wf.arange(memory)
 
 
 def prefix(memory: wf.Dim, size: Tensor) -> Tensor:
-    """The first `size` places (of each batch row, say) are seen by all; with `causal(...) |`, a prefix LM."""
+    """All attend to the first `size` positions (of each batch row); with `causal(...) |`, a prefix LM."""
     return wf.arange(memory) < size
 
 
 def segments(own: Tensor, others: Tensor) -> Tensor:
-    """Places of several examples that were packed into one row see only their own example.
+    """Positions attend only within their own example, where a row packs several.
 
     Args:
-      own: the number of each place's example, over `length`.
+      own: the segment id of each position, over `length`.
       others: the same over `memory_length`.
     """
     return own == others
 
 
 def window(length: wf.Dim, memory: wf.Dim, size: int) -> Tensor:
-    """Each place sees those at most `size - 1` before or behind it; with `causal`, only those before."""
+    """Each position attends to those fewer than `size` before or after it; with `causal`, only before."""
     return abs(wf.arange(length) - wf.arange(memory)) < size

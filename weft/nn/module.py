@@ -1,6 +1,6 @@
 """Modules: from declared parameters to tensors.
 
-A module is an Equinox pytree whose parameters are first *declared*, by dims and a way to draw them:
+A module is an Equinox pytree whose parameters are first *declared*, by dims and an initializer:
 
     class Scale(nn.Module):
         weight: Tensor
@@ -11,14 +11,13 @@ A module is an Equinox pytree whose parameters are first *declared*, by dims and
         def __call__(self, x):
             return x * self.weight
 
-    module = Scale(wf.Dim("d_model", 512))       # a description: shapes, nothing drawn
+    module = Scale(wf.Dim("d_model", 512))       # a description: shapes, no values
     module = nn.init(module, key)                # the same tree, with tensors
-    module = nn.init(module, key, mesh, layout)  # each device draws its slices, and no more
+    module = nn.init(module, key, mesh, layout)  # each device draws only its slices
 
-Because a description costs nothing, a model of any size can be planned (`nn.specs`), counted (`nn.count`) or
-filled from a file. Each parameter's draw depends on the key and on its own name alone, not on the order of
-creation or the layout. `nn.stack(module, dim)` gives every parameter one more dim, for a `wf.scan` over
-layers.
+A description costs nothing, so a model of any size can be planned (`nn.specs`), counted (`nn.count`) or
+loaded from a file. A parameter's initial values depend on the key and on its own name alone, not on the order
+of creation or the layout. `nn.stack(module, dim)` adds a dim to every parameter, for a `wf.scan` over layers.
 """
 
 from __future__ import annotations
@@ -26,70 +25,72 @@ from __future__ import annotations
 import math
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import weft as wf
 from weft.core.dims import as_dims, format_dims
 from weft.core.errors import ProgramError, WeftError
 from weft.core.tensor import Tensor, is_tensor
+from weft.core.types import PyTree
 from weft.random import keys
 
 M = TypeVar("M")
 
 
 class Module(eqx.Module):
-    """An Equinox module whose methods are plain methods.
+    """An Equinox module whose methods are plain bound methods.
 
-    Equinox makes trees of them, and to do so takes the module apart at each call: inside a program that would
-    resolve every pending sum and gather every stored parameter that it holds, used or not.
+    Equinox turns bound methods into pytrees, which flattens the module at each call. Inside a program that
+    would resolve every pending sum and gather every stored parameter in it, used or not.
     """
 
     def __getattribute__(self, name: str) -> Any:
         return object.__getattribute__(self, name)
 
 
-# A way to draw a parameter: from a key, dims and a dtype to a tensor.
-Initializer = Callable[[Any, tuple[wf.Dim, ...], Any], Tensor]
+# From a key, dims and a dtype to the initial values of a parameter.
+Initializer = Callable[[jax.Array, tuple[wf.Dim, ...], DTypeLike], Tensor]
 
 
-def zeros(key: Any, dims: tuple[wf.Dim, ...], dtype: Any) -> Tensor:
-    """All zero."""
+def zeros(key: jax.Array, dims: tuple[wf.Dim, ...], dtype: DTypeLike) -> Tensor:
+    """Zeros, as an initializer."""
     return wf.zeros(dims, dtype)
 
 
-def ones(key: Any, dims: tuple[wf.Dim, ...], dtype: Any) -> Tensor:
-    """All one."""
+def ones(key: jax.Array, dims: tuple[wf.Dim, ...], dtype: DTypeLike) -> Tensor:
+    """Ones, as an initializer."""
     return wf.ones(dims, dtype)
 
 
 @dataclass(frozen=True)
 class Normal:
-    """Normally distributed about zero, with this standard deviation."""
+    """An initializer: normal with mean zero and this standard deviation."""
 
-    deviation: float
+    stddev: float
 
-    def __call__(self, key: Any, dims: tuple[wf.Dim, ...], dtype: Any) -> Tensor:
-        return wf.random.normal(key, dims, dtype) * self.deviation
+    def __call__(self, key: jax.Array, dims: tuple[wf.Dim, ...], dtype: DTypeLike) -> Tensor:
+        return wf.random.normal(key, dims, dtype) * self.stddev
 
 
-def fan_in(dims: Any) -> Normal:
-    """Normal, such that a sum over these dims keeps its operand's variance."""
+def fan_in(dims: str | Sequence[wf.Dim]) -> Normal:
+    """Normal, scaled so that contracting these dims preserves the variance of the input."""
     return Normal(math.prod(d.size for d in as_dims(dims)) ** -0.5)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A parameter that is not there yet."""
+    """A parameter without values yet: its dims, initializer and dtype."""
 
     dims: tuple[wf.Dim, ...]
-    draw: Initializer
-    dtype: Any = jnp.float32
+    initializer: Initializer
+    dtype: DTypeLike = jnp.float32
 
     @property
     def size(self) -> int:
@@ -103,89 +104,91 @@ class Declared:
             raise AttributeError(name)
         raise ProgramError(
             f"a declared parameter [{format_dims(self.dims)}] has no {name}",
-            rule="a module is a description until its parameters are drawn or loaded",
-            hint="draw them: module = nn.init(module, jax.random.key(0)), or plan with nn.specs(module)",
+            rule="a module is a description until its parameters are initialized or loaded",
+            hint="initialize it: module = nn.init(module, jax.random.key(0)), or plan with nn.specs(module)",
         )
 
 
-def declare(dims: Any, draw: Initializer, dtype: Any = jnp.float32) -> Tensor:
-    """A parameter's place in a module; `init` puts the tensor there.
+def declare(dims: str | Sequence[wf.Dim], initializer: Initializer, dtype: DTypeLike = jnp.float32) -> Tensor:
+    """Declare a parameter of a module; `init` replaces it by a tensor.
 
     Args:
       dims: its dims.
-      draw: `zeros`, `ones`, `Normal(deviation)`, `fan_in(dims)`, or a function of key, dims and dtype.
-      dtype: the type of its elements.
+      initializer: `zeros`, `ones`, `Normal(stddev)`, `fan_in(dims)`, or a function of key, dims and dtype.
+      dtype: the dtype of its elements.
     """
-    return Declared(as_dims(dims), draw, dtype)  # type: ignore[return-value]
+    return Declared(as_dims(dims), initializer, dtype)  # type: ignore[return-value]
 
 
-def check_initialized(parameters: Mapping[str, Any], rule: str, otherwise: str = "") -> None:
-    """An error if some parameters are declared, and have no values.
+def check_initialized(parameters: Mapping[str, Tensor], rule: str, alternative: str = "") -> None:
+    """Raise an error if some parameters are only declared, without values.
 
     Args:
       parameters: by name.
-      rule: why there must be values.
-      otherwise: another way out than to draw them.
+      rule: why they need values.
+      alternative: what to do instead of initializing them, appended to the hint.
     """
     declared = [name for name, one in parameters.items() if isinstance(one, Declared)]
     if declared:
         first, more = ", ".join(declared[:3]), len(declared) - 3
         raise ProgramError(
             f"{first}{f' and {more} more' if more > 0 else ''} {'is' if len(declared) == 1 else 'are'} "
-            "declared, and not there yet",
+            "declared but not initialized",
             rule=rule,
-            hint=f"draw them: module = nn.init(module, jax.random.key(0)){otherwise}",
+            hint=f"initialize them: module = nn.init(module, jax.random.key(0)){alternative}",
         )
 
 
-def is_parameter(leaf: Any) -> bool:
-    """Whether this is a tensor, or a declared one."""
+def is_parameter(leaf: PyTree) -> bool:
+    """Whether a leaf is a tensor or a declared parameter."""
     return isinstance(leaf, Declared) or is_tensor(leaf)
 
 
-def map_parameters(fn: Callable[..., Any], module: M, *others: Any) -> M:
-    """The module with `fn` of each of its parameters (and of the same ones of others)."""
+def map_parameters(fn: Callable[..., PyTree], module: M, *others: PyTree) -> M:
+    """The module with `fn` applied to each parameter (and to the corresponding ones of other modules)."""
     return jax.tree.map(
         lambda p, *rest: fn(p, *rest) if is_parameter(p) else p, module, *others, is_leaf=is_parameter
     )
 
 
-def parameters(module: Any) -> dict[str, Tensor]:
+def parameters(module: PyTree) -> dict[str, Tensor]:
     """The parameters by name: `decoder.attention.query`."""
     leaves = jax.tree_util.tree_leaves_with_path(module, is_leaf=is_parameter)
     return {path_name(path): leaf for path, leaf in leaves if is_parameter(leaf)}
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """A tree path as a name with dots."""
+    """A tree path as a dotted name."""
     return ".".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", k)))) for k in path)
 
 
-def count(module: Any) -> int:
-    """How many numbers the parameters hold."""
+def count(module: PyTree) -> int:
+    """The total size of the parameters."""
     return sum(p.size for p in parameters(module).values())
 
 
 def stack(module: M, dim: wf.Dim) -> M:
-    """The declared module with one more dim, the first, on every parameter: one copy for each element.
+    """The declared module with a new first dim on every parameter: one copy per element of the dim.
 
-    `wf.scan(f, x, stacked, dim)` gives them to `f` one after the other.
+    `wf.scan(f, x, stacked, dim)` passes them to `f` one after the other.
     """
-    return map_parameters(lambda p: Declared((dim, *p.dims), p.draw, p.dtype), module)
+    return map_parameters(lambda p: Declared((dim, *p.dims), p.initializer, p.dtype), module)
 
 
 def specs(module: M) -> M:
-    """The module with parameters that have no values, for planning."""
+    """The module with specs as parameters, for planning."""
     return map_parameters(lambda p: wf.spec(p.dims, p.dtype, role="param"), module)
 
 
-def init(module: M, key: Any, mesh: Any = None, layout: Any = None) -> M:
-    """The module with its declared parameters drawn.
+def init(
+    module: M, key: jax.Array, mesh: wf.Mesh | str | None = None, layout: wf.Layout | str | None = None
+) -> M:
+    """Initialize the declared parameters of a module.
 
     Args:
-      module: a description; tensors that it has already stay.
-      key: a JAX key. The same key gives the same numbers on every mesh, bit for bit.
-      mesh: where the parameters are to be; by default nowhere, one device.
+      module: a description; tensors already in it are kept.
+      key: a JAX key. The same key gives the same values on every mesh, bit for bit.
+      mesh: where to place the parameters; by default they are unplaced, on one device.
       layout: how they are stored (its `params=` rules included).
     """
     leaves, tree = jax.tree.flatten(module, is_leaf=is_parameter)
@@ -194,8 +197,8 @@ def init(module: M, key: Any, mesh: Any = None, layout: Any = None) -> M:
         wf.Layout.of(layout).check(wf.Mesh.of(mesh))
         if leaves and leaves[0] is module and not is_parameter(module):
             raise ProgramError(
-                f"a {type(module).__name__} is no module, and has no parameters",
-                rule="what is drawn are the declared parameters of a module, or of a tree of modules",
+                f"a {type(module).__name__} is not a module, and has no parameters",
+                rule="nn.init initializes the declared parameters of a module, or of a tree of modules",
                 hint="nn.init(Transformer(config), key); see Write a module in the docs",
             )
     except WeftError as error:
@@ -203,12 +206,12 @@ def init(module: M, key: Any, mesh: Any = None, layout: Any = None) -> M:
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(module, is_leaf=is_parameter)]
     declared = {name: leaf for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Declared)}
 
-    def draw(key: Any) -> dict[str, Tensor]:
+    def draw(key: jax.Array) -> dict[str, Tensor]:
         drawn = {}
         for name, one in declared.items():
             try:
                 own = jax.random.fold_in(key, zlib.crc32(name.encode()))
-                drawn[name] = wf.parameter(one.draw(own, one.dims, one.dtype))
+                drawn[name] = wf.parameter(one.initializer(own, one.dims, one.dtype))
             except WeftError as error:
                 raise error.located(f"nn.init: {name}") from None
         return drawn
@@ -216,14 +219,14 @@ def init(module: M, key: Any, mesh: Any = None, layout: Any = None) -> M:
     if mesh is None:
         drawn = jax.jit(draw)(key)
     else:
-        with warnings.catch_warnings():  # rules for dims that parameters don't have, such as batch
+        with warnings.catch_warnings():  # of rules for dims that parameters don't have, such as batch
             warnings.simplefilter("ignore", wf.LayoutWarning)
             drawn = wf.spmd(draw, mesh, layout)(key)
     return jax.tree.unflatten(tree, [drawn.get(n, leaf) for n, leaf in zip(names, leaves, strict=True)])
 
 
-def cast(module: M, dtype: Any) -> M:
-    """The module with its floating-point parameters in another type, to compute in."""
+def cast(module: M, dtype: DTypeLike) -> M:
+    """The module with its floating-point parameters cast to the dtype to compute in."""
     return map_parameters(
         lambda p: p.astype(dtype) if jnp.issubdtype(p.dtype, jnp.floating) and p.dtype != dtype else p, module
     )

@@ -1,4 +1,4 @@
-"""Norms: each row scaled to unit size, in float32 whatever the type of x."""
+"""Normalization layers, computed in float32 whatever the dtype of x."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .module import Module, declare, ones, zeros
 
 
 class RMSNorm(Module):
-    """`x / sqrt(mean(x²) + epsilon) · scale` over one dim: the scale-only norm of the paper and of T5."""
+    """`x / sqrt(mean(x²) + epsilon) · scale` over one dim: the norm of Mesh-TensorFlow and T5."""
 
     scale: Tensor
     dim: wf.Dim = eqx.field(static=True)
@@ -24,8 +24,8 @@ class RMSNorm(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.astype(jnp.float32)
-        size = wf.mean(wf.square(wide), self.dim)
-        return (wide * wf.rsqrt(size + self.epsilon) * self.scale).astype(x.dtype)
+        mean_square = wf.mean(wf.square(wide), self.dim)
+        return (wide * wf.rsqrt(mean_square + self.epsilon) * self.scale).astype(x.dtype)
 
 
 class LayerNorm(Module):
@@ -42,9 +42,9 @@ class LayerNorm(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.astype(jnp.float32)
-        centred = wide - wf.mean(wide, self.dim)
-        size = wf.mean(wf.square(centred), self.dim)
-        return (centred * wf.rsqrt(size + self.epsilon) * self.scale + self.bias).astype(x.dtype)
+        centered = wide - wf.mean(wide, self.dim)
+        variance = wf.mean(wf.square(centered), self.dim)
+        return (centered * wf.rsqrt(variance + self.epsilon) * self.scale + self.bias).astype(x.dtype)
 
 
 NORMS: dict[str, type[Module]] = {"rms": RMSNorm, "layer": LayerNorm}

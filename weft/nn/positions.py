@@ -1,7 +1,8 @@
-"""Positions: how a place knows where it is.
+"""Position encodings: learned, sinusoidal, relative (T5) and rotary.
 
-Learned and sinusoid positions are added to the embedding, relative ones to attention scores, rotary ones turn
-queries and keys. All take the places' numbers as a tensor: packed rows and caches number them as they like.
+Learned and sinusoidal ones are added to the embeddings, relative ones to attention scores; rotary ones rotate
+queries and keys. All take position ids as a tensor, since packed rows and KV caches number positions their
+own way.
 """
 
 from __future__ import annotations
@@ -20,65 +21,73 @@ from .module import Module, Normal, declare
 
 
 class LearnedPositions(Module):
-    """A row of numbers for each place up to a longest length."""
+    """A learned vector for each position, up to a maximum length."""
 
     weight: Tensor
-    places: wf.Dim = eqx.field(static=True)
+    positions: wf.Dim = eqx.field(static=True)
 
-    def __init__(self, longest: int, d_model: wf.Dim, deviation: float = 0.02):
-        self.places = wf.Dim("positions", longest)
-        self.weight = declare([self.places, d_model], Normal(deviation))
+    def __init__(self, max_length: int, d_model: wf.Dim, stddev: float = 0.02):
+        self.positions = wf.Dim("positions", max_length)
+        self.weight = declare([self.positions, d_model], Normal(stddev))
 
-    def __call__(self, places: Tensor) -> Tensor:
-        return wf.take(self.weight, places, self.places)
+    def __call__(self, positions: Tensor) -> Tensor:
+        return wf.take(self.weight, positions, self.positions)
 
 
-def sinusoid(places: Tensor, d_model: wf.Dim, longest: float = 10_000.0) -> Tensor:
-    """Sines and cosines of the place at geometric wave lengths: first half and second half of d_model."""
+def sinusoid(positions: Tensor, d_model: wf.Dim, max_period: float = 10_000.0) -> Tensor:
+    """Sines (first half of d_model) and cosines (second half) of the position at geometric frequencies."""
     half = d_model.size // 2
-    steps = np.exp(-math.log(longest) * np.arange(half) / max(half - 1, 1))
+    steps = np.exp(-math.log(max_period) * np.arange(half) / max(half - 1, 1))
     odd = np.zeros(d_model.size - 2 * half)
-    rates = wf.tensor(np.concatenate([steps, steps, odd]).astype(np.float32), [d_model])
-    turn = wf.tensor(np.repeat([0.0, math.pi / 2, 0.0], [half, half, odd.size]).astype(np.float32), [d_model])
-    return wf.sin(places.astype(jnp.float32) * rates + turn)
+    frequencies = wf.tensor(np.concatenate([steps, steps, odd]).astype(np.float32), [d_model])
+    # cos(x) = sin(x + π/2): one sine over all features. Concatenating halves would move data if d_model is
+    # split.
+    phases = np.repeat([0.0, math.pi / 2, 0.0], [half, half, odd.size]).astype(np.float32)
+    return wf.sin(positions.astype(jnp.float32) * frequencies + wf.tensor(phases, [d_model]))
 
 
 class RelativePositions(Module):
-    """T5's: a number for each head and bucket of distances, added to the scores.
+    """T5's relative position bias: a number for each head and bucket of distances, added to the scores.
 
-    Half of the buckets are for exact distances, the others grow by powers up to `longest`; what is
-    further shares the last one.
+    Half of the buckets are for exact distances. The others grow logarithmically up to `max_distance`; larger
+    distances share the last one.
 
     Args:
-      heads: the dim of the query heads, or the dims, as `Attention.heads` has them.
-      both_ways: whether places also look ahead (an encoder's do): then half of the buckets are for those.
+      heads: the dim or dims of the query heads, as in `Attention.heads`.
+      bidirectional: whether positions also attend to later ones (in an encoder): half of the buckets are then
+        for those.
       buckets: how many there are.
-      longest: the distance at which the last one begins.
+      max_distance: the distance at which the last one begins.
     """
 
     weight: Tensor
     buckets: wf.Dim = eqx.field(static=True)
-    both_ways: bool = eqx.field(static=True)
-    longest: int = eqx.field(static=True)
+    bidirectional: bool = eqx.field(static=True)
+    max_distance: int = eqx.field(static=True)
 
     def __init__(
-        self, heads: wf.Dim | Sequence[wf.Dim], both_ways: bool, buckets: int = 32, longest: int = 128
+        self,
+        heads: wf.Dim | Sequence[wf.Dim],
+        bidirectional: bool,
+        buckets: int = 32,
+        max_distance: int = 128,
     ):
-        every = [heads] if isinstance(heads, wf.Dim) else heads
-        self.buckets, self.both_ways, self.longest = wf.Dim("buckets", buckets), both_ways, longest
-        self.weight = declare([self.buckets, *every], Normal(1.0))
+        head_dims = [heads] if isinstance(heads, wf.Dim) else heads
+        self.buckets, self.bidirectional = wf.Dim("buckets", buckets), bidirectional
+        self.max_distance = max_distance
+        self.weight = declare([self.buckets, *head_dims], Normal(1.0))
 
-    def __call__(self, places: Tensor, memory_places: Tensor) -> Tensor:
-        """The bias of scores, from the numbers of the places and of those that they look at."""
-        bias = wf.take(self.weight, self.bucket(memory_places - places), self.buckets)
-        (length,), (memory,) = places.dims[-1:], memory_places.dims[-1:]
+    def __call__(self, positions: Tensor, memory_positions: Tensor) -> Tensor:
+        """The attention bias, from the position ids of queries and of keys."""
+        bias = wf.take(self.weight, self.bucket(memory_positions - positions), self.buckets)
+        (length,), (memory,) = positions.dims[-1:], memory_positions.dims[-1:]
         rest = [d for d in bias.dims if d not in (length, memory)]
         return wf.transpose(bias, [*rest, length, memory])
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """The number of the bucket of each distance, which is negative for places before."""
+        """The bucket of each distance, which is negative for earlier positions."""
         count, offset = self.buckets.size, 0
-        if self.both_ways:
+        if self.bidirectional:
             count //= 2
             offset = wf.where(distance > 0, count, 0)
             distance = abs(distance)
@@ -86,40 +95,40 @@ class RelativePositions(Module):
             distance = wf.maximum(-distance, 0)
         exact = count // 2
         far = wf.log(wf.maximum(distance, exact).astype(jnp.float32) / exact)
-        far = exact + (far * ((count - exact) / math.log(self.longest / exact))).astype(jnp.int32)
+        far = exact + (far * ((count - exact) / math.log(self.max_distance / exact))).astype(jnp.int32)
         return wf.where(distance < exact, distance, wf.minimum(far, count - 1)) + offset
 
 
 def rotary(
     x: Tensor,
-    places: Tensor,
+    positions: Tensor,
     d_kv: wf.Dim,
     base: float = 10_000.0,
-    stretch: tuple[float, float, float, float] | None = None,
+    scaling: tuple[float, float, float, float] | None = None,
 ) -> Tensor:
-    """Turns pairs of features by angles that grow with the place: products then depend on distances alone.
+    """Rotary position embedding: rotates pairs of features by angles proportional to the position.
 
-    Feature n is paired with n + d_kv/2, as in Llama.
+    The product of a query and a key then depends on their distance alone. Feature n is paired with
+    n + d_kv/2, as in Llama.
 
     Args:
       x: queries or keys.
-      places: the numbers of their places.
-      d_kv: the dim whose features are turned, of even size.
-      base: the longest wave is 2π times this.
-      stretch: Llama 3's, for longer sequences than were trained on: (factor, low, high, length). Waves that
-        turn fewer than `low` times in `length` places become `factor` times as long, those of more than
-        `high` turns stay, between the two it goes gradually.
+      positions: their position ids.
+      d_kv: the dim whose features are rotated, of even size.
+      base: the longest wavelength is 2π times this.
+      scaling: Llama 3's, for sequences longer than those trained on: (factor, low, high, length). Wavelengths
+        with fewer than `low` periods in `length` positions are multiplied by `factor`, those with more than
+        `high` periods stay, and those between are interpolated.
     """
     half = wf.Dim("half", d_kv.size // 2)
-    turns = base ** (-np.arange(half.size) / half.size)  # in radians a place
-    if stretch is not None:
-        factor, low, high, length = stretch
-        kept = np.clip((turns * length / (2 * math.pi) - low) / (high - low), 0, 1)
-        turns = turns * (kept + (1 - kept) / factor)
-    rates = wf.tensor(turns.astype(np.float32), [half])
-    angles = places.astype(jnp.float32) * rates
+    rates = base ** (-np.arange(half.size) / half.size)  # in radians per position
+    if scaling is not None:
+        factor, low, high, length = scaling
+        unscaled = np.clip((rates * length / (2 * math.pi) - low) / (high - low), 0, 1)
+        rates = rates * (unscaled + (1 - unscaled) / factor)
+    angles = positions.astype(jnp.float32) * wf.tensor(rates.astype(np.float32), [half])
     cos, sin = wf.cos(angles), wf.sin(angles)
     first, second = x[d_kv.name, : half.size], x[d_kv.name, half.size :]
     first, second = (t.astype(jnp.float32).rename(**{d_kv.name: "half"}) for t in (first, second))
-    turned = [first * cos - second * sin, second * cos + first * sin]
-    return wf.concat([t.rename(half=d_kv.name) for t in turned], d_kv.name).astype(x.dtype)
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    return wf.concat([t.rename(half=d_kv.name) for t in rotated], d_kv.name).astype(x.dtype)

@@ -36,7 +36,7 @@ def named_tensors(tree: Any) -> dict[str, Tensor]:
     check_initialized(
         {path_name(path): leaf for path, leaf in leaves},
         rule="an optimizer works on tensors, or on specs for a plan",
-        otherwise=", or plan with nn.specs(module)",
+        alternative=", or plan with nn.specs(module)",
     )
     for path, leaf in leaves:
         name = path_name(path)

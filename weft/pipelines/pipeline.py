@@ -1,17 +1,17 @@
-"""pipeline: a stack of layers in stages, each on its own devices, through which micro-batches stream.
+"""pipeline: a stack of layers split into stages on different devices; micro-batches stream through them.
 
-With the rule `layers:pipe` a stage is a device's slice of the layers. At every tick each stage applies its
-layers to what the stage before made at the last tick; the first takes the next micro-batch:
+With the rule `layers:pipe`, a stage is a device's slice of the layers. At every tick each stage applies its
+layers to the output that the previous stage made one tick earlier; the first takes the next micro-batch:
 
-    tick       0  1  2  3  4        3 stages, 3 micro-batches: M + K - 1 ticks, in M of which a stage is busy
+    tick       0  1  2  3  4        3 stages, 3 micro-batches: M + K - 1 ticks; a stage is busy in M of them
     stage 0    0  1  2  .  .
     stage 1    .  0  1  2  .
     stage 2    .  .  0  1  2
 
-Activations at the boundaries travel, by permutes; parameters don't. What goes in is the same on all stages.
-What comes out is passed on from the last stage to all, so that whatever follows is an ordinary program again.
+Only the activations at stage boundaries move, by permutes; parameters stay. The input is replicated over the
+stages. The output is broadcast from the last stage to all, so the code that follows is an ordinary program.
 
-Stages with nothing to do compute all the same, on something that is thrown away: devices run one program.
+Idle stages still run, on dummy data that is discarded, because every device executes the same program.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..autodiff.grad import remat as computed_again
+from ..autodiff.remat import remat as checkpointed
 from ..core import collectives, context
 from ..core.boundary import LeafSpec, common_dim, flatten, rebuild_leaf
 from ..core.context import RetraceUnvarying
@@ -34,46 +33,52 @@ from ..core.errors import DimError, ProgramError, TensorTypeError, nearest, pyth
 from ..core.op import op
 from ..core.reshard import materialize
 from ..core.tensor import Tensor, is_tensor
+from ..core.types import PyTree
 from ..ops.scan import scan
 from .schedules import SCHEDULES
-from .stages import PipelineSpec, StageRunner, without_leading_dim
+from .stages import Leaf, PipelineSpec, StageRunner, without_leading_dim
 
 
 @op(functions=True)
 def pipeline(
-    f: Callable[..., Any],
-    x: Any,
-    params: Any,
-    dim: Any = "layers",
+    f: Callable[..., PyTree],
+    x: PyTree,
+    params: PyTree,
+    dim: Dim | str = "layers",
     *,
     micro: int | None = None,
-    shared: Sequence[Any] = (),
+    shared: Sequence[PyTree] = (),
     batch: str | Dim = "batch",
     schedule: str = "gpipe",
-    remat: Any = None,
+    remat: str | Callable[..., bool] | None = None,
     unroll: int = 1,
-) -> Any:
-    """`x = f(x, layer, *shared)` for each layer; in stages where the layers' dim is split.
+) -> PyTree:
+    """`x = f(x, layer, *shared)` for each layer; in stages if the layers' dim is split.
 
-    Not split it is a `scan`, and `micro`, `batch` and `schedule` don't matter. Results never depend on them.
+    If it is not split, this is a `scan`, and `micro`, `batch` and `schedule` have no effect. Results never
+    depend on them.
 
     Args:
-      f: takes x, one layer's parameters (without the dim) and what is shared; returns the new x. It treats
-        the rows of the batch one by one: in stages it has a part of them, and what mixes rows is refused.
+      f: takes x, one layer's parameters (without the dim) and the shared arguments; returns the new x. It
+        must treat the rows of the batch independently: in stages it gets some of them at a time, and an op
+        that mixes rows raises an error.
       x: a tensor, or a tree of tensors. In stages all of them have the batch's dim.
-      params: a tree of tensors with the dim, and of raw arrays with it in front (keys for dropout).
-      dim: the dim of the layers, by name.
-      micro: in how many parts the batch streams through, a divisor of its size; by default the largest up
-        to four times the number of stages: with "gpipe" these are then idle for a fifth of the time at most.
-      shared: a tuple of what all layers use, tensors or trees of them. Of those with the batch's dim, `f`
-        has the part at hand. With "1f1b", what should have gradients comes here too, not by a closure.
-      batch: the batch's dim, by name.
-      schedule: "gpipe": all micro-batches forward, then all backward; what each stage was given is kept.
-        "1f1b": the backward pass runs the stages forward again, micro-batch by micro-batch just ahead of
-        going back, so that a stage keeps at most 2K - 1 of what it was given. That takes 1.25 + bubble times
-        the work of "gpipe", about 1.4 times by default.
-      remat: a policy of `wf.remat`: what the backward pass does not compute again. With "gpipe" of a stage,
-        of which nothing is kept otherwise; else of a layer, of which all is.
+      params: a tree of tensors with the dim, and of raw arrays with it as the first dimension (keys for
+        dropout).
+      dim: the dim of the layers.
+      micro: the number of micro-batches, a divisor of the batch's size; by default the largest one up to four
+        times the number of stages, with which "gpipe" stages are idle at most a fifth of the time.
+      shared: a tuple of further arguments, the same for all layers: tensors or trees of them. Of a tensor
+        with the batch's dim, `f` gets the current micro-batch. With "1f1b", tensors that need gradients have
+        to be passed here, not captured by a closure.
+      batch: the dim of the batch.
+      schedule: "gpipe": all micro-batches forward, then all backward; the inputs of every stage are saved.
+        "1f1b": the backward pass runs the stages forward again, each micro-batch just before its backward
+        step, so a stage holds at most 2K - 1 of its inputs. This takes 1.25 + bubble times the work of
+        "gpipe", about 1.4 times by default.
+      remat: a policy of `wf.remat`: what the backward pass does not recompute. With "gpipe" it applies to a
+        stage, which by default saves nothing; with "1f1b", and without stages, to a layer, which by default
+        saves everything.
       unroll: as in `scan`, for the layers.
 
     >>> import weft as wf
@@ -87,26 +92,29 @@ def pipeline(
     (axes,) = program.splits((layers,))
     _check_schedule(schedule)
     _check_shared(shared)
-    micro, batch = _as_count(micro), batch.name if isinstance(batch, Dim) else batch
+    micro, batch = _as_integer(micro), batch.name if isinstance(batch, Dim) else batch
     if not axes:
-        body = f if remat is None else computed_again(f, remat)
+        body = f if remat is None else checkpointed(f, remat)
         return scan(lambda x, layer: (body(x, layer, *shared), None), x, params, layers, unroll=unroll)[0]
-    line = PipelineSpec(
-        f, layers, axes, _rows(x, batch), micro, items_tree, schedule, remat or "nothing", unroll
-    )
+    rows = _batch_dim(x, batch)
+    spec = PipelineSpec(f, layers, axes, rows, micro, items_tree, schedule, remat or "nothing", unroll)
     if schedule == "1f1b" and remat is not None:
-        line.f = computed_again(f, remat)
-    if line.stages == 1:
-        program.pipelines[replace(line.known(), micro=micro or 0)] = None
-        return _opened(line, f if remat is None else computed_again(f, remat), x, items, shared)
-    program.pipelines[line.known()] = None
+        spec.f = checkpointed(f, remat)
+    # An axis of one device occurs in the layout search, which traces a pipeline to learn what splitting it
+    # costs.
+    if spec.stages == 1:
+        program.pipelines[replace(spec.record(), micro=micro or 0)] = None
+        return _one_stage(spec, f if remat is None else checkpointed(f, remat), x, items, shared)
+    program.pipelines[spec.record()] = None
     used = [(frame, set(frame.reused)) for frame in program.frames]
     try:
-        return _staged(line, x, items, shared, early=line.schedule == "gpipe")
+        # Casting the parameters to varying before the loop sums their gradients once, after all ticks. That
+        # is impossible where `f` needs a parameter that does not vary, which only its trace can tell.
+        return _staged(spec, x, items, shared, cast_early=spec.schedule == "gpipe")
     except RetraceUnvarying:
-        for frame, before in used:  # what a failed attempt used counts for nothing
+        for frame, before in used:  # forget the variants that the failed attempt used
             frame.reused = before
-        return _staged(line, x, items, shared, early=False)
+        return _staged(spec, x, items, shared, cast_early=False)
 
 
 def _check_schedule(schedule: str) -> None:
@@ -119,17 +127,17 @@ def _check_schedule(schedule: str) -> None:
         )
 
 
-def _check_shared(shared: Sequence[Any]) -> None:
+def _check_shared(shared: Sequence[PyTree]) -> None:
     if not isinstance(shared, tuple | list):
         given = describe(shared) if isinstance(shared, Tensor) else f"a {type(shared).__name__}"
         raise TensorTypeError(
-            f"a pipeline was given {given} as what its layers share",
-            rule="that is a tuple, of which each part is one more argument of f",
-            hint="shared=(gain, bias), and of one part shared=(gain,)",
+            f"pipeline was given {given} as shared=",
+            rule="shared= is a tuple; each element is one more argument of f",
+            hint="shared=(gain, bias), or shared=(gain,) for a single argument",
         )
 
 
-def _as_count(micro: Any) -> int | None:
+def _as_integer(micro: int | None) -> int | None:
     try:
         return None if micro is None else operator.index(micro)
     except TypeError:
@@ -138,24 +146,24 @@ def _as_count(micro: Any) -> int | None:
             "the number of micro-batches",
             micro,
             rule="it is an integer, or None",
-            hint="micro=4; None is for as many as are usual",
+            hint="micro=4; None selects the default for the number of stages",
         ) from None
 
 
-def _rows(x: Any, batch: str) -> Dim:
-    """The dim of the batch, which all of x has."""
+def _batch_dim(x: PyTree, batch: str) -> Dim:
+    """The dim of the batch, which all tensors of x have."""
     found = set()
     if not isinstance(batch, str):
         raise DimError(
             f"the batch's dim is {batch!r}",
-            rule="a dim is named by a Dim of the tensor or by its name",
+            rule="a dim is given as a Dim of the tensor or by its name",
             hint='batch="batch"',
         )
     for leaf in flatten(x)[0]:
         if not isinstance(leaf, Tensor):
             raise TensorTypeError(
-                f"a pipeline was given a raw array of shape {jnp.shape(leaf)} among x",
-                rule="what streams through a pipeline are tensors",
+                f"pipeline was given a raw array of shape {jnp.shape(leaf)} in x",
+                rule="x consists of tensors",
                 hint=f'name its dims: wf.tensor(array, "{batch}=8 …")',
             )
         rows = [d for d in leaf.dims if d.name == batch]
@@ -163,68 +171,72 @@ def _rows(x: Any, batch: str) -> Dim:
             names = [d.name for d in leaf.dims]
             raise DimError(
                 f"{describe(leaf)} has no dim {batch}{nearest(batch, names)}",
-                rule="a pipeline cuts the batch into micro-batches: all that streams through it has that dim",
-                hint="name the dim with batch=…; give what all layers share as shared=(…,)",
+                rule="a pipeline splits the batch into micro-batches, so every tensor of x has that dim",
+                hint="name the dim with batch=…; pass tensors that all layers share as shared=(…,)",
             )
         found.update(rows)
     if len(found) > 1:
         raise DimError(
             f"x has {' and '.join(sorted(map(str, found)))}",
-            rule="what streams through a pipeline has one batch",
+            rule="all tensors of x have one batch size",
             hint="slice the larger one",
         )
     if not found:
         raise TensorTypeError(
             "x has no tensors",
-            rule="what streams through a pipeline are tensors",
-            hint="give what goes into the first layer as x; without any, wf.scan runs along the layers",
+            rule="x consists of tensors",
+            hint="pass the input of the first layer as x; to run along the layers without one, use wf.scan",
         )
     return found.pop()
 
 
-def _staged(line: PipelineSpec, x: Any, items: list[Any], shared: Sequence[Any], early: bool) -> Any:
-    """What comes out of the last stage, on all devices."""
+def _staged(
+    spec: PipelineSpec, x: PyTree, items: list[Leaf], shared: Sequence[PyTree], cast_early: bool
+) -> PyTree:
+    """The output of the last stage, on all devices."""
     program = context.require()
-    plain = program.vmap_depth > 0  # where JAX's `linear_call` has no rule
+    plain = program.vmap_depth > 0  # JAX's `linear_call` has no batching rule
     leaves, x_tree = flatten(x)
-    dealt = [line.dealt(leaf) for leaf in leaves]
-    forms = [without_leading_dim(t) for t in dealt]
-    streams = [collectives.to_stage(t._array, line.axes, 0, plain=plain) for t in dealt]
-    own = [line.own(item, dealt if early else ()) for item in items]
-    around_it = jax.tree.map(line.shared, tuple(shared), is_leaf=is_tensor)
-    stages = StageRunner(line, forms, x_tree)
+    split_rows: list[Tensor] = [spec.split_rows(leaf) for leaf in leaves]
+    specs = [without_leading_dim(t) for t in split_rows]
+    streams = [collectives.to_stage(t._array, spec.axes, 0, plain=plain) for t in split_rows]
+    own = [spec.own_layers(item, split_rows if cast_early else ()) for item in items]
+    shared = jax.tree.map(spec.shared, tuple(shared), is_leaf=is_tensor)
+    runner = StageRunner(spec, specs, x_tree)
+    # From here on values differ from stage to stage, although none of their dims is split over these axes. To
+    # the rest of the language this is a vmap over the axes.
     with (
-        program.vmapping(program.vmapped_axes | set(line.axes), program.vmap_depth),
-        program.in_pipeline(line.layers),
+        program.vmapping(program.vmapped_axes | set(spec.axes), program.vmap_depth),
+        program.in_pipeline(spec.layers),
     ):
-        given = [line.stream(f, a) for f, a in zip(forms, streams, strict=True)]
-        out = [t._array for t in SCHEDULES[line.schedule](stages, given, own, around_it)]
-    whole = [collectives.from_stage(a, line.axes, line.stages - 1, plain=plain) for a in out]
-    results = [line.gathered(f, a) for f, a in zip(forms, whole, strict=True)]
+        given = [spec.stream(s, a) for s, a in zip(specs, streams, strict=True)]
+        out = [t._array for t in SCHEDULES[spec.schedule](runner, given, own, shared)]
+    replicated = [collectives.from_stage(a, spec.axes, spec.stages - 1, plain=plain) for a in out]
+    results = [spec.merge_rows(s, a) for s, a in zip(specs, replicated, strict=True)]
     return jax.tree.unflatten(x_tree, results)
 
 
-def _opened(
-    line: PipelineSpec, f: Callable[..., Any], x: Any, items: list[Any], shared: Sequence[Any]
-) -> Any:
-    """For a search, which looks at what a split does on an axis of one device: a scan in a stage."""
+def _one_stage(
+    spec: PipelineSpec, f: Callable[..., PyTree], x: PyTree, items: list[Leaf], shared: Sequence[PyTree]
+) -> PyTree:
+    """A scan inside one stage. The layout search traces pipelines this way, on axes with one device."""
     program = context.require()
     leaves, x_tree = flatten(x)
     leaves = [materialize(leaf, "value") for leaf in leaves]
-    own = [line.own(item, ()) for item in items]
+    own = [spec.own_layers(item, ()) for item in items]
 
-    def layer(h: list[Tensor], params: list[Any]) -> tuple[list[Tensor], None]:
+    def layer(h: list[Tensor], params: list[Leaf]) -> tuple[list[Tensor], None]:
         h = jax.tree.unflatten(x_tree, h)
-        return flatten(f(h, jax.tree.unflatten(line.items_tree, params), *shared))[0], None
+        return flatten(f(h, jax.tree.unflatten(spec.items_tree, params), *shared))[0], None
 
-    forms = [LeafSpec.of(leaf) for leaf in leaves]
-    entered = [collectives.to_stage(leaf._array, line.axes, 0) for leaf in leaves]
+    specs = [LeafSpec.of(leaf) for leaf in leaves]
+    entered = [collectives.to_stage(leaf._array, spec.axes, 0) for leaf in leaves]
     with (
-        program.vmapping(program.vmapped_axes | set(line.axes), program.vmap_depth),
-        program.in_pipeline(line.layers),
+        program.vmapping(program.vmapped_axes | set(spec.axes), program.vmap_depth),
+        program.in_pipeline(spec.layers),
     ):
-        given = [rebuild_leaf(f, a) for f, a in zip(forms, entered, strict=True)]
-        made, _ = scan(layer, given, own, line.here, unroll=line.unroll)
+        given = [rebuild_leaf(s, a) for s, a in zip(specs, entered, strict=True)]
+        made, _ = scan(layer, given, own, spec.stage_layers, unroll=spec.unroll)
         out = [t._array for t in made]
-    left = [collectives.from_stage(a, line.axes, 0) for a in out]
-    return jax.tree.unflatten(x_tree, [rebuild_leaf(f, a) for f, a in zip(forms, left, strict=True)])
+    left = [collectives.from_stage(a, spec.axes, 0) for a in out]
+    return jax.tree.unflatten(x_tree, [rebuild_leaf(s, a) for s, a in zip(specs, left, strict=True)])

@@ -1,14 +1,15 @@
-"""A family of models: from its config.json to a `Config`, from its tensors' names to ours.
+"""A family of models: from its config.json to a `Config`, from its tensor names to ours.
 
-A family is a table. One part says which key of config.json is which number of a `Config`, another which
-stored tensor is which parameter, and how its dimensions are made of ours:
+A family is a table. One part maps keys of config.json to fields of a `Config`; another maps stored tensors to
+parameters, and describes how the stored dimensions are composed of our dims:
 
     ours     decoder.blocks.attention.query.weight    [layers, d_model, kv_heads, heads, d_kv]
     theirs   layers.{layer}.self_attn.q_proj.weight
     dims     (kv_heads heads d_kv) d_model
 
-Dims in parentheses are one stored dimension, the last of them the fastest; those that the parameter doesn't
-have are left out. A number stands for parts of a fused tensor, of which the row names one: `(3 heads d_kv)`.
+Dims in parentheses form one stored dimension, the last one varying fastest; dims that the parameter doesn't
+have are skipped. A number is the number of parts of a fused tensor, of which the row selects one: `(3 heads
+d_kv)`.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from weft.core.errors import ModelError
 
 from ..config import Config
 
-LM_HEAD = "lm_head.weight"  # the last layer, in all families
+LM_HEAD = "lm_head.weight"  # the output layer, in all families
 
 
 @dataclass(frozen=True)
 class Row:
-    """One parameter, and where it is stored.
+    """Where one parameter is stored.
 
     Attributes:
       ours: the parameter's name.
-      theirs: the stored tensor's name, without the family's prefix; `{layer}` is the layer's number.
-      dims: how its dimensions are made of ours.
-      part: the number of the part of a fused tensor.
+      theirs: the stored tensor's name, without the family's prefix; `{layer}` is the layer's index.
+      dims: how its dimensions are composed of our dims.
+      part: the index of the part of a fused tensor.
     """
 
     ours: str
@@ -52,19 +53,19 @@ class Family:
     """One kind of checkpoint.
 
     Attributes:
-      name: what config.json calls it, `model_type`.
-      architecture: the class that transformers makes of it.
-      prefix: in front of all names but the last layer's; a file may lack it.
-      fixed: what all its models have in common.
-      sizes: by number of a `Config`, the key of config.json, which has to be there.
-      options: the same for keys that may be missing, and the value that this means.
-      activation: the key of the activation, its default, and what its values are called here.
-      required: by key, the only value that `Transformer` can do. A missing key means this one.
-      read: the other numbers, from config.json.
-      write: the other keys, from a `Config`.
+      name: its `model_type` in config.json.
+      architecture: its class in transformers.
+      prefix: the prefix of all names except the output layer's; a file may lack it.
+      fixed: the `Config` fields that all its models share.
+      sizes: by `Config` field, the required key of config.json.
+      options: by `Config` field, the optional key of config.json and its default.
+      activation: the key of the activation, its default, and our names of its values.
+      required: by key, the only value that `Transformer` supports, which is also the default.
+      read: the remaining `Config` fields, from config.json.
+      write: the remaining keys of config.json, from a `Config`.
       rows: the tensors of a model.
-      aliases: other names of a tensor that a file may use instead.
-      ignored: tensors that no model needs, as a pattern.
+      aliases: alternative names of a tensor that a file may use.
+      ignored: a pattern of tensors that no model needs.
     """
 
     name: str
@@ -86,18 +87,18 @@ class Family:
         return name if name == LM_HEAD else self.prefix + name
 
     def config(self, settings: Mapping[str, Any]) -> Config:
-        """What config.json describes."""
+        """The `Config` that config.json describes."""
         missing = [key for key in self.sizes.values() if not isinstance(settings.get(key), int)]
         if missing:
             raise ModelError(
-                f"config.json of a {self.name} model has no whole number for {', '.join(missing)}",
-                rule=f"it has the sizes {', '.join(self.sizes.values())}",
-                hint="it may be of another kind of model: look at its model_type",
+                f"config.json of a {self.name} model has no integer for {', '.join(missing)}",
+                rule=f"it defines the sizes {', '.join(self.sizes.values())}",
+                hint="it may belong to another kind of model: check its model_type",
             )
         key, default, activations = self.activation
-        for name, can in self.required.items():
-            if settings.get(name, can) not in (can, None):
-                raise unsupported(self.name, name, settings[name], can)
+        for name, supported in self.required.items():
+            if settings.get(name, supported) not in (supported, None):
+                raise unsupported(self.name, name, settings[name], supported)
         if settings.get(key, default) not in activations:
             raise unsupported(self.name, key, settings[key], *activations)
         return Config(
@@ -126,33 +127,35 @@ class Family:
         }
 
 
-def unsupported(family: str, key: str, value: Any, *can: Any) -> ModelError:
-    """The error for a model that `Transformer` is not."""
+def unsupported(family: str, key: str, value: object, *supported: object) -> ModelError:
+    """The error for a model that `Transformer` does not support."""
     return ModelError(
-        f"config.json asks for {key} = {value!r}",
-        f"of {family} models this can be {' or '.join(map(repr, can))} here",
-        rule="a checkpoint is loaded if Transformer computes exactly what it was trained to",
+        f"config.json has {key} = {value!r}",
+        f"for {family} models, {' or '.join(map(repr, supported))} is supported",
+        rule="a checkpoint is loaded if Transformer computes exactly the function it was trained with",
         hint="choose another checkpoint, or load it with PyTorch's transformers",
     )
 
 
-# Rows that families share
+# Rows that several families use
 
 HEADS = "(kv_heads heads d_kv)"
 
 
 def linear(ours: str, theirs: str, inputs: str, outputs: str) -> tuple[Row, ...]:
-    """A PyTorch linear map: outputs come first."""
+    """A PyTorch linear layer: outputs come first."""
     weight = Row(f"{ours}.weight", f"{theirs}.weight", f"{outputs} {inputs}")
     return weight, Row(f"{ours}.bias", f"{theirs}.bias", outputs)
 
 
 def norm(ours: str, theirs: str) -> tuple[Row, ...]:
+    """A norm's scale, and its bias if it has one."""
     scale = Row(f"{ours}.scale", f"{theirs}.weight", "d_model")
     return scale, Row(f"{ours}.bias", f"{theirs}.bias", "d_model")
 
 
 def attention(ours: str, theirs: str, names: str) -> tuple[Row, ...]:
+    """The projections of attention; `names` are theirs of query, key, value and output."""
     query, key, value, out = names.split()
     return (
         *linear(f"{ours}.query", f"{theirs}.{query}", "d_model", HEADS),

@@ -1,4 +1,4 @@
-"""GPT-2: its linear maps are stored with inputs first, queries, keys and values in one."""
+"""GPT-2: its linear layers are stored with inputs first, and queries, keys and values in one tensor."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _fused(ours: str, theirs: str) -> tuple[Row, ...]:
     )
 
 
-def _turned(ours: str, theirs: str, inputs: str, outputs: str) -> tuple[Row, ...]:
-    """A linear map with its inputs first."""
+def _transposed(ours: str, theirs: str, inputs: str, outputs: str) -> tuple[Row, ...]:
+    """A linear layer with its inputs first."""
     weight = Row(f"{ours}.weight", f"{theirs}.weight", f"{inputs} {outputs}")
     return weight, Row(f"{ours}.bias", f"{theirs}.bias", outputs)
 
@@ -32,10 +32,10 @@ _GPT2_ROWS = (
     Row("decoder.positions.weight", "wpe.weight", "positions d_model"),
     *norm("decoder.blocks.attention_norm", "h.{layer}.ln_1"),
     *_fused("decoder.blocks.attention", "h.{layer}.attn.c_attn"),
-    *_turned("decoder.blocks.attention.out", "h.{layer}.attn.c_proj", "(heads d_kv)", "d_model"),
+    *_transposed("decoder.blocks.attention.out", "h.{layer}.attn.c_proj", "(heads d_kv)", "d_model"),
     *norm("decoder.blocks.feed_norm", "h.{layer}.ln_2"),
-    *_turned("decoder.blocks.feed.wide", "h.{layer}.mlp.c_fc", "d_model", "d_ff"),
-    *_turned("decoder.blocks.feed.narrow", "h.{layer}.mlp.c_proj", "d_ff", "d_model"),
+    *_transposed("decoder.blocks.feed.wide", "h.{layer}.mlp.c_fc", "d_model", "d_ff"),
+    *_transposed("decoder.blocks.feed.narrow", "h.{layer}.mlp.c_proj", "d_ff", "d_model"),
     *norm("decoder.norm", "ln_f"),
     LM_HEAD_ROW,
 )
@@ -78,5 +78,5 @@ GPT2 = Family(
     write=_gpt2_write,
     rows=lambda c: _GPT2_ROWS,
     aliases={"wte.weight": (LM_HEAD,)},
-    ignored=r"h\.\d+\.attn\.(masked_)?bias",  # early checkpoints hold the causal mask
+    ignored=r"h\.\d+\.attn\.(masked_)?bias",  # early checkpoints store the causal mask
 )

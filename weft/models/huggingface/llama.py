@@ -1,4 +1,4 @@
-"""Llama, 1 to 3: its queries are grouped by key head, as ours."""
+"""Llama 1 to 3: query heads are grouped by key head, as ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LLAMA_ROWS = (
     LM_HEAD_ROW,
 )
 
-# What a stretch is made of, in the order of `Config.rotary_stretch`.
+# The parameters of the frequency scaling, in the order of `Config.rotary_stretch`.
 _STRETCH = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -28,7 +28,7 @@ def _llama_read(settings: Mapping[str, Any]) -> dict[str, Any]:
     heads, bias = settings["num_attention_heads"], settings.get("attention_bias", False)
     if settings.get("mlp_bias", False) != bias:
         raise unsupported("llama", "mlp_bias", settings.get("mlp_bias", False), bias)
-    # Newer files have all in rope_parameters.
+    # Newer files have all of these in rope_parameters.
     rotary = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind, stretch = rotary.get("rope_type", rotary.get("type", "default")), None
     if kind == "llama3" and all(key in rotary for key in _STRETCH):

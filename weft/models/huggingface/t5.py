@@ -1,4 +1,4 @@
-"""T5, v1.0 and v1.1 (the one with gates)."""
+"""T5 v1.0 and v1.1 (with gated activations)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .family import LM_HEAD, LM_HEAD_ROW, Family, Row, attention, linear, norm
 
 
 def _t5_stack(stack: str, feed: int) -> tuple[Row, ...]:
-    """A stack's rows; `feed` is the number of the feed-forward block inside a layer."""
+    """A stack's rows; `feed` is the index of the feed-forward block inside a layer."""
     ours, theirs = f"{stack}.blocks", f"{stack}.block.{{layer}}.layer"
-    first = f"{stack}.block.0.layer.0.SelfAttention"  # the others use the first one's relative positions
+    first = f"{stack}.block.0.layer.0.SelfAttention"  # all layers use the first one's relative positions
     return (
         Row(f"{stack}.relative.weight", f"{first}.relative_attention_bias.weight", "buckets heads"),
         *norm(f"{ours}.attention_norm", f"{theirs}.0.layer_norm"),
@@ -49,7 +49,7 @@ def _t5_rows(c: Config) -> tuple[Row, ...]:
 
 
 def _t5_read(settings: Mapping[str, Any]) -> dict[str, Any]:
-    # v1.0 scales; before there was a key for it, it was the one that ties.
+    # v1.0 scales the logits. Files without the key: v1.0 is the version with tied embeddings.
     tied = settings.get("tie_word_embeddings", True)
     return {"scale_logits": settings.get("scale_decoder_outputs", tied)}
 
@@ -100,6 +100,6 @@ T5 = Family(
     write=_t5_write,
     rows=_t5_rows,
     aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", LM_HEAD)},
-    # The embedding under its other names, and one that early checkpoints have although nothing uses it.
+    # The embedding under other names, and a bias that early checkpoints store although nothing uses it.
     ignored=r"(en|de)coder\.embed_tokens\.weight|decoder\.block\.0\.layer\.1\..*relative_attention_bias\.weight",
 )

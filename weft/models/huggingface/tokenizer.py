@@ -1,9 +1,9 @@
-"""The tokenizer in a Hugging Face folder, as the rest of Weft uses one.
+"""The tokenizer in a Hugging Face folder, with the interface of Weft's tokenizers.
 
-    speaker = Speaker(huggingface.load(folder), huggingface.tokenizer(folder))
+    generator = TextGenerator(huggingface.load(folder), huggingface.tokenizer(folder))
 
-`tokenizer.json` says how text becomes ids; the package `tokenizers` reads it. Which of the ids ends a text,
-and which fills rows up, is in the files beside it.
+`tokenizer.json` defines the mapping from text to ids; the package `tokenizers` reads it. The ids of the
+special tokens, end of text and padding, are in the files next to it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ SPECIAL_TOKEN_FILES = (
     "tokenizer_config.json",
     "generation_config.json",
     CONFIG,
-)  # what says which tokens are special
+)  # they define the special tokens
 
 
 @dataclass(frozen=True)
 class FolderTokenizer:
-    """The tokenizer of a folder; `tokenizer` makes one.
+    """The tokenizer of a folder, as `tokenizer` returns it.
 
     Attributes:
-      path: of the file that it is from.
+      path: the path of its file.
       vocab: one more than the largest id.
-      pad, end: the ids that fill rows up, and that end a text.
+      pad, end: the ids of padding and of the end of a text.
       start: the id that a decoder reads before a text.
-      inner: how text becomes ids, of the package `tokenizers`.
+      inner: the tokenizer of the package `tokenizers`.
     """
 
     path: str
@@ -51,45 +51,45 @@ class FolderTokenizer:
         return self.inner.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> np.ndarray:
-        found = self.inner.encode_batch(list(texts), add_special_tokens=False)
-        lists = ([*one.ids, self.end] for one in found)
+        encodings = self.inner.encode_batch(list(texts), add_special_tokens=False)
+        lists = ([*encoding.ids, self.end] for encoding in encodings)
         return np.fromiter(itertools.chain.from_iterable(lists), np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.inner.decode(list(itertools.takewhile(self.end.__ne__, map(int, ids))))
 
 
-def tokenizer(folder: Any) -> FolderTokenizer:
-    """The tokenizer in a folder. It needs the package `tokenizers`.
+def tokenizer(folder: str | Path) -> FolderTokenizer:
+    """Load the tokenizer in a folder. This needs the package `tokenizers`.
 
-    A decoder reads `start` before each text: what the folder's own rule puts there (Llama's begin of text),
-    or the token that ends texts if the rule puts nothing there (GPT-2).
+    A decoder reads `start` before each text: the token that the tokenizer itself prepends (Llama's begin of
+    text), or the end-of-text token if it prepends none (GPT-2).
 
     Args:
-      folder: holds tokenizer.json, and says in tokenizer_config.json or config.json which token ends a text.
+      folder: contains tokenizer.json, and tokenizer_config.json or config.json with the end-of-text token.
     """
     try:
         folder, path = Path(folder), Path(folder) / TOKENIZER_FILE
-        inner = _opened(path)
+        inner = _open_tokenizer(path)
         end, pad = (_special(folder, inner, name) for name in ("eos", "pad"))
         if end is None:
             raise ModelError(
-                f"{folder} does not say which token ends a text",
-                f"there is an eos_token in none of {', '.join(SPECIAL_TOKEN_FILES)}",
-                rule="a model says that a text is over with that token",
-                hint=f'write it into {SPECIAL_TOKEN_FILES[0]}: {{"eos_token": "</s>"}}',
+                f"{folder} does not define the token that ends a text",
+                f"none of {', '.join(SPECIAL_TOKEN_FILES)} has an eos_token",
+                rule="a model ends a text with that token",
+                hint=f'add it to {SPECIAL_TOKEN_FILES[0]}: {{"eos_token": "</s>"}}',
             )
     except ModelError as error:
         raise error.located(f"huggingface.tokenizer({str(folder)!r})") from None
     first = inner.encode("").ids[:1]
     vocab = 1 + max(inner.get_vocab().values())
-    # What is at padding never counts: any id will do where none is named.
+    # Padding is always masked, so any id will do if none is defined.
     return FolderTokenizer(str(path), vocab, pad or 0, end, first[0] if first else end, inner)
 
 
 def _special(folder: Path, inner: Any, name: str) -> int | None:
-    """The id of the token with a name, which files give as a text or as a number; of several the first."""
-    for path in (folder / beside for beside in SPECIAL_TOKEN_FILES):
+    """The id of a special token, which files give as text or as a number; the first one of several."""
+    for path in (folder / file for file in SPECIAL_TOKEN_FILES):
         settings = read_json(path) if path.is_file() else {}
         token, number = settings.get(f"{name}_token"), settings.get(f"{name}_token_id")
         text = token.get("content") if isinstance(token, dict) else token
@@ -101,12 +101,12 @@ def _special(folder: Path, inner: Any, name: str) -> int | None:
     return None
 
 
-def _opened(path: Path) -> Any:
+def _open_tokenizer(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise ModelError(
-            f"the package tokenizers, which reads {path}, is not installed",
+            f"reading {path} needs the package tokenizers, which is not installed",
             rule="only the tokenizers of Hugging Face folders need it",
             hint="pip install tokenizers",
         ) from None
@@ -121,10 +121,10 @@ def _opened(path: Path) -> Any:
         )
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing more exact
+    except Exception as error:  # the package raises no more specific type
         raise ModelError(
-            f"{path} is no tokenizer",
-            f"tokenizers says: {str(error).splitlines()[0]}",
-            rule="it is a file that the package tokenizers has stored",
+            f"{path} is not a tokenizer file",
+            f"tokenizers reports: {str(error).splitlines()[0]}",
+            rule="it is a file written by the package tokenizers",
             hint="it was cut short or damaged: copy or download it again",
         ) from None

@@ -1,0 +1,91 @@
+"""remat: a function in, the same function out, whose backward pass recomputes its activations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ..core import context
+from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
+from ..core.describe import reports_call
+from ..core.errors import ProgramError, nearest
+from ..core.operands import as_slice
+from ..core.tensor import Tensor, is_tensor
+from ..core.types import PyTree
+
+# Resolved pending sums carry the checkpoint name "sum", so a policy can save exactly those.
+REMAT_POLICIES = {
+    "nothing": jax.checkpoint_policies.nothing_saveable,
+    "everything": jax.checkpoint_policies.everything_saveable,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "sums": jax.checkpoint_policies.save_only_these_names("sum"),
+    "dots+sums": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_saveable,
+        jax.checkpoint_policies.save_only_these_names("sum"),
+    ),
+}
+
+
+@reports_call
+def remat(f: Callable[..., PyTree], policy: str | Callable[..., bool] | None = None) -> Callable[..., PyTree]:
+    """The same function, whose backward pass recomputes the values it needs, as `jax.checkpoint`.
+
+    Args:
+      policy: what is saved nevertheless: "nothing" (the default), "sums" (results of all-reduces, so
+        that no collective runs twice), "dots", "dots+sums", "everything", or a JAX policy.
+
+    >>> import weft as wf
+    >>> f = lambda x: wf.sum(wf.sin(wf.exp(x)))
+    >>> plans = [wf.spmd(wf.grad(g)).plan(wf.spec("a=1024")) for g in (f, wf.remat(f))]
+    >>> [plan.memory.activations for plan in plans]
+    [4096, 0]
+    """
+    if isinstance(policy, str) and policy not in REMAT_POLICIES:
+        raise ProgramError(
+            f"there is no remat policy {policy!r}{nearest(policy, REMAT_POLICIES)}",
+            rule="a policy selects what is saved for the backward pass",
+            hint=f"one of {', '.join(REMAT_POLICIES)}, or a function of jax.checkpoint_policies",
+        )
+    chosen = REMAT_POLICIES[policy] if isinstance(policy, str) else policy
+
+    @functools.wraps(f)
+    def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        program = context.current()
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
+        # jax.checkpoint traces all its arguments. Python numbers stay out of it: the function may branch on
+        # them.
+        dynamic = [n for n, x in enumerate(leaves) if isinstance(x, Tensor | jax.Array)]
+
+        def call(given: Sequence[Tensor | jax.Array]) -> PyTree:
+            all_leaves = list(leaves)
+            for n, leaf in zip(dynamic, given, strict=True):
+                all_leaves[n] = leaf
+            args, kwargs = jax.tree.unflatten(tree, all_leaves)
+            return f(*args, **kwargs)
+
+        if program is None:
+            return jax.checkpoint(call, policy=chosen)([leaves[n] for n in dynamic])
+        leaves = [as_slice(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        specs = [LeafSpec.of(leaves[n]) for n in dynamic]
+        traced: dict[str, Any] = {}
+
+        def inner(arrays: list[jax.Array]) -> list[jax.Array]:
+            # Variants that need a collective are made inside: gathered outside, a stored parameter would be
+            # an input of the checkpoint, and all layers' gathered parameters would be saved.
+            with program.frame(lifts_collectives=False):
+                out, traced["tree"] = jax.tree.flatten(
+                    call(list(map(rebuild_leaf, specs, arrays))), is_leaf=is_tensor
+                )
+                # Results may stay pending: their sum is then not part of what is recomputed.
+                out = [as_slice(o) if isinstance(o, Tensor) else o for o in out]
+                traced["specs"] = [LeafSpec.of(o) for o in out]
+                return [leaf_array(o) for o in out]
+
+        arrays = jax.checkpoint(inner, policy=chosen)([leaf_array(leaves[n]) for n in dynamic])
+        out = [rebuild_leaf(spec, a) for spec, a in zip(traced["specs"], arrays, strict=True)]
+        return jax.tree.unflatten(traced["tree"], out)
+
+    return run
