@@ -226,7 +226,7 @@ def test_a_full_disk(long, tmp_path, arguments, environment):
         print(done.stderr)
         assert done.returncode == 1 and "Traceback" not in done.stderr
         assert re.search("^(Checkpoint|Journal)Error: .* could not be written to", done.stderr, re.M)
-        assert "the system says: No space left on device" in done.stderr
+        assert "system error: No space left on device" in done.stderr
         there = saved(disk / "run")
         assert there == list(range(2, there[-1] + 1, 2)) and there[-1] < LONG
         checkpoints = checkpoint.CheckpointManager(disk / "run" / "checkpoints")

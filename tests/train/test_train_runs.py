@@ -214,7 +214,7 @@ def damaged(path, draw):
 def test_one_flipped_bit(settings, copy, whole, seed):
     there = copy("one")
     damaged(there / "checkpoints" / "step_10", random.Random(seed))
-    with pytest.warns(CheckpointWarning, match="step_10 is left out.*the one before it is tried"):
+    with pytest.warns(CheckpointWarning, match="skipping checkpoint .*step_10: .*trying the one before it"):
         outcome = loop.train(settings(there), quiet=True)
     assert outcome.step == STEPS
     assert_same(there, whole("one"))
@@ -225,7 +225,7 @@ def test_half_written(settings, copy, whole):
     steps = there / "checkpoints"
     (steps / "step_10").rename(steps / ".writing-step_10")
     (steps / ".writing-step_10" / "manifest.json").unlink()
-    with pytest.warns(CheckpointWarning, match="writing-step_10 is left out: it was never finished"):
+    with pytest.warns(CheckpointWarning, match="skipping checkpoint .*writing-step_10: it was never finished"):
         loop.train(settings(there), quiet=True)
     assert_same(there, whole("one"))
 
@@ -262,7 +262,7 @@ def test_a_signal_saves_and_says_so(settings, whole, tmp_path, capsys, number):
     assert code == 1
     *before, said = capsys.readouterr().err.splitlines()
     interrupted = number == signal.SIGINT
-    assert ("stopping after this step; once more ends it at once" in before) == interrupted
+    assert ("stopping after this step; press again to exit at once" in before) == interrupted
     (step,) = saved(there)[-1:]
     assert said.startswith(f"stopped by {number.name} after step {step} of 100000, which is saved in {there}")
     assert len(curve(there)) == step and no_threads()

@@ -25,6 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+PyTree = Any  # a tree of containers that JAX knows, with tensors or arrays as leaves
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -30,7 +30,7 @@ from ..checkpoint.manifest import (
     recover_step_folders,
     step_folder,
 )
-from ..optim.mean import average_models
+from ..optim.ema import average_models
 from . import config_io
 from .config import TrainConfig
 from .data_setup import RUN_TOKENIZER_FILE, count_words

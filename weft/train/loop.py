@@ -207,7 +207,7 @@ def train_prepared(run: Run, *, quiet: bool = False) -> TrainResult:
                     )
                 record.step(metrics)
                 checkpoints.check()
-                last = standing.step == c.steps or stop.asked
+                last = standing.step == c.steps or stop.requested
                 due = standing.step == c.steps or _due(standing.step, c.evaluate.every)
                 if run.valid is not None and due:  # not at a signal: there may be little time
                     record.flush()

@@ -203,7 +203,7 @@ def _writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RunFolderError(
             f"the run's numbers could not be written to {folder}",
-            f"the system says: {error.strerror or error}",
+            f"system error: {error.strerror or error}",
             rule="each step is written down, so that curves have no gaps; a run that can't do so stops",
             hint="free space, look at quotas and rights; the same command goes on from the last checkpoint",
         ) from error
