@@ -195,7 +195,7 @@ def test_an_export_is_whole_or_nothing(run, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     (tmp_path / "model.safetensors").write_text("before")
-    monkeypatch.setattr("weft.train.safetensors.Target.write", full)
+    monkeypatch.setattr("weft.train.safetensors.SafetensorsWriter.write", full)
     code, out, err = run("export", "runs", "model.safetensors")
     assert (code, out) == (1, "") and "No space left" in err
     assert (tmp_path / "model.safetensors").read_text() == "before"

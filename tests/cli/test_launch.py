@@ -38,7 +38,7 @@ def start(count, *arguments):
         "WEFT_PROCESSES": str(count),
         "JAX_COORDINATOR_BIND_ADDRESS": address,
     }
-    command = [sys.executable, str(TESTS / "process_cases.py"), *map(str, arguments)]
+    command = [sys.executable, str(TESTS / "support" / "process_cases.py"), *map(str, arguments)]
     return [
         subprocess.Popen(
             command,

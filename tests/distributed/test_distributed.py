@@ -16,7 +16,7 @@ from weft import checkpoint
 from weft.distributed import gloo
 
 LATEST = 100  # seconds after which a process is killed, with SIGKILL
-SEVERAL = TESTS / "process_cases.py"
+SEVERAL = TESTS / "support" / "process_cases.py"
 HEARTBEAT = 20  # seconds
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<info>.*?) *$")
 PRINTED = ("weft plan ", "weft search ")  # the same on every machine
-NOT_RUN = {"text", "bash", "toml", "json"}  # the only other kinds of block, so that none slips by
+NOT_RUN = {"text", "bash", "toml", "json", "diff"}  # the only other kinds of block, so that none slips by
 
 
 def fenced_blocks(text):

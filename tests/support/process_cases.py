@@ -1,4 +1,4 @@
-"""One of several processes: what tests/cli/test_launch.py starts. `python several.py TASK FOLDER`."""
+"""One of several processes: what tests/cli/test_launch.py starts. `python process_cases.py TASK FOLDER`."""
 
 import hashlib
 import os

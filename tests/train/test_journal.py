@@ -69,8 +69,8 @@ def test_of_many_steps_a_picture_has_some_and_the_lines_have_all(tmp_path, monke
 
 def test_tensorboard_has_what_was_written_when_killed(tmp_path):
     program = (
-        "import os, signal, sys; from pathlib import Path; from weft.train.run_folder import Journal\n"
-        "one = Journal(Path(sys.argv[1]), 0)\n"
+        "import os, signal, sys; from pathlib import Path; from weft.train.run_folder import RunFolderWriter\n"
+        "one = RunFolderWriter(Path(sys.argv[1]), 0)\n"
         "for n in range(1, 6): one.write(n, {'loss': 1.0 / n})\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -111,7 +111,7 @@ def _open_streams() -> None:
 def _fail(code: int) -> None:
     """If this is one of several processes, the others need not wait for it."""
     if "weft.distributed.rendezvous" in sys.modules:
-        sys.modules["weft.distributed.rendezvous"].fail(code)
+        sys.modules["weft.distributed.rendezvous"].mark_failed(code)
 
 
 def _short_of_memory(error: Exception) -> UsageError:
