@@ -362,7 +362,7 @@ def test_all_damaged(copy, golden):
 def test_a_step_that_is_asked_for(copy):
     checkpoints = checkpoint.CheckpointManager(copy)
     assert checkpoints.restore(*LIKE, step=1)[3] == {"example": 64}
-    with pytest.raises(checkpoint.CheckpointError, match=r"no checkpoint of step 7.*\n.*there: 1, 2"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"no checkpoint of step 7.*\n.*available steps: 1, 2"):
         checkpoints.restore(*LIKE, step=7)
     flip(data_file(copy / "step_2"), random.Random(2))
     with pytest.raises(checkpoint.CheckpointError, match=r"no checkpoint of step 2 .* is intact"):

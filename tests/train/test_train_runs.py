@@ -49,8 +49,8 @@ def staged_once():
 
     def shared(config):
         run = prepare(config)
-        key = (run.learner.step, str(run.mesh), str(run.layout), run.config.model, run.config.data)
-        return dataclasses.replace(run, learner=programs.setdefault(key, run.learner))
+        key = (run.trainer.step, str(run.mesh), str(run.layout), run.config.model, run.config.data)
+        return dataclasses.replace(run, trainer=programs.setdefault(key, run.trainer))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "prepare_run", shared)
@@ -225,7 +225,9 @@ def test_half_written(settings, copy, whole):
     steps = there / "checkpoints"
     (steps / "step_10").rename(steps / ".writing-step_10")
     (steps / ".writing-step_10" / "manifest.json").unlink()
-    with pytest.warns(CheckpointWarning, match="skipping checkpoint .*writing-step_10: it was never finished"):
+    with pytest.warns(
+        CheckpointWarning, match="skipping checkpoint .*writing-step_10: it was never finished"
+    ):
         loop.train(settings(there), quiet=True)
     assert_same(there, whole("one"))
 
@@ -289,7 +291,7 @@ def test_a_loss_that_is_not_finite(settings, copy, tmp_path, capsys):
     run = loop.prepare_run(settings(there))
     like = nn.specs(run.model)
     checkpoints = checkpoint.CheckpointManager(run.checkpoints)
-    step, model, state, extra = checkpoints.restore(*run.learner.init(like))
+    step, model, state, extra = checkpoints.restore(*run.trainer.init(like))
     broken = jax.tree.map(lambda t: t * float("nan"), model, is_leaf=wf.is_tensor)
     checkpoints.save(step, broken, state, extra, wait=True)
     before = {p.name for p in run.checkpoints.iterdir()}

@@ -190,7 +190,7 @@ def load_generator(folder: str, models: ModelFlags, *kinds: str) -> LoadedGenera
     speaker = TextGenerator([one.model for one in every], first.tokenizer, *where, rows=models.rows)
     return LoadedGenerator(
         speaker,
-        {"steps": [list(one.steps) for one in every], "checkpoints": [list(one.sums) for one in every]},
+        {"steps": [list(one.steps) for one in every], "checkpoints": [list(one.checksums) for one in every]},
     )
 
 

@@ -67,13 +67,13 @@ def train(arguments: Sequence[str]) -> None:
 
 def read_config(arguments: list[str]) -> Any:
     """The settings that a recipe or a file and flags say."""
-    from ..train import config_flags, config_io
+    from ..train import config_io
     from ..train.config import TrainConfig, recipe
 
     name, *flags = arguments
     config = config_io.config_from_toml(name) if name.endswith(".toml") else recipe(name)
     asked = {"-h", "--help"} & set(flags)
-    config = config_flags.apply_flags(config, [flag for flag in flags if flag not in asked])
+    config = config_io.apply_flags(config, [flag for flag in flags if flag not in asked])
     if asked:
         tyro.cli(  # it ends here
             TrainConfig,
