@@ -214,7 +214,7 @@ def test_what_a_run_writes(run):
 
 def test_its_own_settings_go_on_where_it_stopped(run, capsys):
     code, out, err = weft(capsys, "run/config.toml --steps 3")
-    assert (code, out) == (0, "") and "goes on after step 2 in run" in err
+    assert (code, out) == (0, "") and "resumes after step 2 in run" in err
     assert "\n1 steps in " in err  # of this run, not of the one before
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3]
@@ -229,7 +229,7 @@ def test_other_settings_are_warned_of(run, capsys):
         again = weft(capsys, f"{flags} --steps 4")
     changed = "--data.train text.txt → other.txt text.txt, --optimizer.rate 0.001 → 0.5"
     changed += ", --model.dropout 0.0 → 0.25"
-    assert code == 0 and f"warning: the run goes on with other settings: {changed}\n" in err, err
+    assert code == 0 and f"warning: the run resumes with changed settings: {changed}\n" in err, err
     assert again[0] == 0 and "warning" not in again[2]
 
 
@@ -239,7 +239,7 @@ def test_a_finished_run_has_nothing_left_to_do(run, capsys):
     assert (code, out) == (
         0,
         "",
-    ) and "the run is at step 2 already, and --steps is 2: nothing is trained" in err
+    ) and "the run is already at step 2, and --steps is 2: nothing to train" in err
     assert before == {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
 
 
@@ -249,7 +249,7 @@ def test_settings_that_train_nothing_are_not_written_down(run, capsys):
     before = {path: path.read_bytes() for path in kept if path.is_file()}
     code, out, err = weft(capsys, f"{LINES} --steps 1 --data.rows 8 --optimizer.rate 0.5")
     assert (code, out) == (0, "")
-    assert err == "the run is at step 2 already, and --steps is 1: nothing is trained\n"
+    assert err == "the run is already at step 2, and --steps is 1: nothing to train\n"
     assert before == {path: path.read_bytes() for path in before}
 
 
@@ -274,7 +274,7 @@ def test_a_run_begins_with_an_imported_model(run, capsys, golden):
     code, _, err = weft(capsys, f"{LINES} --folder new --steps 3 --save.every 1 --save.keep 9")
     assert code == 0 and "a new run in new" in err
     code, _, err = weft(capsys, f"{LINES} --folder new --steps 4")
-    assert code == 0 and "goes on after step 3 in new" in err
+    assert code == 0 and "resumes after step 3 in new" in err
     new, drawn = (Path(folder, "metrics.jsonl").read_text().splitlines()[0] for folder in ("new", "run"))
     assert json.loads(new)["loss"] < json.loads(drawn)["loss"]  # it has learned something already
     assert main(["checkpoint", "import", "model.safetensors", "late/checkpoints", "--step", "5"]) == 0
@@ -399,7 +399,7 @@ def test_a_narrow_terminal_shows_what_matters_most(width, monkeypatch):
 TOO_FAST = "--optimizer.rate 1e30 --optimizer.warmup 0 --optimizer.clip 0 --optimizer.schedule constant"
 
 
-@pytest.mark.filterwarnings("ignore:the run goes on with other settings")
+@pytest.mark.filterwarnings("ignore:the run resumes with changed settings")
 def test_a_loss_that_is_not_finite_stops_the_run(run, capsys, golden):
     """Nothing is saved of a step that is not finite."""
     code, out, err = weft(capsys, f"{LINES} --steps 8 --save.every 1 {TOO_FAST}")
@@ -422,7 +422,7 @@ def test_an_evaluation_that_is_not_finite_stops_the_run(folder, capsys, golden):
     golden("cli_evaluation_not_finite", shown(err[err.index("TrainingError") :]), "messages/train")
     assert not (folder / "run" / "checkpoints").exists()
     code, out, err = weft(capsys, f"{one} --on-nan skip")
-    assert (code, out) == (0, "") and "the evaluation after step 1 is left out: loss " in err
+    assert (code, out) == (0, "") and "skipped the evaluation after step 1: loss " in err
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [set(row) & {"loss", "valid_loss"} for row in rows] == [{"loss"}]
 
@@ -431,10 +431,10 @@ def test_steps_that_are_not_finite_are_left_out_up_to_a_limit(folder, capsys, go
     skip = f"{LINES} {TOO_FAST} --on-nan skip --steps 5"
     code, out, err = weft(capsys, f"{skip} --nan-limit 2")
     assert (code, out) == (1, "")
-    golden("cli_too_many_left_out", shown(err[err.index("step 2 is left out") :]), "messages/train")
+    golden("cli_too_many_left_out", shown(err[err.index("skipped step 2") :]), "messages/train")
     assert not (folder / "run" / "checkpoints" / "step_5").exists()
     code, out, err = weft(capsys, f"{skip} --nan-limit 4")  # nothing was saved: it begins anew
-    assert (code, out) == (0, "") and err.count("is left out") == 4
+    assert (code, out) == (0, "") and err.count("skipped ") == 4
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
 

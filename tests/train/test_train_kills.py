@@ -234,7 +234,7 @@ def test_a_full_disk(long, tmp_path, arguments, environment):
         subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True, timeout=60)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LATEST)
         assert done.returncode == 0, done.stderr[-3000:]
-        assert f"goes on after step {there[-1]} " in done.stderr
+        assert f"resumes after step {there[-1]} " in done.stderr
         assert_same(disk / "run", long("one"))
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True, timeout=60)
@@ -297,5 +297,5 @@ def test_one_of_four_processes_is_killed(long, tmp_path, arguments, environment,
     print(f"the others had stopped after {seconds:.1f} s")
     assert seconds < RESTARTED
     assert f"process {victim} ended with signal SIGKILL" in said and "starting all again (1 of 2)" in said
-    assert "goes on after step " in said
+    assert "resumes after step " in said
     assert_same(there, long("four"))

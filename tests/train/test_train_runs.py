@@ -194,7 +194,7 @@ def test_a_finished_run_is_left_as_it_is(settings, copy, whole):
 
 def test_another_seed_is_warned_of(settings, copy):
     there = copy("one")
-    with pytest.warns(UserWarning, match="began with seed 0, and goes on with 1"):
+    with pytest.warns(UserWarning, match="started with seed 0 and resumes with 1"):
         loop.train(settings(there, steps=STEPS + 1, seed=1), quiet=True)
 
 
@@ -234,7 +234,7 @@ def test_half_written(settings, copy, whole):
 
 def test_only_half_written(settings, tmp_path):
     (tmp_path / "checkpoints" / ".writing-step_3").mkdir(parents=True)
-    with pytest.warns(CheckpointWarning, match="none before it: the run begins anew"):
+    with pytest.warns(CheckpointWarning, match="no earlier one: the run starts from scratch"):
         assert loop.train(settings(tmp_path, steps=1), quiet=True).step == 1
 
 
