@@ -9,7 +9,7 @@ WORKERS  ?= 2
 EXAMPLES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage test-peers soak lint format bench bench-peers pictures docs clean distclean
+.PHONY: help install demo check test coverage test-peers soak lint format bench bench-peers pictures docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ $(STAMP): pyproject.toml
 
 demo: install ## train a translator on 8 virtual devices and let it translate (a few minutes)
 	@$(BIN)/weft demo
+
+check: lint ## lints, types and the tests that need no devices (a minute)
+	@$(BIN)/python -m pytest -n $(WORKERS) -m nodevice -q
 
 test: install ## all but the slow tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -31,7 +31,7 @@ def prompts() -> np.ndarray:
 
 def likeliest(rows: int, prompt: int, steps: int) -> generate.RowSettings:
     """In all rows the likeliest tokens are generated, so many, whatever they are."""
-    batch, said = wf.Dim("batch", rows), wf.Dim("said", steps)
+    batch, said = wf.Dim("batch", rows), wf.Dim("generated", steps)
 
     def each(value: Any, type: Any) -> wf.Tensor:
         return wf.full([batch], value, type)
@@ -52,7 +52,7 @@ class Weft:
         params = handwritten.init(0, SIZE)
         self.models = (models.filled(models.config(SIZE), params, models.LM_NAMES),)
         self.batch = Batch(wf.tensor(prompts(), [wf.Dim("batch", SIZE.batch), wf.Dim("length", PROMPT)]))
-        self.begin = wf.spmd(generate.prefill, static=("room",))
+        self.begin = wf.spmd(generate.prefill, static=("max_length",))
         self.speak = wf.spmd(generate.decode, donate=("state",))
         self.state: Any = None
 
@@ -62,7 +62,7 @@ class Weft:
 
     def say(self, steps: int) -> Any:
         self.state = self.speak(self.models, self.state, steps)
-        return self.state.said.storage
+        return self.state.generated.storage
 
 
 def by_hand() -> Callable[[], Any]:

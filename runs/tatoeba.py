@@ -51,7 +51,9 @@ def score(folder: Path) -> None:
     run, step, model = load.restore_run(load.load_config(folder))
     speaker = generate.TextGenerator(model, run.tokenizer, run.mesh, run.layout, rows=64)
     sentences = sorted(references, key=len)
-    said = [one.text for one in speaker.say(sentences, generate.GenerationConfig(beams=generate.Beams(4)))]
+    said = [
+        one.text for one in speaker.generate(sentences, generate.GenerationConfig(beams=generate.Beams(4)))
+    ]
     found = generate.corpus_scores(said, [references[sentence] for sentence in sentences])
     for sentence, text in list(zip(sentences, said, strict=True))[:: len(said) // 8]:
         print(f"{sentence}\n  → {text}")

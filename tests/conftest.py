@@ -105,7 +105,7 @@ def mistake(golden, request):
         shown = linecache.getline(str(request.path), int(line))
         assert Path(file).name == request.path.name and shown.rstrip().endswith("# wrong"), shown
         text = re.sub(
-            r"  at \S+:\d+$", f"  at tests/{request.path.name}:LINE", str(error), flags=re.MULTILINE
+            r"  at \S+:\d+$", f"  at {request.path.relative_to(ROOT)}:LINE", str(error), flags=re.MULTILINE
         )
         golden(name, f"{type(error).__name__}: {text}", folder)
 

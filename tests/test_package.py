@@ -12,6 +12,8 @@ from weft import optim
 from weft.cli.dispatch import COMMANDS, DESCRIPTION
 from weft.train.config import OPTIMIZERS, OptimizerConfig
 
+pytestmark = pytest.mark.nodevice
+
 PACKAGE = Path(__file__).parent.parent / "weft"
 
 # Each folder imports only itself and those before it.

@@ -9,6 +9,8 @@ import pytest
 
 import weft
 
+pytestmark = pytest.mark.nodevice
+
 PACKAGE = Path(weft.__file__).parent
 LISTED = {name: module for module, names in weft.NAMES.items() for name in names.split()}
 

@@ -54,16 +54,16 @@ class Ours:
         dims = wf.dims(f"batch={ROWS} length={PROMPT}")
         self.batch = Batch(wf.tensor(prompts.astype(np.int32), dims))
         self.rows = likeliest(ROWS, PROMPT, SAID)
-        self.begin = wf.spmd(generate.prefill, static=("room",))
+        self.begin = wf.spmd(generate.prefill, static=("max_length",))
         self.speak = wf.spmd(generate.decode, donate=("state",))
-        self.search = wf.spmd(generate.beam_search, static=("how",))
+        self.search = wf.spmd(generate.beam_search, static=("beams",))
 
     def say(self, beams: int) -> np.ndarray:
         state = self.begin(self.models, self.batch, self.rows, PROMPT + SAID - 1)
         if beams == 1:
-            return self.speak(self.models, state, SAID).said.numpy()
+            return self.speak(self.models, state, SAID).generated.numpy()
         how = generate.Beams(beams, alpha=1.0, penalty="plain", stop="likely")
-        return self.search(self.models, state, how).said.numpy("batch", "beam", "said")[:, 0]
+        return self.search(self.models, state, how).generated.numpy("batch", "beam", "generated")[:, 0]
 
 
 def seconds(run: Callable[[], Any]) -> float:

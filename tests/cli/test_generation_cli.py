@@ -113,7 +113,7 @@ def speaker(folder, **more):
 def test_a_file_is_translated_line_by_line(weft):
     code, out, err = weft("translate", "fr", "in.txt", *SHORT)
     asked = generate.GenerationConfig(limit=6, beams=generate.Beams(4))
-    said = list(speaker("fr").say(TEXTS, asked))
+    said = list(speaker("fr").generate(TEXTS, asked))
     assert (code, out) == (0, [one.text for one in said])
     assert out[1] == "" and len(set(out)) > 2
     assert "6 lines in" in err
@@ -131,7 +131,9 @@ def test_a_file_is_translated_line_by_line(weft):
 
 def test_prompts_are_gone_on_with(weft, monkeypatch):
     draw = ["--temperature", "1.5", "--seed", "3", *SHORT]
-    said = list(speaker("lm").say(["ab", ""], generate.GenerationConfig(limit=6, temperature=1.5, seed=3)))
+    said = list(
+        speaker("lm").generate(["ab", ""], generate.GenerationConfig(limit=6, temperature=1.5, seed=3))
+    )
     stdin = io.TextIOWrapper(io.BytesIO(b"ab\n\n"))
     monkeypatch.setattr("sys.stdin", stdin)
     code, out, _ = weft("generate", "lm", *draw)
@@ -379,7 +381,10 @@ def test_numbers_that_are_not_finite_are_texts_in_json(weft, tmp_path):
     code, out, _ = weft("generate", tmp_path, "in.txt", *SHORT, "--json")
     assert code == 0 and [strictly(line)["score"] for line in out] == ["nan"] * len(TEXTS)
     code, out, err = weft("generate", tmp_path, "in.txt", *SHORT, "--beams", "2")
-    assert (code, out) == (2, []) and "ModelError: a search found no text: the model's numbers are not" in err
+    assert (code, out) == (
+        2,
+        [],
+    ) and "ModelError: a beam search found no text: the model's logits are not" in err
 
 
 def test_bleu_is_that_of_sacrebleu(weft, here):

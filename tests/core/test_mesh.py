@@ -8,6 +8,8 @@ import weft as wf
 from weft import nn
 from weft.core.errors import LayoutError, ProgramError
 
+pytestmark = pytest.mark.nodevice
+
 
 def test_sizes_are_whole_numbers_of_any_kind():
     """NumPy's were refused."""

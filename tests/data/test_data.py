@@ -34,6 +34,8 @@ from weft.data import (
 from weft.data.phrases import PHRASE_KINDS, Phrase
 from weft.models import Batch, Config, Transformer, shift_right
 
+pytestmark = pytest.mark.nodevice
+
 FIELDS = ("tokens", "targets", "weights", "places", "segments")
 INPUTS = ("inputs", "input_places", "input_segments")
 

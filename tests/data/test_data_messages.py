@@ -23,6 +23,8 @@ from weft.data import (
     prefetch,
 )
 
+pytestmark = pytest.mark.nodevice
+
 FILES = {
     "train.en": b"one\ntwo\nthree\nfour\n",
     "train.fr": b"un\ndeux\n",

@@ -19,6 +19,8 @@ from weft.data import (
 )
 from weft.data.python_docs import paragraphs
 
+pytestmark = pytest.mark.nodevice
+
 TEXTS = ["one two three", "né", "", "a longer text, which no window has room for", "end"]
 SEQUENCE = [id for text in TEXTS for id in [*ByteTokenizer().encode(text), 1]]
 FIELDS = ("tokens", "targets", "weights")

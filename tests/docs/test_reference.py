@@ -13,6 +13,8 @@ from weft import checkpoint, data, distributed, generate, models, nn, optim, ran
 from weft.models import huggingface
 from weft.ops import elementwise
 
+pytestmark = pytest.mark.nodevice
+
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
 TABLES = {*elementwise.UNARY, *elementwise.BINARY, *elementwise.ALIASES}
 MODULES = (wf, nn, optim, checkpoint, distributed, train, generate, data, models, huggingface, serve, random)
@@ -50,7 +52,9 @@ def test_every_name_is_on_a_page(module):
 
 def test_names_of_the_search_are_there():
     package = inspect.getmodule(search).__package__
-    assert {"Candidate", "RankedLayout", "SearchResult"} <= {n.split(".")[-1] for n in lines() if n.startswith(package)}
+    assert {"Candidate", "RankedLayout", "SearchResult"} <= {
+        n.split(".")[-1] for n in lines() if n.startswith(package)
+    }
 
 
 def test_every_name_is_there_once():

@@ -37,8 +37,8 @@ def model_of(vocab):
 def programs(layout):
     mesh, rules = LAYOUTS[layout]
     return (
-        wf.spmd(prefill, mesh, rules, static=("room",)),
-        wf.spmd(beam_search, mesh, rules, static=("how",)),
+        wf.spmd(prefill, mesh, rules, static=("max_length",)),
+        wf.spmd(beam_search, mesh, rules, static=("beams",)),
         wf.spmd(decode, mesh, rules),
     )
 
@@ -77,7 +77,7 @@ def started(model, prompts, limits, ends, layout, penalty=1.0, models=1):
         wf.tensor(np.array(limits, np.int32), [batch]),
         wf.tensor(every, [batch, wf.Dim("ends", ENDS)]),
         SamplingParams(zeros, zeros.astype(np.int32), ones, by),
-        wf.ones([batch, wf.Dim("said", 8)]),
+        wf.ones([batch, wf.Dim("generated", 8)]),
     )
     prompts = Batch(wf.tensor(tokens, [batch, wf.Dim("length", most)]))
     return programs(layout)[0]((model,) * models, prompts, rows, 11)
@@ -91,7 +91,7 @@ def find(vocab, how, prompts, limits, ends, layout="one device"):
 def find_with(model, how, prompts, limits, ends, layout="one device"):
     state = started(model, prompts, limits, ends, layout)
     found = programs(layout)[1]((model,), state, how)
-    said, *rest = found.said.numpy("batch", "beam", "said"), found.count, found.score, found.log
+    said, *rest = found.generated.numpy("batch", "beam", "generated"), found.count, found.score, found.logprob
     columns = zip(said, *(t.numpy("batch", "beam") for t in rest), strict=True)
     return [
         [(tuple(map(int, one[:n])), s, log) for one, n, s, log in zip(*row, strict=True) if n]
@@ -269,7 +269,7 @@ def test_one_beam_follows_the_likeliest_token():
     state = programs("one device")[2]((model_of(USUAL),), state, 8)
     seconds = 0
     for ((said, _, log),), tokens, limit, scores in zip(
-        found, state.said.numpy(), LIMITS, state.scores.numpy(), strict=True
+        found, state.generated.numpy(), LIMITS, state.logprobs.numpy(), strict=True
     ):
         count = len(said)
         assert said[:-1] == tuple(tokens[: count - 1])
@@ -294,7 +294,7 @@ def test_a_penalty_is_of_the_logits(models):
             seen = list(set(rows[n]))
             logits[seen] = np.where(logits[seen] > 0, logits[seen] / 2.5, logits[seen] * 2.5)
             rows[n] += (int(logits.argmax()),)
-    counts, tokens = state.count.numpy(), state.said.numpy()
+    counts, tokens = state.count.numpy(), state.generated.numpy()
     for row, prompt, count, said in zip(rows, MORE, counts, tokens, strict=True):
         assert row[len(prompt) :] == tuple(said[:count])
 

@@ -147,10 +147,10 @@ ASKS = {
 @pytest.mark.parametrize("ask", ASKS)
 @pytest.mark.parametrize("layout", ["both", "long"])
 def test_texts_do_not_depend_on_their_batch_or_layout(layout, ask):
-    together = list(speaker_of().say(WORDS, ASKS[ask]))
+    together = list(speaker_of().generate(WORDS, ASKS[ask]))
     alone = speaker_of(layout)
     for n, word in enumerate(WORDS):
-        (one,) = alone.say([word], ASKS[ask], first=n)
+        (one,) = alone.generate([word], ASKS[ask], first=n)
         assert one.tokens == together[n].tokens
         assert one.score == pytest.approx(together[n].score, rel=1e-4)
     assert len({said.tokens for said in together}) > 2
@@ -160,7 +160,7 @@ def test_settings_beyond_float32_are_what_they_come_to():
     """So little a top_p is the likeliest token; so high a temperature makes all alike; k is all."""
     speaker = speaker_of()
     likeliest, *many = (
-        [said.tokens for said in speaker.say(WORDS, generate.GenerationConfig(limit=8, seed=3, **how))]
+        [said.tokens for said in speaker.generate(WORDS, generate.GenerationConfig(limit=8, seed=3, **how))]
         for how in (
             {},
             {"temperature": 1.0, "top_p": 1e-300},
@@ -176,17 +176,17 @@ def test_settings_beyond_float32_are_what_they_come_to():
 def test_a_prompt_is_read_though_nothing_is_said_of_a_limit():
     """The model has 16 places: half of them are left to what comes after a prompt."""
     speaker = speaker_of(kind="decoder")
-    short, long = speaker.item(0, "hello", None), speaker.item(0, "some longer words", None)
+    short, long = speaker.encode_prompt(0, "hello", None), speaker.encode_prompt(0, "some longer words", None)
     assert (len(short.prompt), short.limit, short.cut) == (6, 8, False)
     assert long.cut and ByteTokenizer().decode(long.prompt[1:]) == "er words" and long.limit == 8
-    assert speaker.item(0, "hello", 15).cut  # it was asked for
+    assert speaker.encode_prompt(0, "hello", 15).cut  # it was asked for
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer, PaddedOtherwise])
 @pytest.mark.parametrize("more", [{}, {"kind": "decoder"}])
 def test_what_is_said_is_scored_alike(more, tokenizer):
     speaker = speaker_of(**more, **({} if tokenizer is ByteTokenizer else {"tokenizer": tokenizer}))
-    for text, said in zip(WORDS[:5], speaker.say(WORDS[:5], ASKS["drawn"]), strict=True):
+    for text, said in zip(WORDS[:5], speaker.generate(WORDS[:5], ASKS["drawn"]), strict=True):
         # What was said may not be what its text is read as: score the tokens themselves.
         tokens = np.zeros((1, 8), np.int32)
         tokens[0, : len(said.tokens)] = said.tokens
@@ -200,8 +200,8 @@ def test_what_is_said_is_scored_alike(more, tokenizer):
             inputs = wf.tensor(np.array([[*ids, 1]], np.int32), [dims[0], wf.Dim("length", len(ids) + 1)])
             batch = dataclasses.replace(batch, inputs=inputs)
         logs = generate.score(speaker.models, batch).numpy()[0, len(ids) if more else 0 :]
-        np.testing.assert_allclose(said.logs, logs[: len(said.tokens)], atol=1e-4)
-        assert said.score == pytest.approx(sum(said.logs), abs=1e-4)
+        np.testing.assert_allclose(said.logprobs, logs[: len(said.tokens)], atol=1e-4)
+        assert said.score == pytest.approx(sum(said.logprobs), abs=1e-4)
 
 
 def test_what_is_said_begins_with_the_space_after_its_prompt(tmp_path):
@@ -209,7 +209,7 @@ def test_what_is_said_begins_with_the_space_after_its_prompt(tmp_path):
     tokenizer = SentencePiece.train([words], tmp_path / "a.model", 16, byte_fallback=False, kind="bpe")
     speaker = generate.TextGenerator(untrained(BASE.replace(vocab=16)), tokenizer, rows=4)
     prompts = words.split()
-    found = list(speaker.say(prompts, generate.GenerationConfig(limit=6, temperature=2.0, seed=1)))
+    found = list(speaker.generate(prompts, generate.GenerationConfig(limit=6, temperature=2.0, seed=1)))
     whole = [tokenizer.decode([*tokenizer.encode(p), *s.tokens]) for p, s in zip(prompts, found, strict=True)]
     assert [p + s.text for p, s in zip(prompts, found, strict=True)] == whole
     assert any(one.text.startswith(" ") for one in found)
@@ -235,16 +235,16 @@ def test_two_models_speak_by_the_mean_of_their_probabilities():
     logs = [list(speaker.score(pairs)) for speaker in (one, other, both)]
     for a, b, mean in zip(*logs, strict=True):
         np.testing.assert_allclose(np.exp(mean), (np.exp(a) + np.exp(b)) / 2, rtol=1e-4)
-    said = next(both.say(["ab"], ASKS["likeliest"]))
-    assert said.tokens != next(one.say(["ab"], ASKS["likeliest"])).tokens
+    said = next(both.generate(["ab"], ASKS["likeliest"]))
+    assert said.tokens != next(one.generate(["ab"], ASKS["likeliest"])).tokens
 
 
 def test_a_thousand_texts_of_all_lengths_need_few_programs():
     speaker = speaker_of(rows=8, positions="sinusoid", layers=1)
     texts = ["a" * n for n in (1, 5, 20, 60, 100, 200, 250)]
-    for _ in speaker.say(texts, generate.GenerationConfig(limit=2)):
+    for _ in speaker.generate(texts, generate.GenerationConfig(limit=2)):
         pass
-    programs = speaker.begin, speaker.speak
+    programs = speaker.prefill, speaker.decode
     assert sum(len(program.traces) for program in programs) <= 8
 
 
@@ -283,11 +283,11 @@ def test_layers_that_are_stored_in_pieces_are_taken_apart():
 def test_keys_stay_where_they_are_whichever_beams_go_on():
     model, batch = untrained(BASE), batch_of(BASE)
     beam = wf.Dim("beam", 2)
-    kept = prefill_cache(model, batch, 9).spread(beam)
-    _, kept = decode_step(model, kept, wf.zeros([ROWS, beam], jnp.int32), wf.full([ROWS], 7, jnp.int32))
-    np.testing.assert_array_equal(kept.lineage.numpy()[0, :, 6:8], [[0, 0], [0, 1]])
-    followed = kept.follow(wf.ones([ROWS, wf.Dim("next", 2)], jnp.int32))
-    assert followed.layers is kept.layers
+    cache = prefill_cache(model, batch, 9).expand_to_beams(beam)
+    _, cache = decode_step(model, cache, wf.zeros([ROWS, beam], jnp.int32), wf.full([ROWS], 7, jnp.int32))
+    np.testing.assert_array_equal(cache.lineage.numpy()[0, :, 6:8], [[0, 0], [0, 1]])
+    followed = cache.select_beams(wf.ones([ROWS, wf.Dim("next", 2)], jnp.int32))
+    assert followed.layers is cache.layers
     np.testing.assert_array_equal(followed.lineage.numpy()[0, :, 6:8], [[0, 1], [0, 1]])
 
 
@@ -321,24 +321,20 @@ def state_of():
 
 
 SIZES = PaddedSizes(0, 1, 2)
-BEGIN = wf.spmd(generate.prefill, static=("room",))
+BEGIN = wf.spmd(generate.prefill, static=("max_length",))
 TOKENS = Batch(wf.zeros([ROWS, PLACES], jnp.int32), targets=wf.zeros([ROWS, PLACES], jnp.int32))
 PAIR = [["a"], ["b"]]
+INVALID = {"limit": 0, "temperature": -1.0, "top_p": 0.0, "top_k": -2}
+LIMIT_16, LIMIT_17 = (generate.GenerationConfig(limit=n) for n in (16, 17))
 MISTAKES = {
-    "settings_that_are_none": lambda: generate.GenerationConfig(
-        limit=0, temperature=-1.0, top_p=0.0, top_k=-2
-    ),  # wrong
+    "settings_that_are_none": lambda: generate.GenerationConfig(**INVALID),  # wrong
     "penalty_and_seed_too_large": lambda: generate.GenerationConfig(penalty=1e300, seed=2**63),  # wrong
     "beams_that_are_a_number": lambda: generate.GenerationConfig(beams=4),  # wrong
-    "one_text": lambda: list(speaker_of().say("hello")),  # wrong
-    "limit_of_a_translation": lambda: list(
-        speaker_of().say(WORDS, generate.GenerationConfig(limit=17))
-    ),  # wrong
-    "limit_after_a_prompt": lambda: list(
-        speaker_of(kind="decoder").say([], generate.GenerationConfig(limit=16))
-    ),  # wrong
+    "one_text": lambda: list(speaker_of().generate("hello")),  # wrong
+    "limit_of_a_translation": lambda: list(speaker_of().generate(WORDS, LIMIT_17)),  # wrong
+    "limit_after_a_prompt": lambda: list(speaker_of(kind="decoder").generate([], LIMIT_16)),  # wrong
     "own_model": lambda: generate.TextGenerator(bigram(), ByteTokenizer()),  # wrong
-    "own_model_in_a_program": lambda: BEGIN([bigram()], TOKENS, state_of().rows, 9),  # wrong
+    "own_model_in_a_program": lambda: BEGIN([bigram()], TOKENS, state_of().settings, 9),  # wrong
     "function_as_a_model": lambda: generate.TextGenerator(len, ByteTokenizer()),  # wrong
     "nobody_to_speak": lambda: generate.TextGenerator([], ByteTokenizer(), rows=0, longest=1),  # wrong
     "nothing_to_compare": lambda: generate.corpus_scores([], []),  # wrong

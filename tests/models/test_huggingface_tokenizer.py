@@ -116,7 +116,7 @@ def test_what_follows_an_end_is_read(tmp_path):
     last, ids = words.encode("the cat<|endoftext|>")[-1:], words.encode("a dog, a cat")
     assert last == [words.end] and decode_continuation(last, ids, words) == "a dog, a cat"
     reading = Detokenizer(words, stops=[","], after=last)
-    assert reading.more(ids) == "a dog" and reading.stopped
+    assert reading.add(ids) == "a dog" and reading.stopped
 
 
 def test_pairs_begin_with_0(tmp_path):
@@ -135,7 +135,7 @@ def test_a_model_reads_the_start_and_the_prompt(folder, mesh, layout):
     speaker = TextGenerator(model, words, mesh, layout, rows=2)
     asked = [TEXTS[0], ""]
     logs = list(speaker.score([("", text) for text in asked]))
-    for text, said, log in zip(asked, speaker.say(asked, GenerationConfig(limit=5)), logs, strict=True):
+    for text, said, log in zip(asked, speaker.generate(asked, GenerationConfig(limit=5)), logs, strict=True):
         row = [words.start, *words.encode(text)]
 
         def logits(row):
@@ -251,4 +251,4 @@ def test_bytes_that_make_sense_together_only():
     words = Fallback()
     for text in ("你好吗", "好", "你好吗" * 5, "❤️‍🔥 fire", "né 你好吗你好吗 né" * 9):
         reading = Detokenizer(words)
-        assert "".join(reading.more([token]) for token in words.encode(text)) == reading.text == text
+        assert "".join(reading.add([token]) for token in words.encode(text)) == reading.text == text

@@ -175,7 +175,7 @@ def asked(peer, numbers, limit=SAID, temperature=0.0, top_k=0, top_p=1.0, penalt
             each(top_p, np.float32),
             each(penalty, np.float32),
         ),
-        wf.tensor(by, [batch, wf.Dim("said", limit)]),
+        wf.tensor(by, [batch, wf.Dim("generated", limit)]),
     )
     return Batch(**fields), rows
 
@@ -194,16 +194,16 @@ class Ours:
     def __init__(self, peer, place="one device"):
         mesh, layout = PLACES[place]
         self.models = (huggingface.load(peer.folder, mesh, layout),)
-        self.begin = wf.spmd(generate.prefill, mesh, layout, static=("room",))
+        self.begin = wf.spmd(generate.prefill, mesh, layout, static=("max_length",))
         self.speak = wf.spmd(generate.decode, mesh, layout)
-        self.search = wf.spmd(generate.beam_search, mesh, layout, static=("how",))
+        self.search = wf.spmd(generate.beam_search, mesh, layout, static=("beams",))
 
     def say(self, peer, **how):
         """All inputs' tokens, and the logarithm of each one's probability."""
         found = []
         for batch, rows in peer.batches(**how):
             state = self.speak(self.models, self.begin(self.models, batch, rows, ROOM), SAID)
-            tokens, counts, logs = state.said.numpy(), state.count.numpy(), state.scores.numpy()
+            tokens, counts, logs = state.generated.numpy(), state.count.numpy(), state.logprobs.numpy()
             found += [
                 (tuple(map(int, t[:count])), s[:count])
                 for t, count, s in zip(tokens, counts, logs, strict=True)
@@ -215,7 +215,10 @@ class Ours:
         found = []
         for batch, rows in peer.batches():
             some = self.search(self.models, self.begin(self.models, batch, rows, ROOM), how)
-            tokens, counts = some.said.numpy("batch", "beam", "said"), some.count.numpy("batch", "beam")
+            tokens, counts = (
+                some.generated.numpy("batch", "beam", "generated"),
+                some.count.numpy("batch", "beam"),
+            )
             scores = some.score.numpy("batch", "beam")
             for t, count, s in zip(tokens, counts, scores, strict=True):
                 found.append(([tuple(map(int, one[:c])) for one, c in zip(t, count, strict=True)], s))
@@ -311,7 +314,7 @@ def test_draws_are_as_frequent(peer, ours):
         by = np.stack([uniform_draws(11, n, 1) for n in range(DRAWS)])
         how = dict(temperature=temperature, top_k=top_k, top_p=top_p, drawn_by=by, limit=1)
         state = ours.begin(ours.models, *asked(peer, [number] * DRAWS, **how), 4)
-        said = ours.speak(ours.models, state, 1).said.numpy()[:, 0]
+        said = ours.speak(ours.models, state, 1).generated.numpy()[:, 0]
         counts = np.bincount(said, minlength=TOKENS)
         assert not counts[wanted == 0].any() and (wanted > 0).sum() > 3
         assert fits(counts, wanted)

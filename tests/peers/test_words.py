@@ -82,7 +82,7 @@ def test_the_same_texts(peer, mesh):
     speaker = TextGenerator(
         huggingface.load(folder, mesh, layout), huggingface.tokenizer(folder), mesh, layout, rows=2
     )
-    for text, said in zip(TEXTS, speaker.say(TEXTS, GenerationConfig(limit=8)), strict=True):
+    for text, said in zip(TEXTS, speaker.generate(TEXTS, GenerationConfig(limit=8)), strict=True):
         # Nothing stands before GPT-2's texts unless it is written there: we put the end of another one.
         read = theirs((theirs.eos_token if name == "gpt2" else "") + text, return_tensors="pt")
         out = model.generate(

@@ -23,6 +23,8 @@ from weft.plan.events import wire_bytes
 from weft.plan.facts import Collective
 from weft.plan.time import collective_seconds, estimate_time, ring_segments
 
+pytestmark = pytest.mark.nodevice
+
 SWITCH = Hardware(
     name="box",
     source="made up",

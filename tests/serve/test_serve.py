@@ -18,9 +18,9 @@ from weft.generate.batching import PromptRow
 from weft.models import Batch
 from weft.serve.detokenizer import Detokenizer
 from weft.serve.engine import EngineRequest
-from weft.serve.http import CompletionDelta
 from weft.serve.programs import ServingPrograms, empty_state
-from weft.serve.schema import COMPLETIONS, APIError, parse_body
+from weft.serve.schema import COMPLETION_FIELDS, APIError, parse_body
+from weft.serve.stream import CompletionDelta
 
 pytest_plugins = ["server_fixtures"]
 
@@ -36,8 +36,11 @@ def client(url):
 
 def every(engine, cases):
     heard = [Heard() for _ in cases]
-    jobs = [engine.say(text, ask, tell, n) for (text, ask, n), tell in zip(cases, heard, strict=True)]
-    engine.ask(jobs)
+    jobs = [
+        engine.completion_request(text, ask, tell, n)
+        for (text, ask, n), tell in zip(cases, heard, strict=True)
+    ]
+    engine.submit(jobs)
     return [one.tokens() for one in heard]
 
 
@@ -85,7 +88,7 @@ def test_a_language_model_on_a_mesh_goes_on_the_same():
         cases = [(text, ask, 1) for text in TEXTS[:4] for ask in ASKS[:4]]
         plain = speaker_of(kind="decoder")
         assert every(engine, cases) == [
-            next(plain.say([text], ask, first=n)).tokens for text, ask, n in cases
+            next(plain.generate([text], ask, first=n)).tokens for text, ask, n in cases
         ]
 
 
@@ -94,9 +97,9 @@ LOADS = (1, 6, 1, 3, 2, 6)  # texts at once, one load after the other
 
 def up_and_down(engine, monkeypatch):
     """What is generated while the load changes and rows move, with its cases; the row counts; the moves."""
-    steps, moves = Noted(engine.few.advance), Noted(engine.few.move)
-    monkeypatch.setattr(engine.few, "advance", steps)
-    monkeypatch.setattr(engine.few, "move", moves)
+    steps, moves = Noted(engine.programs.decode_rows), Noted(engine.programs.move_row)
+    monkeypatch.setattr(engine.programs, "decode_rows", steps)
+    monkeypatch.setattr(engine.programs, "move_row", moves)
     found, cases = [], []
     for n, load in enumerate(LOADS):
         # The last ones take longest: they are moved to the front as the others end.
@@ -121,8 +124,8 @@ def test_rows_that_move_between_programs_say_the_same(engine, monkeypatch, compi
 
 
 def test_a_row_that_is_alone_costs_one_row(engine, monkeypatch):
-    steps = Noted(engine.few.advance)
-    monkeypatch.setattr(engine.few, "advance", steps)
+    steps = Noted(engine.programs.decode_rows)
+    monkeypatch.setattr(engine.programs, "decode_rows", steps)
     every(engine, [("hello", ASKS[0], 0)])
     assert {count for count, _ in steps.calls} == {1}
 
@@ -143,7 +146,7 @@ def test_rows_move_on_a_mesh(mesh, layout, row_counts, monkeypatch, compiled):
         compiled.clear()
         found, cases, counts, _ = up_and_down(engine, monkeypatch)
         assert not compiled and set(counts) == set(row_counts)
-    assert found == [next(plain.say([text], ask, first=n)).tokens for text, ask, n in cases]
+    assert found == [next(plain.generate([text], ask, first=n)).tokens for text, ask, n in cases]
 
 
 def test_an_engine_that_stops_waits_for_what_is_compiled():
@@ -155,14 +158,14 @@ def test_an_engine_that_stops_waits_for_what_is_compiled():
 
 def test_an_empty_state_is_split_from_the_beginning():
     few = ServingPrograms(
-        speaker_of("data=2 model=2", "batch:data heads:model", kind="decoder"), 2, lengths=1
+        speaker_of("data=2 model=2", "batch:data heads:model", kind="decoder"), 2, buckets=1
     )
-    assert few.lengths == (few.longest,)
-    new = few.begun([few.item(0, "ab", 4)], [GenerationConfig()])
+    assert few.buckets == (few.longest,)
+    new = few.prefill_prompts([few.encode_prompt(0, "ab", 4)], [GenerationConfig()])
     state = empty_state(new, 6)
     for made, like in zip(*(jax.tree.leaves(one) for one in (state, new)), strict=True):
         assert made.sharding.is_equivalent_to(like.sharding, made.ndim) and made.dtype == like.dtype
-    keys = state.kept[0].layers[0].keys
+    keys = state.caches[0].layers[0].keys
     assert {shard.data.size for shard in keys.storage.addressable_shards} == {keys.size // 4}
     assert state.done.numpy().all() and state.done.size == 6 and not keys.numpy().any()
 
@@ -170,16 +173,16 @@ def test_an_empty_state_is_split_from_the_beginning():
 def test_a_job_that_nobody_waits_for_frees_its_slot(engine):
     heard = [Heard() for _ in range(engine.rows)]
     jobs = [
-        engine.say("ab", GenerationConfig(limit=64, temperature=1.0, seed=n), one)
+        engine.completion_request("ab", GenerationConfig(limit=64, temperature=1.0, seed=n), one)
         for n, one in enumerate(heard)
     ]
     waiting = Heard()
-    more = engine.say("c", GenerationConfig(limit=64), waiting)
-    engine.ask([*jobs, more])
-    engine.leave([*jobs, more])
+    more = engine.completion_request("c", GenerationConfig(limit=64), waiting)
+    engine.submit([*jobs, more])
+    engine.cancel([*jobs, more])
     assert engine.waiting == 0
     follower = Heard()
-    engine.ask([engine.say("hello", ASKS[0], follower)])
+    engine.submit([engine.completion_request("hello", ASKS[0], follower)])
     follower.tokens()
     assert not waiting.events
     assert sum(len(piece.tokens) for one in heard for piece in one.events) < 64 * engine.rows
@@ -187,9 +190,9 @@ def test_a_job_that_nobody_waits_for_frees_its_slot(engine):
 
 
 def test_too_many_texts_are_refused_together(engine):
-    jobs = [engine.say("ab", ASKS[0], Heard()) for _ in range(engine.most_waiting + 1)]
+    jobs = [engine.completion_request("ab", ASKS[0], Heard()) for _ in range(engine.most_waiting + 1)]
     with pytest.raises(serve.QueueFull):
-        engine.ask(jobs)
+        engine.submit(jobs)
     assert engine.waiting == 0
 
 
@@ -199,18 +202,18 @@ def test_a_failure_is_told_and_the_next_request_is_answered(engine, monkeypatch,
 
     first, second = Heard(), Heard()
     with monkeypatch.context() as patch:
-        patch.setattr(engine.few, "advance", fail)
-        engine.ask([engine.say("ab", ASKS[0], first)])
+        patch.setattr(engine.programs, "decode_rows", fail)
+        engine.submit([engine.completion_request("ab", ASKS[0], first)])
         assert first.over.wait(PATIENCE)
     assert isinstance(first.events[0], RuntimeError)
     assert "no memory" in capfd.readouterr().err
-    engine.ask([engine.say("ab", ASKS[0], second)])
+    engine.submit([engine.completion_request("ab", ASKS[0], second)])
     assert second.tokens() == alone("ab", ASKS[0]).tokens
 
 
 def test_attention_is_that_of_the_model(speaker):
-    seen = AttentionMapper(speaker).view("ab", ByteTokenizer().encode("xyz"))
-    assert seen.said == ("x", "y", "z") and seen.text == ("a", "b", "■")
+    seen = AttentionMapper(speaker).attention_map("ab", ByteTokenizer().encode("xyz"))
+    assert seen.target == ("x", "y", "z") and seen.source == ("a", "b", "■")
     weights = np.array(seen.weights)
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
     # By hand: the first place sees itself alone, so what it looks with needs no softmax.
@@ -237,7 +240,7 @@ def test_attention_is_that_of_the_model(speaker):
 def test_text_grows_to_what_it_is_as_a_whole(size):
     ids = [*ByteTokenizer().encode("naïve – 你好, ENd"), 227, 1]
     reading = Detokenizer(ByteTokenizer(), stops=["END"])
-    shown = [reading.more(ids[n : n + size], over=n + size >= len(ids)) for n in range(0, len(ids), size)]
+    shown = [reading.add(ids[n : n + size], finished=n + size >= len(ids)) for n in range(0, len(ids), size)]
     assert "".join(shown) == reading.text == ByteTokenizer().decode(ids) and reading.ended
     assert all("\ufffd" not in text for text in shown[:-1])
 
@@ -246,7 +249,7 @@ def test_text_grows_to_what_it_is_as_a_whole(size):
 def test_text_ends_before_a_stop(size):
     ids = ByteTokenizer().encode("one two three")
     reading = Detokenizer(ByteTokenizer(), stops=["two t", "o th"])
-    shown = [reading.more(ids[n : n + size]) for n in range(0, len(ids), size)]
+    shown = [reading.add(ids[n : n + size]) for n in range(0, len(ids), size)]
     assert "".join(shown) == reading.text == "one " and reading.stopped
     assert len(reading.tokens) == len("one two t")  # not those that came after it
 
@@ -259,7 +262,7 @@ def test_text_begins_with_the_space_after_a_prompt(tmp_path, size):
     prompt, ids = tokenizer.encode("the"), tokenizer.encode("the class of")
     said = ids[len(prompt) :]
     reading = Detokenizer(tokenizer, after=prompt[-1:])
-    shown = [reading.more(said[n : n + size]) for n in range(0, len(said), size)]
+    shown = [reading.add(said[n : n + size]) for n in range(0, len(said), size)]
     assert ids[: len(prompt)] == prompt and "".join(shown) == reading.text == " class of"
 
 
@@ -293,14 +296,14 @@ def test_a_long_answer_is_decoded_once(tmp_path, kind):
         texts = [decode_continuation(after, ids[:n], tokenizer) for n in range(len(ids) + 1)]
         counted = Counted(tokenizer)
         reading = Detokenizer(counted, after=after)
-        shown = [reading.more([token], over=n == len(ids)) for n, token in enumerate(ids, 1)]
+        shown = [reading.add([token], finished=n == len(ids)) for n, token in enumerate(ids, 1)]
         assert "".join(shown) == reading.text == texts[-1]
         offsets = CompletionDelta(0, reading, "", None).logprobs(0)["text_offset"]
         assert offsets == [len(text) for text in texts[:-1]]
         assert counted.count < 100 * len(ids)  # and not all ids for each of them
         for stop in ("ss of", "你好", "😀", "a", "\ufffd"):
             reading = Detokenizer(tokenizer, stops=["never", stop], after=after)
-            reading.more(ids, over=True)
+            reading.add(ids, finished=True)
             needed = next((n for n, text in enumerate(texts) if stop in text), None)
             assert reading.stopped == (needed is not None)
             assert reading.text == texts[needed or -1].split(stop)[0]
@@ -317,7 +320,7 @@ def test_completions_are_as_openai_has_them(client):
     assert [one["text"] for one in found["choices"]] == [one.text for one in expected]
     assert [one["index"] for one in found["choices"]] == [0, 1]
     for one, said in zip(found["choices"], expected, strict=True):
-        np.testing.assert_allclose(one["logprobs"]["token_logprobs"], said.logs, atol=1e-4)
+        np.testing.assert_allclose(one["logprobs"]["token_logprobs"], said.logprobs, atol=1e-4)
         assert one["finish_reason"] == ("stop" if said.ended else "length")
         offsets = [len(ByteTokenizer().decode(said.tokens[:n])) for n in range(len(said.tokens))]
         assert one["logprobs"]["text_offset"] == offsets
@@ -328,7 +331,10 @@ def test_completions_are_as_openai_has_them(client):
 
 def test_the_start_is_no_token_of_a_prompt():
     after, translated = PromptRow(0, (), (0, 5, 6), 3), PromptRow(0, (5, 6, 1), (0,), 3)
-    assert [EngineRequest("say", print, item=item).prompt for item in (after, translated)] == [2, 3]
+    assert [EngineRequest("generate", print, prompt=item).prompt_tokens for item in (after, translated)] == [
+        2,
+        3,
+    ]
 
 
 def test_a_stream_says_the_same_piece_by_piece(client):
@@ -345,7 +351,7 @@ def test_a_stream_has_the_logprobs_of_tokens_that_show_nothing_yet(client, engin
     """A character of three bytes is said one byte at a time: two pieces of it have no text."""
     tokens = [*ByteTokenizer().encode("a你"), 1]
     pieces = [serve.TokenChunk((token,), (-float(n),), token == 1) for n, token in enumerate(tokens)]
-    monkeypatch.setattr(engine, "ask", lambda jobs: [jobs[0].tell(piece) for piece in pieces])
+    monkeypatch.setattr(engine, "submit", lambda jobs: [jobs[0].on_event(piece) for piece in pieces])
     ask = {"prompt": "b", "logprobs": 1, "stream": True}
     with client.stream("POST", "/v1/completions", json=ask) as answer:
         choices = [one["choices"][0] for one in events(answer)]
@@ -389,7 +395,7 @@ def test_translations_stream_and_show_what_they_look_at(client, speaker):
     ) as answer:
         *pieces, last = events(answer)
     assert "".join(one["text"] for one in pieces) == last["text"] == said.text and last["done"]
-    seen = AttentionMapper(speaker).view("hello", said.tokens)
+    seen = AttentionMapper(speaker).attention_map("hello", said.tokens)
     np.testing.assert_allclose(last["attention"]["weights"], seen.weights, atol=1e-4)
 
 
@@ -470,7 +476,7 @@ def test_unknown_paths_and_methods(client):
     assert client.get("/v1/completion").status_code == client.post("/translate/", json={}).status_code == 404
     answer = client.get("/translate")
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
-    assert "does not answer GET" in answer.json()["error"]["message"]
+    assert "does not support GET" in answer.json()["error"]["message"]
     for origin in ("http://x.org", "http://["):
         assert client.post("/score", json={"text": "a"}, headers={"Origin": origin}).status_code == 403
     answer = client.post("/score", json={"text": "a", "target": ["b", "c"]})
@@ -492,11 +498,11 @@ def test_what_is_nested_too_deep_is_refused():
     """At some depth it can just be read, but not be shown."""
     for depth in range(700, 1001):
         with pytest.raises(APIError):
-            parse_body(b"[" * depth + b"]" * depth, COMPLETIONS)
+            parse_body(b"[" * depth + b"]" * depth, COMPLETION_FIELDS)
 
 
 def test_every_field_of_a_request_has_its_default():
-    values = parse_body(b'{"prompt": "a", "stop": null}', COMPLETIONS)
-    assert values.keys() == COMPLETIONS.keys() and values["n"] == 1 and values["temperature"] == 1.0
+    values = parse_body(b'{"prompt": "a", "stop": null}', COMPLETION_FIELDS)
+    assert values.keys() == COMPLETION_FIELDS.keys() and values["n"] == 1 and values["temperature"] == 1.0
     with pytest.raises(APIError):
-        parse_body(b'{"prompt": "a", "temperature": 1e999}', COMPLETIONS)
+        parse_body(b'{"prompt": "a", "temperature": 1e999}', COMPLETION_FIELDS)

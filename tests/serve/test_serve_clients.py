@@ -62,7 +62,7 @@ def test_another_name_for_this_machine_is_refused(engine, url):
 
 
 def test_what_takes_too_long_is_ended(engine, monkeypatch):
-    monkeypatch.setattr(engine.few, "advance", Slow(engine, 0.3))
+    monkeypatch.setattr(engine.programs, "decode_rows", Slow(engine, 0.3))
     with (
         listening(engine, timeout=1) as url,
         httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client,
@@ -77,20 +77,20 @@ def test_what_takes_too_long_is_ended(engine, monkeypatch):
 
 def test_a_full_queue_asks_to_come_again(engine, url, monkeypatch):
     monkeypatch.setattr(engine, "most_waiting", 3)
-    monkeypatch.setattr(engine.few, "advance", Slow(engine, 0.2))
+    monkeypatch.setattr(engine.programs, "decode_rows", Slow(engine, 0.2))
     with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
         answer = client.post("/translate", json={"text": ["a"] * 4, "stream": True})  # can never be its turn
         assert answer.status_code == 400 and "4 texts; at most 3" in answer.json()["error"]["message"]
         jobs = [
-            engine.say("ab", GenerationConfig(limit=64, temperature=1.0, seed=n), repr)
+            engine.completion_request("ab", GenerationConfig(limit=64, temperature=1.0, seed=n), repr)
             for n in range(engine.rows + 2)
         ]
         for job in jobs:
             until(lambda: engine.waiting < 2)
-            engine.ask([job])
+            engine.submit([job])
         until(lambda: engine.busy == engine.rows)
         answer = client.post("/translate", json={"text": ["a"] * 3, "stream": True})
-        engine.leave(jobs)
+        engine.cancel(jobs)
         assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
         assert answer.json()["error"]["code"] == "server_is_overloaded"
     until(lambda: engine.busy == engine.waiting == 0)
@@ -185,7 +185,7 @@ def test_a_length_that_is_no_number_is_rejected(url):
 
 
 def test_a_client_that_leaves_frees_its_slot(engine, url, monkeypatch):
-    monkeypatch.setattr(engine.few, "advance", Slow(engine, 0.2))
+    monkeypatch.setattr(engine.programs, "decode_rows", Slow(engine, 0.2))
     host, port = url.removeprefix("http://").split(":")
     for stream in (True, False):
         ask = {"prompt": "ab", "max_tokens": 64, "seed": 1, "repetition_penalty": 4.0, "stream": stream}

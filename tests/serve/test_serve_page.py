@@ -3,6 +3,7 @@
 import re
 import time
 from collections import namedtuple
+from importlib import resources
 
 import pytest
 from server_process import CONFIG, PATIENCE, Slow, listening
@@ -51,10 +52,10 @@ def wait_for_all(browser):
 
 
 def test_a_translation_appears_token_by_token(browser, translator, monkeypatch):
-    monkeypatch.setattr(translator.few, "advance", Slow(translator, 0.05))
-    alone = TextGenerator(translator.speaker.models, ByteTokenizer(), rows=1)
-    (said,) = alone.say(["hello"], GenerationConfig(limit=10))
-    (search,) = alone.say(["hello"], GenerationConfig(limit=10, beams=Beams(4)))
+    monkeypatch.setattr(translator.programs, "decode_rows", Slow(translator, 0.05))
+    alone = TextGenerator(translator.generator.models, ByteTokenizer(), rows=1)
+    (said,) = alone.generate(["hello"], GenerationConfig(limit=10))
+    (search,) = alone.generate(["hello"], GenerationConfig(limit=10, beams=Beams(4)))
     with listening(translator, name=HOSTILE) as url:
         browser.open(Address(url))
         assert browser.text("h1") == HOSTILE
@@ -116,18 +117,18 @@ def test_an_error_is_shown_and_a_token_asked_for(browser, translator):
         browser.type("#text", "a")
         browser.click("#go")
         until(browser, 'at("status").className === "wrong"')
-        assert "wants a token" in browser.text("#status")
+        assert "requires a token" in browser.text("#status")
         browser.type("#token", "word")
         browser.click("#go")
         wait_for_all(browser)
-        assert browser.text("#status").startswith("Said and searched")
+        assert browser.text("#status").startswith("Generated and searched")
         assert all("401" in line for line in browser.errors())
 
 
 def test_a_language_model_goes_on(browser):
     with engine_of("language") as engine, listening(engine) as url:
         browser.open(Address(url))
-        assert browser.text("#go") == "Go on"
+        assert browser.text("#go") == "Continue"
         shown = "return ['#warm', '#key', '#look'].map(one => document.querySelector(one).offsetHeight > 0)"
         assert browser.run(shown) == [True, False, False]
         assert browser.run("return at('temperature').value") == "0.8"  # at 0 a small model repeats itself
@@ -136,7 +137,7 @@ def test_a_language_model_goes_on(browser):
         browser.type("#most", "8")
         browser.click("#go")
         wait_for_all(browser)
-        (said,) = TextGenerator(engine.speaker.models, ByteTokenizer(), rows=1).say(
+        (said,) = TextGenerator(engine.generator.models, ByteTokenizer(), rows=1).generate(
             ["ab"], GenerationConfig(limit=8)
         )
         assert browser.texts("#said") == [said.text]
@@ -145,7 +146,7 @@ def test_a_language_model_goes_on(browser):
 
 
 def page():
-    return (serve.http.resources.files("weft.serve") / "page.html").read_text(encoding="utf-8")
+    return (resources.files("weft.serve") / "page.html").read_text(encoding="utf-8")
 
 
 def test_tokens_are_drawn_unless_the_temperature_is_changed():

@@ -48,7 +48,7 @@ BAD = {
     "a field that is no text": (b'{"\\ud800": 1}', 400, 'no field "\\ud800"'),
     "a long field": (b'{"' + b"a" * 4000 + b'": 1}', 400, "aaa..."),
     "wrong type": (b'{"prompt": "a", "max_tokens": "3"}', 400, 'max_tokens is "3"'),
-    "truth is no number": (b'{"prompt": "a", "max_tokens": true}', 400, "a whole number"),
+    "truth is no number": (b'{"prompt": "a", "max_tokens": true}', 400, "an integer"),
     "too many tokens": (b'{"prompt": "a", "max_tokens": 65}', 400, "too many"),
     "too long": (json.dumps({"prompt": "a" * 100}).encode(), 400, "100 tokens"),
     "an empty list": (b'{"prompt": []}', 400, "a list of 1 to 64"),
@@ -60,7 +60,7 @@ BAD = {
         400,
         "temperature is 100",
     ),
-    "too large a count": (b'{"prompt": "a", "max_tokens": 1' + b"0" * 400 + b"}", 400, "a whole number"),
+    "too large a count": (b'{"prompt": "a", "max_tokens": 1' + b"0" * 400 + b"}", 400, "an integer"),
     "a penalty beyond float32": (b'{"prompt": "a", "repetition_penalty": 1e9}', 400, "from 0.001 to 1000"),
     "a search that draws": (b'{"prompt": "a", "beams": 4, "top_k": 3}', 400, "beams is 4 with top_k"),
     "too large": (b'{"prompt": "' + b"a" * 6000 + b'"}', 413, "5000 bytes"),
@@ -80,7 +80,7 @@ def speaker():
 @cache
 def alone(text, ask, number=0):
     """What the model says to a text by itself."""
-    (said,) = speaker().say([text], ask, first=number)
+    (said,) = speaker().generate([text], ask, first=number)
     return said
 
 
@@ -92,7 +92,7 @@ class Heard:
 
     def __call__(self, event):
         self.events.append(event)
-        if not isinstance(event, serve.TokenChunk) or event.over:
+        if not isinstance(event, serve.TokenChunk) or event.finished:
             self.over.set()
 
     def tokens(self):
@@ -132,14 +132,14 @@ class Slow:
     """A decode step that takes at least this long."""
 
     def __init__(self, engine, seconds):
-        self.advance, self.seconds = engine.few.advance, seconds
+        self.decode, self.seconds = engine.programs.decode_rows, seconds
 
     def __call__(self, *args):
         time.sleep(self.seconds)
-        return self.advance(*args)
+        return self.decode(*args)
 
     def __getattr__(self, name):  # the engine's compiler thread may still need the program
-        return getattr(self.advance, name)
+        return getattr(self.decode, name)
 
 
 def posted(path, body):

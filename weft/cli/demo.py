@@ -84,7 +84,7 @@ def run_demo(folder: Path, steps: int, phrases: int, *, kept: bool = True) -> No
     speaker = generate.TextGenerator(outcome.model, run.tokenizer, run.mesh, run.layout, rows=128)
 
     def translated(texts: list[str]) -> list[str]:
-        return [said.text for said in speaker.say(texts)]
+        return [said.text for said in speaker.generate(texts)]
 
     held_out = list(Phrases(phrases, seed=7, held_out=True))
     said = translated([source for source, _ in held_out])

@@ -125,7 +125,7 @@ def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
 
     with LineProgress(sources.count) as progress:
         said = []
-        for one in found.speaker.say(sources.texts, how):
+        for one in found.speaker.generate(sources.texts, how):
             said.append(one.text)
             progress.step()
     right = [list(each) for each in zip(*(one.texts for one in references), strict=True)]

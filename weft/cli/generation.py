@@ -302,9 +302,8 @@ class CompletionFormatter:
             return
         left = ""
         if not speaker.translates:
-            left = (
-                f", and {speaker.item(0, '', asked.limit).limit} of them are left to what is said (--limit)"
-            )
+            limit = speaker.encode_prompt(0, "", asked.limit).limit
+            left = f", and {limit} of them are left to what is said (--limit)"
         print(
             f"warning: {self.cut:,} texts were cut: at most {speaker.longest} tokens are read{left}",
             file=sys.stderr,
@@ -352,7 +351,7 @@ class GenerationCommand:
         writing = CompletionFormatter(self.json, self.best)
 
         def said(texts: Iterable[str], first: int) -> Iterator[str]:
-            return map(writing.line, found.speaker.say(texts, asked, first))
+            return map(writing.line, found.speaker.generate(texts, asked, first))
 
         settings = dataclasses.asdict(asked) | {
             "ends": list(asked.ends),

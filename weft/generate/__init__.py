@@ -1,4 +1,4 @@
-"""Decoding: from a trained model to texts."""
+"""Generation: from a trained model to texts."""
 
 from .beam import BeamResult as BeamResult
 from .beam import Beams as Beams

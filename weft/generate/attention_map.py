@@ -1,107 +1,117 @@
-"""What a translation looks at: how much each of its tokens attends to each token of the text.
+"""Attention maps of translations: how much each generated token attends to each token of the text.
 
-    seen = Viewer(speaker).view("A cat.", said.tokens)
-    seen.weights[n][m]        # from 0 to 1, of the token seen.said[n] over seen.text[m]
+    attention = AttentionMapper(generator).attention_map("A cat.", completion.tokens)
+    attention.weights[n][m]        # from 0 to 1, of the token attention.target[n] over attention.source[m]
 
-The weights are the mean over all heads of all layers of the (first) model, from one pass over the whole.
+The weights are the mean over all heads of all layers of the (first) model, from one pass over all positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
+from weft import nn
 from weft.core.tensor import Tensor
-from weft.models import Batch
+from weft.models import Batch, Transformer
 from weft.models.batch import START_TOKEN
 from weft.nn.attention import MASK_VALUE
 
 from .cache import RecordingAttention, layer_runner
 
-END_SYMBOL = "■"  # how the end is shown
+if TYPE_CHECKING:
+    from .generator import TextGenerator
+
+END_SYMBOL = "■"  # shown for the end token
 
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """Pieces of the translation and of the text, and a row of weights for each of the former."""
+    """The tokens of a translation and of its source as texts, and one row of weights per target token."""
 
-    said: tuple[str, ...]
-    text: tuple[str, ...]
+    target: tuple[str, ...]
+    source: tuple[str, ...]
     weights: tuple[tuple[float, ...], ...]
 
 
-class _Looking(RecordingAttention):
-    """Attends as a whole, and notes how much every position of the encoder's result weighs."""
+class _RecordingWeights:
+    """Attention over all positions at once that records the weights of cross-attention."""
 
-    def __call__(self, site: str, attention: Any, x: Tensor, memory: Tensor, **how: Any) -> Tensor:
-        result = super().__call__(site, attention, x, memory, **how)
+    def __init__(self) -> None:
+        self.attend = RecordingAttention()
+        self.own: None = None
+        self.others: Any = None
+
+    def __call__(self, site: str, attention: nn.Attention, x: Tensor, memory: Tensor, **how: Any) -> Tensor:
+        result = self.attend(site, attention, x, memory, **how)
         if site != "memory":
-            self.own = None
             return result
         q, k, _ = attention.project(x, memory)
         q = q * attention.d_kv.size**-0.5 if attention.scaled else q
-        places = [d for d in k.dims if d.name == "memory_length"]
-        scores = wf.einsum(q, k, out=[*(d for d in q.dims if d != attention.d_kv), *places])
+        positions = [d for d in k.dims if d.name == "memory_length"]
+        scores = wf.einsum(q, k, out=[*(d for d in q.dims if d != attention.d_kv), *positions])
         scores = scores.astype(jnp.float32)
         if how.get("visible") is not None:
             scores = wf.where(how["visible"], scores, MASK_VALUE)
-        self.others = wf.mean(wf.softmax(scores, places[0]), list(attention.heads))
+        self.others = wf.mean(wf.softmax(scores, positions[0]), list(attention.heads))
         return result
 
 
-def attention_weights(model: Any, batch: Batch) -> Tensor:
-    """How much each position attends to those of the inputs, over `batch`, `length` and `memory_length`.
+def attention_weights(model: Transformer, batch: Batch) -> Tensor:
+    """The attention of each position to the inputs, over `batch`, `length` and `memory_length`.
 
     Args:
       model: an encoder-decoder.
-      batch: inputs, and the tokens that look at them.
+      batch: the inputs, and the tokens that attend to them.
     """
-    _, (_, weights) = model.read(batch, layer_runner(_Looking))
+    _, (_, weights) = model.read(batch, layer_runner(_RecordingWeights))
     return wf.mean(weights, [d for d in weights.dims if d.name not in ("batch", "length", "memory_length")])
 
 
 class AttentionMapper:
-    """Views of what a speaker's translations look at; all are of one size, for one program.
+    """Computes attention maps of translations. All texts are padded to one length, for one program.
 
     Args:
-      speaker: of an encoder-decoder.
+      generator: a generator of an encoder-decoder.
     """
 
-    def __init__(self, speaker: Any):
-        self.speaker = speaker
-        self.look = wf.spmd(attention_weights, speaker.mesh, speaker.layout)
+    def __init__(self, generator: TextGenerator):
+        self.generator = generator
+        self.attention_weights = wf.spmd(attention_weights, generator.mesh, generator.layout)
 
-    def view(self, text: str, tokens: Sequence[int]) -> AttentionMap:
-        """What the tokens of a translation look at.
+    def attention_map(self, text: str, tokens: Sequence[int]) -> AttentionMap:
+        """The attention of a translation's tokens to the tokens of its source.
 
         Args:
-          text: what was translated.
-          tokens: its translation.
+          text: the source.
+          tokens: the translation.
         """
-        tokenizer, size = self.speaker.tokenizer, self.speaker.longest
-        inputs = [*tokenizer.encode(text)[: size - 1], tokenizer.end]
-        said = list(tokens)[:size]
+        tokenizer, size = self.generator.tokenizer, self.generator.longest
+        source = [*tokenizer.encode(text)[: size - 1], tokenizer.end]
+        target = list(tokens)[:size]
         dims = [wf.Dim("batch", 1), wf.Dim("length", size)]
 
-        def filled(ids: Sequence[int]) -> Tensor:
+        def padded(ids: Sequence[int]) -> Tensor:
             return wf.tensor(np.array([[*ids, *[tokenizer.pad] * (size - len(ids))]], np.int32), dims)
 
         batch = Batch(
-            filled([START_TOKEN, *said[:-1]]),
-            inputs=filled(inputs),
-            input_segments=wf.tensor((np.arange(size) < len(inputs)).astype(np.int32)[None], dims),
+            padded([START_TOKEN, *target[:-1]]),
+            inputs=padded(source),
+            input_segments=wf.tensor((np.arange(size) < len(source)).astype(np.int32)[None], dims),
         )
-        weights = self.look(self.speaker.models[0], batch).numpy("batch", "length", "memory_length")[0]
+        weights = self.attention_weights(self.generator.models[0], batch)
+        array = weights.numpy("batch", "length", "memory_length")[0]
         return AttentionMap(
-            tuple(map(self._piece, said)),
-            tuple(map(self._piece, inputs)),
-            tuple(tuple(map(float, row[: len(inputs)])) for row in weights[: len(said)]),
+            tuple(map(self._text, target)),
+            tuple(map(self._text, source)),
+            tuple(tuple(map(float, row[: len(source)])) for row in array[: len(target)]),
         )
 
-    def _piece(self, token: int) -> str:
-        return END_SYMBOL if token == self.speaker.tokenizer.end else self.speaker.tokenizer.decode([token])
+    def _text(self, token: int) -> str:
+        tokenizer = self.generator.tokenizer
+        return END_SYMBOL if token == tokenizer.end else tokenizer.decode([token])

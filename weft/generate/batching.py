@@ -1,12 +1,13 @@
-"""Texts as rows: what is read, what may follow, and how it is chosen, filled up to given sizes."""
+"""From encoded prompts to the padded tensors that `prefill` takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 import weft as wf
 from weft.core.tensor import Tensor
@@ -21,14 +22,14 @@ from .sampling import SamplingParams
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A text as a row.
+    """One text, encoded as a row of a batch.
 
     Attributes:
-      number: of the text, on which what is drawn for it depends.
-      inputs: what an encoder reads; nothing for a decoder.
-      prompt: what the row begins with.
-      limit: how many tokens may follow.
-      cut: whether the text is longer than that.
+      number: the number of the text; its random draws depend on it.
+      inputs: the tokens that an encoder reads; empty for a decoder.
+      prompt: the tokens at the start of the row.
+      limit: the maximum number of generated tokens.
+      cut: True if the text was truncated.
     """
 
     number: int
@@ -39,76 +40,76 @@ class PromptRow:
 
     @property
     def last(self) -> tuple[int, ...]:
-        """The token of the text that what is said follows, if there is one."""
-        return self.prompt[1:][-1:]  # the first is START
+        """The last token of the text that the completion continues, or none."""
+        return self.prompt[1:][-1:]  # the first is START_TOKEN
 
 
 class PaddedSizes(NamedTuple):
-    """To how many positions the parts of a row are filled up."""
+    """The padded lengths of the parts of a row."""
 
     inputs: int
     prompt: int
-    said: int
+    generated: int
 
 
 def pad_batch(
-    items: Sequence[PromptRow],
-    asks: Sequence[GenerationConfig],
-    count: int,
+    prompts: Sequence[PromptRow],
+    configs: Sequence[GenerationConfig],
+    rows: int,
     sizes: PaddedSizes,
     tokenizer: Tokenizer,
 ) -> tuple[Batch, RowSettings]:
-    """What `begin` takes.
+    """Build the arguments of `prefill`.
 
     Args:
-      items: the texts.
-      asks: for each, how its answer is generated.
-      count: how many rows there are; for those without a text nothing is generated.
-      sizes: to how many positions they are filled up.
-      tokenizer: whose padding and end they have.
+      prompts: the encoded texts.
+      configs: the generation settings of each.
+      rows: the number of rows of the batch; unused rows generate nothing.
+      sizes: the lengths to pad to.
+      tokenizer: defines the padding and end tokens.
     """
-    end, pad, missing = tokenizer.end, tokenizer.pad, count - len(items)
-    items = [*items, *[PromptRow(-1, (end,) if sizes.inputs else (), (START_TOKEN,), 0)] * missing]
-    asks = [*asks, *[GenerationConfig()] * missing]
-    batch = wf.Dim("batch", count)
+    end, pad, unused = tokenizer.end, tokenizer.pad, rows - len(prompts)
+    prompts = [*prompts, *[PromptRow(-1, (end,) if sizes.inputs else (), (START_TOKEN,), 0)] * unused]
+    configs = [*configs, *[GenerationConfig()] * unused]
+    batch = wf.Dim("batch", rows)
 
-    def filled(rows: Sequence[Sequence[int]], size: int, name: str, filling: int = pad) -> Tensor:
-        array = np.full((count, size), filling, np.int32)
-        for n, ids in enumerate(rows):
+    def padded(lists: Sequence[Sequence[int]], size: int, name: str, fill: int = pad) -> Tensor:
+        array = np.full((rows, size), fill, np.int32)
+        for n, ids in enumerate(lists):
             array[n, : len(ids)] = ids
         return wf.tensor(array, [batch, wf.Dim(name, size)])
 
-    def each(values: Sequence[Any], type: Any) -> Tensor:
-        return wf.tensor(np.array(values, type), [batch])
+    def per_row(values: Sequence[float], dtype: DTypeLike) -> Tensor:
+        return wf.tensor(np.array(values, dtype), [batch])
 
-    def near(values: Sequence[float], least: Any = 0) -> Tensor:
-        """In float32, which neither overflows nor makes nothing of the least that may be."""
-        return each(list(np.clip(values, least, np.finfo(np.float32).max)), np.float32)
+    def float32(values: Sequence[float], low: float | np.floating = 0.0) -> Tensor:
+        """Clip to float32's range: large values must not become inf, nor a tiny top_p become 0."""
+        return per_row(list(np.clip(values, low, np.finfo(np.float32).max)), np.float32)
 
-    fields = {"tokens": filled([item.prompt for item in items], sizes.prompt, "length")}
+    fields = {"tokens": padded([prompt.prompt for prompt in prompts], sizes.prompt, "length")}
     if sizes.inputs:
-        fields["inputs"] = filled([item.inputs for item in items], sizes.inputs, "length")
-        held = [[1] * len(item.inputs) for item in items]
-        fields["input_segments"] = filled(held, sizes.inputs, "length", 0)
-    numbers = np.ones((count, sizes.said), np.float32)
-    for n, (item, ask) in enumerate(zip(items, asks, strict=True)):
-        if item.limit and ask.temperature > 0:
-            numbers[n] = uniform_draws(ask.seed, item.number, sizes.said)
-    rows = RowSettings(
-        each([len(item.prompt) for item in items], np.int32),
-        each([item.limit for item in items], np.int32),
-        filled([(end, *ask.ends) for ask in asks], MAX_END_TOKENS, "ends", -1),
-        SamplingParams(
-            near([ask.temperature for ask in asks]),
-            each([min(ask.top_k, np.iinfo(np.int32).max) for ask in asks], np.int32),
-            near([ask.top_p for ask in asks], np.finfo(np.float32).tiny),
-            near([ask.penalty for ask in asks]),
+        fields["inputs"] = padded([prompt.inputs for prompt in prompts], sizes.inputs, "length")
+        segments = [[1] * len(prompt.inputs) for prompt in prompts]
+        fields["input_segments"] = padded(segments, sizes.inputs, "length", 0)
+    uniforms = np.ones((rows, sizes.generated), np.float32)
+    for n, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
+        if prompt.limit and config.temperature > 0:
+            uniforms[n] = uniform_draws(config.seed, prompt.number, sizes.generated)
+    settings = RowSettings(
+        prompt_length=per_row([len(prompt.prompt) for prompt in prompts], np.int32),
+        limit=per_row([prompt.limit for prompt in prompts], np.int32),
+        ends=padded([(end, *config.ends) for config in configs], MAX_END_TOKENS, "ends", -1),
+        sampling=SamplingParams(
+            temperature=float32([config.temperature for config in configs]),
+            top_k=per_row([min(config.top_k, np.iinfo(np.int32).max) for config in configs], np.int32),
+            top_p=float32([config.top_p for config in configs], np.finfo(np.float32).tiny),
+            penalty=float32([config.penalty for config in configs]),
         ),
-        wf.tensor(numbers, [batch, wf.Dim("said", sizes.said)]),
+        uniforms=wf.tensor(uniforms, [batch, wf.Dim("generated", sizes.generated)]),
     )
-    return Batch(**fields), rows
+    return Batch(**fields), settings
 
 
 def uniform_draws(seed: int, number: int, count: int) -> np.ndarray:
-    """The numbers that a text's tokens are drawn by, above 0 and up to 1."""
+    """The uniform numbers, above 0 and at most 1, that select the tokens of a text."""
     return 1 - np.random.Generator(np.random.Philox(key=[seed, number])).random(count, np.float32)

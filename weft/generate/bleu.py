@@ -1,4 +1,4 @@
-"""How good translations are: exact matches, BLEU and chrF, by sacreBLEU, with its signatures."""
+"""Corpus scores of translations: exact matches, and sacreBLEU's BLEU and chrF with their signatures."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from weft.core.errors import DataError
 
 @dataclass(frozen=True)
 class CorpusScores:
-    """What was found.
+    """Scores of a set of translations.
 
     Attributes:
-      exact: the share of translations that are one of their references, letter for letter.
+      exact: the fraction of translations that equal one of their references.
       bleu, chrf: corpus scores, from 0 to 100.
-      signatures: what sacreBLEU calls the two ways of scoring.
+      signatures: sacreBLEU's signatures of BLEU and chrF.
     """
 
     exact: float
@@ -28,32 +28,34 @@ class CorpusScores:
         return f"exact {self.exact:.1%}, BLEU {self.bleu:.2f}, chrF {self.chrf:.2f}"
 
 
-def corpus_scores(said: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScores:
+def corpus_scores(translations: Sequence[str], references: Sequence[Sequence[str]]) -> CorpusScores:
     """Score translations.
 
     Args:
-      said: the translations.
-      references: for each, one right translation or more.
+      translations: the translations.
+      references: for each, one or more correct translations.
 
-    >>> quality(["le chat dort ici"], [["le chat dort ici", "le chat dort là"]]).bleu
+    >>> corpus_scores(["le chat dort ici"], [["le chat dort ici", "le chat dort là"]]).bleu
     100.0
     """
-    lists = [one for one in references if one and not isinstance(one, str)]
-    if not said or not len(said) == len(references) == len(lists):
+    lists = [each for each in references if each and not isinstance(each, str)]
+    if not translations or not len(translations) == len(references) == len(lists):
         raise DataError(
-            f"{len(said)} translations are compared with {len(lists)} lists of references"
-            + (f", and {n} that are none" if (n := len(references) - len(lists)) else ""),
-            rule="there is at least one translation, and for each a list of one reference or more",
-            hint="quality([text], [[reference, other reference]])",
-        ).located("quality")
+            f"{len(translations)} translations are compared with {len(lists)} lists of references"
+            + (f" and {n} other values" if (n := len(references) - len(lists)) else ""),
+            rule="there is at least one translation, and each has a list of one or more references",
+            hint="corpus_scores([text], [[reference, other reference]])",
+        ).located("corpus_scores")
     from sacrebleu.metrics import BLEU, CHRF
 
     most = max(map(len, references))
-    # sacreBLEU wants as many lists as there are references; None stands for one that is not there.
-    streams: Any = [[one[n] if n < len(one) else None for one in references] for n in range(most)]
+    # sacreBLEU takes one list per reference number, with None where a translation has fewer. Its annotation
+    # allows no None.
+    streams: Any = [[each[n] if n < len(each) else None for each in references] for n in range(most)]
     bleu, chrf = BLEU(), CHRF()
-    scores = [metric.corpus_score(list(said), streams) for metric in (bleu, chrf)]
-    exact = sum(text in right for text, right in zip(said, references, strict=True)) / len(said)
+    scores = [metric.corpus_score(list(translations), streams) for metric in (bleu, chrf)]
+    matches = (text in each for text, each in zip(translations, references, strict=True))
+    exact = sum(matches) / len(translations)
     return CorpusScores(
         exact,
         round(scores[0].score, 4),

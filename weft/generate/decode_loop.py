@@ -1,9 +1,9 @@
-"""Generating one token after the other, in rows that begin, go on and end each in its own time.
+"""The decode loop: generate tokens one by one, in rows that start and end independently.
 
-    state = begin(models, batch, rows, room)     # one program: the prompts, all at once
-    state = speak(models, state, steps)          # another: so many tokens, or until all rows are done
+    state = prefill(models, batch, settings, max_length)    # one program: all prompts at once
+    state = decode(models, state, steps)                    # another: up to `steps` tokens per row
 
-Several models generate together, by the mean of their probabilities.
+Several models form an ensemble: each token's probability is the mean of theirs.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import weft as wf
 from weft.core.tensor import Tensor
-from weft.models import Batch
+from weft.models import Batch, Transformer
 
 from .cache import KVCache, decode_step, prefill_cache, unstack_layers
 from .requirements import check_decodable
@@ -28,152 +27,164 @@ from .sampling import SamplingParams, apply_repetition_penalty, sample
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowSettings:
-    """What is asked of each row, over `batch`.
+    """The generation settings of each row, tensors over `batch`.
 
     Attributes:
-      length: how many tokens of the prompt are its own.
-      limit: how many tokens are generated at most.
-      ends: tokens that end it, over `ends` too; -1 is none. The one that ends a row is generated too.
-      how: how tokens are chosen.
-      numbers: above 0 and up to 1, one for each token that may be generated, over `said` too.
+      prompt_length: the number of tokens of the prompt, without padding.
+      limit: the maximum number of generated tokens.
+      ends: tokens that end the row, also over `ends`; -1 is unused. The end token is part of the output.
+      sampling: the sampling settings.
+      uniforms: one number above 0 and at most 1 for each token, also over `generated`.
     """
 
-    length: Tensor
+    prompt_length: Tensor
     limit: Tensor
     ends: Tensor
-    how: SamplingParams
-    numbers: Tensor
+    sampling: SamplingParams
+    uniforms: Tensor
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeState:
-    """Rows that are being generated.
+    """The state of all rows during generation.
 
     Attributes:
-      rows: what was asked.
-      kept: each model's cache.
-      token, place: the last token, and its position in the row.
-      said, scores: the generated tokens, and the logarithms of their probabilities, over `batch` and `said`.
-      count: how many there are.
-      done: whether the row has ended.
-      row: the tokens of the prompt and the generated ones, over `batch` and `places`; -1 is none.
+      settings: the settings of each row.
+      caches: the KV cache of each model.
+      token, position: the last token of each row, and its position.
+      generated, logprobs: the generated tokens and their log-probabilities, over `batch` and `generated`.
+      count: the number of generated tokens.
+      done: True for rows that have ended.
+      history: the prompt and the generated tokens, over `batch` and `positions`; -1 is unused.
     """
 
-    rows: RowSettings
-    kept: tuple[KVCache, ...]
+    settings: RowSettings
+    caches: tuple[KVCache, ...]
     token: Tensor
-    place: Tensor
-    said: Tensor
-    scores: Tensor
+    position: Tensor
+    generated: Tensor
+    logprobs: Tensor
     count: Tensor
     done: Tensor
-    row: Tensor
+    history: Tensor
 
 
-def prefill(models: Sequence[Any], batch: Batch, rows: RowSettings, room: int) -> DecodeState:
-    """Read the prompts.
+def prefill(
+    models: Sequence[Transformer], batch: Batch, settings: RowSettings, max_length: int
+) -> DecodeState:
+    """Process the prompts.
 
     Args:
-      models: decoders, or encoder-decoders, with one vocabulary.
-      batch: the prompts, at least one token each, and an encoder's inputs.
-      rows: what is asked.
-      room: how many positions a row may have: those of the prompt and of all generated tokens but the last.
+      models: decoders or encoder-decoders with the same vocabulary.
+      batch: the prompts, at least one token each, and the inputs of an encoder.
+      settings: the settings of each row.
+      max_length: the capacity of a row: its prompt and all generated tokens except the last.
     """
     for model in models:
         check_decodable(model)
     batch_dim, length = batch.tokens.dims
-    last = rows.length - 1
-    own = wf.where(wf.arange(length) < rows.length, batch.tokens, -1).rename(length="places")
-    none = wf.zeros([batch_dim], jnp.int32)
+    last = settings.prompt_length - 1
+    prompt = wf.where(wf.arange(length) < settings.prompt_length, batch.tokens, -1)
     return DecodeState(
-        rows,
-        tuple(prefill_cache(model, batch, room) for model in models),
-        wf.take(batch.tokens, last, length),
-        last,
-        wf.zeros(rows.numbers.dims, jnp.int32),
-        wf.zeros(rows.numbers.dims),
-        none,
-        rows.limit <= 0,
-        wf.pad(own, "places", 0, room + 1 - length.size, value=-1),
+        settings=settings,
+        caches=tuple(prefill_cache(model, batch, max_length) for model in models),
+        token=wf.take(batch.tokens, last, length),
+        position=last,
+        generated=wf.zeros(settings.uniforms.dims, jnp.int32),
+        logprobs=wf.zeros(settings.uniforms.dims),
+        count=wf.zeros([batch_dim], jnp.int32),
+        done=settings.limit <= 0,
+        history=wf.pad(
+            prompt.rename(length="positions"), "positions", 0, max_length + 1 - length.size, value=-1
+        ),
     )
 
 
-def decode(models: Sequence[Any], state: DecodeState, steps: Any) -> DecodeState:
-    """Generate some more tokens.
+def decode(models: Sequence[Transformer], state: DecodeState, steps: int | Tensor) -> DecodeState:
+    """Generate more tokens, until all rows are done or `steps` were generated.
 
     Args:
-      models: those of `begin`.
-      state: what was generated so far.
-      steps: how many tokens are generated at most, in each row.
+      models: the models given to `prefill`.
+      state: the state so far.
+      steps: the maximum number of tokens for each row.
     """
     models = [unstack_layers(model) for model in models]
-    rows, vocab = state.rows, models[0].embedding.vocab
-    (said_dim,) = (d for d in rows.numbers.dims if d.name == "said")
-    (places,) = (d for d in state.row.dims if d.name == "places")
+    settings, vocab = state.settings, models[0].embedding.vocab
+    (generated_dim,) = (d for d in settings.uniforms.dims if d.name == "generated")
+    (positions,) = (d for d in state.history.dims if d.name == "positions")
 
-    def going(carry: tuple[Tensor, DecodeState]) -> Tensor:
+    def unfinished(carry: tuple[Tensor, DecodeState]) -> Tensor:
         return (carry[0] < steps) & ~wf.all(carry[1].done)
 
-    def penalise(logits: Tensor, row: Tensor) -> Tensor:
-        count = wf.scatter_add(wf.zeros(logits.dims, jnp.int32), row, wf.ones(row.dims, jnp.int32), vocab)
-        return apply_repetition_penalty(logits, count > 0, rows.how.penalty)
+    def penalize(logits: Tensor, history: Tensor) -> Tensor:
+        ones = wf.ones(history.dims, jnp.int32)
+        count = wf.scatter_add(wf.zeros(logits.dims, jnp.int32), history, ones, vocab)
+        return apply_repetition_penalty(logits, count > 0, settings.sampling.penalty)
 
-    def one(carry: tuple[Tensor, DecodeState]) -> tuple[Tensor, DecodeState]:
+    def step(carry: tuple[Tensor, DecodeState]) -> tuple[Tensor, DecodeState]:
         n, s = carry
-        logits, level, kept = ensemble_logits(models, s.kept, s.token, s.place)
-        now = wf.one_hot(s.count, said_dim, jnp.bool_) & ~s.done
-        number = wf.sum(wf.where(now, rows.numbers, 0.0), said_dim)
-        judged = wf.cond(wf.any(rows.how.penalty != 1), penalise, lambda logits, row: logits, logits, s.row)
-        token = sample(judged, rows.how, number, vocab)
+        logits, normalizer, caches = ensemble_logits(models, s.caches, s.token, s.position)
+        # True at the index of the new token. A row that is done writes nothing.
+        current = wf.one_hot(s.count, generated_dim, jnp.bool_) & ~s.done
+        uniform = wf.sum(wf.where(current, settings.uniforms, 0.0), generated_dim)
+        penalized = wf.cond(
+            wf.any(settings.sampling.penalty != 1), penalize, lambda logits, _: logits, logits, s.history
+        )
+        token = sample(penalized, settings.sampling, uniform, vocab)
         token = wf.where(s.done, s.token, token)
-        score = wf.take(logits, token, vocab) - level
-        count, place = (n + (~s.done).astype(jnp.int32) for n in (s.count, s.place))
+        # The model's own log-probability, before penalty and truncation.
+        logprob = wf.take(logits, token, vocab) - normalizer
+        count, position = (x + (~s.done).astype(jnp.int32) for x in (s.count, s.position))
         return n + 1, DecodeState(
-            rows,
-            kept,
-            token,
-            place,
-            wf.where(now, token, s.said),
-            wf.where(now, score, s.scores),
-            count,
-            s.done | wf.any(token == rows.ends, "ends") | (count >= rows.limit),
-            wf.where(wf.one_hot(place, places, jnp.bool_), token, s.row),
+            settings=settings,
+            caches=caches,
+            token=token,
+            position=position,
+            generated=wf.where(current, token, s.generated),
+            logprobs=wf.where(current, logprob, s.logprobs),
+            count=count,
+            done=s.done | wf.any(token == settings.ends, "ends") | (count >= settings.limit),
+            history=wf.where(wf.one_hot(position, positions, jnp.bool_), token, s.history),
         )
 
-    return wf.while_loop(going, one, (wf.zeros((), jnp.int32), state))[1]
+    return wf.while_loop(unfinished, step, (wf.zeros((), jnp.int32), state))[1]
 
 
 def ensemble_logits(
-    models: Sequence[Any], kept: Sequence[KVCache], token: Tensor, place: Tensor
+    models: Sequence[Transformer], caches: Sequence[KVCache], token: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor, tuple[KVCache, ...]]:
-    """The logits of what the models together think of all tokens, their level, and the models' caches.
+    """Run one decode step of all models.
 
-    Without the level they are the logarithms of probabilities: of several models, of the mean of theirs.
+    Returns:
+      The logits, their normalizer and the new caches. `logits - normalizer` are log-probabilities; for
+      several models, of the mean of their probabilities.
     """
-    steps = [decode_step(model, own, token, place) for model, own in zip(models, kept, strict=True)]
+    steps = [decode_step(model, cache, token, position) for model, cache in zip(models, caches, strict=True)]
     vocab = models[0].embedding.vocab
-    levels = [wf.logsumexp(logits, vocab) for logits, _ in steps]
-    caches = tuple(own for _, own in steps)
+    normalizers = [wf.logsumexp(logits, vocab) for logits, _ in steps]
+    new_caches = tuple(cache for _, cache in steps)
     if len(steps) == 1:
-        return steps[0][0], levels[0], caches
+        return steps[0][0], normalizers[0], new_caches
     several = wf.Dim("models", len(steps))
-    logs = [logits - level for (logits, _), level in zip(steps, levels, strict=True)]
-    mean = wf.logsumexp(wf.stack(logs, several), "models") - math.log(len(logs))
-    level = wf.mean(wf.stack(levels, several), "models")
-    return mean + level, level, caches
+    logprobs = [logits - normalizer for (logits, _), normalizer in zip(steps, normalizers, strict=True)]
+    mean = wf.logsumexp(wf.stack(logprobs, several), "models") - math.log(len(logprobs))
+    # The repetition penalty depends on the sign of a logit. Adding the mean normalizer keeps the ensemble's
+    # logits on the scale of its members': identical models give the logits of one.
+    normalizer = wf.mean(wf.stack(normalizers, several), "models")
+    return mean + normalizer, normalizer, new_caches
 
 
-def insert(state: DecodeState, new: DecodeState, row: Any) -> DecodeState:
-    """The state with new rows instead of old ones.
+def insert(state: DecodeState, new: DecodeState, row: int | Tensor) -> DecodeState:
+    """Replace rows of a state.
 
     Args:
-      state: rows, all or some of them done.
-      new: fewer, with as much room.
-      row: where the first of them is put.
+      state: the state; the rows to replace are done.
+      new: the new rows, fewer than those of `state`, with the same `max_length`.
+      row: the index of the first row to replace.
     """
 
-    def put(old: Tensor, new: Tensor) -> Tensor:
+    def replace(old: Tensor, new: Tensor) -> Tensor:
         return wf.update(old, "batch", row, new)
 
-    return jax.tree.map(put, state, new, is_leaf=wf.is_tensor)
+    return jax.tree.map(replace, state, new, is_leaf=wf.is_tensor)

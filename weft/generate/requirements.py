@@ -1,16 +1,15 @@
-"""What decoding needs of a model, checked before anything is traced."""
+"""The attributes that decoding needs from a model, checked before anything is traced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from weft.core.errors import ModelError
 from weft.models import Config
 from weft.models.transformer import Stack
 
-# Each attribute in words, and whether a value is that.
-REQUIRED_ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+# Each attribute: a description, and a check of its value.
+REQUIRED_ATTRIBUTES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "config": ("a weft.models.Config", lambda x: isinstance(x, Config)),
     "embedding": (
         "maps tokens to vectors; embedding.vocab is the dim of the vocabulary",
@@ -20,13 +19,13 @@ REQUIRED_ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a weft.models.transformer.Stack, or None in a model that only encodes",
         lambda x: x is None or isinstance(x, Stack),
     ),
-    "read": ("read(batch, layers) returns the hidden states and what each layer caches", callable),
+    "read": ("read(batch, layers) returns the hidden states and the values that each layer caches", callable),
     "project": ("project(x) returns the logits of hidden states", callable),
 }
 MISSING = object()
 
 
-def check_decodable(model: Any, call: str = "decode") -> None:
+def check_decodable(model: object, call: str = "decode") -> None:
     """Raise an error that lists everything a model lacks.
 
     Args:

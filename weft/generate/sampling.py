@@ -1,15 +1,14 @@
-"""Which token comes next: the likeliest, or one drawn by its probability.
+"""Sampling: from logits to the next token of each row.
 
-Every row has settings of its own, so requests of all kinds share one program, and one number between 0 and 1
-for each token that is drawn: the token is where the running sum of probabilities passes it. A row's tokens
-thus depend on its own numbers alone, not on the layout or on the rows beside it.
+Every row has its own settings, so one program serves requests of all kinds. Every row also has one uniform
+number per token: the sampled token is the first where the cumulative probability reaches that number. A row's
+tokens therefore depend on its own numbers only, not on the layout or on other rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,21 +16,22 @@ import jax.numpy as jnp
 import weft as wf
 from weft.core.tensor import Tensor
 
-BISECTION_STEPS = 40  # after as many, scores that a threshold can't tell apart are equally likely
-EXP_UNDERFLOW = -104.0  # in float32 the exponential of anything less is 0
+BISECTION_STEPS = 40  # scores that a threshold can't separate after these are equally likely
+EXP_UNDERFLOW = -104.0  # exp of anything below is 0 in float32
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen, each over `batch`.
+    """Sampling settings of each row, tensors over `batch`.
 
     Attributes:
-      temperature: by which logits are divided before a token is drawn; 0: the likeliest is taken.
-      top_k: draw from as many of the likeliest alone; 0: from all.
-      top_p: draw from the fewest likeliest ones that have this probability together; 1: from all.
-      penalty: how much less likely tokens become that stand in the row already: logits above 0 are divided by
-        it, those below multiplied (Keskar et al. 2019); 1: no less.
+      temperature: divides the logits before sampling; 0 takes the most likely token.
+      top_k: sample from the k most likely tokens; 0: from all.
+      top_p: sample from the smallest set of most likely tokens whose probability is at least this; 1: from
+        all.
+      penalty: the repetition penalty (Keskar et al. 2019): for tokens that are in the row already, positive
+        logits are divided by it and negative ones multiplied; 1: none.
     """
 
     temperature: Tensor
@@ -40,68 +40,78 @@ class SamplingParams:
     penalty: Tensor
 
 
-def sample(logits: Tensor, how: SamplingParams, number: Tensor, vocab: wf.Dim) -> Tensor:
+def sample(logits: Tensor, params: SamplingParams, uniform: Tensor, vocab: wf.Dim) -> Tensor:
     """The next token of each row.
 
     Args:
-      logits: over `batch` and the vocabulary, or any that differ from them by a number in each row.
-      how: each row's settings.
-      number: above 0 and up to 1, over `batch`.
-      vocab: the vocabulary's dim.
+      logits: over `batch` and the vocabulary; a constant added to a row changes nothing.
+      params: the settings of each row.
+      uniform: a number above 0 and at most 1 for each row, over `batch`.
+      vocab: the dim of the vocabulary.
     """
 
-    def likeliest(logits: Tensor) -> Tensor:
+    def greedy(logits: Tensor) -> Tensor:
         return wf.argmax(logits, vocab).astype(jnp.int32)
 
-    def drawn(logits: Tensor) -> Tensor:
-        some = how.temperature > 0
-        # The greatest is 0, whatever it is divided by: none overflows but towards a probability of 0.
-        scores = (logits - wf.max(logits, vocab)) / wf.where(some, how.temperature, 1.0)
-        scores = wf.cond(wf.any((how.top_k > 0) & some), _top_k(how.top_k, vocab), lambda s: s, scores)
-        scores = wf.cond(wf.any((how.top_p < 1) & some), _top_p(how.top_p, vocab), lambda s: s, scores)
+    def sampled(logits: Tensor) -> Tensor:
+        samples = params.temperature > 0
+        # Subtracting the maximum first means that dividing by a tiny temperature can only overflow to -inf,
+        # that is to a probability of 0.
+        scores = (logits - wf.max(logits, vocab)) / wf.where(samples, params.temperature, 1.0)
+        scores = wf.cond(
+            wf.any((params.top_k > 0) & samples), _top_k(params.top_k, vocab), lambda s: s, scores
+        )
+        scores = wf.cond(
+            wf.any((params.top_p < 1) & samples), _top_p(params.top_p, vocab), lambda s: s, scores
+        )
         weights = wf.exp(scores)
-        # Sums in another order may fall a little where nothing is added: what was left out must not pass.
-        passed = wf.where(weights > 0, wf.cumsum(weights, vocab), 0.0)
-        enough = passed >= number * wf.max(passed, vocab)
-        token = wf.argmax(enough.astype(jnp.int32), vocab).astype(jnp.int32)
-        return wf.where(some, token, likeliest(logits))
+        # On a split vocabulary the partial sums are added in another order, so the cumulative sum can change
+        # by a rounding error at a token of weight 0. Masking makes sure that such a token is never selected.
+        cumulative = wf.where(weights > 0, wf.cumsum(weights, vocab), 0.0)
+        reached = cumulative >= uniform * wf.max(cumulative, vocab)
+        token = wf.argmax(reached.astype(jnp.int32), vocab).astype(jnp.int32)
+        return wf.where(samples, token, greedy(logits))
 
-    return wf.cond(wf.any(how.temperature > 0), drawn, likeliest, logits)
+    return wf.cond(wf.any(params.temperature > 0), sampled, greedy, logits)
 
 
 def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Logits with those of tokens that were seen lowered; see `SamplingParams.penalty`."""
+    """Lower the logits of tokens that were seen; see `SamplingParams.penalty`."""
     lower = wf.where(logits > 0, logits / penalty, logits * penalty)
     return wf.where(seen, lower, logits)
 
 
 def _top_k(count: Tensor, vocab: wf.Dim) -> Callable[[Tensor], Tensor]:
-    def cut(scores: Tensor) -> Tensor:
-        wanted = wf.where(count > 0, count, vocab.size)
-        return _above(scores, vocab, lambda kept: wf.sum(kept.astype(jnp.int32), vocab) >= wanted)
+    def truncate(scores: Tensor) -> Tensor:
+        k = wf.where(count > 0, count, vocab.size)
+        return _truncate(scores, vocab, lambda kept: wf.sum(kept.astype(jnp.int32), vocab) >= k)
 
-    return cut
-
-
-def _top_p(share: Tensor, vocab: wf.Dim) -> Callable[[Tensor], Tensor]:
-    def cut(scores: Tensor) -> Tensor:
-        shares = wf.softmax(scores, vocab)
-        few = _above(scores, vocab, lambda kept: wf.sum(wf.where(kept, shares, 0.0), vocab) >= share)
-        return wf.where(share < 1, few, scores)
-
-    return cut
+    return truncate
 
 
-def _above(scores: Tensor, vocab: wf.Dim, enough: Callable[[Tensor], Any]) -> Tensor:
-    """The scores, -inf below the greatest threshold that leaves enough; without sorting, split or not."""
+def _top_p(p: Tensor, vocab: wf.Dim) -> Callable[[Tensor], Tensor]:
+    def truncate(scores: Tensor) -> Tensor:
+        probs = wf.softmax(scores, vocab)
+        kept = _truncate(scores, vocab, lambda kept: wf.sum(wf.where(kept, probs, 0.0), vocab) >= p)
+        return wf.where(p < 1, kept, scores)
 
-    def halve(_: Tensor, bounds: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return truncate
+
+
+def _truncate(scores: Tensor, vocab: wf.Dim, enough: Callable[[Tensor], Tensor]) -> Tensor:
+    """Set scores to -inf below the largest threshold that still keeps enough of them.
+
+    The threshold is found by bisection: sorting would gather a split vocabulary, counting only sums over it.
+    """
+
+    def bisect(_: Tensor, bounds: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         low, high = bounds
         middle = low + (high - low) / 2
         fits = enough(scores >= middle)
         return wf.where(fits, middle, low), wf.where(fits, high, middle)
 
-    # The greatest is 0. What has a probability of 0 needs no threshold, and would make the bounds too wide.
-    least = wf.min(wf.where(scores > EXP_UNDERFLOW, scores, 0.0), vocab)
-    low, _ = wf.fori_loop(0, BISECTION_STEPS, halve, (least, -least))
-    return wf.where(scores >= low, scores, -jnp.inf)
+    # The largest score is 0. Scores that underflow are excluded from the bounds: they have probability 0, and
+    # would make the interval so wide that the bisection can't separate the others.
+    lowest = wf.min(wf.where(scores > EXP_UNDERFLOW, scores, 0.0), vocab)
+    threshold, _ = wf.fori_loop(0, BISECTION_STEPS, bisect, (lowest, -lowest))
+    return wf.where(scores >= threshold, scores, -jnp.inf)

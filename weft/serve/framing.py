@@ -1,7 +1,7 @@
-"""Rejects a request by its headers alone, before any of its body is read.
+"""Rejects a request by its headers alone, before its body is read.
 
-- `Content-Length` together with `Transfer-Encoding`: a proxy in front may take the one and this server the
-  other, and they then disagree on where the next request begins (RFC 9112, 6.1). The connection is closed.
+- `Content-Length` together with `Transfer-Encoding`: a proxy in front may use one and this server the other,
+  and they would disagree on where the next request begins (RFC 9112, 6.1). The connection is closed.
 - A `Content-Length` above the limit.
 """
 
@@ -9,48 +9,49 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .schema import APIError
 
-CLOSE_HEADERS = {"Connection": "close", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-DRAIN_FACTOR = 16  # times its limit: how much of a body is read, and thrown away
-MAX_LENGTH_DIGITS = 20  # of any length there may be; Python reads no number of thousands of digits
-DRAIN_SECONDS = 1.0  # seconds for which it is, after the response
+RESPONSE_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+CLOSE_HEADERS = {"Connection": "close", **RESPONSE_HEADERS}
+DRAIN_FACTOR = 16  # a body of up to this many times the limit is read and discarded
+DRAIN_SECONDS = 1.0  # for this long, after the response
+MAX_LENGTH_DIGITS = 20  # of a Content-Length; Python's int raises for thousands of digits
 
 
 class FramingMiddleware:
-    """ASGI middleware.
+    """ASGI middleware that checks how the end of a body is declared.
 
     Args:
-      app: what is behind it.
-      body_limit: the largest body, in bytes.
+      app: the application.
+      body_limit: the maximum size of a body, in bytes.
     """
 
-    def __init__(self, app: Any, *, body_limit: int):
+    def __init__(self, app: ASGIApp, *, body_limit: int):
         self.app, self.body_limit = app, body_limit
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
         lengths = [value for name, value in scope.get("headers", ()) if name == b"content-length"]
-        coded = any(name == b"transfer-encoding" for name, _ in scope.get("headers", ()))
-        if lengths and coded:
-            rule = "the end of a body is given by one of them"
+        has_encoding = any(name == b"transfer-encoding" for name, _ in scope.get("headers", ()))
+        if lengths and has_encoding:
+            rule = "only one of them may give the end of the body"
             await _reject(send, f"the request has Content-Length and Transfer-Encoding; {rule}", 400)
             await _end(send)
         elif lengths and (len(lengths[0]) > MAX_LENGTH_DIGITS or int(lengths[0]) > self.body_limit):
             size = lengths[0][:MAX_LENGTH_DIGITS].decode("ascii")
-            await _reject(send, f"the body has {size} bytes; at most {self.body_limit} bytes are read", 413)
+            await _reject(send, f"the body has {size} bytes; the limit is {self.body_limit} bytes", 413)
             await self._drain(receive)
             await _end(send)
         else:
             await self.app(scope, receive, send)
 
-    async def _drain(self, receive: Any) -> None:
-        """Read what a client is still sending: if the connection were closed at once, the client would be
-        told that it is broken, and might not see the response."""
+    async def _drain(self, receive: Receive) -> None:
+        """Read the rest of the body. Closing the connection while the client is sending would reset it, and
+        the client might not see the response."""
         size, more = 0, True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
@@ -60,12 +61,12 @@ class FramingMiddleware:
                     more = message.get("more_body", False)
 
 
-async def _reject(send: Any, message: str, status: int) -> None:
-    """Send the complete response; the connection is closed by `_end`."""
+async def _reject(send: Send, message: str, status: int) -> None:
+    """Send the complete response; `_end` then closes the connection."""
     response = JSONResponse(APIError(status, message).body, status, CLOSE_HEADERS)
     await send({"type": "http.response.start", "status": status, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
 
 
-async def _end(send: Any) -> None:
+async def _end(send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,41 +1,42 @@
-"""Between the network and the paths: every answer is counted, and a client that takes none of it is left."""
+"""ASGI middleware: count every response, and drop clients that stop reading."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Collection
-from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .metrics import ServerMetrics
 
 
-class _Stuck(Exception):
-    """The client does not read."""
+class _ClientStalled(Exception):
+    """The client stopped reading."""
 
 
 class MetricsMiddleware:
-    """ASGI middleware.
+    """Records the status and the duration of each response, and aborts those that are not read.
 
     Args:
-      app: what is behind it.
-      metrics: where answers are counted.
-      known: the paths; all others are counted together.
-      timeout: how many seconds a client may take to read on.
+      app: the application.
+      metrics: where responses are counted.
+      paths: the known paths; all others are counted together.
+      timeout: how many seconds a client may take to read the next part of a response.
     """
 
-    def __init__(self, app: Any, *, metrics: ServerMetrics, known: Collection[str], timeout: float):
-        self.app, self.metrics, self.known, self.timeout = app, metrics, known, timeout
+    def __init__(self, app: ASGIApp, *, metrics: ServerMetrics, paths: Collection[str], timeout: float):
+        self.app, self.metrics, self.paths, self.timeout = app, metrics, paths, timeout
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Let a request in."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         began, code = time.monotonic(), 500
-        path = scope["path"] if scope["path"] in self.known else "other"
+        path = scope["path"] if scope["path"] in self.paths else "other"
 
-        async def watched(message: Any) -> None:
+        async def send_with_timeout(message: Message) -> None:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = message["status"]
@@ -43,12 +44,13 @@ class MetricsMiddleware:
                 async with asyncio.timeout(self.timeout):
                     await send(message)
             except TimeoutError:
-                raise _Stuck from None
+                raise _ClientStalled from None
 
         try:
-            await self.app(scope, receive, watched)
-        except _Stuck:
-            code = 499
+            await self.app(scope, receive, send_with_timeout)
+        except _ClientStalled:
+            code = 499  # as nginx counts clients that close the connection
+            # A response that has begun can't be replaced by an error, so the connection is aborted.
             if drop := scope.get("state", {}).get("drop"):
                 drop()
         finally:

@@ -1,26 +1,27 @@
-"""What a request's JSON may say: every field with its kind, and a clear word for everything else."""
+"""The schema of requests: the fields of each JSON body with their checks, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.core.errors import nearest
+from weft.core.errors import WeftError, nearest
 from weft.generate.config import PENALTY_RANGE, SEED_LIMIT
 
 
 class APIError(Exception):
-    """A request that is rejected, in the terms of OpenAI's API.
+    """A rejected request, in the format of OpenAI's API.
 
     Attributes:
       status: the HTTP status.
-      message: why.
+      message: the reason.
       kind: OpenAI's `type`.
-      param: the field that is wrong.
-      headers: sent with the response.
+      param: the invalid field.
+      headers: further headers of the response.
       code: OpenAI's `code`, where it has one.
     """
 
@@ -38,38 +39,56 @@ class APIError(Exception):
         self.headers, self.code = headers, code
 
     @property
-    def body(self) -> dict[str, Any]:
-        """What is sent as JSON."""
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The JSON body of the response."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 
 
+@contextlib.contextmanager
+def as_api_error(param: str | None, code: str | None = None) -> Iterator[None]:
+    """Turn Weft's errors into responses with status 400."""
+    try:
+        yield
+    except WeftError as error:
+        hint = f" (hint: {error.hint})" if error.hint else ""
+        raise APIError(400, f"{error.fact}; {error.rule}{hint}", param=param, code=code) from None
+
+
 @dataclass(frozen=True)
 class SchemaField:
-    """What a field may be: in words, and whether a value is that; and what it is if it is not given.
+    """One field of a request.
 
-    `code` is the error's if a value does not fit."""
+    Attributes:
+      description: the valid values, for messages.
+      is_valid: checks a value.
+      default: the value if the field is omitted or null.
+      required: True if there is no default.
+      code: OpenAI's `code` of the error for an invalid value.
+    """
 
-    words: str
-    fits: Callable[[Any], bool]
+    description: str
+    is_valid: Callable[[Any], bool]
     default: Any = None
-    needed: bool = False
+    required: bool = False
     code: str = "invalid_value"
 
 
-def integer(least: int, most: int | None = None, default: int | None = None) -> SchemaField:
-    """A whole number."""
-    words = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
+def integer(low: int, high: int | None = None, default: int | None = None) -> SchemaField:
+    """An integer in a range."""
+    description = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
     return SchemaField(
-        words,
-        lambda x: type(x) is int and x >= least and (most is None or x <= most),
+        description,
+        lambda x: type(x) is int and x >= low and (high is None or x <= high),
         default,
     )
 
 
-def number(words: str, fits: Callable[[float], bool], default: float) -> SchemaField:
-    """A number that is no larger than a float may be."""
-    return SchemaField(words, lambda x: type(x) in (int, float) and abs(x) <= MAX_FLOAT and fits(x), default)
+def number(description: str, is_valid: Callable[[float], bool], default: float) -> SchemaField:
+    """A number that fits into a float."""
+    return SchemaField(
+        description, lambda x: type(x) in (int, float) and abs(x) <= MAX_FLOAT and is_valid(x), default
+    )
 
 
 def boolean(default: bool = False) -> SchemaField:
@@ -77,42 +96,42 @@ def boolean(default: bool = False) -> SchemaField:
     return SchemaField("true or false", lambda x: type(x) is bool, default)
 
 
-def unsupported(value: Any) -> SchemaField:
-    """A field of OpenAI's that is not supported: it may say nothing but what it says when it is left out."""
+def unsupported(default: bool | int | None) -> SchemaField:
+    """A field of OpenAI's API that is not supported: only its default is valid."""
 
-    def fits(x: Any) -> bool:
-        return x == value and (type(x) is bool) == (type(value) is bool)
+    def is_valid(x: object) -> bool:
+        return x == default and (type(x) is bool) == (type(default) is bool)  # True == 1 in Python
 
-    words = f"{json.dumps(value)} alone: it is not supported"
-    return SchemaField(words, fits, value, code="unsupported_parameter")
+    description = f"{json.dumps(default)}: other values are not supported"
+    return SchemaField(description, is_valid, default, code="unsupported_parameter")
 
 
-def _is_text(x: Any) -> bool:
+def _is_text(x: object) -> bool:
     return isinstance(x, str) and not any("\ud800" <= c <= "\udfff" for c in x)
 
 
-def _is_texts(x: Any) -> bool:
-    return _is_text(x) or (isinstance(x, list) and 0 < len(x) <= TEXTS and all(map(_is_text, x)))
+def _is_texts(x: object) -> bool:
+    return _is_text(x) or (isinstance(x, list) and 0 < len(x) <= MAX_TEXTS and all(map(_is_text, x)))
 
 
-def _is_stop(x: Any) -> bool:
+def _is_stop(x: object) -> bool:
     stops = x if isinstance(x, list) else [x]
-    return len(stops) <= STOPS and all(_is_text(stop) and stop for stop in stops)
+    return len(stops) <= MAX_STOPS and all(_is_text(stop) and stop for stop in stops)
 
 
-TEXTS, STOPS = 64, 4  # at most, in one request
-MAX_QUOTED = 60  # characters of what was given that are told back
-MAX_COUNT = 2**31 - 1  # more than any count may be
+MAX_TEXTS, MAX_STOPS = 64, 4  # in one request
+MAX_QUOTED = 60  # characters of an invalid value that a message repeats
+MAX_COUNT = 2**31 - 1
 MAX_FLOAT = sys.float_info.max
-TEXTS_FIELD = SchemaField(f"a text, or a list of 1 to {TEXTS} texts", _is_texts, needed=True)
+TEXTS_FIELD = SchemaField(f"a text, or a list of 1 to {MAX_TEXTS} texts", _is_texts, required=True)
 STRING_FIELD = SchemaField("a text", _is_text)
 COUNT_FIELD = integer(1, MAX_COUNT)
 
-COMPLETIONS: dict[str, SchemaField] = {
+COMPLETION_FIELDS: dict[str, SchemaField] = {
     "prompt": TEXTS_FIELD,
     "max_tokens": COUNT_FIELD,
-    "temperature": number("a number from 0 on", lambda x: x >= 0, 1.0),
-    "top_p": number("a number above 0 and up to 1", lambda x: 0 < x <= 1, 1.0),
+    "temperature": number("a number of at least 0", lambda x: x >= 0, 1.0),
+    "top_p": number("a number above 0 and at most 1", lambda x: 0 < x <= 1, 1.0),
     "top_k": integer(0, MAX_COUNT, 0),
     "repetition_penalty": number(
         f"a number from {PENALTY_RANGE[0]:g} to {PENALTY_RANGE[1]:g}",
@@ -120,7 +139,7 @@ COMPLETIONS: dict[str, SchemaField] = {
         1.0,
     ),
     "seed": integer(0, SEED_LIMIT - 1),
-    "stop": SchemaField(f"a text, or at most {STOPS}", _is_stop),
+    "stop": SchemaField(f"a text, or a list of at most {MAX_STOPS} texts, none of them empty", _is_stop),
     "stream": boolean(),
     "stream_options": SchemaField(
         'an object with "include_usage": true or false',
@@ -140,7 +159,7 @@ COMPLETIONS: dict[str, SchemaField] = {
     "suffix": unsupported(None),
     "logit_bias": unsupported(None),
 }
-TRANSLATE: dict[str, SchemaField] = {
+TRANSLATE_FIELDS: dict[str, SchemaField] = {
     "text": TEXTS_FIELD,
     "beams": COUNT_FIELD,
     "best": integer(1, MAX_COUNT, 1),
@@ -148,62 +167,62 @@ TRANSLATE: dict[str, SchemaField] = {
     "stream": boolean(),
     "attention": boolean(),
 }
-SCORE: dict[str, SchemaField] = {
+SCORE_FIELDS: dict[str, SchemaField] = {
     "text": TEXTS_FIELD,
     "target": TEXTS_FIELD,
 }
 
 
 def parse_body(body: bytes, fields: Mapping[str, SchemaField]) -> dict[str, Any]:
-    """The fields of a request, each with a value.
+    """Parse and check the body of a request; the result has a value for every field.
 
     Args:
       body: JSON in UTF-8.
-      fields: those that it may have.
+      fields: the schema.
     """
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise APIError(400, f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     try:
-        given = json.loads(text, parse_constant=_no_constant)
+        given = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise APIError(400, f"the body is not JSON: {error or 'nested too deep'}") from None
     if not isinstance(given, dict):
-        raise APIError(400, f"the body is {_shown(given)}; it is to be a JSON object")
+        raise APIError(400, f"the body is {_quoted(given)}; it must be a JSON object")
     for name in given:
         if name not in fields:
-            known = f"{nearest(name[:MAX_QUOTED], fields)}; known are {', '.join(fields)}"
+            known = f"{nearest(name[:MAX_QUOTED], fields)}; the fields are {', '.join(fields)}"
             param = name[:MAX_QUOTED].encode(errors="replace").decode()  # a lone surrogate has no UTF-8
-            message = f"there is no field {_shown(name)}{known}"
+            message = f"there is no field {_quoted(name)}{known}"
             raise APIError(400, message, param=param, code="unknown_parameter")
     values = {}
     for name, field in fields.items():
         value = given.get(name)
         if value is None:
-            if field.needed:
-                message = f"{name} is missing; it is to be {field.words}"
+            if field.required:
+                message = f"{name} is missing; it must be {field.description}"
                 raise APIError(400, message, param=name, code="missing_required_parameter")
             value = field.default
-        elif not field.fits(value):
-            message = f"{name} is {_shown(value)}; it is to be {field.words}"
+        elif not field.is_valid(value):
+            message = f"{name} is {_quoted(value)}; it must be {field.description}"
             raise APIError(400, message, param=name, code=field.code)
         values[name] = value
     return values
 
 
 def as_list(value: str | list[str] | None) -> list[str]:
-    """One text or many, as many."""
+    """One text or many, as a list."""
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: object) -> str:
     try:
         text = json.dumps(value, ensure_ascii=True)
-    except RecursionError:  # it could just be read
+    except RecursionError:  # a value can be just shallow enough for the parser
         return "nested too deep"
     return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 3] + "..."

@@ -1,4 +1,4 @@
-"""A server on a port: it says when it is ready, and on a signal finishes what it has accepted."""
+"""The HTTP server: listens on a port, reports when it is ready, and shuts down gracefully on a signal."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .engine import Engine
 
-IDLE_SECONDS = 30  # seconds that a new connection may say nothing
+IDLE_SECONDS = 30  # after which a new connection without a request is closed
 
 
 class _Connection(H11Protocol):
-    """A connection that can be cut: closing it would wait until a client has read what it does not read."""
+    """A connection that can be aborted: closing it would wait for a client that does not read."""
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # A response is two writes, its head and its body. With Nagle's algorithm the second waits until the
-        # client has acknowledged the first, which it delays by 40 ms. asyncio turns it off itself only where
-        # a socket names its protocol, which those of socket.create_server don't.
+        # client has acknowledged the first, which it delays by 40 ms. asyncio disables the algorithm only for
+        # sockets that name their protocol, which those of socket.create_server don't.
         accepted = transport.get_extra_info("socket")
         if accepted is not None and accepted.family in (socket.AF_INET, socket.AF_INET6):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -35,14 +35,14 @@ class _Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Serves an application until SIGTERM or SIGINT, and then ends as if nothing had happened.
+    """Serves an application until SIGTERM or SIGINT, and then exits normally.
 
     Args:
-      app: from `app`.
-      timeout: how many seconds what was accepted may still take.
+      app: from `build_app`.
+      timeout: the maximum seconds to finish accepted requests.
     """
 
-    def __init__(self, app: Any, timeout: float):
+    def __init__(self, app: Starlette, timeout: float):
         config = uvicorn.Config(
             app,
             http=_Connection,
@@ -56,14 +56,14 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; requests are told whether only this machine can send them."""
-        addresses = [ipaddress.ip_address(one.getsockname()[0]) for one in sockets or ()]
+        """Listen, and record for the handlers whether only this machine can connect."""
+        addresses = [ipaddress.ip_address(each.getsockname()[0]) for each in sockets or ()]
         self.lifespan.state["local"] = all(address.is_loopback for address in addresses)
         await super().startup(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ends on a signal; it is not raised again: who asked it to end got what it wanted."""
+        """Shut down on a signal. Unlike uvicorn, don't raise it again afterwards: the exit code is 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -77,19 +77,19 @@ class Server(uvicorn.Server):
 
 
 def listen_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 is any that is free."""
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=kind, backlog=2048)
+    """A listening socket; port 0 is any free port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)
 
 
-def serve(app: Any, listening: socket.socket, timeout: float, ready: Callable[[], None]) -> bool:
-    """Serve until a signal; whether it could.
+def serve(app: Starlette, listening: socket.socket, timeout: float, ready: Callable[[], None]) -> bool:
+    """Serve until a signal; return False if the engine failed.
 
     Args:
-      app: from `app`.
-      listening: from `bound`.
-      timeout: how long it may take to end.
-      ready: called when requests are answered.
+      app: from `build_app`.
+      listening: from `listen_socket`.
+      timeout: the maximum seconds for the shutdown.
+      ready: called when the engine is ready.
     """
     engine: Engine = app.state.engine
     server = Server(app, timeout)

@@ -1,37 +1,40 @@
-"""A request's texts on their way through the engine, seen from the event loop."""
+"""The engine requests of one HTTP request, seen from the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
-from .engine import Engine, EngineNotReady, EngineRequest, QueueFull, TokenChunk
+from starlette.types import Receive
+
+from .engine import Engine, EngineEvent, EngineNotReady, EngineRequest, QueueFull, TokenChunk
 from .schema import APIError
 
 RETRY_HEADERS = {"Retry-After": "1"}
 UNAVAILABLE = "service_unavailable_error"
 
+Result = TypeVar("Result")
+
 
 class RequestSession:
-    """Jobs of one request; whatever happens, at its end nobody waits for them.
+    """Submits engine requests and receives their events; on exit, all of them are cancelled.
 
-    What is told waits in a queue that can't outgrow the answer itself, and the engine never waits for a
-    reader.
+    Events wait in a queue that can't outgrow the response itself, so the engine never waits for a client.
 
     Args:
-      engine: who is asked.
-      until: when it is too late, by the clock of the event loop.
+      engine: the engine.
+      deadline: when the response times out, by the clock of the event loop.
     """
 
-    def __init__(self, engine: Engine, until: float):
-        self.engine, self.until = engine, until
+    def __init__(self, engine: Engine, deadline: float):
+        self.engine, self.deadline = engine, deadline
         self._loop = asyncio.get_running_loop()
-        self._told: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, EngineEvent]] = asyncio.Queue()
         self._open: set[int] = set()
-        self._jobs: list[EngineRequest] = []
+        self._requests: list[EngineRequest] = []
 
     def __enter__(self) -> Self:
         return self
@@ -39,73 +42,73 @@ class RequestSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.engine.leave(self._jobs)
+        self.engine.cancel(self._requests)
 
-    def tell(self, index: int) -> Callable[[Any], None]:
-        """Takes what the engine's thread has to say of one job."""
+    def callback(self, index: int) -> Callable[[EngineEvent], None]:
+        """The `on_event` of the request with this index; the engine calls it in its own thread."""
 
-        def tell(event: Any) -> None:
+        def on_event(event: EngineEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
-                self._loop.call_soon_threadsafe(self._told.put_nowait, (index, event))
+                self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
 
-        return tell
+        return on_event
 
-    def ask(self, jobs: Sequence[EngineRequest]) -> None:
-        """Ask for jobs, the first of which has index 0."""
+    def submit(self, requests: Sequence[EngineRequest]) -> None:
+        """Submit requests; the first has index 0."""
         most = self.engine.most_waiting
-        if len(jobs) > most:  # it would never be their turn
-            raise APIError(400, f"the request has {len(jobs)} texts; at most {most} may wait at once")
+        if len(requests) > most:  # they would never fit into the queue
+            raise APIError(400, f"the request has {len(requests)} texts; at most {most} may wait at once")
         try:
-            self.engine.ask(jobs)
+            self.engine.submit(requests)
         except QueueFull as error:
             message = f"{error}: try again later"
             code = "server_is_overloaded"
             raise APIError(503, message, UNAVAILABLE, headers=RETRY_HEADERS, code=code) from None
         except EngineNotReady as error:
             raise APIError(503, f"the server is {error}", UNAVAILABLE, headers=RETRY_HEADERS) from None
-        self._jobs += jobs
-        self._open = set(range(len(jobs)))
+        self._requests += requests
+        self._open = set(range(len(requests)))
 
-    def over(self, index: int) -> None:
-        """No more is wanted of a job."""
+    def cancel(self, index: int) -> None:
+        """Cancel one request."""
         self._open.discard(index)
-        self.engine.leave([self._jobs[index]])
+        self.engine.cancel([self._requests[index]])
 
-    async def events(self) -> AsyncIterator[tuple[int, Any]]:
-        """What is told, with the index of its job, until all are over."""
+    async def events(self) -> AsyncIterator[tuple[int, EngineEvent]]:
+        """The events, each with the index of its request, until all requests are finished."""
         while self._open:
             try:
-                async with asyncio.timeout_at(self.until):
-                    index, event = await self._told.get()
+                async with asyncio.timeout_at(self.deadline):
+                    index, event = await self._events.get()
             except TimeoutError:
-                raise APIError(504, "the answer took too long", "server_error", code="timeout") from None
+                raise APIError(504, "the response timed out", "server_error", code="timeout") from None
             if isinstance(event, Exception):
-                raise APIError(500, f"{type(event).__name__}: the answer failed", "server_error")
+                raise APIError(500, f"{type(event).__name__}: the request failed", "server_error")
             if index not in self._open:
                 continue
-            if not isinstance(event, TokenChunk) or event.over:
+            if not isinstance(event, TokenChunk) or event.finished:
                 self._open.discard(index)
             yield index, event
 
-    async def results(self) -> list[Any]:
-        """The one thing that is told of each job."""
+    async def results(self) -> list[EngineEvent]:
+        """The result of each request, for requests with one event."""
         found = {index: event async for index, event in self.events()}
         return [found[index] for index in sorted(found)]
 
 
-async def wait_disconnect(receive: Callable[[], Any]) -> None:
-    """Returns when the client has left."""
+async def wait_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def cancel_on_disconnect(work: Any, receive: Callable[[], Any]) -> Any:
-    """The result of some work, which is given up if the client leaves: then None."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(wait_disconnect(receive))]
+async def cancel_on_disconnect(work: Coroutine[object, object, Result], receive: Receive) -> Result | None:
+    """Await a coroutine; if the client disconnects first, cancel it and return None."""
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(wait_disconnect(receive))
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].result() if tasks[0].done() else None
+        await asyncio.wait([task, disconnect], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for each in (task, disconnect):
+            each.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
