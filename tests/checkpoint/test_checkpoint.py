@@ -344,9 +344,9 @@ def test_one_of_a_later_format_is_left_out_but_never_removed(copy, whole):
 def test_a_folder_without_manifest(copy):
     (copy / "step_2" / "manifest.json").unlink()
     checkpoints = checkpoint.CheckpointManager(copy)
-    with pytest.warns(checkpoint.CheckpointWarning, match="the checkpoint is unfinished"):
+    with pytest.warns(checkpoint.CheckpointWarning, match="the checkpoint is incomplete"):
         assert checkpoints.steps() == [1]
-    with pytest.warns(checkpoint.CheckpointWarning, match="the checkpoint is unfinished"):
+    with pytest.warns(checkpoint.CheckpointWarning, match="the checkpoint is incomplete"):
         assert checkpoints.restore(*LIKE)[0] == 1
 
 
@@ -362,7 +362,9 @@ def test_all_damaged(copy, golden):
 def test_a_step_that_is_asked_for(copy):
     checkpoints = checkpoint.CheckpointManager(copy)
     assert checkpoints.restore(*LIKE, step=1)[3] == {"example": 64}
-    with pytest.raises(checkpoint.CheckpointError, match=r"no checkpoint of step 7.*\n.*available steps: 1, 2"):
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"no checkpoint of step 7.*\n.*available steps: 1, 2"
+    ):
         checkpoints.restore(*LIKE, step=7)
     flip(data_file(copy / "step_2"), random.Random(2))
     with pytest.raises(checkpoint.CheckpointError, match=r"no checkpoint of step 2 .* is intact"):

@@ -13,7 +13,7 @@ import pytest
 from compare import real, same
 
 import weft as wf
-from weft import nn, optim, train
+from weft import nn, optim
 from weft.models import Config, Transformer
 from weft.optim.named_tree import named_tensors
 

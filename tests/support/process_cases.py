@@ -135,7 +135,7 @@ def stuck(how):
     with rendezvous.Stop(grace=4), checkpoint.CheckpointManager(folder) as checkpoints:
         for step in (1, 2):
             if hangs and step == 2:
-                setattr(manager, {"write": "orbax_writer", "seal": "seal"}.get(where, "-"), hang)
+                setattr(manager, {"write": "make_writer", "seal": "seal"}.get(where, "-"), hang)
                 if where == "step":
                     hang()
             with processes.watchdog(f"step {step}"):

@@ -67,9 +67,8 @@ from .manifest import (
 from .orbax import make_writer
 
 EXTRA_TYPES = (bool, int, float, str, type(None))
-ORBAX_CHUNK_BYTES = (
-    64 * 2**20
-)  # Orbax reads whole chunks: small ones let a device read little beyond its slice
+# Orbax reads entire chunks: with small chunks a device reads little beyond its slice.
+ORBAX_CHUNK_BYTES = 64 * 2**20
 
 
 class CheckpointManager:

@@ -163,7 +163,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         text = (folder / MANIFEST_FILE).read_bytes()
     except FileNotFoundError:
-        raise DamagedCheckpoint(f"{MANIFEST_FILE} is missing: the checkpoint is unfinished") from None
+        raise DamagedCheckpoint(f"{MANIFEST_FILE} is missing: the checkpoint is incomplete") from None
     except OSError as error:
         raise UnreadableCheckpoint(f"{MANIFEST_FILE} can't be read: {error.strerror}") from None
     try:
