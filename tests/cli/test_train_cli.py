@@ -361,7 +361,7 @@ def test_a_tokenizer_by_path_stays_the_one_that_is_kept(folder, capsys, golden):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         code, out, err = weft(capsys, f"{LINES} --data.tokenizer own.model")
-    assert code == 0 and "warning: there is no own.model: run/tokenizer.model is used" in err
+    assert code == 0 and "warning: there is no own.model: using the run's copy run/tokenizer.model" in err
 
 
 def test_a_rule_of_no_dim_is_a_warning(run, capsys):
@@ -534,7 +534,7 @@ def test_a_preset_brings_its_model_and_flags_change_that(flags, folder, capsys):
 def test_a_folder_has_a_name(folder, capsys):
     given = ["" if word == "run" else word for word in LINES.split()]
     code, out, err = weft_exactly(capsys, *given)
-    assert (code, out) == (2, "") and "--folder is empty" in err, err
+    assert (code, out) == (2, "") and "--folder is not a path: it is empty" in err, err
     assert not (folder / "checkpoints").exists()
 
 

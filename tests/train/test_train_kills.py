@@ -254,7 +254,7 @@ def test_writing_fails_half_way(long, tmp_path, arguments, environment):
     assert failed.returncode == 1
     assert "CheckpointError: the checkpoint of step 20 could not be written" in failed.stderr
     assert len(curve(tmp_path / "run")) < 40  # it is told before the next one is due
-    assert "File too large" in failed.stderr and "step 4 is the newest that is there" in failed.stderr
+    assert "File too large" in failed.stderr and "the newest checkpoint is that of step 4" in failed.stderr
     assert saved(tmp_path / "run") == [4]
     assert run(LONG).returncode == 0
     assert_same(tmp_path / "run", long("one"))

@@ -136,10 +136,10 @@ def test_the_second_step_is_timed_from_its_beginning(settings, tmp_path, monkeyp
 
         monkeypatch.setattr(kind, name, noting)
 
-    noted(Trainer, "learn")
+    noted(Trainer, "run_step")
     noted(ProgressReporter, "step")
     loop.train(settings(tmp_path, steps=3), quiet=True)
-    assert seen == [("learn", 1), ("step", 1), ("learn", 2), ("learn", 3), ("step", 2), ("step", 3)]
+    assert seen == [("run_step", 1), ("step", 1), ("run_step", 2), ("run_step", 3), ("step", 2), ("step", 3)]
 
 
 def no_threads():
@@ -279,7 +279,7 @@ def test_a_checkpoint_that_cannot_be_written(settings, copy, whole, tmp_path, ca
     assert command(settings(there, steps=STEPS + 5), tmp_path / "run.toml") == 1
     said = capsys.readouterr().err
     assert "CheckpointError: the checkpoint of step 12 could not be written" in said
-    assert "step 10 is the newest that is there" in said and no_threads()
+    assert "the newest checkpoint is that of step 10" in said and no_threads()
     assert saved(there) == [9, 10]
     odd.unlink()
     loop.train(settings(there), quiet=True)
@@ -297,7 +297,10 @@ def test_a_loss_that_is_not_finite(settings, copy, tmp_path, capsys):
     before = {p.name for p in run.checkpoints.iterdir()}
     assert command(settings(there, steps=STEPS + 5), tmp_path / "run.toml") == 1
     said = capsys.readouterr().err
-    assert re.search("TrainingError: step 11 gave .*loss nan", said) and "that of step 10 in" in said, said
+    assert (
+        re.search("TrainingError: step 11 gave .*loss nan", said)
+        and "the last good checkpoint: step 10 in" in said
+    ), said
     assert {p.name for p in run.checkpoints.iterdir()} == before and no_threads()
     assert len(curve(there)) == STEPS
 

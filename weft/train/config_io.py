@@ -271,7 +271,9 @@ def _coerce(kind: Any, value: Any) -> Any:
             return float(value)
         except OverflowError:
             raise ValueError("within the range of a float") from None
-    if kind is Path and isinstance(value, str) and value:  # Path("") would be the working directory
+    if kind is Path and isinstance(value, str):
+        if not value:  # Path("") would be the working directory
+            raise ValueError("a path: it is empty")
         return Path(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError(TYPE_DESCRIPTIONS.get(kind, kind.__name__))
