@@ -99,7 +99,7 @@ def mistake(golden, request):
         with pytest.raises(WeftError) as caught:
             call()
         error = caught.value
-        for part in ("asked", "fact", "rule", "hint"):
+        for part in ("call", "fact", "rule", "hint"):
             assert getattr(error, part), f"the message has no part: {part}\n{error}"
         file, line = re.search(r"  at (\S+):(\d+)$", str(error), re.MULTILINE).groups()
         shown = linecache.getline(str(request.path), int(line))

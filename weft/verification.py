@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .core.describe import describe, short_dtype
 from .core.errors import ProgramError, WeftError
 from .core.layout import Layout
 from .core.mesh import Mesh
 from .core.placement import place
 from .core.program import Program, spmd
-from .core.tensor import Tensor, describe, is_tensor, short_dtype
+from .core.tensor import Tensor, is_tensor
 from .core.types import weak_type
 from .plan.arguments import check_args_is_tuple
 

@@ -146,7 +146,7 @@ def test_summary_is_numpys(monkeypatch):
 
 
 def test_diff(run, tmp_path, golden):
-    assert run("diff", "runs", "runs@2") == (0, "all 8 tensors are the same\n", "")
+    assert run("diff", "runs", "runs@2") == (0, "all 8 tensors are equal\n", "")
     code, out, err = run("diff", "runs@1", "runs@2", "--json")
     said = json.loads(out)
     assert code == 1 and "2 tensors differ" in err and said["same"] == 6

@@ -307,7 +307,7 @@ def test_all_are_started_again_when_one_fails(program, tmp_path, capsys):
         "stopping process 0",
         "process 0 ended with signal SIGTERM",
     ]
-    assert log == [f"weft launch: {line}" for line in [*once, "starting all again (1 of 1)", *once]]
+    assert log == [f"weft launch: {line}" for line in [*once, "restarting all processes (1 of 1)", *once]]
 
 
 def test_any_number_of_seconds_can_be_waited_for(program, capsys):
@@ -361,4 +361,4 @@ def test_mistakes_in_usage(name, capsys, golden):
     assert main(["launch", *USAGE[name]]) == 2
     out, err = capsys.readouterr()
     assert not out
-    golden(name, re.sub("(commands of weft:).*", r"\1 …", err), "messages/launch")
+    golden(name, re.sub("(the commands are).*", r"\1 …", err), "messages/launch")

@@ -174,18 +174,18 @@ def test_flags_to_train_with_are_those_of_train(capsys):
 
 TELLING = {
     "the program has no dim zz": ("program.py:product", "--devices", "8", "--dims", "a", "zz"),
-    "--memory is a whole number, at least 1": ("program.py:product", "--devices", "8", "--memory", "0"),
+    "--memory must be at least 1": ("program.py:product", "--devices", "8", "--memory", "0"),
     "hint: --memory 12GiB": ("program.py:product", "--devices", "8", "--memory", "12"),
-    "--memory ² is no size": ("program.py:product", "--devices", "8", "--memory", "²"),
-    "--axes is a whole number, 1 to 3": ("program.py:product", "--devices", "8", "--axes", "5"),
-    "--top is a whole number": ("program.py:product", "--devices", "8", "--top", "0"),
-    "--devices is a whole number, at least 1": ("program.py:product", "--devices", "0"),
-    "--micro is a whole number": ("tiny-lm", "--train", "adamw", "--devices", "8", "--micro", "2", "0"),
+    "--memory ² is not a size": ("program.py:product", "--devices", "8", "--memory", "²"),
+    "--axes must be from 1 to 3": ("program.py:product", "--devices", "8", "--axes", "5"),
+    "--top must be at least 1": ("program.py:product", "--devices", "8", "--top", "0"),
+    "--devices must be at least 1": ("program.py:product", "--devices", "0"),
+    "--micro must be at least 1": ("tiny-lm", "--train", "adamw", "--devices", "8", "--micro", "2", "0"),
     "--devices 0 and --top 0": ("program.py:product", "--devices", "0", "--top", "0"),
     "did you mean memory?": ("program.py:product", "--devices", "8", "--objective", "memry"),
-    "leave one of them out": ("program.py:product", "--devices", "8", "--mesh", "x=8"),
+    "omit one of them": ("program.py:product", "--devices", "8", "--mesh", "x=8"),
     "program.py is a file": ("program.py:many", "--devices", "8", "--html", "program.py/x.html"),
-    "/proc/x.html can't be written": ("program.py:many", "--devices", "8", "--html", "/proc/x.html"),
+    "can't write /proc/x.html": ("program.py:many", "--devices", "8", "--html", "/proc/x.html"),
     "too many layouts": ("program.py:many", "--devices", "8"),
     "more than 64 dims": ("program.py:too_many", "--devices", "8"),
 }
@@ -198,9 +198,9 @@ def test_mistakes_are_told(words, program, capsys):
 
 
 MISSING = {
-    "without --hardware\n": ("--devices", "8"),
-    "without --devices or --mesh\n": ("--hardware", "cpu"),
-    "without --hardware, and without --devices or --mesh\n": (),
+    "needs --hardware\n": ("--devices", "8"),
+    "needs --devices or --mesh\n": ("--hardware", "cpu"),
+    "needs --hardware, and --devices or --mesh\n": (),
 }
 
 

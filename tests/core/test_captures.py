@@ -339,7 +339,7 @@ def test_a_cached_program_keeps_no_captured_tensor():
     def run(n):
         w = wf.tensor(np.full(3, n, np.float32), "b=3")
         scanned(lambda c, row: (c + w * row - 7.0, None))
-        return weakref.ref(w._held)
+        return weakref.ref(w._data)
 
     held = run(1.0)
     gc.collect()
@@ -351,7 +351,7 @@ def test_a_captured_placed_tensor_decides_where_an_op_runs():
     out = wf.vmap(lambda row: wf.sum(row * w), "a")(X)
     assert str(out.mesh) == "x=4"
     elsewhere = wf.place(w, "y=2", "b:y")
-    with pytest.raises(LayoutError, match="lives on mesh"):
+    with pytest.raises(LayoutError, match="is on mesh"):
         wf.vmap(lambda row: wf.sum(row * w * elsewhere), "a")(X)
 
 

@@ -18,8 +18,8 @@ import pytest
 
 import weft as wf
 from weft import nn
+from weft.core.describe import format_call
 from weft.core.errors import LayoutWarning, WeftError, nearest
-from weft.core.tensor import format_call
 from weft.models import Batch, Config, Transformer
 from weft.optim import AdamW
 from weft.train import train_step
@@ -915,7 +915,7 @@ def test_message(name, golden):
         MISTAKES[name]()
     error = caught.value
     assert isinstance(error, ValueError | TypeError)
-    for part in ("asked", "fact", "rule", "hint"):
+    for part in ("call", "fact", "rule", "hint"):
         assert getattr(error, part), f"the message has no part: {part}\n{error}"
     golden(name, f"{type(error).__name__}: {check_line(str(error))}")
 
@@ -964,7 +964,7 @@ def test_long_arguments_are_shown_by_their_type():
     with pytest.raises(wf.ShapeError) as error:
         wf.spmd(train_step(optimizer, micro=2)).plan(model, optimizer.init(model), rows, None)
     asked = "program step(Transformer(…), {step: i32[], mean: {…}, variance: {…}}, Batch(…), None)"
-    assert error.value.asked == asked
+    assert error.value.call == asked
 
 
 @pytest.mark.parametrize("name, meant", [("einsun", "did you mean einsum?"), *wf.ELSEWHERE.items()])

@@ -257,7 +257,7 @@ def test_a_look_up_along_the_axis_of_a_vmap_is_an_error():
     def run(table, ids):
         return wf.vmap(lambda i: wf.take(table, i, "rows"), "n")(ids)
 
-    with pytest.raises(wf.LayoutError, match="on axis x, as is that of an enclosing vmap"):
+    with pytest.raises(wf.LayoutError, match="on axis x, in use by an enclosing vmap"):
         wf.spmd(run, "x=2", "n:x rows:x")(values("rows=4 d=3"), ids)
     same(run, "x=2", "n:x", values("rows=4 d=3"), ids)
 

@@ -340,7 +340,7 @@ def eagerly(rows, kind, place):
         for name, row in rows.items():
             try:
                 leaves = jax.tree.leaves(row(t), is_leaf=wf.is_tensor)
-                found[name] = of([x._held if wf.is_tensor(x) else jax.typeof(x) for x in leaves])
+                found[name] = of([x._data if wf.is_tensor(x) else jax.typeof(x) for x in leaves])
             except (WeftError, TypeError, ValueError) as error:
                 found[name] = f"{type(error).__name__}: {error}"
 

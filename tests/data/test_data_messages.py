@@ -54,6 +54,7 @@ class Endless(ByteTokenizer):
 
 
 TEXT = ["some text"]
+IDS = ByteTokenizer()
 
 MISTAKES = {
     "no_such_file": lambda: PlainText("trian.en").open(),  # wrong
@@ -71,27 +72,15 @@ MISTAKES = {
     "cut_short": lambda: PlainText("cut.gz").open(),  # wrong
     "an_archive": lambda: PlainText("text.zip").open(),  # wrong
     "no_zstandard": lambda: Jsonl("text.jsonl.zst").open(),  # wrong
-    "no_examples": lambda: ExampleStream([], ByteTokenizer(), rows=2, length=8),  # wrong
-    "rows_that_are_none": lambda: TokenWindows(TEXT, ByteTokenizer(), rows=0, length=8),  # wrong
-    "buckets_of_packed_rows": lambda: ExampleStream(
-        TEXT, ByteTokenizer(), rows=2, length=8, buckets=(4,)
-    ),  # wrong
-    "more_processes_than_rows": lambda: ExampleStream(
-        TEXT, ByteTokenizer(), rows=2, length=8, process_count=3
-    ),  # wrong
-    "mesh_without_layout": lambda: TokenWindows(
-        TEXT, ByteTokenizer(), rows=2, length=8, mesh="data=2"
-    ),  # wrong
-    "position_behind_the_end": lambda: ExampleStream(TEXT, ByteTokenizer(), rows=2, length=8, epochs=1).step(
-        1
-    ),  # wrong
-    "windows_of_pairs": lambda: TokenWindows(Phrases(3), ByteTokenizer(), rows=2, length=8).step(0),  # wrong
-    "tokens_that_are_no_row": lambda: TokenWindows(
-        np.ones((2, 3)), ByteTokenizer(), rows=2, length=8
-    ),  # wrong
-    "tokens_beyond_the_vocabulary": lambda: TokenWindows(np.array([5, 259]), ByteTokenizer(), 2, 8).step(
-        0
-    ),  # wrong
+    "no_examples": lambda: ExampleStream([], IDS, rows=2, length=8),  # wrong
+    "rows_that_are_none": lambda: TokenWindows(TEXT, IDS, rows=0, length=8),  # wrong
+    "buckets_of_packed_rows": lambda: ExampleStream(TEXT, IDS, rows=2, length=8, buckets=(4,)),  # wrong
+    "more_processes_than_rows": lambda: ExampleStream(TEXT, IDS, rows=2, length=8, process_count=3),  # wrong
+    "mesh_without_layout": lambda: TokenWindows(TEXT, IDS, rows=2, length=8, mesh="data=2"),  # wrong
+    "position_behind_the_end": lambda: ExampleStream(TEXT, IDS, rows=2, length=8, epochs=1).step(1),  # wrong
+    "windows_of_pairs": lambda: TokenWindows(Phrases(3), IDS, rows=2, length=8).step(0),  # wrong
+    "tokens_that_are_no_row": lambda: TokenWindows(np.ones((2, 3)), IDS, rows=2, length=8),  # wrong
+    "tokens_beyond_the_vocabulary": lambda: TokenWindows(np.array([5, 259]), IDS, 2, 8).step(0),  # wrong
     "tokenizer_with_more_ids": lambda: ExampleStream(TEXT, Beyond(), rows=2, length=8).step(0),  # wrong
     "model_with_fewer_ids": lambda: check_vocab(ByteTokenizer(), 200),  # wrong
     "end_that_is_no_id": lambda: check_vocab(Endless(), 300),  # wrong

@@ -83,7 +83,7 @@ def test_whole_files_are_documents(tmp_path):
 
 def test_half_a_character_is_malformed(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": "bad \\ud83d"}\n')
-    with pytest.raises(DataError, match=r"a.jsonl:2: 'text' has half a character, '\\ud83d'"):
+    with pytest.raises(DataError, match=r"a.jsonl:2: 'text' contains a lone surrogate, '\\ud83d'"):
         Jsonl(tmp_path / "a.jsonl").open()
 
 
@@ -190,7 +190,7 @@ def test_no_id_is_beyond_the_vocabulary():
     with pytest.raises(ModelError):
         check_vocab(ByteTokenizer(), 258)
     for wrong in (259, -1):
-        with pytest.raises(DataError, match=f"^{wrong}: not among the tokenizer's ids"):
+        with pytest.raises(DataError, match=f"^token ids outside the tokenizer's vocabulary: {wrong}"):
             TokenWindows(np.array([4, wrong, 5]), ByteTokenizer(), rows=1, length=2).step(0)
 
 

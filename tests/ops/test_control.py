@@ -327,7 +327,7 @@ def test_eager():
 @pytest.mark.parametrize(
     "error, match, call",
     [
-        (DimError, "size of dim t is not known", lambda x: wf.scan(lambda c, _: (c, None), x, None, "t")),
+        (DimError, "size of dim t is unknown", lambda x: wf.scan(lambda c, _: (c, None), x, None, "t")),
         (ProgramError, "returned a Tensor", lambda x: wf.scan(lambda c, _: c, x, None, T)),
         (ProgramError, "carry becomes", lambda x: wf.scan(lambda c, _: ((c, c), None), x, None, T)),
         (DimError, "carry of scan has the dims", lambda x: wf.scan(lambda c, _: (wf.sum(c, "b"), None), x, None, T)),

@@ -265,6 +265,6 @@ def test_errors():
 def test_scatter_add_keeps_what_updates_mean():
     """Halves were added to whole numbers as zeros."""
     ids = wf.tensor([0, 2], "length=2")
-    with pytest.raises(TensorTypeError, match="float32 was put into a tensor of type int32"):
+    with pytest.raises(TensorTypeError, match="float32 was written into a tensor of dtype int32"):
         wf.scatter_add(wf.zeros("word=3", jnp.int32), ids, 0.5, "word")
     assert wf.scatter_add(wf.zeros("word=3", jnp.int32), ids, True, "word").numpy().tolist() == [1, 0, 1]

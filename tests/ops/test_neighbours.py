@@ -424,7 +424,7 @@ def test_eager_is_staged_and_the_layout_has_no_say():
 X, KERNEL = "b=2 h=7 w=4 c=2", "kh=3 kw=3 c=2 o=3"
 MISTAKES = {
     "misspelt spatial dim": (DimError, "did you mean", lambda x, k: wf.conv(x, k, {"hh": "kh"})),
-    "no window": (TensorTypeError, "by name", lambda x, k: wf.conv(x, k, 3)),
+    "no window": (TensorTypeError, "whose keys are the dims", lambda x, k: wf.conv(x, k, 3)),
     "no kernel dim": (DimError, "no dim kx", lambda x, k: wf.conv(x, k, {"h": "kx"})),
     "option of another dim": (DimError, "stride is given for b", lambda x, k: wf.conv(x, k, HW, stride={"b": 2})),
     "stride": (ShapeError, "stride along h is 0", lambda x, k: wf.conv(x, k, HW, stride=0)),
@@ -434,7 +434,7 @@ MISTAKES = {
     "unknown out": (DimError, "no dim z", lambda x, k: wf.conv(x, k, HW, out=["b", "h", "w", "z"])),
     "spatial dim in the kernel": (DimError, "kernel has that dim too", lambda x, k: wf.conv(x, k.rename(o="h"), HW)),
     "negative padding": (ShapeError, "not negative", lambda x, k: wf.max_pool(x, {"h": 2}, padding=(-1, 0))),
-    "pool by number": (TensorTypeError, "by name", lambda x, k: wf.avg_pool(x, 2)),
+    "pool by number": (TensorTypeError, "whose keys are the dims", lambda x, k: wf.avg_pool(x, 2)),
     "window dim without size": (DimError, "is not a Dim", lambda x, k: wf.windows(x, "h", ["k"])),
     "window dim taken": (DimError, "occurs twice", lambda x, k: wf.windows(x, "h", wf.Dim("w", 2))),
 }  # fmt: skip
@@ -445,7 +445,7 @@ def test_mistakes(error, text, call):
     with pytest.raises(error, match=text) as caught:
         call(wf.zeros(X), wf.zeros(KERNEL))
     assert "test_neighbours.py" in str(caught.value)
-    assert caught.value.asked and caught.value.rule and caught.value.hint
+    assert caught.value.call and caught.value.rule and caught.value.hint
 
 
 def test_batch_and_features_on_one_axis():

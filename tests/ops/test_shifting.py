@@ -308,25 +308,25 @@ def test_the_gradient_of_a_slice_by_tensor_is_gathered():
 
 x = wf.spec("a=6 b=2")
 MISTAKES = {
-    "out of range": (lambda x: x["a", 6], ShapeError, "place 6 of dim a=6 is out of range"),
-    "below": (lambda x: x["a", -7], ShapeError, "place -7 of dim a=6 is out of range"),
+    "out of range": (lambda x: x["a", 6], ShapeError, "index 6 of dim a=6 is out of range"),
+    "below": (lambda x: x["a", -7], ShapeError, "index -7 of dim a=6 is out of range"),
     "empty": (lambda x: x["a", 4:4], ShapeError, "the slice 4:4 of dim a=6 is empty"),
     "no step": (lambda x: x["a", ::0], ShapeError, "step 0"),
     "no pair": (lambda x: x[0], TensorTypeError, "indexed by 0"),
-    "a list": (lambda x: x["a", [0, 1]], TensorTypeError, "the place of dim a is"),
-    "a float": (lambda x: x["a", 1.0], TensorTypeError, "the place of dim a is"),
+    "a list": (lambda x: x["a", [0, 1]], TensorTypeError, "the index of dim a is"),
+    "a float": (lambda x: x["a", 1.0], TensorTypeError, "the index of dim a is"),
     "bounds": (lambda x: x["a", 0.5:], TensorTypeError, "a bound of the slice is 0.5"),
     "misspelt": (lambda x: x["aa", 0], DimError, "did you mean a"),
     "twice": (lambda x: x["a", 0, "a", 0], DimError, "occurs twice"),
-    "too long": (lambda x: wf.slice(x, "a", 0, 7), ShapeError, "7 places don't fit into dim a=6"),
+    "too long": (lambda x: wf.slice(x, "a", 0, 7), ShapeError, "7 elements don't fit into dim a=6"),
     "a split start": (lambda x: wf.slice(x, "a", x, 1), TensorTypeError, "start is f32"),
     "a strange value": (lambda x: wf.update(x, "a", 0, wf.ones("c=2")), DimError, "dims c=2"),
     "a float in ints": (
-        lambda x: wf.update(x.astype(int), "a", 0, 0.5), TensorTypeError, "float32 was put into"),
+        lambda x: wf.update(x.astype(int), "a", 0, 0.5), TensorTypeError, "float32 was written into"),
     "other dims": (lambda x: wf.concat([x, x["b", 0]], "a"), DimError, "differ in more than a"),
     "the total": (lambda x: wf.concat([x, x], wf.Dim("a", 9)), ShapeError, r"6 \+ 6 = 12"),
     "nothing": (lambda x: wf.concat([], "a"), ShapeError, "no tensors"),
-    "less": (lambda x: wf.pad(x, "a", -1, 0), ShapeError, "padded by -1"),
+    "less": (lambda x: wf.pad(x, "a", -1, 0), ShapeError, "padding of dim a=6 is -1 before"),
     "a tensor's by": (lambda x: wf.shift(x, "a", x["a", 0, "b", 0]), TensorTypeError, "by is f32"),
 }  # fmt: skip
 
@@ -336,7 +336,7 @@ def test_mistakes_are_explained(mistake):
     fn, kind, message = MISTAKES[mistake]
     with pytest.raises(kind, match=message) as caught:
         wf.spmd(fn, "", "").jaxpr(x)
-    assert caught.value.rule and caught.value.hint and "test_moves.py" in str(caught.value)
+    assert caught.value.rule and caught.value.hint and "test_shifting.py" in str(caught.value)
 
 
 def test_numpy_numbers_are_numbers():

@@ -177,7 +177,7 @@ def test_only_candidates_and_totals_travel():
 
 def test_errors():
     x = data(3, 4)
-    with pytest.raises(ShapeError, match=r"5 elements \(best=5\) are wanted of 4 \(b=4\)"):
+    with pytest.raises(ShapeError, match=r"k is 5 \(best=5\), and the dim has 4 elements \(b=4\)"):
         wf.top_k(x, "b", wf.Dim("best", 5))
     with pytest.raises(DimError, match="a occurs twice"):
         wf.top_k(x, "b", wf.Dim("a", 2))

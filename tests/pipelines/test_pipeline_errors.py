@@ -155,7 +155,7 @@ NOT_ALONG = set(
 
 
 def test_all_that_works_along_a_dim_is_here():
-    """An op that takes dims has a row in `MIXING`: it has to refuse the batch (`forms.check_along`)."""
+    """An op that takes dims has a row in `MIXING`: it has to refuse the batch (`operands.check_along`)."""
     public = {name: getattr(wf, name) for name in dir(wf)}
     ops = {n: f for n, f in public.items() if inspect.isfunction(f) and f.__module__.startswith("weft.ops")}
     along = {
@@ -173,5 +173,5 @@ def test_a_layer_that_mixes_rows_is_an_error(name):
         return wf.pipeline(lambda x, w: MIXING[name](x) * w, x, w, micro=2)
 
     wf.spmd(run, "data=2", "d:data")(x, w)  # without stages it is a scan
-    with pytest.raises(wf.ProgramError, match="works along batch, of which it has a micro-batch at a time"):
+    with pytest.raises(wf.ProgramError, match="works along batch, and it sees one micro-batch at a time"):
         wf.spmd(run, "pipe=2", "layers:pipe")(x, w)

@@ -189,11 +189,11 @@ def test_traced_start_of_64_bits():
 
 
 def test_refusals():
-    with pytest.raises(TensorTypeError, match="only threefry keys give layout-invariant draws"):
+    with pytest.raises(TensorTypeError, match="only threefry draws are layout-invariant"):
         block_bits(jax.random.key(0, impl="rbg"), (4,), (0,), (2,))
-    with pytest.raises(TensorTypeError, match="one key"):
+    with pytest.raises(TensorTypeError, match="takes a single key"):
         block_bits(jax.random.split(jax.random.key(0), 3), (4,), (0,), (2,))
-    with pytest.raises(TensorTypeError, match="a draw of int32: it has to be floating"):
+    with pytest.raises(TensorTypeError, match="the dtype of the draw is int32, and must be floating"):
         block_normal(jax.random.key(0), (4,), (0,), (2,), "int32")
     with pytest.warns(UserWarning, match="float64.*truncated"):
         assert block_normal(jax.random.key(0), (4,), (0,), (2,), "float64").dtype == "float32"

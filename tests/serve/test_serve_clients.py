@@ -402,7 +402,7 @@ def test_a_mistake_is_told_and_exits_with_2(name, folder, here, capsys, golden):
 def test_mistakes_beside_the_flags(folder, here, monkeypatch, capsys):
     monkeypatch.setenv("WEFT_SERVE_TOKEN", "two words")
     assert main(["serve", str(folder)]) == 2
-    assert "no token in WEFT_SERVE_TOKEN" in capsys.readouterr().err
+    assert "no valid token in WEFT_SERVE_TOKEN" in capsys.readouterr().err
     monkeypatch.delenv("WEFT_SERVE_TOKEN")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", str(folder), "--port", str(taken.getsockname()[1])]) == 1

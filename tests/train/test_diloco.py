@@ -208,5 +208,5 @@ MISTAKES = {
 def test_messages(name):
     with pytest.raises(WeftError) as caught:
         MISTAKES[name]()
-    for part in ("asked", "fact", "rule", "hint"):
+    for part in ("call", "fact", "rule", "hint"):
         assert getattr(caught.value, part), f"the message has no part: {part}\n{caught.value}"

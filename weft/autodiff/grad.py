@@ -20,12 +20,14 @@ import jax.numpy as jnp
 from ..core import collectives, context
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
 from ..core.context import Context
+from ..core.describe import describe, format_call, reports_call
 from ..core.errors import DimError, ProgramError, TensorTypeError, nearest
-from ..core.forms import as_slice, materialize, slice_tensor
 from ..core.layout import axes_of
+from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding
 from ..core.placement import place, with_role
-from ..core.tensor import Tensor, check_has_values, describe, format_call, is_tensor, reports_call
+from ..core.reshard import materialize
+from ..core.tensor import Tensor, check_has_values, is_tensor
 from ..core.types import cast_like
 from ..ops.elementwise import add
 from ..ops.shape import transpose
@@ -192,7 +194,7 @@ def _with_zeros(grads: list[Any], leaves: list[Any]) -> list[Any]:
 def _zeros(leaf: Tensor) -> Tensor:
     leaf = as_slice(leaf)
     zeros = cast_like(
-        jnp.zeros(leaf._held.shape, leaf.dtype), leaf._held
+        jnp.zeros(leaf._data.shape, leaf.dtype), leaf._data
     )  # zeros_like of a pending sum varies
     zeros = slice_tensor(zeros, leaf.dims, leaf.splits)
     zeros.role = leaf.role
@@ -217,12 +219,12 @@ def _pulled(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, Any, A
                     inner.append(given[0])
                     continue
                 base = given[0]
-                program.know(base)
+                program.register(base)
                 for (axes, _), array in zip(mine[1:], given[1:], strict=True):
-                    frame.forms[id(base), ("vary", axes)] = (base, array)
-                    program.know(array)
+                    frame.variants[id(base), ("vary", axes)] = (base, array)
+                    program.register(array)
                 same = Tensor(base, t.dims, role=t.role, mesh=t.mesh, layout=t.layout, splits=t.splits)
-                same._watch = functools.partial(used.add, (n, _NONE))
+                same._on_read = functools.partial(used.add, (n, _NONE))
                 inner.append(same)
             value, aux = call(inner)
             found, made["tree"] = jax.tree.flatten(value, is_leaf=is_tensor)
@@ -230,7 +232,7 @@ def _pulled(program: Context, call: Any, leaves: list[Any]) -> tuple[Any, Any, A
             made["forms"] = [LeafSpec.of(v) for v in found]
             aux = jax.tree.map(_settled, aux, is_leaf=is_tensor)
             for n, (mine, given) in enumerate(zip(forms, inputs, strict=True)):
-                used.update((n, axes) for axes, _ in mine if (id(given[0]), ("vary", axes)) in frame.used)
+                used.update((n, axes) for axes, _ in mine if (id(given[0]), ("vary", axes)) in frame.reused)
             return [leaf_array(v) for v in found], aux
 
     inputs = [[array for _, array in mine] for mine in forms]
@@ -259,7 +261,7 @@ def _gradient(t: Any, parts: list[Any], arrays: list[Any]) -> Any:
     early = _overcast(t)
     # Cotangents are zero in padding, but what one of them meets may be infinite: 0 · ∞ is not a number.
     filled = [(axes | early, fill_padding(array, t.dims, t.splits)) for (axes, _), array in parts]
-    summands = [slice_tensor(cast_like(array, t._held), t.dims, t.splits, axes) for axes, array in filled]
+    summands = [slice_tensor(cast_like(array, t._data), t.dims, t.splits, axes) for axes, array in filled]
     if not summands:
         return None
     total = _named(functools.reduce(add, summands))
@@ -276,7 +278,7 @@ def _named(gradient: Any) -> Any:
 
 def _overcast(t: Tensor) -> frozenset[str]:
     """The axes over which a loop made this tensor varying beforehand: its gradient is pending over them."""
-    return collectives.varying_axes(t._held) - axes_of(t.splits or ()) - context.require().mapped
+    return collectives.varying_axes(t._data) - axes_of(t.splits or ()) - context.require().vmapped_axes
 
 
 def _is_float(t: Any) -> bool:
@@ -374,11 +376,11 @@ def _entered(leaf: Any, overcast: bool = False) -> Any:
     leaf = as_slice(leaf)
     settled = leaf.splits == program.splits(leaf.dims, leaf.role) and not leaf.pending
     leaf = leaf if overcast and settled else materialize(leaf)
-    if program.mapped <= collectives.varying_axes(leaf._held):
+    if program.vmapped_axes <= collectives.varying_axes(leaf._data):
         return leaf
     form = LeafSpec.of(leaf)
     assert form is not None
-    return form.around(collectives.pvary(leaf._array, program.mapped))
+    return form.rebuild(collectives.pvary(leaf._array, program.vmapped_axes))
 
 
 def _framed(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -503,13 +505,13 @@ class _Parts:
     """
 
     def __init__(self, program: Context):
-        self.program, self.place = program, (program.mapped, program.vmaps)
+        self.program, self.place = program, (program.vmapped_axes, program.vmap_depth)
         self.shapes: dict[str, tuple[Any, list[LeafSpec | None]]] = {}
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """In the program, inside the vmaps that the rule was called in."""
-        with context.entered(self.program), self.program.mapping(*self.place), self.program.frame():
+        with context.entered(self.program), self.program.vmapping(*self.place), self.program.frame():
             yield
 
     def apart(self, name: str, tree: Any) -> list[Any]:

@@ -232,7 +232,7 @@ class LowerBound:
 
     def _again(self, part: WorkAtom) -> bool:
         """Whether stages do some work once more, in the backward pass."""
-        return part.work.phase == "forward" and self.facts.pipelines[part.staged].again
+        return part.work.phase == "forward" and self.facts.pipelines[part.staged].recomputes
 
     def _work(self) -> dict[str, list[WorkCost]]:
         """The seconds of all work on one device, by phase and by the dims that may share it out."""

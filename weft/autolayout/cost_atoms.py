@@ -230,16 +230,16 @@ class _Dims:
     def __init__(self, layout: UniversalLayout, context: Any, plan: Plan):
         self.names = {axis: name for name, axis in layout.axes.items()}
         self.every = frozenset(layout.axes)
-        self.hidden = frozenset(context.hidden) & self.every
+        self.hidden = frozenset(context.vmapped_dims) & self.every
         self.sizes: dict[str, set[int]] = defaultdict(set)
-        for _, dims in context.meetings:
+        for _, dims in context.joint_dims:
             for d in dims:
                 self.sizes[d.name].add(d.size)
         self.meetings = frozenset(
-            frozenset(d.name for d in dims) & self.every for _, dims in context.meetings
+            frozenset(d.name for d in dims) & self.every for _, dims in context.joint_dims
         )
         self.renamed = frozenset(dims & self.every for dims in context.renamed)
-        self.alike = frozenset(frozenset(map(self.on, some)) for some in context.alike)
+        self.alike = frozenset(frozenset(map(self.on, some)) for some in context.same_sum_axes)
         gathers = (self.on(c.axes) for c in plan.collectives if c.kind == "all-gather")
         self.gathered = _NONE.union(*gathers)
         self.of_array = functools.cache(self._of_array)

@@ -32,7 +32,7 @@ class UniversalMesh(Mesh):
     def jax_mesh(self) -> AbstractMesh:
         return AbstractMesh((1,) * MAX_DIMS, self.names, axis_types=(AxisType.Auto,) * MAX_DIMS)
 
-    def cuts(self, axis: str) -> bool:
+    def splits_dims(self, axis: str) -> bool:
         return True
 
 

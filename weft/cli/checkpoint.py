@@ -1,13 +1,14 @@
-"""`weft checkpoint`: what is in a run's folder, without the model's code."""
+"""`weft checkpoint`: inspect the checkpoints of a run without the model's code."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from tyro.conf import Positional, arg
@@ -15,17 +16,20 @@ from tyro.conf import Positional, arg
 from .output_files import check_output_path, print_table, report_write_errors
 from .targets import CommandFailure, UsageError
 
+if TYPE_CHECKING:
+    from ..checkpoint.inspect import TensorDifference
+
 FolderArgument = Annotated[Positional[Path], arg(metavar="FOLDER")]
 
 
 @dataclass
 class CheckpointListCommand:
-    """The checkpoints of a folder, one to a line: step, size, date, and whether it is whole or what is wrong.
+    """List the checkpoints in a folder: step, size, date, and whether each is complete or damaged.
 
-    Every byte is compared with the sums that were stored."""
+    Every byte is checked against the stored checksums."""
 
     folder: FolderArgument
-    """Where the checkpoints of a run are, or the run's own folder."""
+    """The folder of a run, or its folder of checkpoints."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -33,9 +37,9 @@ class CheckpointListCommand:
         from ..checkpoint.inspect import UNFINISHED, list_checkpoints
         from ..plan.units import human_bytes
 
-        found = list_checkpoints(_of_run(self.folder))
+        found = list_checkpoints(_checkpoints_folder(self.folder))
         if self.json:
-            _print(
+            _print_json(
                 {
                     "step": one.step,
                     "path": str(one.path),
@@ -53,7 +57,7 @@ class CheckpointListCommand:
             return
         rows = [(">step", ">size", "date", ">tensors", "")]
         for one in found:
-            first, *more = (one.damage or "whole").splitlines()
+            first, *more = (one.damage or "complete").splitlines()
             state = f"{first}; and {len(more)} more files" if more else first
             tensors = "?" if one.tensors is None else str(one.tensors)
             state = state if one.damage is None or UNFINISHED in first else f"damaged: {state}"
@@ -63,14 +67,14 @@ class CheckpointListCommand:
 
 @dataclass
 class CheckpointInspectCommand:
-    """The tensors of a checkpoint: dims, type, bytes; and the numbers that were stored with them."""
+    """Show the tensors of a checkpoint (dims, dtype, bytes) and the numbers stored with them."""
 
     folder: FolderArgument
-    """Where the checkpoints of a run are."""
+    """The folder of a run, or its folder of checkpoints."""
     step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """Of which step; by default the last one."""
+    """The step of the checkpoint (default: the latest)."""
     values: bool = False
-    """Read the tensors too: mean, standard deviation, ends, and how many values are NaN."""
+    """Also read the tensors: mean, standard deviation, minimum, maximum, and number of NaNs."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -78,30 +82,30 @@ class CheckpointInspectCommand:
         from ..checkpoint.inspect import entry_bytes, open_checkpoint, summarize_values
         from ..plan.units import human_bytes
 
-        folder, step = _at(self.folder, self.step)
+        folder, step = _folder_and_step(self.folder, self.step)
         found = open_checkpoint(folder, step, verify=self.values)
-        said: dict[str, dict[str, Any]] = {
+        tensors: dict[str, dict[str, Any]] = {
             name: {**entry.to_json(), "bytes": entry_bytes(entry)} for name, entry in found.entries.items()
         }
         if self.values:
             for name, array in found.arrays():
-                said[name] |= asdict(summarize_values(array))
-        total = sum(one["bytes"] for one in said.values())
+                tensors[name] |= asdict(summarize_values(array))
+        total = sum(one["bytes"] for one in tensors.values())
         if self.json:
             head = {"step": found.step, "path": str(found.path), "extra": found.extra, "bytes": total}
-            _print(head | {"tensors": said})
+            _print_json(head | {"tensors": tensors})
             return
         columns = ("mean", "std", "min", "max", "nan") if self.values else ()
-        rows: list[Any] = [("tensor", ">bytes", *(f">{name}" for name in columns), "type and dims")]
+        rows: list[Any] = [("tensor", ">bytes", *(f">{name}" for name in columns), "dtype and dims")]
         for name, entry in found.entries.items():
-            numbers = [f"{said[name][column]:.4g}" for column in columns]
-            rows.append((name, f"{said[name]['bytes']:,}", *numbers, str(entry)))
+            numbers = [f"{tensors[name][column]:.4g}" for column in columns]
+            rows.append((name, f"{tensors[name]['bytes']:,}", *numbers, str(entry)))
         print(f"step {found.step} in {found.path}\n")
         print_table(rows)
-        print(f"\n{len(said)} tensors, {human_bytes(total)} in all")
+        print(f"\n{len(tensors)} tensors, {human_bytes(total)} in total")
         for part in ("model", "state"):
-            own = [one["bytes"] for name, one in said.items() if name.partition(".")[0] == part]
-            print(f"  {part}: {len(own)} tensors, {human_bytes(sum(own))}")
+            sizes = [one["bytes"] for name, one in tensors.items() if name.partition(".")[0] == part]
+            print(f"  {part}: {len(sizes)} tensors, {human_bytes(sum(sizes))}")
         if found.extra:
             print("\nextra:")
             for name, value in found.extra.items():
@@ -110,25 +114,26 @@ class CheckpointInspectCommand:
 
 @dataclass
 class CheckpointDiffCommand:
-    """Compare two checkpoints, tensor by tensor. FOLDER@STEP is a step of a folder; else it is the last one.
+    """Compare two checkpoints tensor by tensor. FOLDER@STEP selects a step; the default is the latest.
 
-    Tensors that are in one only or have other dims or types are listed, and for the others that differ, how
-    many elements do and the largest difference. Exit 1 if they differ."""
+    Lists tensors that exist in only one of them or whose dims or dtypes differ. For tensors whose values
+    differ, shows how many elements differ and the largest difference. Exits with 1 if the checkpoints
+    differ."""
 
     first: Annotated[Positional[Path], arg(metavar="FOLDER[@STEP]")]
     """A folder of checkpoints."""
     second: Annotated[Positional[Path], arg(metavar="FOLDER[@STEP]")]
-    """Another, or another step of the same."""
+    """Another folder, or another step of the same folder."""
     json: bool = False
     """Print JSON instead of text."""
 
     def run(self) -> None:
         from ..checkpoint.inspect import diff_checkpoints, open_checkpoint
 
-        one, other = (open_checkpoint(*_at(given)) for given in (self.first, self.second))
+        one, other = (open_checkpoint(*_folder_and_step(given)) for given in (self.first, self.second))
         found = diff_checkpoints(one, other)
         if self.json:
-            _print(
+            _print_json(
                 {
                     "first": str(one.path),
                     "second": str(other.path),
@@ -146,16 +151,16 @@ class CheckpointDiffCommand:
                 }
             )
         elif found:
-            print_table([("tensor", ">unequal", ">largest", ""), *map(_difference, found)])
+            print_table([("tensor", ">unequal", ">largest", ""), *map(_difference_row, found)])
         else:
-            print(f"all {len(one.entries)} tensors are the same")
+            print(f"all {len(one.entries)} tensors are equal")
         if found:
             raise CommandFailure(f"{len(found)} tensors differ between {one.path} and {other.path}")
 
 
-def _difference(d: Any) -> tuple[str, str, str, str]:
+def _difference_row(d: TensorDifference) -> tuple[str, str, str, str]:
     if d.unequal:
-        return d.name, f"{d.unequal:,}", f"{d.largest:.3g}", d.types[0]
+        return d.name, f"{d.unequal:,}", f"{d.largest:.3g}", d.types[0] or ""
     if None in d.types:
         which, shown = ("first", d.types[0]) if d.types[1] is None else ("second", d.types[1])
         return d.name, "", "", f"only in the {which}: {shown}"
@@ -164,25 +169,26 @@ def _difference(d: Any) -> tuple[str, str, str, str]:
 
 @dataclass
 class CheckpointExportCommand:
-    """Write the model of a checkpoint to one safetensors file, for other programs to read.
+    """Export the model of a checkpoint to a safetensors file.
 
-    Tensors go by their names; their dims are in the file's metadata. The optimizer's state is left out. Of a
-    run of weft train it is the model that weft eval scores: the running mean, if there is one."""
+    Tensors keep their names; their dims are in the file's metadata. The optimizer's state is not exported.
+    For a run of weft train, this exports the model that weft eval evaluates: the EMA of the parameters, if
+    there is one."""
 
     folder: FolderArgument
-    """Where the checkpoints of a run are."""
+    """The folder of a run, or its folder of checkpoints."""
     file: Annotated[Positional[Path], arg(metavar="FILE.safetensors")]
-    """What to write. It appears when it is whole."""
+    """The file to write. It is written atomically."""
     step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """Of which step; by default the last one."""
+    """The step of the checkpoint (default: the latest)."""
 
     def run(self) -> None:
         from ..checkpoint.inspect import open_checkpoint
         from ..train.safetensors import export_safetensors
 
-        _check_name(self.file)
+        _check_suffix(self.file)
         check_output_path(self.file)
-        found = open_checkpoint(*_at(self.folder, self.step))
+        found = open_checkpoint(*_folder_and_step(self.folder, self.step))
         with report_write_errors(self.file):
             count = export_safetensors(found, self.file)
         print(f"{count} tensors", file=sys.stderr)
@@ -191,29 +197,29 @@ class CheckpointExportCommand:
 
 @dataclass
 class CheckpointImportCommand:
-    """Make a checkpoint of a file that weft checkpoint export wrote, to start a run from.
+    """Create a checkpoint from a file written by weft checkpoint export, to start a run from.
 
-    weft train --folder RUN begins with the model in RUN/checkpoints if that was imported as step 0."""
+    If a model was imported into RUN as step 0, weft train --folder RUN starts with it."""
 
     file: Annotated[Positional[Path], arg(metavar="FILE.safetensors")]
-    """What to read."""
+    """The file to read."""
     folder: FolderArgument
-    """Where the checkpoint goes, or the folder of a run that has some; it is made if need be."""
+    """The folder of a run with checkpoints, or a folder of checkpoints; it is created if necessary."""
     step: Annotated[int, arg(metavar="N")]
-    """Which step it is to be of."""
+    """The step of the new checkpoint."""
 
     def run(self) -> None:
         from ..checkpoint.manifest import step_folder
         from ..train.safetensors import import_safetensors
 
-        _check_name(self.file)
+        _check_suffix(self.file)
         if self.step < 0:
             raise UsageError(
-                f"--step {self.step} is not a number of steps",
-                rule="a checkpoint is called by its step, a whole number from 0 on",
+                f"--step {self.step} is negative",
+                rule="a checkpoint is named after its step, an integer from 0",
                 hint="--step 0, to start a run from it",
             )
-        folder = _of_run(self.folder)
+        folder = _checkpoints_folder(self.folder)
         count = import_safetensors(self.file, folder, self.step)
         print(f"{count} tensors", file=sys.stderr)
         print(step_folder(folder, self.step))
@@ -221,7 +227,7 @@ class CheckpointImportCommand:
 
 @dataclass
 class CheckpointCommand:
-    """The checkpoints of a run: what is there, what is in one, how two differ; to and from safetensors."""
+    """List, inspect and compare the checkpoints of a run; convert them to and from safetensors."""
 
     do: (
         Annotated[CheckpointListCommand, tyro.conf.subcommand("list")]
@@ -234,33 +240,35 @@ class CheckpointCommand:
     def run(self) -> None:
         import jax
 
-        jax.config.update("jax_platforms", "cpu")  # files are looked at: no device is needed for that
+        jax.config.update("jax_platforms", "cpu")  # only files are read: don't claim an accelerator
         self.do.run()
 
 
-def _at(given: Path, step: int | None = None) -> tuple[Path, int | None]:
-    """FOLDER@STEP as a folder and a step."""
+def _folder_and_step(given: Path, step: int | None = None) -> tuple[Path, int | None]:
+    """Split FOLDER@STEP into a folder and a step."""
     folder, at, number = str(given).rpartition("@")
     if given.exists() or not at or not number.isdecimal():
-        return _of_run(given), step
+        return _checkpoints_folder(given), step
     if step is not None and step != int(number):
-        raise UsageError(f"{given} and --step {step}", rule="these are two steps", hint="give one of them")
-    return _of_run(Path(folder)), int(number)
+        raise UsageError(
+            f"{given} and --step {step}", rule="these are two different steps", hint="give only one of them"
+        )
+    return _checkpoints_folder(Path(folder)), int(number)
 
 
-def _of_run(folder: Path) -> Path:
-    """A folder of checkpoints, also where the folder of a run is given that has them in one of its own."""
+def _checkpoints_folder(folder: Path) -> Path:
+    """The folder of checkpoints; given the folder of a run, the one inside it."""
     from ..checkpoint.manifest import CHECKPOINTS_FOLDER, list_step_folders
 
     inner = folder / CHECKPOINTS_FOLDER
     return inner if inner.is_dir() and not list_step_folders(folder) else folder
 
 
-def _check_name(file: Path) -> None:
+def _check_suffix(file: Path) -> None:
     if file.suffix != ".safetensors":
         raise UsageError(
-            f"{file} is not called .safetensors",
-            rule="a model is written to, and read from, one safetensors file",
+            f"{file} does not end in .safetensors",
+            rule="models are exported to and imported from a single safetensors file",
             hint=str(file.with_suffix(".safetensors")),
         )
 
@@ -269,7 +277,7 @@ def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _print(data: Any) -> None:
+def _print_json(data: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
     from ..train.plain_json import plain_json
 
     print(plain_json(data, indent=1))

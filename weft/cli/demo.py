@@ -1,4 +1,4 @@
-"""`weft demo`: trains a small translator on a mesh of virtual devices, and lets it translate."""
+"""`weft demo`: train a small translation model on a mesh of virtual devices, and translate with it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
 from .targets import UsageError
+
+if TYPE_CHECKING:
+    from ..train.config import TrainConfig
 
 SAMPLE_PHRASES = (
     "The train leaves at 4:45 PM.",
@@ -24,36 +27,36 @@ SAMPLE_PHRASES = (
 
 @dataclass
 class DemoCommand:
-    """Train an English-French translator, in a few minutes, on 8 virtual devices of this machine's CPU.
+    """Train an English-French translation model in a few minutes, on 8 virtual devices of this machine's CPU.
 
-    It learns from phrases with numbers, dates, times and prices that are made up on the spot, shows the plan
-    of a step and how training goes, translates phrases with values that it has never seen, and says how many
-    were right. Nothing is downloaded."""
+    The training data are generated phrases with numbers, dates, times and prices. The demo shows the plan of
+    a step and the progress of training, translates phrases with values that are not in the training data, and
+    reports how many translations are correct. Nothing is downloaded."""
 
     steps: Annotated[int, arg(metavar="N")] = 400
-    """How many steps; more make it better."""
+    """Training steps; more steps give a better model."""
     folder: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
-    """Where checkpoints and curves are kept; by default they are thrown away."""
+    """Keep checkpoints and curves in this folder (default: a temporary folder)."""
     phrases: Annotated[int, arg(metavar="N")] = 500
-    """How many held-out phrases are translated to see how good it is."""
+    """The number of held-out phrases to translate for the score."""
 
     def run(self) -> None:
         """Train, translate, and score."""
         if self.phrases < 1:
             raise UsageError(
                 f"--phrases {self.phrases}",
-                rule="at least one phrase is translated, to see how good it is",
+                rule="the score needs at least one phrase",
                 hint="--phrases 500",
             )
         if self.folder is not None:
             run_demo(self.folder, self.steps, self.phrases)
             return
         with tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
-            run_demo(Path(folder), self.steps, self.phrases, kept=False)
+            run_demo(Path(folder), self.steps, self.phrases, temporary=True)
 
 
-def demo_config(folder: Path, steps: int) -> Any:
-    """What the demo trains."""
+def demo_config(folder: Path, steps: int) -> TrainConfig:
+    """The settings of the demo's training run."""
     from ..train.config import DataConfig, EvaluateConfig, LayoutConfig, OptimizerConfig, SaveConfig, recipe
 
     base = recipe("translate")
@@ -72,27 +75,27 @@ def demo_config(folder: Path, steps: int) -> Any:
     )
 
 
-def run_demo(folder: Path, steps: int, phrases: int, *, kept: bool = True) -> None:
-    """The demo itself."""
+def run_demo(folder: Path, steps: int, phrases: int, *, temporary: bool = False) -> None:
+    """Train a model, translate with it, and print the results."""
     from .. import generate
     from ..data import Phrases
     from .train import run_training
 
-    began = time.monotonic()
-    outcome = run_training(demo_config(folder, steps), kept=kept)
-    run = outcome.run
-    speaker = generate.TextGenerator(outcome.model, run.tokenizer, run.mesh, run.layout, rows=128)
+    start = time.monotonic()
+    result = run_training(demo_config(folder, steps), temporary=temporary)
+    run = result.run
+    generator = generate.TextGenerator(result.model, run.tokenizer, run.mesh, run.layout, rows=128)
 
-    def translated(texts: list[str]) -> list[str]:
-        return [said.text for said in speaker.generate(texts)]
+    def translate(texts: list[str]) -> list[str]:
+        return [completion.text for completion in generator.generate(texts)]
 
     held_out = list(Phrases(phrases, seed=7, held_out=True))
-    said = translated([source for source, _ in held_out])
-    found = generate.corpus_scores(said, [[target] for _, target in held_out])
-    for source, target in zip(SAMPLE_PHRASES, translated(list(SAMPLE_PHRASES)), strict=True):
+    translations = translate([source for source, _ in held_out])
+    scores = generate.corpus_scores(translations, [[target] for _, target in held_out])
+    for source, target in zip(SAMPLE_PHRASES, translate(list(SAMPLE_PHRASES)), strict=True):
         print(f"{source}\n  → {target}")
-    wrong = [(pair, text) for pair, text in zip(held_out, said, strict=True) if text != pair.target]
+    wrong = [(pair, text) for pair, text in zip(held_out, translations, strict=True) if text != pair.target]
     for (source, target), text in wrong[:2]:
-        print(f"wrong: {source}\n  → {text}\n  (it is: {target})", file=sys.stderr)
-    print(f"{phrases} phrases with values that it had not seen: {found}")
-    print(f"({found.signatures[0]}; {time.monotonic() - began:.0f} s in all)", file=sys.stderr)
+        print(f"wrong: {source}\n  → {text}\n  (correct: {target})", file=sys.stderr)
+    print(f"{phrases} phrases with held-out values: {scores}")
+    print(f"({scores.signatures[0]}; {time.monotonic() - start:.0f} s in total)", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""From the words of a command line to a command, and from what it raises to an exit code.
+"""From command-line arguments to a command, and from its exceptions to an exit code.
 
-Results go to stdout, everything else to stderr. Exit 2 is a mistake in what was asked, 1 a failure.
+Results go to stdout, everything else to stderr. The exit code is 2 for a usage error and 1 for a failure.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Annotated, Any, Union, get_args, get_type_hints
+from typing import Annotated, Any, Protocol, Union, get_args, get_type_hints
 
 import tyro
 
@@ -33,15 +33,15 @@ from .train import TrainCommand
 from .translate import TranslateCommand
 from .verify import VerifyCommand
 
-DESCRIPTION = """Maths over named dimensions, split over a processor mesh by a one-line layout.
+DESCRIPTION = """Math over named dimensions, sharded over a device mesh by a one-line layout.
 
-weft plan says what a program will do and cost, before it runs; weft search finds the mesh and the layout that
-cost least. weft verify runs a program under several layouts and compares the results. weft train trains a
-model, on one device or many, and weft eval scores it; weft demo does both in a few minutes. weft translate,
-weft generate and weft score use a trained model on files of texts, weft serve lets it answer over HTTP. weft
-checkpoint looks at what training stores, weft launch runs it in several processes. weft hardware shows the
-machines that a plan's time can be predicted for, weft models the known models. Each has a --help; weft
---version says which Weft it is."""
+weft plan reports what a program will do and cost before it runs; weft search finds the mesh and layout with
+the lowest cost. weft verify runs a program under several layouts and compares the results. weft train trains
+a model on one device or many, and weft eval evaluates it; weft demo does both in a few minutes. weft
+translate, weft generate and weft score apply a trained model to text files; weft serve serves it over HTTP.
+weft checkpoint inspects the checkpoints of a run; weft launch starts a command in several processes. weft
+hardware lists the hardware profiles for predicted times, and weft models lists the known models. Every
+command has --help; use --version to print Weft's version."""
 
 COMMANDS = {
     "plan": PlanCommand,
@@ -61,46 +61,54 @@ COMMANDS = {
 }
 
 
+# Their flags are the settings of a recipe or a run, which the first argument names: tyro can't know them.
 PARSE_OWN_FLAGS = ("train", "eval")
 
 
+class Command(Protocol):
+    """A parsed command."""
+
+    def run(self) -> None: ...
+
+
 def dispatch(arguments: Sequence[str]) -> int:
-    """Run a command; its exit code."""
-    warnings.showwarning = _warnings_shown()
+    """Run a command and return its exit code."""
+    warnings.showwarning = _warning_printer()
     _open_streams()
     given = list(arguments)
     if given == ["--version"]:
         print(f"weft {version('weft')}")
         return 0
     try:
-        _check_text(given)
-        _chosen(given).run()
+        _check_utf8(given)
+        _parse_command(given).run()
         sys.stdout.flush()
     except WeftError as error:
         kind = "error" if isinstance(error, UsageError) else type(error).__name__
-        print(f"{kind}: {_of_user(str(error))}", file=sys.stderr)
-        _fail(2)
+        print(f"{kind}: {_without_entry_point(str(error))}", file=sys.stderr)
+        _notify_other_processes(2)
         return 2
     except CommandFailure as failure:
         print(failure, file=sys.stderr)
         return failure.code
-    except BrokenPipeError:  # the reader, `head` perhaps, has enough
+    except BrokenPipeError:  # the reader, perhaps `head`, has closed the pipe
+        # Python flushes stdout again at exit: point it at /dev/null, or that raises once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:  # a full disk, no permission
+    except OSError as error:  # a full disk, missing permissions
         print(f"error: {error}", file=sys.stderr)
-        _fail(1)
+        _notify_other_processes(1)
         return 1
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):  # JAX's
             raise
-        print(f"error: {_short_of_memory(error)}", file=sys.stderr)
-        _fail(1)
+        print(f"error: {_out_of_memory(error)}", file=sys.stderr)
+        _notify_other_processes(1)
         return 1
     return 0
 
 
 def _open_streams() -> None:
-    """A stream that is closed (`weft models >&-`) is empty, and a letter that it does not have is escaped."""
+    """Open closed streams (`weft models >&-`) as /dev/null; escape what stdout can't encode."""
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the exit)
@@ -108,98 +116,105 @@ def _open_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _fail(code: int) -> None:
-    """If this is one of several processes, the others need not wait for it."""
+def _notify_other_processes(code: int) -> None:
+    """Tell the other processes of a distributed run not to wait for this one, which failed."""
     if "weft.distributed.rendezvous" in sys.modules:
         sys.modules["weft.distributed.rendezvous"].mark_failed(code)
 
 
-def _short_of_memory(error: Exception) -> UsageError:
-    said = (str(error).splitlines() or [""])[0]
+def _out_of_memory(error: Exception) -> UsageError:
+    first = (str(error).splitlines() or [""])[0]
     return UsageError(
-        "the memory is not enough",
-        *([said] if said else []),
-        rule="what a program needs is in its plan, before it runs: weft plan, and plan.txt in a run's folder",
-        hint='fewer --data.rows or --rows; "When memory is short" in docs/training.md has more settings',
+        "out of memory",
+        *([first] if first else []),
+        rule="a program's plan shows the memory it needs: weft plan, and plan.txt in the folder of a run",
+        hint='reduce --data.rows or --rows; see "When memory is short" in docs/training.md',
     )
 
 
-def _check_text(given: list[str]) -> None:
-    """An error now for what can't be written down later: names in settings, results and messages."""
+def _check_utf8(given: list[str]) -> None:
+    """Raise now for arguments that can't be written to settings, results and messages later."""
     readable = [one.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for one in given]
     wrong = [shown for shown, one in zip(readable, given, strict=True) if shown != one]
     if wrong:
         raise UsageError(
             f"{' and '.join(wrong)} is not UTF-8",
-            rule="words on the command line are text in UTF-8, names of files and folders too",
-            hint="give the file or folder another name",
+            rule="command-line arguments must be UTF-8 text, including names of files and folders",
+            hint="rename the file or folder",
         )
 
 
-def _chosen(given: list[str]) -> Any:
-    """The command, with what it was given. The flags of some depend on their first argument."""
+def _parse_command(given: list[str]) -> Command:
+    """Parse the arguments into a command."""
     if not given or given[0].startswith("-"):
-        return _parsed(_any_of(COMMANDS), "weft", given, DESCRIPTION)
+        return _parse(_any_of(COMMANDS), "weft", given, DESCRIPTION)
     name, *rest = given
-    kind = _known(COMMANDS, name, "weft")
+    kind = _find_command(COMMANDS, name, "weft")
     if name in PARSE_OWN_FLAGS:
         return kind(tuple(rest))
-    inner = _inner(kind)
-    if not inner or not rest or rest[0].startswith("-"):
-        return _parsed(kind, f"weft {name}", rest)
-    chosen = _known(inner, rest[0], f"weft {name}")
-    return kind(_parsed(chosen, f"weft {name} {rest[0]}", rest[1:]))
+    subcommands = _subcommands(kind)
+    if not subcommands or not rest or rest[0].startswith("-"):
+        return _parse(kind, f"weft {name}", rest)
+    # Parsed on its own, a subcommand's help and errors carry its full name and no options of the outer
+    # command.
+    chosen = _find_command(subcommands, rest[0], f"weft {name}")
+    return kind(_parse(chosen, f"weft {name} {rest[0]}", rest[1:]))
 
 
-def _parsed(kind: Any, called: str, given: list[str], about: str | None = None) -> Any:
+def _parse(kind: Any, program: str, given: list[str], description: str | None = None) -> Any:
     options = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff)
-    return tyro.cli(kind, prog=called, description=about, args=given, config=options, registry=REGISTRY)
+    return tyro.cli(
+        kind, prog=program, description=description, args=given, config=options, registry=REGISTRY
+    )
 
 
-def _known(commands: Mapping[str, Any], name: str, called: str) -> Any:
+def _find_command(commands: Mapping[str, type], name: str, program: str) -> Any:
     if name not in commands:
         raise UsageError(
-            f"there is no command {called} {name}{nearest(name, commands)}",
+            f"unknown command: {program} {name}{nearest(name, commands)}",
             rule=f"the commands are {', '.join(commands)}",
-            hint=f"{called} --help says what each does",
+            hint=f"{program} --help describes each command",
         )
     return commands[name]
 
 
 def _any_of(commands: Mapping[str, type]) -> Any:
-    """One of the commands, each described by its first sentence."""
+    """The union of the commands, each described by its first paragraph."""
     kinds = [
-        Annotated[kind, tyro.conf.subcommand(name, description=_first(kind))]
+        Annotated[kind, tyro.conf.subcommand(name, description=_summary(kind))]
         for name, kind in commands.items()
     ]
-    return Union[tuple(kinds)]  # noqa: UP007 (made of a list)
+    return Union[tuple(kinds)]  # noqa: UP007 (from a list)
 
 
-def _inner(kind: type) -> dict[str, type]:
-    """The commands that a command has, by name."""
+def _subcommands(kind: type) -> dict[str, type]:
+    """The subcommands of a command, by name."""
     choice = get_type_hints(kind, include_extras=True).get("do")
     return {one.__metadata__[0].name: one.__origin__ for one in get_args(choice)}
 
 
-def _first(kind: type) -> str:
+def _summary(kind: type) -> str:
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
 
-def _warnings_shown() -> Any:
-    """Prints warnings; of a rule without effect only the first, as a command may have several programs."""
+def _warning_printer() -> Callable[..., None]:
+    """A `warnings.showwarning` that prints to stderr.
+
+    A LayoutWarning is printed once: a command may run several programs, and each would warn of the same rule.
+    """
     shown: set[str] = set()
 
-    def show(message: Any, *_: Any, **__: Any) -> None:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
         text = str(message)
         fact = text.partition("\n")[0]
         if fact not in shown:
-            print(f"warning: {_of_user(text)}", file=sys.stderr)
+            print(f"warning: {_without_entry_point(text)}", file=sys.stderr)
         shown.update([fact] if isinstance(message, LayoutWarning) else [])
 
     return show
 
 
-def _of_user(text: str) -> str:
-    """A message without the line in our own start-up script, which errors take for the user's."""
+def _without_entry_point(text: str) -> str:
+    """Remove the source line of the `weft` entry point, which errors take for the user's code."""
     script = re.escape(os.path.basename(sys.argv[0]))
     return re.sub(rf"\n  at \S*\b{script}:\d+(?=\n|$)", "", text)

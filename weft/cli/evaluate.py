@@ -1,4 +1,4 @@
-"""`weft eval`: how well a trained model does on texts that it has not learned from."""
+"""`weft eval`: evaluate a trained model on held-out text."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from .targets import UsageError
 USAGE = """weft eval FOLDER [--step N] [--json] [--section.name VALUE ...]
        weft eval FOLDER --bleu SOURCES REFERENCES [REFERENCES ...] [--json] [flags of weft translate]"""
 
-DESCRIPTION = """Evaluate a run of weft train: loss, perplexity and accuracy on its held-out data or others.
+DESCRIPTION = """Evaluate a run of weft train: loss, perplexity and accuracy on its held-out data or other
+data.
 
-The settings are those that the run was started with; flags change them as those of weft train do: another
-mesh and layout give the same numbers.
+The settings are those of the run. Flags change them, as in weft train; the mesh and the layout do not change
+the results.
 
   weft eval runs/lm
   weft eval runs/lm --step 400 --mesh data=4 --layout batch:data
   weft eval runs/books --data.valid other.txt --json
 
-With --bleu the lines of a file are translated, by a search with 4 beams, and compared with the references of
-one file or several: exact matches, BLEU and chrF, with sacreBLEU's signatures. The data of the run are not
-needed; the flags are those of weft translate (weft translate --help).
+With --bleu, translate the lines of a file by beam search with 4 beams and compare the translations with one
+or more reference files: exact matches, BLEU and chrF, with sacreBLEU's signatures. The data of the run are
+not needed; the flags are those of weft translate (see weft translate --help).
 
   weft eval runs/fr --bleu test.en test.fr
   weft eval runs/fr --bleu test.en test.fr test2.fr --beams 8 --average 5 --json"""
@@ -50,98 +51,104 @@ class EvalCommand:
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    """Restore a run's model, score it, and print the score."""
+    """Restore the model of a run, evaluate it, and print the metrics."""
     given = list(arguments)
     if {"-h", "--help"} & set(given):
         print(f"usage: {USAGE}\n\n{DESCRIPTION}")
         return
     if not given or given[0].startswith("-"):
-        raise UsageError(f"weft eval was given no folder\n\nusage: {USAGE}")
+        raise UsageError(f"weft eval: missing FOLDER\n\nusage: {USAGE}")
     folder, *flags = given
     as_json = "--json" in flags
     if "--bleu" in flags:
-        _bleu(folder, [flag for flag in flags if flag != "--json"], as_json)
+        _evaluate_bleu(folder, [flag for flag in flags if flag != "--json"], as_json)
         return
     from ..train import config_io, load
     from ..train.plain_json import plain_json
 
-    step, flags = _step([flag for flag in flags if flag != "--json"])
+    step, flags = _pop_step([flag for flag in flags if flag != "--json"])
     config = config_io.apply_flags(load.load_config(folder), flags)
     run, step, model = load.restore_run(config, step)
-    found = load.evaluate_run(run, model)
+    result = load.evaluate_run(run, model)
     numbers = {
         "step": step,
-        "loss": found.loss,
-        "perplexity": found.perplexity,
-        "word_perplexity": found.word_perplexity,
-        "accuracy": found.accuracy,
-        "tokens": found.tokens,
-        "words": found.words,
+        "loss": result.loss,
+        "perplexity": result.perplexity,
+        "word_perplexity": result.word_perplexity,
+        "accuracy": result.accuracy,
+        "tokens": result.tokens,
+        "words": result.words,
     }
     if as_json:
         print(plain_json(numbers))
         return
-    words = "" if found.words is None else f", {found.words:,} words"
-    print(f"step {step}: {found.tokens:,} tokens{words}", file=sys.stderr)
-    print(f"loss                 {found.loss:.4f}")
-    print(f"perplexity per token {found.perplexity:.4f}")
-    if found.word_perplexity is not None:
-        print(f"perplexity per word  {found.word_perplexity:.4f}")
-    print(f"accuracy             {found.accuracy:.4f}")
+    words = "" if result.words is None else f", {result.words:,} words"
+    print(f"step {step}: {result.tokens:,} tokens{words}", file=sys.stderr)
+    print(f"loss                 {result.loss:.4f}")
+    print(f"perplexity per token {result.perplexity:.4f}")
+    if result.word_perplexity is not None:
+        print(f"perplexity per word  {result.word_perplexity:.4f}")
+    print(f"accuracy             {result.accuracy:.4f}")
 
 
 @dataclass
-class _Translated:
-    """How a file is translated to be compared with references."""
+class _TranslationFlags:
+    """The flags of weft translate that weft eval --bleu accepts."""
 
     models: Annotated[ModelFlags, arg(name="")] = field(default_factory=ModelFlags)
-    how: Annotated[GenerationFlags, arg(name="")] = field(default_factory=GenerationFlags)
+    generation: Annotated[GenerationFlags, arg(name="")] = field(default_factory=GenerationFlags)
 
 
-def _bleu(folder: str, flags: list[str], as_json: bool) -> None:
-    """Translate a file, compare it with references, and print the scores."""
+def _evaluate_bleu(folder: str, flags: list[str], as_json: bool) -> None:
+    """Translate a file, compare the translations with references, and print the scores."""
     at = flags.index("--bleu") + 1
     files = list(itertools.takewhile(lambda word: word == STDIN or not word.startswith("-"), flags[at:]))
     if len(files) < 2:
         raise UsageError(
             f"--bleu {' '.join(files) or 'without files'}",
-            rule="a file is translated, and compared with others",
+            rule="--bleu needs a file to translate and at least one file of references",
             hint="weft eval FOLDER --bleu SOURCES REFERENCES",
         )
-    asked = tyro.cli(
-        _Translated,
+    options = tyro.cli(
+        _TranslationFlags,
         prog="weft eval FOLDER --bleu",
         args=flags[: at - 1] + flags[at + len(files) :],
         registry=REGISTRY,
     )
-    how = asked.how.ask(translates=True)
+    config = options.generation.to_config(translates=True)
     sources, *references = read_aligned(files)
     if not sources.count:
-        raise UsageError(f"{sources.name} has no lines", hint="texts are in a file, one to a line")
-    check_beams(folder, how)
-    found = load_generator(folder, asked.models, "encoder_decoder")
+        raise UsageError(f"{sources.name} is empty", hint="give a file with one text per line")
+    check_beams(folder, config)
+    loaded = load_generator(folder, options.models, "encoder_decoder")
     from ..generate import corpus_scores
     from ..train.plain_json import plain_json
 
     with LineProgress(sources.count) as progress:
-        said = []
-        for one in found.speaker.generate(sources.texts, how):
-            said.append(one.text)
+        translations = []
+        for completion in loaded.generator.generate(sources.texts, config):
+            translations.append(completion.text)
             progress.step()
-    right = [list(each) for each in zip(*(one.texts for one in references), strict=True)]
-    scores = corpus_scores(said, right)
+    expected = [list(each) for each in zip(*(one.texts for one in references), strict=True)]
+    scores = corpus_scores(translations, expected)
     bleu, chrf = scores.signatures
     if as_json:
-        numbers = {"lines": len(said), "exact": scores.exact, "bleu": scores.bleu, "chrf": scores.chrf}
+        numbers = {
+            "lines": len(translations),
+            "exact": scores.exact,
+            "bleu": scores.bleu,
+            "chrf": scores.chrf,
+        }
         signatures = {"bleu": bleu, "chrf": chrf}
-        print(plain_json({"steps": found.made_of["steps"], **numbers, "signatures": signatures}))
+        print(plain_json({"steps": loaded.provenance["steps"], **numbers, "signatures": signatures}))
         return
     print(f"exact {scores.exact:.4f}")
     print(f"BLEU  {scores.bleu:.2f}  {bleu}")
     print(f"chrF  {scores.chrf:.2f}  {chrf}")
 
 
-def _step(flags: list[str]) -> tuple[int | None, list[str]]:
+def _pop_step(flags: list[str]) -> tuple[int | None, list[str]]:
+    """The value of --step, and the other flags."""
     flags = [part for one in flags for part in (one.split("=", 1) if one.startswith("--step=") else [one])]
     if "--step" not in flags:
         return None, flags
@@ -150,7 +157,7 @@ def _step(flags: list[str]) -> tuple[int | None, list[str]]:
     if not (value.isascii() and value.isdigit()):
         raise UsageError(
             f"--step {value or 'without a number'}",
-            rule="it is the number of a step that was saved",
-            hint="weft checkpoint list FOLDER/checkpoints shows them",
+            rule="--step is the step of a saved checkpoint",
+            hint="weft checkpoint list FOLDER/checkpoints lists them",
         )
     return int(value), flags[:at] + flags[at + 2 :]

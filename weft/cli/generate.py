@@ -1,4 +1,4 @@
-"""`weft generate`: prompts in, what a language model goes on with out, line by line."""
+"""`weft generate`: complete prompts line by line with a language model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from .generation import GenerationCommand
 
 @dataclass
 class GenerateCommand(GenerationCommand):
-    """Go on with texts, line by line, with a trained language model.
+    """Complete prompts line by line with a trained language model.
 
-    FOLDER is that of a run of weft train, or one of Hugging Face with a model and its tokenizer.
-    Each line of the input is a prompt, also an empty one. It gives one line of output: what comes after the
-    prompt, without it. Where that has an end of line, \\n stands for it; --json gives it as it is.
+    FOLDER is the folder of a run of weft train, or a Hugging Face folder with a model and its tokenizer. Each
+    line of the input is a prompt, even an empty one, and produces one line of output: the completion, without
+    the prompt. A line break in a completion is printed as \\n; --json prints the text unchanged.
 
-        weft generate runs/lm prompts.txt > said.txt
+        weft generate runs/lm prompts.txt > completions.txt
         echo "To be" | weft generate runs/lm --temperature 0.8 --top-p 0.95 --seed 3
-        weft generate runs/lm prompts.txt -o said.jsonl --json --beams 4 --best 4
+        weft generate runs/lm prompts.txt -o completions.jsonl --json --beams 4 --best 4
 
-    With -o the lines go to OUT.part until all are there. Run the same command again to resume, on any
-    mesh."""
+    With -o, lines go to OUT.part until all are done. Run the same command again to resume, on any mesh."""
 
     kind = "decoder"

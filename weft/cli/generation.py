@@ -1,4 +1,5 @@
-"""What weft translate, generate, score and eval --bleu share: models that speak, and how they are asked."""
+"""What weft translate, generate, score and eval --bleu share: loading models, generation flags, line
+output."""
 
 from __future__ import annotations
 
@@ -20,124 +21,126 @@ from .progress import LineProgress
 from .targets import UsageError
 
 if TYPE_CHECKING:
+    from ..data import Tokenizer
     from ..generate import Completion, GenerationConfig, TextGenerator
     from ..train.load import LoadedRun
 
-DEFAULT_BEAMS = 4  # of a translation, if nothing is said
-MAX_BEAMS = 1000  # a step looks at as many continuations as their square
+DEFAULT_BEAMS = 4  # for translations
+MAX_BEAMS = 1000  # the work of a step grows with the square of the number of beams
 
-# What the model of a run is called, which commands are for it, and what they do.
+# For each kind of model: its name, the command for it, and what that command does.
 MODEL_KINDS = {
     "encoder_decoder": ("a translation model", "weft translate", "translates texts"),
-    "decoder": ("a language model", "weft generate", "goes on with texts"),
-    "encoder": ("an encoder", "weft eval", "scores it"),
+    "decoder": ("a language model", "weft generate", "completes prompts"),
+    "encoder": ("an encoder", "weft eval", "evaluates it"),
 }
 
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """Which models, and where they run."""
+    """Which models to load, and where to run them."""
 
     step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """Of which step; by default the newest checkpoint."""
+    """The step of the checkpoint (default: the latest)."""
     average: Annotated[int, arg(metavar="N", help_behavior_hint="")] = 1
-    """Take the mean of the parameters of the last N checkpoints, up to --step."""
+    """Average the parameters of the last N checkpoints up to --step."""
     ensemble: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="FOLDER", help_behavior_hint="")] = ()
-    """A further run, whose model speaks too: the mean of their probabilities counts. It has the same
-    tokenizer; --step and --average hold for it as well. May be given several times."""
+    """Add another run to the ensemble, which averages the models' probabilities.
+    The run must have the same tokenizer; --step and --average apply to it too. May be repeated."""
     mesh: Annotated[str | None, arg(metavar="AXES", help_behavior_hint="")] = None
-    """The processor mesh, "data=4 model=2"; "" is one device. By default that of training, if there are as
-    many devices, else one."""
+    """The device mesh, such as "data=4 model=2"; "" is a single device.
+    The default is the mesh of training if there are enough devices, else a single device."""
     layout: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
-    """Which dims are split over which axes, "batch:data heads:model". By default as in training."""
+    """Which dims are split over which axes, "batch:data heads:model" (default: as in training)."""
     rows: Annotated[int, arg(metavar="N", help_behavior_hint="")] = 32
-    """How many texts are worked on at once; memory grows with it, and results don't depend on it."""
+    """The number of texts in a batch. It affects memory, not results."""
 
     def __post_init__(self) -> None:
-        _check({"--average": (self.average, 1), "--rows": (self.rows, 1)})
+        _check_minimums({"--average": (self.average, 1), "--rows": (self.rows, 1)})
 
 
 @dataclass(frozen=True)
 class GenerationFlags:
-    """How texts are said."""
+    """How to generate text."""
 
     beams: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
-    """Beams of a search; 0: tokens are chosen one by one. By default 4 for translations (unless one of the
-    flags below asks for something else), and 0 for other texts."""
+    """The number of beams of a beam search; 0 generates token by token.
+    The default is 4 for translations (0 with one of the sampling flags below) and 0 otherwise."""
     alpha: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
-    """How much a search prefers longer texts; by default 0.6, and 0 is not at all."""
+    """The length penalty of beam search: higher values prefer longer texts (default: 0.6)."""
     limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """How many tokens at most. By default 10 more than one and a half times those of a text that is
-    translated, and no more than 256; after a prompt 128, and no more than half of what the model can read."""
+    """The maximum number of tokens to generate. The default for translations is
+    1.5 times the input's length plus 10, at most 256; for prompts 128, at most half of the context length."""
     temperature: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
-    """Draw tokens, from probabilities that are the sharper the lower it is; by default 0: the likeliest."""
+    """The sampling temperature; 0, the default, always takes the most likely token."""
     top_k: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
-    """Draw from the K likeliest tokens only."""
+    """Sample from the K most likely tokens only."""
     top_p: Annotated[float | None, arg(metavar="P", help_behavior_hint="")] = None
-    """Draw from the likeliest tokens only, as few as have the probability P together."""
+    """Nucleus sampling: sample from the most likely tokens with total probability P."""
     penalty: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
-    """Make tokens that are in the text already less likely; above 1, such as 1.2."""
+    """The repetition penalty: values above 1, such as 1.2, make tokens already in the text less likely."""
     seed: Annotated[int, arg(metavar="N", help_behavior_hint="")] = 0
-    """What is drawn depends on it, and on the number of the line."""
+    """The random seed. Samples depend on it and on the line number."""
 
     def __post_init__(self) -> None:
-        _check({"--beams": (self.beams, 0), "--seed": (self.seed, 0), "--alpha": (self.alpha, 0)})
+        _check_minimums({"--beams": (self.beams, 0), "--seed": (self.seed, 0), "--alpha": (self.alpha, 0)})
 
-    def ask(self, translates: bool) -> GenerationConfig:
-        """The same in one word, with what is not said filled in; an error if a flag has no effect."""
+    def to_config(self, translates: bool) -> GenerationConfig:
+        """Fill in the defaults; raise an error if a flag has no effect."""
         from ..core.errors import ModelError
         from ..generate import Beams, GenerationConfig
 
-        by_token = {
+        sampling = {
             _flag(name): value
             for name in ("temperature", "top_k", "top_p", "penalty")
             if (value := getattr(self, name)) is not None
         }
         beams = self.beams
         if beams is None:
-            beams = DEFAULT_BEAMS if translates and not by_token else 0
-        if beams and by_token:
+            beams = DEFAULT_BEAMS if translates and not sampling else 0
+        if beams and sampling:
             raise UsageError(
-                f"--beams {beams} with {' and '.join(by_token)}",
-                rule="a search takes the likeliest texts; nothing is drawn or made less likely",
-                hint="leave out one of them; --beams 0 is no search",
+                f"--beams {beams} with {' and '.join(sampling)}",
+                rule="beam search finds the most likely texts; it neither samples nor penalizes repetition",
+                hint="omit one of them; --beams 0 disables beam search",
             )
         if not beams and self.alpha is not None:
             raise UsageError(
                 f"--alpha {self.alpha} without beams",
-                rule="it is the length penalty of a beam search",
+                rule="--alpha is the length penalty of beam search",
                 hint=f"--beams {DEFAULT_BEAMS}",
             )
-        if not self.temperature and (wrong := {"--top-k", "--top-p"} & set(by_token)):
+        if not self.temperature and (wrong := {"--top-k", "--top-p"} & set(sampling)):
             raise UsageError(
                 f"{' and '.join(sorted(wrong))} without a temperature",
-                rule="the likeliest token is taken, and nothing is drawn",
-                hint="--temperature 1 draws from the model's own probabilities",
+                rule="at temperature 0 the most likely token is taken, with no sampling",
+                hint="--temperature 1 samples from the model's probabilities",
             )
-        given = {name.removeprefix("--").replace("-", "_"): value for name, value in by_token.items()}
+        given = {name.removeprefix("--").replace("-", "_"): value for name, value in sampling.items()}
         alpha = Beams.alpha if self.alpha is None else self.alpha
         search = Beams(beams, alpha) if beams else None
         try:
             return GenerationConfig(limit=self.limit, seed=self.seed, beams=search, **given)
-        except ModelError as error:  # in Python's words: limit=0
+        except ModelError as error:  # it names Python parameters, limit=0: translate them to flags
             raise UsageError(
                 re.sub(r"(\w+)=", lambda found: f"{_flag(found[1])} ", error.fact),
                 rule=re.sub(r"\btop_[kp]\b", lambda found: _flag(found[0]), error.rule),
-                hint="what is left out is as usual; --help says what that is",
+                hint="omit the flag to use its default; see --help",
             ) from None
 
 
-def check_beams(folder: str, asked: GenerationConfig) -> None:
-    """An error if a search has more beams than there are tokens to begin with, or than is sensible."""
+def check_beams(folder: str, config: GenerationConfig) -> None:
+    """Raise an error if a beam search has more beams than the vocabulary has tokens, or than is sensible."""
     from ..train import load
 
-    size, vocab = asked.beams.size if asked.beams else 0, load.load_model_config(folder).vocab
+    size, vocab = config.beams.size if config.beams else 0, load.load_model_config(folder).vocab
     most = min(vocab, MAX_BEAMS)
     if size > most:
         raise UsageError(
-            f"--beams {size}, and the model has {vocab} tokens",
-            rule=f"there are no more beams than tokens, nor than {MAX_BEAMS}: work grows with their square",
-            hint=f"--beams {DEFAULT_BEAMS} is usual; {most} is the most here",
+            f"--beams {size}, but the model has {vocab} tokens",
+            rule=f"the number of beams is at most the number of tokens, and at most {MAX_BEAMS}, "
+            "because the work grows with its square",
+            hint=f"--beams {DEFAULT_BEAMS} is usual; the maximum here is {most}",
         )
 
 
@@ -145,16 +148,14 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _check(least: dict[str, tuple[float | None, float]]) -> None:
+def _check_minimums(minimums: dict[str, tuple[float | None, float]]) -> None:
     wrong = [
-        f"{flag} {value}: it is at least {low}" for flag, (value, low) in least.items() if _below(value, low)
+        f"{flag} {value}: must be at least {least}"
+        for flag, (value, least) in minimums.items()
+        if value is not None and not value >= least  # `not >=` also catches NaN
     ]
     if wrong:
-        raise UsageError(*wrong, hint="--help says what each is")
-
-
-def _below(value: float | None, least: float) -> bool:
-    return value is not None and not value >= least
+        raise UsageError(*wrong, hint="see --help")
 
 
 # Models
@@ -162,19 +163,19 @@ def _below(value: float | None, least: float) -> bool:
 
 @dataclass(frozen=True)
 class LoadedGenerator:
-    """Models that are ready to speak, and by what they are told from others."""
+    """A text generator, and the checkpoints that its results depend on."""
 
-    speaker: TextGenerator
-    made_of: dict[str, Any]
+    generator: TextGenerator
+    provenance: dict[str, Any]
 
 
 def load_generator(folder: str, models: ModelFlags, *kinds: str) -> LoadedGenerator:
-    """Load the models of runs.
+    """Load the model of a run, or an ensemble of several runs.
 
     Args:
-      folder: of the run.
-      models: which checkpoints, which other runs, and where.
-      kinds: the kinds of model that the command is for.
+      folder: the folder of the run.
+      models: which checkpoints, which further runs, and where to run them.
+      kinds: the kinds of model that the command supports.
     """
     from ..generate import TextGenerator
     from ..train import load
@@ -185,32 +186,32 @@ def load_generator(folder: str, models: ModelFlags, *kinds: str) -> LoadedGenera
     first = load.load_run(folder, models.step, models.average, models.mesh, models.layout)
     report_mesh_fallback(first, models.mesh)
     where = (first.mesh, first.layout)
-    every = [first, *(load.load_run(one, models.step, models.average, *where) for one in models.ensemble)]
-    _check_tokenizers(every)
-    speaker = TextGenerator([one.model for one in every], first.tokenizer, *where, rows=models.rows)
+    runs = [first, *(load.load_run(one, models.step, models.average, *where) for one in models.ensemble)]
+    _check_same_tokenizer(runs)
+    generator = TextGenerator([run.model for run in runs], first.tokenizer, *where, rows=models.rows)
     return LoadedGenerator(
-        speaker,
-        {"steps": [list(one.steps) for one in every], "checkpoints": [list(one.checksums) for one in every]},
+        generator,
+        {"steps": [list(run.steps) for run in runs], "checkpoints": [list(run.checksums) for run in runs]},
     )
 
 
 def check_single_process() -> None:
-    """An error if this process is one of several."""
+    """Raise an error if this process is one of several."""
     from ..distributed import rendezvous
 
-    said = os.environ.get(rendezvous.PROCESSES_VARIABLE) or "1"
-    if not said.isdecimal() or int(said) > 1:
+    count = os.environ.get(rendezvous.PROCESSES_VARIABLE) or "1"
+    if not count.isdecimal() or int(count) > 1:
         raise UsageError(
-            f"this command is one of {said} processes, as {rendezvous.PROCESSES_VARIABLE} says",
-            rule="it runs in one, on all devices of its machine",
-            hint="leave weft launch out; or give each process a file of its own",
+            f"this command is one of {count} processes, according to {rendezvous.PROCESSES_VARIABLE}",
+            rule="it runs in a single process, on all devices of the machine",
+            hint="run it without weft launch, or give each process its own file",
         )
 
 
 def report_mesh_fallback(run: LoadedRun, mesh: str | None) -> None:
-    """Say so if a model does not run on the mesh that it was trained on, and nobody asked for another."""
+    """Print a note if the model can't run on the mesh it was trained on, and no other mesh was given."""
     if mesh is None and run.config and run.mesh != type(run.mesh)(run.config.layout.mesh):
-        print(f'there are too few devices for "{run.config.layout.mesh}": one is used', file=sys.stderr)
+        print(f'not enough devices for "{run.config.layout.mesh}": using one device', file=sys.stderr)
 
 
 def _check_kind(folder: str, kind: str, kinds: tuple[str, ...]) -> None:
@@ -219,33 +220,33 @@ def _check_kind(folder: str, kind: str, kinds: tuple[str, ...]) -> None:
     if kind not in kinds:
         name, command, does = MODEL_KINDS[kind]
         raise ModelError(
-            f"{folder} has {name}",
-            rule=f"this command is for {' or '.join(MODEL_KINDS[one][0] for one in kinds)}",
+            f"{folder} contains {name}",
+            rule=f"this command needs {' or '.join(MODEL_KINDS[one][0] for one in kinds)}",
             hint=f"{command} {folder} {does}",
         )
 
 
-def _check_tokenizers(every: list[LoadedRun]) -> None:
+def _check_same_tokenizer(runs: list[LoadedRun]) -> None:
     from ..core.errors import ModelError
 
-    def content(one: LoadedRun) -> Any:
-        path = getattr(one.tokenizer, "path", None)
-        return Path(path).read_bytes() if path else one.tokenizer
+    def content(run: LoadedRun) -> bytes | Tokenizer:
+        path = getattr(run.tokenizer, "path", None)
+        return Path(path).read_bytes() if path else run.tokenizer
 
-    for other in every[1:]:
-        if content(other) != content(every[0]):
+    for other in runs[1:]:
+        if content(other) != content(runs[0]):
             raise ModelError(
-                f"{every[0].folder} and {other.folder} have different tokenizers",
-                *(f"{one.folder}: {_tokenizer(one)}" for one in (every[0], other)),
-                rule="models that speak together have the same tokens",
-                hint="train the second with the first one's tokenizer: "
-                f"--data.tokenizer {every[0].folder}/tokenizer.model",
+                f"{runs[0].folder} and {other.folder} have different tokenizers",
+                *(f"{run.folder}: {_describe_tokenizer(run)}" for run in (runs[0], other)),
+                rule="the models of an ensemble must share a tokenizer",
+                hint="train the second model with the tokenizer of the first: "
+                f"--data.tokenizer {runs[0].folder}/tokenizer.model",
             )
 
 
-def _tokenizer(one: LoadedRun) -> str:
-    name = one.config.data.tokenizer if one.config else "tokenizer.json"
-    return f"{name}, {one.tokenizer.vocab} ids"
+def _describe_tokenizer(run: LoadedRun) -> str:
+    name = run.config.data.tokenizer if run.config else "tokenizer.json"
+    return f"{name}, {run.tokenizer.vocab} ids"
 
 
 # Lines
@@ -253,65 +254,67 @@ def _tokenizer(one: LoadedRun) -> str:
 
 def process_lines(
     lines: InputLines,
-    said: Callable[[Iterable[Any], int], Iterator[str]],
+    process: Callable[[Iterable[Any], int], Iterator[str]],
     out: Path | None,
-    made_of: dict[str, Any],
+    provenance: dict[str, Any],
 ) -> None:
-    """Hand lines on, and write down what is said to each.
+    """Process input lines and write the results.
 
     Args:
-      lines: those of the input.
-      said: from lines, and the number of the first, to results.
-      out: the file that they go to; None: stdout.
-      made_of: what results depend on, beside the input.
+      lines: the input.
+      process: from lines, and the number of the first line, to results.
+      out: the output file; None is stdout.
+      provenance: everything that the results depend on, besides the input.
     """
-    made_of = {**made_of, "input": lines.sum, "lines": lines.count}
+    provenance = {**provenance, "input": lines.sum, "lines": lines.count}
     bar = out is not None or not sys.stdout.isatty()
     with (
-        resumable_output.resumable_writer(out, made_of) as (done, write),
+        resumable_output.resumable_writer(out, provenance) as (done, write),
         LineProgress(lines.count, done, bar=bar) as progress,
     ):
-        for one in said(itertools.islice(lines.texts, done, None), done):
-            write(one)
+        for result in process(itertools.islice(lines.texts, done, None), done):
+            write(result)
             progress.step()
 
 
 @dataclass
 class CompletionFormatter:
-    """From what was said to a line, with those counted that were not read whole."""
+    """Formats completions as lines, and counts those whose input was truncated."""
 
     as_json: bool
     best: int | None
-    cut: int = 0
+    truncated: int = 0
 
-    def line(self, one: Completion) -> str:
-        """A text, or an object."""
+    def format(self, completion: Completion) -> str:
+        """A line of text, or a JSON object."""
         from ..train.plain_json import plain_json
 
-        self.cut += one.cut
+        self.truncated += completion.cut
         if not self.as_json:
-            return escape_newlines(one.text)
-        found = _object(one)
+            return escape_newlines(completion.text)
+        data = _completion_data(completion)
         if self.best is not None:
-            found["best"] = [_object(other) for other in (one, *one.others)[: self.best]]
-        return plain_json(found)
+            best = (completion, *completion.others)[: self.best]
+            data["best"] = [_completion_data(one) for one in best]
+        return plain_json(data)
 
-    def tell(self, speaker: TextGenerator, asked: GenerationConfig) -> None:
-        """Say what was not read whole."""
-        if not self.cut:
+    def report_truncated(self, generator: TextGenerator, config: GenerationConfig) -> None:
+        """Print a warning if inputs were truncated."""
+        if not self.truncated:
             return
-        left = ""
-        if not speaker.translates:
-            limit = speaker.encode_prompt(0, "", asked.limit).limit
-            left = f", and {limit} of them are left to what is said (--limit)"
+        reserved = ""
+        if not generator.translates:
+            limit = generator.encode_prompt(0, "", config.limit).limit
+            reserved = f", with {limit} reserved for the completion (--limit)"
         print(
-            f"warning: {self.cut:,} texts were cut: at most {speaker.longest} tokens are read{left}",
+            f"warning: {self.truncated:,} texts were truncated: the context length is "
+            f"{generator.longest} tokens{reserved}",
             file=sys.stderr,
         )
 
 
-def _object(one: Completion) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in ("text", "score", "tokens", "ended", "cut")}
+def _completion_data(completion: Completion) -> dict[str, Any]:
+    return {name: getattr(completion, name) for name in ("text", "score", "tokens", "ended", "cut")}
 
 
 def escape_newlines(text: str) -> str:
@@ -321,56 +324,56 @@ def escape_newlines(text: str) -> str:
 
 @dataclass
 class GenerationCommand:
-    """A command that says something to each line of a file: all of weft translate and weft generate."""
+    """A command that generates one line of output per line of input: weft translate and weft generate."""
 
-    kind: ClassVar[str]  # the kind of model that it is for
+    kind: ClassVar[str]  # the kind of model
 
     folder: Annotated[Positional[str], arg(metavar="FOLDER")]
-    """The folder of a run, or one of Hugging Face."""
+    """The folder of a run, or a Hugging Face folder."""
     file: Annotated[Positional[str], arg(metavar="[FILE]", help_behavior_hint="")] = STDIN
-    """Texts, one to a line, in UTF-8; - or nothing is stdin. .gz, .bz2, .xz and .zst are unpacked."""
+    """Texts in UTF-8, one per line (default: -, stdin). .gz, .bz2, .xz and .zst files are decompressed."""
     out: Annotated[Path | None, arg(metavar="OUT", aliases=["-o"], help_behavior_hint="")] = None
     """Write to this file instead of stdout; run the same command again to resume."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
-    """An object to a line: text, score, tokens, ended (by itself, not by --limit), cut (it was too long)."""
+    """Print one JSON object per line with text, score, tokens,
+    ended (false if --limit cut it off) and cut (true if the input was truncated)."""
     best: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """With --json and beams, the N best results, as `best`."""
+    """With --json and beam search, add the N best results as `best`."""
     models: Annotated[ModelFlags, arg(name="")] = field(default_factory=ModelFlags)
-    how: Annotated[GenerationFlags, arg(name="")] = field(default_factory=GenerationFlags)
+    generation: Annotated[GenerationFlags, arg(name="")] = field(default_factory=GenerationFlags)
 
     def run(self) -> None:
-        """Say something to each line."""
-        asked = self.how.ask(self.kind == "encoder_decoder")
-        _check_best(self.best, self.json, asked)
+        """Generate a line of output for each line of input."""
+        config = self.generation.to_config(self.kind == "encoder_decoder")
+        _check_best(self.best, self.json, config)
         resumable_output.check_resumable(self.out, (self.file,))
         if self.file == STDIN and sys.stdin.isatty():
-            print("lines are read from the terminal; Ctrl-D ends them", file=sys.stderr)
-        lines = read_lines(self.file, as_they_come=self.out is None)
-        check_beams(self.folder, asked)
-        found = load_generator(self.folder, self.models, self.kind)
-        writing = CompletionFormatter(self.json, self.best)
+            print("reading lines from the terminal; end with Ctrl-D", file=sys.stderr)
+        lines = read_lines(self.file, streamed=self.out is None)
+        check_beams(self.folder, config)
+        loaded = load_generator(self.folder, self.models, self.kind)
+        formatter = CompletionFormatter(self.json, self.best)
 
-        def said(texts: Iterable[str], first: int) -> Iterator[str]:
-            return map(writing.line, found.speaker.generate(texts, asked, first))
+        def complete(texts: Iterable[str], first: int) -> Iterator[str]:
+            return map(formatter.format, loaded.generator.generate(texts, config, first))
 
-        settings = dataclasses.asdict(asked) | {
-            "ends": list(asked.ends),
+        settings = dataclasses.asdict(config) | {
+            "ends": list(config.ends),
             "json": self.json,
             "best": self.best,
         }
-        process_lines(
-            lines, said, self.out, {"command": MODEL_KINDS[self.kind][1], **found.made_of, **settings}
-        )
-        writing.tell(found.speaker, asked)
+        provenance = {"command": MODEL_KINDS[self.kind][1], **loaded.provenance, **settings}
+        process_lines(lines, complete, self.out, provenance)
+        formatter.report_truncated(loaded.generator, config)
 
 
-def _check_best(best: int | None, as_json: bool, asked: GenerationConfig) -> None:
+def _check_best(best: int | None, as_json: bool, config: GenerationConfig) -> None:
     if best is None:
         return
-    size = asked.beams.size if asked.beams else 0
+    size = config.beams.size if config.beams else 0
     if not as_json or not 1 <= best <= size:
         raise UsageError(
             f"--best {best} {'without --json' if not as_json else f'of {size} beams'}",
-            rule="the best results of a beam search are as many as its beams at most, and a list in JSON",
+            rule="--best is at most the number of beams, and needs --json",
             hint=f"--json --beams {max(best, DEFAULT_BEAMS)} --best {max(best, 1)}",
         )

@@ -1,11 +1,11 @@
-"""`weft hardware`: the machines that a plan's time can be predicted for."""
+"""`weft hardware`: the hardware profiles for predicted times."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional, arg
@@ -13,10 +13,13 @@ from tyro.conf import Positional, arg
 from .output_files import check_output_path, print_table, report_write_errors, write_output
 from .targets import UsageError
 
+if TYPE_CHECKING:
+    from ..hardware.profile import Hardware
+
 
 @dataclass
 class HardwareListCommand:
-    """The known machines, one to a line: FLOP/s, memory and network of one device."""
+    """List the known hardware profiles: FLOP/s, memory and network of one device."""
 
     json: bool = False
     """Print JSON instead of text."""
@@ -24,59 +27,59 @@ class HardwareListCommand:
     def run(self) -> None:
         from ..hardware.profile import known_profiles, load_profile
 
-        machines = [load_profile(path) for path in known_profiles().values()]
+        profiles = [load_profile(path) for path in known_profiles().values()]
         if self.json:
             import json
 
             from ..plan.facts import to_jsonable
 
-            print(json.dumps([to_jsonable(m) for m in machines], indent=1))
+            print(json.dumps([to_jsonable(profile) for profile in profiles], indent=1))
             return
         header = ("name", ">bf16 FLOP/s", ">memory", ">bytes/s", "network, bytes/s in one direction")
-        print_table([header, *map(_row, machines)])
+        print_table([header, *map(_row, profiles)])
 
 
-def _row(machine: Any) -> tuple[str, str, str, str, str]:
+def _row(profile: Hardware) -> tuple[str, str, str, str, str]:
     from ..plan.units import human_bytes, human_count
 
     levels = ", ".join(
         f"{level.name} {human_count(level.bandwidth)}"
         + (f" ({level.devices})" if level.devices is not None else "")
-        for level in machine.network
+        for level in profile.network
     )
-    speeds = (machine.peak("bf16"), machine.memory_bandwidth)
+    speeds = (profile.peak("bf16"), profile.memory_bandwidth)
     flops, bandwidth = (human_count(speed) for speed in speeds)
-    return machine.name, flops, human_bytes(machine.memory_bytes), bandwidth, levels
+    return profile.name, flops, human_bytes(profile.memory_bytes), bandwidth, levels
 
 
 @dataclass
 class HardwareShowCommand:
-    """A machine's whole profile, with its sources, as the TOML file that it is.
+    """Print a hardware profile, with its sources, as a TOML file.
 
-    It is a pattern for one of your own: put that into ~/.config/weft/NAME.toml, or give its path to
+    Use it as a template: save your own profile as ~/.config/weft/NAME.toml, or pass its path to
     --hardware."""
 
     name: Annotated[Positional[str], arg(metavar="NAME")]
-    """A name of `weft hardware list`, or a TOML file."""
+    """A name from `weft hardware list`, or a TOML file."""
 
     def run(self) -> None:
         from ..hardware.profile import find_profile, load_profile
 
         path = find_profile(self.name)
-        load_profile(path)
+        load_profile(path)  # raises if the profile is invalid
         print(path, file=sys.stderr)
         print(path.read_text(encoding="utf-8"), end="")
 
 
 @dataclass
 class HardwareMeasureCommand:
-    """Measure this CPU as virtual devices, and write the profile `cpu`. It takes some seconds; leave the
-    machine alone meanwhile."""
+    """Measure this CPU as virtual devices and write the profile `cpu`. It takes a few seconds; leave the
+    machine idle meanwhile."""
 
     output: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """Where to write it; by default ~/.config/weft/cpu.toml, from where `--hardware cpu` takes it."""
+    """The file to write (default: ~/.config/weft/cpu.toml, which `--hardware cpu` reads)."""
     devices: int = 8
-    """How many virtual devices share the cores while it is measured."""
+    """The number of virtual devices that share the cores."""
 
     def run(self) -> None:
         from ..hardware.measure import measure_cpu
@@ -85,8 +88,8 @@ class HardwareMeasureCommand:
         if self.devices < 2:
             raise UsageError(
                 f"--devices {self.devices}",
-                rule="their network is measured too: it has at least 2 devices",
-                hint="leave --devices out: it is 8 by default",
+                rule="the network is measured too, so at least 2 devices are needed",
+                hint="omit --devices; the default is 8",
             )
         path = self.output or user_folder() / "cpu.toml"
         if self.output is None:
@@ -100,7 +103,7 @@ class HardwareMeasureCommand:
 
 @dataclass
 class HardwareCommand:
-    """The machines that a plan's time can be predicted for."""
+    """List, show and measure the hardware profiles that predicted times are based on."""
 
     do: (
         Annotated[HardwareListCommand, tyro.conf.subcommand("list")]

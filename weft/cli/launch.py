@@ -1,8 +1,9 @@
-"""`weft launch`: one command in several processes on this machine, which live and die together.
+"""`weft launch`: run a command in several processes on this machine, which start and end together.
 
-Each process is in a session of its own and watches a pipe that only the launcher holds open (`launched.py`):
-when the launcher is gone, however it went, the pipe ends, and the process ends its group, workers included.
-Linux's PR_SET_PDEATHSIG would reach only the process itself, and is not on other systems.
+Each process has its own session and watches a pipe whose other end only the launcher holds
+(`launch_child.py`). When the launcher ends for any reason, the pipe closes, and the process kills its process
+group, workers included. Linux's PR_SET_PDEATHSIG would reach only the process itself, and other systems lack
+it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -26,7 +28,7 @@ from ..core.errors import nearest
 from .launch_child import PIPE_VARIABLE
 from .targets import UsageError
 
-USAGE_ERROR = 2  # the exit code of a mistake in what was asked: it will not go better next time
+USAGE_ERROR = 2  # the exit code for a usage error, which a restart would only repeat
 EXAMPLE = "for example weft launch -n 4 -- train config.toml"
 
 
@@ -36,35 +38,35 @@ class LaunchCommand:
 
         weft launch -n 4 -- train config.toml
 
-    The processes find each other through a port that is free. What they print comes line by line, with the
-    number of the process before it. When one fails, the others are stopped. SIGINT and SIGTERM are passed on
-    to all. The exit code is that of the process that failed first.
+    The processes connect through a free port. Their output is printed line by line, prefixed with the process
+    number. When one fails, the others are stopped. SIGINT and SIGTERM are forwarded to all of them. The exit
+    code is that of the first process that failed.
 
-    For many machines see the page "Many hosts"; there a cluster's own launcher starts the processes."""
+    For several machines, see the page "Many hosts": there, the cluster's launcher starts the processes."""
 
     command: Annotated[Positional[tuple[str, ...]], arg(metavar="COMMAND ...")] = ()
     """A weft command and its arguments, after --."""
     processes: Annotated[int, arg(aliases=["-n"], metavar="N")] = 1
-    """How many processes."""
+    """The number of processes."""
     restarts: Annotated[int, arg(metavar="N")] = 0
-    """How often all are started again after one has failed; the command goes on from its last checkpoint."""
+    """How often to restart all processes after a failure. The command resumes from its last checkpoint."""
     devices_per_process: Annotated[int, arg(metavar="K")] = 1
-    """How many devices each process has: virtual ones on a CPU, the next K on GPUs."""
+    """The number of devices per process: virtual devices on a CPU, the next K GPUs otherwise."""
     grace: Annotated[float, arg(metavar="SECONDS")] = 10.0
-    """How long a process may take to stop after another one failed or stopped, before it is killed."""
+    """How long to wait for a process to stop, after another failed or stopped, before killing it."""
 
     def run(self) -> None:
-        """Start, watch, and start again; leaves with the processes' exit code."""
+        """Start the processes, wait, and restart them; raise SystemExit with their exit code."""
         self._check()
-        stopping = SignalForwarder()
-        handlers = {one: signal.signal(one, stopping) for one in (signal.SIGINT, signal.SIGTERM)}
+        forwarder = SignalForwarder()
+        handlers = {one: signal.signal(one, forwarder) for one in (signal.SIGINT, signal.SIGTERM)}
         try:
-            for again in range(self.restarts + 1):
-                group = ProcessGroup(self, stopping)
+            for attempt in range(self.restarts + 1):
+                group = ProcessGroup(self, forwarder)
                 code = group.wait()
-                if code == 0 or stopping.signals or code == USAGE_ERROR or again == self.restarts:
+                if code == 0 or forwarder.signals or code == USAGE_ERROR or attempt == self.restarts:
                     break
-                _log(f"starting all again ({again + 1} of {self.restarts})")
+                _log(f"restarting all processes ({attempt + 1} of {self.restarts})")
         finally:
             for one, handler in handlers.items():
                 signal.signal(one, handler)
@@ -80,13 +82,13 @@ class LaunchCommand:
         if wrong:
             raise UsageError(
                 ", ".join(wrong),
-                rule="there is at least 1 process with 1 device; restarts and seconds are not below 0",
+                rule="at least 1 process with 1 device; restarts and seconds must not be negative",
                 hint=EXAMPLE,
             )
         if not self.command:
             raise UsageError(
                 "no command to run",
-                rule="what is to be run in each process comes after --",
+                rule="the command to run in each process comes after --",
                 hint=EXAMPLE,
             )
         from .dispatch import COMMANDS
@@ -94,20 +96,20 @@ class LaunchCommand:
         name = self.command[0]
         if name not in COMMANDS:
             raise UsageError(
-                f"there is no command {name!r}{nearest(name, COMMANDS)}",
-                f"commands of weft: {', '.join(COMMANDS)}",
+                f"unknown command {name!r}{nearest(name, COMMANDS)}",
+                rule=f"the commands are {', '.join(COMMANDS)}",
                 hint=EXAMPLE,
             )
         if name == "launch":
             raise UsageError(
-                "weft launch in weft launch",
-                rule="the processes of the inner one would not find those of the others",
-                hint="give -n the number of all processes",
+                "nested weft launch",
+                rule="the processes of an inner launch would not find those of the others",
+                hint="set -n to the total number of processes",
             )
 
 
 class SignalForwarder:
-    """A handler that remembers signals, and passes them on to the processes that run."""
+    """A signal handler that records signals and forwards them to the running processes."""
 
     def __init__(self) -> None:
         self.signals: list[int] = []
@@ -120,89 +122,85 @@ class SignalForwarder:
 
 
 class ProcessGroup:
-    """The processes of one start."""
+    """The processes of one attempt."""
 
-    def __init__(self, asked: LaunchCommand, stopping: SignalForwarder):
-        self.asked, self.stopping = asked, stopping
+    def __init__(self, command: LaunchCommand, forwarder: SignalForwarder):
+        self.command, self.forwarder = command, forwarder
         self.ended: queue.Queue[tuple[int, int]] = queue.Queue()
         self.readers: list[threading.Thread] = []
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.code = 0
         self.deadline: float | None = None
-        self.pipe, self.held = os.pipe()  # processes have the one end, the other is held here
+        # Every process inherits the read end; only the launcher holds the write end.
+        self.read_end, self.write_end = os.pipe()
         coordinator = f"127.0.0.1:{_free_port()}"
         try:
-            for number in range(asked.processes):
+            for number in range(command.processes):
                 self._start(number, coordinator)
         except BaseException:
             self._kill()
             raise
         finally:
-            os.close(self.pipe)
-        stopping.group = self
-        for number in stopping.signals:  # it came while they were started
+            os.close(self.read_end)
+        forwarder.group = self
+        for number in forwarder.signals:  # received while the processes were starting
             self.send(number)
 
     def _start(self, number: int, coordinator: str) -> None:
-        devices = self.asked.devices_per_process
+        devices = self.command.devices_per_process
         own = range(number * devices, (number + 1) * devices)
         environment = os.environ | {
             "WEFT_COORDINATOR": coordinator,
-            "WEFT_PROCESSES": str(self.asked.processes),
+            "WEFT_PROCESSES": str(self.command.processes),
             "WEFT_PROCESS": str(number),
             "WEFT_DEVICES": str(devices),
-            PIPE_VARIABLE: str(self.pipe),
-            "JAX_COORDINATOR_BIND_ADDRESS": coordinator,  # not for other machines
+            PIPE_VARIABLE: str(self.read_end),
+            "JAX_COORDINATOR_BIND_ADDRESS": coordinator,  # no other machine may connect
             "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, own)),
             "PYTHONUNBUFFERED": "1",
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "weft.cli.launch_child", *self.asked.command],
+            [sys.executable, "-m", "weft.cli.launch_child", *self.command.command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
-            pass_fds=[self.pipe],
+            pass_fds=[self.read_end],
             start_new_session=True,
         )
         self.running[number] = process
         assert process.stdout is not None and process.stderr is not None
         for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-            self._thread(_copy_lines, source, target, f"[{number}] ")
-        self._thread(self._await, number, process, keep=False)
+            self.readers.append(_start_thread(_copy_lines, source, target, f"[{number}] "))
+        _start_thread(self._await_exit, number, process)
 
-    def _thread(self, target: object, *args: object, keep: bool = True) -> None:
-        thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
-        thread.start()
-        if keep:
-            self.readers.append(thread)
-
-    def _await(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        # Its number stays taken until `wait`: the group to be cleared is its own and no new one's.
+    def _await_exit(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        # Until `wait`, the zombie keeps its pid, so that the group killed here can't be a newer process's.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         _signal_group(process.pid, signal.SIGKILL)
         self.ended.put((number, process.wait()))
 
     def wait(self) -> int:
-        """Wait until all have ended; the exit code of the first that failed."""
+        """Wait until all processes have ended; return the exit code of the first that failed."""
         try:
             while self.running:
-                left = None if self.deadline is None else _left(self.deadline)
+                left = None if self.deadline is None else _seconds_left(self.deadline)
                 try:
-                    self._note(*self.ended.get(timeout=left))
+                    self._handle_exit(*self.ended.get(timeout=left))
                 except queue.Empty:
-                    _log(f"killing {_named(self.running)}, still there after {self.asked.grace:g} s")
+                    stuck = _format_processes(self.running)
+                    _log(f"killing {stuck}, still running after {self.command.grace:g} s")
                     self._kill()
                     self.deadline = None
         finally:
             self._kill()
-            self.stopping.group = None
-            os.close(self.held)
+            self.forwarder.group = None
+            os.close(self.write_end)
         for reader in self.readers:
             reader.join(timeout=5)
         return self.code
 
-    def _note(self, number: int, code: int) -> None:
+    def _handle_exit(self, number: int, code: int) -> None:
         del self.running[number]
         if code:
             how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
@@ -210,32 +208,38 @@ class ProcessGroup:
             self.code = self.code or (code if code > 0 else 128 - code)
         if not self.running or self.deadline is not None:
             return
-        if code and not self.stopping.signals:
-            _log(f"stopping {_named(self.running)}")
+        if code and not self.forwarder.signals:
+            _log(f"stopping {_format_processes(self.running)}")
             self.send(signal.SIGTERM)
-        if code or self.stopping.signals:  # processes that stop together end together
-            self.deadline = time.monotonic() + self.asked.grace
+        if code or self.forwarder.signals:  # processes that stop together should also end together
+            self.deadline = time.monotonic() + self.command.grace
 
     def send(self, number: int) -> None:
-        """Send a signal to the processes; it is theirs to tell their own workers."""
+        """Send a signal to the processes; each is responsible for its own workers."""
         for process in list(self.running.values()):
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, number)
-                    os.kill(process.pid, signal.SIGCONT)  # one that is frozen would never notice
+                    os.kill(process.pid, signal.SIGCONT)  # a stopped process would never handle it
 
     def _kill(self) -> None:
         for process in list(self.running.values()):
             _signal_group(process.pid, signal.SIGKILL)
 
 
-def _left(deadline: float) -> float:
-    """Seconds until then, as many as can be waited for: a queue does sums with them."""
+def _start_thread(target: Callable[..., None], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def _seconds_left(deadline: float) -> float:
+    """Seconds until a deadline; at most half of TIMEOUT_MAX, because a queue adds the current time to it."""
     return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX / 2)
 
 
 def _signal_group(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of the dead
+    with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a group of zombies
         os.killpg(pid, number)
 
 
@@ -248,18 +252,18 @@ def _free_port() -> int:
 _printing = threading.Lock()
 
 
-def _copy_lines(source: IO[bytes], target: IO[str], before: str) -> None:
-    """Copy lines as they come; bytes that are no text are shown as such."""
+def _copy_lines(source: IO[bytes], target: IO[str], prefix: str) -> None:
+    """Copy lines as they arrive, with bytes that are not UTF-8 escaped."""
     with source:
         for line in source:
             text = line.decode("utf-8", "backslashreplace").rstrip("\n")
             stream = sys.stderr if text.startswith("[Gloo] ") else target  # stdout is for data
             with _printing, suppress(BrokenPipeError, ValueError):
-                stream.write(f"{before}{text}\n")
+                stream.write(f"{prefix}{text}\n")
                 stream.flush()
 
 
-def _named(running: dict[int, subprocess.Popen[bytes]]) -> str:
+def _format_processes(running: dict[int, subprocess.Popen[bytes]]) -> str:
     return ("process " if len(running) == 1 else "processes ") + ", ".join(map(str, sorted(running)))
 
 

@@ -1,4 +1,4 @@
-"""A process that `weft launch` has started: the command line, and a thread that ends it with its launcher."""
+"""A process started by `weft launch`: runs the command, and ends when its launcher ends."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ PIPE_VARIABLE = "WEFT_LAUNCHER_PIPE"
 
 
 def exit_with_launcher() -> None:
-    """End this process and its workers when the launcher is gone: then its end of the pipe is closed."""
+    """Kill this process and its workers when the launcher ends, which closes its end of the pipe."""
     pipe = int(os.environ.pop(PIPE_VARIABLE))
 
-    def follow() -> None:
-        os.read(pipe, 1)
+    def wait() -> None:
+        os.read(pipe, 1)  # blocks until the launcher's end is closed: nothing is ever written
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
-    threading.Thread(target=follow, name="weft launcher", daemon=True).start()
+    threading.Thread(target=wait, name="weft launcher", daemon=True).start()
 
 
 if __name__ == "__main__":

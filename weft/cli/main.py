@@ -13,18 +13,19 @@ import os
 import signal
 import sys
 
-TYPE_CHECKING = False  # a type checker takes it for True; typing's own takes milliseconds to import
+TYPE_CHECKING = False  # type checkers treat it as True; importing typing takes milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
-    from typing import Any, NoReturn
+    from typing import NoReturn
+
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code. Without arguments it reads those of the process, and handles
-    Ctrl-C for all of the process."""
+    """Run a command and return its exit code. Without arguments, use those of the process and install the
+    handler of Ctrl-C."""
     if arguments is not None:
         try:
             return _command(arguments)
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _end()
     except BaseException:
-        if interrupts.raised:  # what a library made of the KeyboardInterrupt
+        if interrupts.raised:  # a library turned the KeyboardInterrupt into another exception
             _end()
         raise
     if interrupts.raised:  # something caught the KeyboardInterrupt and carried on
@@ -55,7 +56,7 @@ def _command(arguments: Sequence[str]) -> int:
 
 
 class InterruptHandler:
-    """The handler of SIGINT.
+    """A handler for SIGINT.
 
     While a command runs it raises KeyboardInterrupt, so that the command can clean up. It ends the process
     immediately where that would be unsafe: in an import, outside the command (nothing catches it there), and
@@ -68,7 +69,7 @@ class InterruptHandler:
     def __init__(self) -> None:
         self.raised = False
 
-    def __call__(self, _: int, frame: FrameType | None) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.raised or not _can_raise(frame):
             _end()
         self.raised = True
@@ -84,8 +85,8 @@ def _can_raise(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _unraisable(error: Any) -> None:
-    """Python prints and forgets what is raised during garbage collection, for which JAX has a callback."""
+def _unraisable(error: sys.UnraisableHookArgs) -> None:
+    """Python prints and drops exceptions raised during garbage collection, in which JAX runs a callback."""
     if issubclass(error.exc_type, KeyboardInterrupt):
         _end()
     sys.__unraisablehook__(error)

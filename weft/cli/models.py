@@ -1,4 +1,4 @@
-"""`weft models`: the known models, and what is in one."""
+"""`weft models`: the known models and their parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .output_files import print_table
 
 @dataclass
 class ModelsListCommand:
-    """The known models, one to a line."""
+    """List the known models."""
 
     json: bool = False
     """Print JSON instead of text."""
@@ -38,10 +38,10 @@ class ModelsListCommand:
 
 @dataclass
 class ModelsShowCommand:
-    """A model's parameters with their dims, counted, and the numbers that make it."""
+    """Show the parameters of a model, their dims and sizes, and its configuration."""
 
     name: Annotated[Positional[str], arg(metavar="NAME")]
-    """A name of `weft models list`."""
+    """A name from `weft models list`."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -52,8 +52,8 @@ class ModelsShowCommand:
         from ..models.presets import count_by_kind
 
         chosen = preset(self.name)
-        found = nn.parameters(chosen.model())
-        sums = count_by_kind(chosen.config)
+        parameters = nn.parameters(chosen.model())
+        counts = count_by_kind(chosen.config)
         if self.json:
             import json
 
@@ -62,30 +62,30 @@ class ModelsShowCommand:
                     {
                         "name": chosen.name,
                         "config": {f.name: getattr(chosen.config, f.name) for f in fields(chosen.config)},
-                        "parameters": {n: {d.name: d.size for d in p.dims} for n, p in found.items()},
-                        "count": {"all": chosen.parameter_count, **sums},
+                        "parameters": {n: {d.name: d.size for d in p.dims} for n, p in parameters.items()},
+                        "count": {"all": chosen.parameter_count, **counts},
                     },
                     indent=1,
                 )
             )
             return
-        print(f"{chosen.name}: {chosen.about}; {chosen.batch} rows of {chosen.length} positions a step\n")
+        print(f"{chosen.name}: {chosen.about}; {chosen.batch} rows of {chosen.length} positions per step\n")
         rows: list[Any] = [("parameter", ">count", "dims")]
-        rows += [(name, f"{p.size:,}", format_dims(p.dims)) for name, p in found.items()]
+        rows += [(name, f"{p.size:,}", format_dims(p.dims)) for name, p in parameters.items()]
         print_table(rows)
-        print(f"\n{chosen.parameter_count:,} in all:")
-        print_table([(f"  {kind}", f"{count:,}") for kind, count in sums.items()], header=False)
+        print(f"\n{chosen.parameter_count:,} in total:")
+        print_table([(f"  {kind}", f"{count:,}") for kind, count in counts.items()], header=False)
         changed = [f for f in fields(chosen.config) if getattr(chosen.config, f.name) != f.default]
         print("\n" + ", ".join(f"{f.name} {getattr(chosen.config, f.name)}" for f in changed))
         print(
-            f"precision: {chosen.config.compute} for products and activations; "
-            "float32 for parameters, norms, softmax, the loss, and sums of gradients"
+            f"precision: {chosen.config.compute} for matrix products and activations; "
+            "float32 for parameters, norms, softmax, the loss, and gradient sums"
         )
 
 
 @dataclass
 class ModelsCommand:
-    """The known models: their sizes and parameters."""
+    """List the known models, or show the parameters of one."""
 
     do: (
         Annotated[ModelsListCommand, tyro.conf.subcommand("list")]

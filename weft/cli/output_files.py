@@ -1,4 +1,4 @@
-"""Output files: whole or not at all."""
+"""Output: files that are written atomically, and tables on stdout."""
 
 from __future__ import annotations
 
@@ -16,73 +16,77 @@ from .targets import CommandFailure, UsageError
 
 
 def check_output_path(path: Path) -> None:
-    """An error if there is no folder to write the file into; asked before any work is done."""
+    """Raise an error, before any work is done, if a file can't be written."""
     if os.path.isdir(path):
-        raise UsageError(f"{path} is a folder, not a file to write", hint="name a file in it")
+        raise UsageError(f"{path} is a folder, not a file to write", hint="give the name of a file in it")
     if os.path.exists(path.parent) and not os.path.isdir(path.parent):
         raise UsageError(
-            f"{path} is to be written, and {path.parent} is a file",
+            f"can't write {path}: {path.parent} is a file",
             rule="a file is written into a folder",
-            hint="write to another place",
+            hint="choose another path",
         )
     if not os.path.isdir(path.parent):
         raise UsageError(
-            f"there is no folder {path.parent} to write {path.name} into",
-            hint="make it first, or write to another place",
+            f"no folder {path.parent} to write {path.name} into",
+            hint="create it first, or choose another path",
         )
     try:
         probe_writable(path.parent)
     except OSError as error:
-        raise _unwritten(path, error) from None
+        raise _write_error(path, error) from None
 
 
 def probe_writable(folder: Path) -> None:
-    """OSError if no file can be made in a folder. It is tried: rights alone do not say it, to root least."""
+    """Raise OSError if no file can be created in a folder."""
+    # Create one: permission bits are not enough, least of all for root.
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
 @contextlib.contextmanager
 def report_write_errors(path: Path) -> Iterator[None]:
-    """What the system says against writing a file is told of that file, not of the draft beside it."""
+    """Report an OSError as a failure to write `path`, not the temporary file next to it."""
     try:
         yield
     except WeftError:
         raise
     except OSError as error:
-        raise CommandFailure(f"error: {_unwritten(path, error)}") from error
+        raise CommandFailure(f"error: {_write_error(path, error)}") from error
 
 
-def _unwritten(path: Path, error: OSError) -> UsageError:
+def _write_error(path: Path, error: OSError) -> UsageError:
     return UsageError(
-        f"{path} can't be written",
-        f"the system says: {error.strerror or error}",
-        rule="a file is written beside its place, and moved there when it is whole",
-        hint=f"look at the rights of {path.parent} and the space that is left, or write to another place",
+        f"can't write {path}",
+        str(error.strerror or error),
+        rule="a file is written to a temporary file in the same folder, then renamed",
+        hint=f"check the permissions of {path.parent} and the free disk space, or choose another path",
     )
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write a file, all of it or nothing."""
+    """Write a file atomically."""
     check_output_path(path)
     with report_write_errors(path):
         write_text(path, text)
 
 
 def terminal_width() -> int | None:
-    """The width of the terminal that stdout is; None for a file or a pipe, whose text is always the same."""
+    """The terminal's width if stdout is a terminal; None for a file or a pipe, whose text must not vary."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_table(rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
-    """Print rows as columns: those whose header begins with `>` to the right; with no header, all but one."""
+    """Print rows as aligned columns.
+
+    A column whose header starts with `>` is right-aligned; without a header, all columns but the first are.
+    """
     first = rows[0]
     right = [cell.startswith(">") if header else n > 0 for n, cell in enumerate(first)]
     rows = [[cell.lstrip(">") for cell in first], *rows[1:]] if header else rows
     widths = [max(len(row[n]) for row in rows) for n in range(len(first))]
     for row in rows:
         cells = [
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
+            cell.rjust(width) if align_right else cell.ljust(width)
+            for cell, width, align_right in zip(row, widths, right, strict=True)
         ]
         print("  ".join(cells).rstrip())

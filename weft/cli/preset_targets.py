@@ -1,33 +1,39 @@
-"""From a preset's name to the function to plan, or to verify, and its arguments."""
+"""From the name of a preset to the function to plan or verify, and its arguments."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import nearest
 from .targets import UsageError, load_target
 
-LEARNING_RATE = 0.01  # does not change a plan
+if TYPE_CHECKING:
+    from ..core.tensor import Tensor
+    from ..models import Batch, Transformer
+    from ..optim import Optimizer
+
+LEARNING_RATE = 0.01  # plans do not depend on it
 
 
 def is_preset(target: str) -> bool:
-    """Whether a target is a known model's name, and not FILE.py:FN."""
+    """Whether a target is the name of a model rather than FILE.py:FN."""
     return ":" not in target and os.sep not in target and not target.endswith(".py")
 
 
 def load_plan_target(
     target: str, train: str | None, batch: int | None, length: int | None
-) -> tuple[Any, Any]:
-    """What `weft plan` plans: a preset's logits or train step, or what a file says."""
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function to plan and its arguments: a preset's logits or train step, or those of FILE.py:FN."""
     if not is_preset(target):
-        asked = {"--train": train, "--batch": batch, "--length": length}
-        given = [flag for flag, value in asked.items() if value is not None]
+        flags = {"--train": train, "--batch": batch, "--length": length}
+        given = [flag for flag, value in flags.items() if value is not None]
         if given:
             raise UsageError(
                 f"{', '.join(given)} with {target}",
-                rule="these are for presets; a file's FN says itself what is planned",
-                hint="leave them out, or name a preset (weft models)",
+                rule="these flags are for presets; FN in a file returns the function to plan itself",
+                hint="omit them, or use a preset (see weft models)",
             )
         return load_target(target)
     import jax
@@ -41,7 +47,7 @@ def load_plan_target(
     model, rows = nn.specs(chosen.model()), chosen.batch_specs(batch, length)
     if train is None:
 
-        def logits(model: Any, batch: Any) -> Any:
+        def logits(model: Transformer, batch: Batch) -> Tensor:
             return model.logits(batch)
 
         return logits, (model, rows)
@@ -50,8 +56,8 @@ def load_plan_target(
     return spmd(train_step(optimizer), donate=(0, 1)), (model, optimizer.init(model), rows, key)
 
 
-def load_verify_target(target: str) -> tuple[Any, Any]:
-    """What `weft verify` runs: a preset's loss with its gradients, or what a file says."""
+def load_verify_target(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function to verify and its arguments: a preset's loss and gradients, or those of FILE.py:FN."""
     if not is_preset(target):
         return load_target(target)
     from .. import nn
@@ -60,14 +66,14 @@ def load_verify_target(target: str) -> tuple[Any, Any]:
 
     chosen = preset(target)
 
-    def loss(model: Any, batch: Any) -> Any:
+    def loss(model: Transformer, batch: Batch) -> Tensor:
         return model.loss(batch)
 
     return value_and_grad(loss), (nn.specs(chosen.model()), chosen.batch_specs())
 
 
-def optimizer_by_name(name: str) -> Any:
-    """An optimizer with its usual settings; `sgd` is momentum without momentum."""
+def optimizer_by_name(name: str) -> Optimizer:
+    """An optimizer with default settings; `sgd` is Momentum without momentum."""
     from ..optim import Momentum
     from ..train.config import OPTIMIZERS, OptimizerConfig
 
@@ -75,6 +81,6 @@ def optimizer_by_name(name: str) -> Any:
     if name not in kinds:
         known = ", ".join(kinds)
         raise UsageError(
-            f"there is no optimizer {name!r}{nearest(name, kinds)}", f"known: {known}", hint="--train adamw"
+            f"unknown optimizer {name!r}{nearest(name, kinds)}", rule=f"known: {known}", hint="--train adamw"
         )
     return kinds[name](LEARNING_RATE, OptimizerConfig(weight_decay=0.0))

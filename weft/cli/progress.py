@@ -1,4 +1,4 @@
-"""How far lines are, on stderr: a live bar on a terminal, else a line now and then."""
+"""Progress of line processing on stderr: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import sys
 import time
 from typing import Any
 
-REPORT_INTERVAL = 15.0  # seconds between two lines
+REPORT_INTERVAL = 15.0  # seconds between reports
 
 
 class LineProgress:
-    """Counts lines. As a context it cleans up after itself, and says at the end how long it took.
+    """A context manager that reports progress, and the elapsed time at the end.
 
     Args:
-      count: how many there are, if that is known.
-      done: how many are done already.
-      bar: whether there may be a bar: not where results come out on the same terminal.
+      count: the number of lines, if known.
+      done: the number of lines already done.
+      bar: whether a bar may be drawn; not if results go to the same terminal.
     """
 
     def __init__(self, count: int | None, done: int = 0, *, bar: bool = True):
-        self.count, self.done, self._begun = count, done, done
+        self.count, self.done, self._done_before = count, done, done
         self._start = self._last = time.monotonic()
         self._bar: Any = None
         from rich.console import Console
@@ -39,23 +39,23 @@ class LineProgress:
             self._bar.start()
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         if kind is None:
-            new, seconds = self.done - self._begun, time.monotonic() - self._start
+            new, seconds = self.done - self._done_before, time.monotonic() - self._start
             print(f"{new:,} lines in {seconds:.1f} s", file=sys.stderr)
 
     def step(self) -> None:
-        """One more line is done."""
+        """Count one more line as done."""
         self.done += 1
         now = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)
         elif now - self._last >= REPORT_INTERVAL:
             self._last = now
-            speed = (self.done - self._begun) / (now - self._start)
+            speed = (self.done - self._done_before) / (now - self._start)
             of, left = "", ""
             if self.count is not None:
                 of, left = f" of {self.count:,}", f", {(self.count - self.done) / speed:.0f} s left"
-            print(f"{self.done:,}{of} lines, {speed:.1f} a second{left}", file=sys.stderr)
+            print(f"{self.done:,}{of} lines, {speed:.1f} per second{left}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""Lines out: to stdout, or to a file that a second call goes on with.
+"""Output lines: to stdout, or to a file that a second call can resume.
 
-While it is made, the file OUT is called OUT.part; each line is with the system as soon as it is there. Beside
-it OUT.part.json says what it is made of: a call with the same input, model and settings goes on behind the
-last whole line, any other is refused. At the end OUT.part becomes OUT.
+Until it is complete, the file OUT is named OUT.part; each line is written unbuffered. OUT.part.json records
+the provenance of the lines: a call with the same input, model and settings resumes after the last complete
+line, and any other call raises an error. At the end OUT.part is renamed to OUT.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -24,51 +25,54 @@ WriteLine = Callable[[str], None]
 
 
 def check_resumable(out: Path | None, inputs: tuple[str, ...] = ()) -> None:
-    """An error if a file can't be written; asked before any work is done."""
+    """Raise an error, before any work is done, if a file can't be written."""
     if out is None:
         return
     if str(out) == "-" or (out.exists() and not out.is_file() and not out.is_dir()):
         raise UsageError(
-            f"-o {out} is {'stdout' if str(out) == '-' else 'no plain file'}",
-            rule="the lines go to a file that a second call can go on with",
-            hint="without -o they go to stdout, which can be sent anywhere: > or |",
+            f"-o {out} is {'stdout' if str(out) == '-' else 'not a regular file'}",
+            rule="-o writes a file that a second call can resume",
+            hint="without -o, lines go to stdout, which can be redirected: > or |",
         )
-    out = _named(out)
+    out = _resolve_link(out)
     check_output_path(out)
     for name in inputs:
         if out.exists() and Path(name).exists() and out.samefile(name):
-            raise UsageError(f"{name} is read, and {out} is the same file", hint="-o names another file")
+            raise UsageError(f"{name} and {out} are the same file", hint="choose another file for -o")
 
 
 @contextlib.contextmanager
-def resumable_writer(out: Path | None, made_of: Mapping[str, Any]) -> Iterator[tuple[int, WriteLine]]:
-    """How many lines are there already, and what writes one more.
+def resumable_writer(out: Path | None, provenance: Mapping[str, Any]) -> Iterator[tuple[int, WriteLine]]:
+    """The number of lines already written, and a function that writes another.
 
     Args:
       out: the file; None is stdout.
-      made_of: all that the lines depend on, as JSON.
+      provenance: everything that the lines depend on, as JSON.
     """
     if out is None:
-        _as_utf8()
-        yield 0, _print
+        _use_utf8()
+        yield 0, _print_line
         return
-    out = _named(out)
+    out = _resolve_link(out)
     part = out.with_name(out.name + ".part")
     with part.open("ab+", buffering=0) as file:
         _lock(file, part)
-        done = _done(file, part, made_of)
+        done = _count_done(file, part, provenance)
 
         def append(line: str) -> None:
             nonlocal done
             text = line.encode() + b"\n"
-            size, written = os.fstat(file.fileno()).st_size, file.write(text)  # one call: whole for signals
-            if written != len(text):  # a full disk takes what it can
+            size, written = (
+                os.fstat(file.fileno()).st_size,
+                file.write(text),
+            )  # a single call, which a signal can't interrupt halfway
+            if written != len(text):  # a full disk accepts a part of it
                 file.truncate(size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(part))
             done += 1
 
         if done:
-            print(f"{part} has {done:,} lines: it goes on behind them", file=sys.stderr)
+            print(f"resuming after {done:,} lines in {part}", file=sys.stderr)
         try:
             yield done, append
         except BaseException:
@@ -76,78 +80,78 @@ def resumable_writer(out: Path | None, made_of: Mapping[str, Any]) -> Iterator[t
                 print(f"{done:,} lines are in {part}; run the same command again to resume", file=sys.stderr)
             else:
                 part.unlink()
-                _about(part).unlink()
+                _provenance_file(part).unlink()
             raise
         os.fsync(file.fileno())
         part.replace(out)
-        _about(part).unlink()
+        _provenance_file(part).unlink()
 
 
-def _named(out: Path) -> Path:
-    """The file itself: a link to it stays one."""
+def _resolve_link(out: Path) -> Path:
+    """The target of a symbolic link, so that renaming does not replace the link."""
     return Path(os.path.realpath(out)) if out.is_symlink() else out
 
 
-def _about(part: Path) -> Path:
+def _provenance_file(part: Path) -> Path:
     return part.with_name(part.name + ".json")
 
 
-def _done(file: Any, part: Path, made_of: Mapping[str, Any]) -> int:
-    """How many whole lines there are of the same making; half a line, left by a crash, goes."""
+def _count_done(file: RawIOBase, part: Path, provenance: Mapping[str, Any]) -> int:
+    """Count the complete lines, if they have the same provenance; remove a partial line left by a crash."""
     file.seek(0)
-    content, about = file.read(), _about(part)
+    content, record = file.read() or b"", _provenance_file(part)
     if not content:
-        write_output(about, json.dumps(made_of, indent=1, ensure_ascii=False) + "\n")
+        write_output(record, json.dumps(provenance, indent=1, ensure_ascii=False) + "\n")
         return 0
     try:
-        before = json.loads(about.read_text(encoding="utf-8"))
+        before = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         before = {}
-    if before != made_of:
-        names = [*made_of, *(name for name in before if name not in made_of)]
+    if before != provenance:
+        names = [*provenance, *(name for name in before if name not in provenance)]
         wrong = [
-            f"{name}: {_shown(before, name)} before, {_shown(made_of, name)} now"
+            f"{name}: {_format_value(before, name)} before, {_format_value(provenance, name)} now"
             for name in names
-            if before.get(name) != made_of.get(name)
+            if before.get(name) != provenance.get(name)
         ]
-        lines = wrong if before else [f"{about} is missing: what the lines are made of is not known"]
+        lines = wrong if before else [f"{record} is missing, so their origin is unknown"]
         count = content.count(b"\n")
         raise UsageError(
-            f"{part} has {count:,} lines that are made of something else",
+            f"{part} has {count:,} lines from a different command",
             *lines,
-            rule="a file goes on with the same input, model and settings (mesh, layout and rows may differ)",
-            hint=f"the same command as before; or remove {part} to begin anew; or another -o",
+            rule="resuming needs the same input, model and settings (mesh, layout and rows may differ)",
+            hint=f"run the same command as before, remove {part} to start over, or choose another -o",
         )
-    whole = content.rfind(b"\n") + 1
-    file.truncate(whole)
-    return content.count(b"\n", 0, whole)
+    end = content.rfind(b"\n") + 1
+    file.truncate(end)
+    return content.count(b"\n", 0, end)
 
 
-def _shown(made_of: Mapping[str, Any], name: str) -> str:
-    text = json.dumps(made_of[name], ensure_ascii=False) if name in made_of else "not given"
+def _format_value(provenance: Mapping[str, Any], name: str) -> str:
+    text = json.dumps(provenance[name], ensure_ascii=False) if name in provenance else "not given"
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def _lock(file: Any, part: Path) -> None:
+def _lock(file: RawIOBase, part: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        ours = os.path.samestat(os.fstat(file.fileno()), part.stat())  # else it was just given its name
+        ours = os.path.samestat(os.fstat(file.fileno()), part.stat())  # otherwise it was just renamed
     except OSError:
         ours = False
     if not ours:
         raise UsageError(
             f"another process is writing {part}",
-            rule="one process writes a file",
-            hint="wait for it, end it, or give another -o",
+            rule="only one process can write a file",
+            hint="wait for it, stop it, or choose another -o",
         )
 
 
-def _print(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def _as_utf8() -> None:
-    """Texts may have any letter, whatever the terminal's language is."""
+def _use_utf8() -> None:
+    """Write UTF-8 whatever the locale: texts may contain any character."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8")

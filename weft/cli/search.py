@@ -1,4 +1,4 @@
-"""`weft search`: the best mesh and layout for a program and a machine."""
+"""`weft search`: find the best mesh and layout for a program on given hardware."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import dataclasses
 import itertools
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -17,83 +18,88 @@ from .output_files import check_output_path, write_output
 from .preset_targets import is_preset, load_plan_target
 from .targets import CommandFailure, UsageError, user_code
 
+if TYPE_CHECKING:
+    from ..autolayout.ranking import RankedLayout
+    from ..core.program import Program
+    from ..hardware.profile import Hardware
+
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
-MIN_BYTES = 2**20  # bytes: where less is said, the unit was forgotten
+MIN_BYTES = 2**20  # a smaller --memory means that the unit was forgotten
 
 
 @dataclass
 class SearchCommand:
-    """The best mesh and layout for a program and a machine: the least predicted time that fits the memory.
-    Nothing is run, and no devices are needed.
+    """Find the mesh and layout with the lowest predicted time that fits into memory. Nothing runs, and no
+    devices are needed.
 
         weft search lm-4.9b --train adafactor --devices 512 --hardware tpu-v2
         weft search train.py:example --devices 8 --hardware a100 --compare "batch:data d_ff:model"
 
-    A model goes by its name (weft models lists them); FILE.py:FN is as for weft plan. All meshes of so many
-    devices are tried, with all legal layouts; and, where there are parameters and optimizer state, storing
-    these in further pieces (ZeRO). For each a lower bound is known at once, and what could be better than the
-    best is planned: what is printed is what weft plan says."""
+    A known model is given by its name (see weft models); FILE.py:FN is as for weft plan. The search covers
+    all meshes of N devices with all legal layouts, and the sharding of stored parameters and optimizer state
+    (ZeRO). It computes a lower bound for each candidate and plans those that could beat the best so far: the
+    printed costs are those of weft plan."""
 
     target: Annotated[Positional[str], arg(metavar="FILE.py:FN|PRESET")]
-    """The Python file, and the function in it that returns what to search for; or a known model."""
+    """A Python file and a function in it that returns the program, or the name of a known model."""
     devices: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """How many devices there are."""
+    """The number of devices."""
     hardware: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None
-    """The machine: a name of `weft hardware list`, or a TOML file."""
+    """The hardware: a name from `weft hardware list`, or a TOML file."""
     mesh: Annotated[str | None, arg(metavar="AXES", help_behavior_hint="")] = None
-    """Only this mesh, "data=64 model=8", in place of --devices."""
+    """Search only this mesh, such as "data=64 model=8", instead of --devices."""
     axes: Annotated[int, arg(help_behavior_hint="")] = 2
-    """How many axes a mesh may have, 1 to 3."""
+    """The maximum number of mesh axes, 1 to 3."""
     dims: Annotated[tuple[str, ...], arg(metavar="DIM", help_behavior_hint="")] = ()
-    """The only dims to try to split, batch d_ff heads; by default all that something of weight has."""
+    """The dims to try to split, such as batch d_ff heads (default: all dims that matter for the cost)."""
     stored: Annotated[bool, arg(help_behavior_hint="")] = True
-    """Do not try storing parameters and optimizer state in further pieces (ZeRO)."""  # of --no-stored
+    """Don't try sharding stored parameters and optimizer state (ZeRO)."""  # the help of --no-stored
     memory: Annotated[str | None, arg(metavar="SIZE", help_behavior_hint="")] = None
-    """What a device may use, "6GiB"; by default all that it has."""
+    """The memory limit per device, such as "6GiB" (default: the device's memory)."""
     objective: Annotated[str, arg(help_behavior_hint="")] = "time"
-    """What is to be least: time, or memory."""
+    """What to minimize: time or memory."""
     train: Annotated[str | None, arg(metavar="OPTIMIZER", help_behavior_hint="")] = None
-    """A preset's train step: adafactor, adamw, lion, momentum or sgd."""
+    """Search for a preset's train step: adafactor, adamw, lion, momentum or sgd."""
     batch: Annotated[int | None, arg(metavar="ROWS", help_behavior_hint="")] = None
-    """Rows in a preset's batch; by default those it is trained with."""
+    """Rows in a preset's batch (default: the preset's training batch)."""
     length: Annotated[int | None, arg(metavar="LENGTH", help_behavior_hint="")] = None
-    """Positions in a row of a preset's batch."""
+    """Sequence length of a preset's batch."""
     remat: Annotated[tuple[str, ...], arg(metavar="POLICY", help_behavior_hint="")] = ()
-    """With --train: policies of re-materialisation to try beside keeping everything: nothing, dots, sums."""
+    """With --train: remat policies to try, besides saving everything: nothing, dots, sums."""
     micro: Annotated[tuple[int, ...], arg(metavar="N", help_behavior_hint="")] = ()
-    """With --train: in how many parts to try computing a batch, beside one."""
+    """With --train: numbers of micro-batches (gradient accumulation) to try, besides 1."""
     pipeline: Annotated[tuple[str, ...], arg(metavar="SCHEDULE", help_behavior_hint="")] = ()
-    """With --train: schedules to try, beside gpipe, where layers are split: 1f1b."""
+    """With --train: pipeline schedules to try, besides gpipe, where layers are split: 1f1b."""
     pipeline_micro: Annotated[tuple[int, ...], arg(metavar="N", help_behavior_hint="")] = ()
-    """With --train: numbers of micro-batches to try where layers are split, beside the usual one."""
+    """With --train: numbers of pipeline micro-batches to try, besides the default."""
     top: Annotated[int, arg(help_behavior_hint="")] = 1
-    """How many of the best are to be found for certain."""
+    """The number of top candidates that are guaranteed to be the best."""
     front: Annotated[bool, arg(help_behavior_hint="")] = False
-    """Find also what is fastest with less and less memory."""
+    """Also find the Pareto front of time and memory."""
     compare: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
-    """Say why the best is better than these rules, "batch:data d_ff:model", on the best mesh for them."""
+    """Explain why the best is better than this layout, "batch:data d_ff:model", on its best mesh."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of text."""
     html: Annotated[Path | None, arg(metavar="OUT", help_behavior_hint="")] = None
-    """Also write one self-contained page to this file."""
+    """Also write a self-contained HTML page to this file."""
 
     def run(self) -> None:
-        """Search, and print or write what was found."""
+        """Search, and print or write the result."""
         if self.devices is not None and self.mesh is not None:
             raise UsageError(
                 f"--devices {self.devices} and --mesh {self.mesh!r}",
-                rule="a search is over all meshes of so many devices, or for one mesh",
-                hint="leave one of them out",
+                rule="a search covers either all meshes of N devices or a single mesh",
+                hint="omit one of them",
             )
         missing = ["--hardware"] if self.hardware is None else []
         missing += ["--devices or --mesh"] if self.devices is None and self.mesh is None else []
         if self.hardware is None or missing:
             raise UsageError(
-                f"weft search {self.target} without {', and without '.join(missing)}",
-                rule="a search is for one machine, and for so many devices or one mesh",
+                f"weft search {self.target} needs {', and '.join(missing)}",
+                rule="a search is for given hardware, and for a number of devices or a single mesh",
                 hint="weft search lm-4.9b --train adafactor --devices 512 --hardware tpu-v2",
             )
-        cap = _bytes(self.memory) if self.memory is not None else None
+        cap = _parse_bytes(self.memory) if self.memory is not None else None
         self._check_numbers(cap)
         if self.html is not None:
             check_output_path(self.html)
@@ -105,19 +111,19 @@ class SearchCommand:
         if self.objective not in OBJECTIVES:
             raise UsageError(
                 f"--objective {self.objective}{nearest(self.objective, OBJECTIVES)}",
-                rule=f"what is to be least is one of {', '.join(OBJECTIVES)}",
-                hint="leave it out: it is time by default",
+                rule=f"the objective is one of {', '.join(OBJECTIVES)}",
+                hint="omit it; the default is time",
             )
-        machine = Hardware.of(self.hardware)
+        profile = Hardware.of(self.hardware)
         fn, args = load_plan_target(self.target, self.train, self.batch, self.length)
-        with user_code(f"{self.target} failed while it was traced"):
-            # First of all, so that a mistake in the rules is told before the work.
-            other = self._compared(fn, args, machine, cap) if self.compare is not None else None
+        with user_code(f"tracing {self.target} failed"):
+            # First, so that an error in the rules is reported before the search.
+            other = self._plan_compared(fn, args, profile, cap) if self.compare is not None else None
             found = search(
                 fn,
                 args,
                 devices=self.devices,
-                hardware=machine,
+                hardware=profile,
                 mesh=self.mesh,
                 memory=cap,
                 axes=self.axes,
@@ -141,12 +147,12 @@ class SearchCommand:
         else:
             print(found.explain(other), end="")
             if found.best is not None and self.train is not None:
-                print(f"\nto train with it: {_train_flags(found.best) or 'no flags are needed'}")
+                print(f"\nto train with it: {_train_flags(found.best) or 'no flags needed'}")
         if found.best is None:
-            raise CommandFailure(self._levers(fn, args, machine, cap))
+            raise CommandFailure(self._suggest_memory_savings(fn, args, profile, cap))
 
     def _check_numbers(self, cap: int | None) -> None:
-        """An error in the words of the command line, where `wf.search` would tell it in Python's."""
+        """Raise errors that name flags; `wf.search` would name Python parameters."""
         rules = {
             f"--devices {self.devices}": (self.devices, None, "--devices 8"),
             f"--axes {self.axes}": (self.axes, 3, "--axes 2"),
@@ -156,23 +162,24 @@ class SearchCommand:
         for flag, given in (("--micro", self.micro), ("--pipeline-micro", self.pipeline_micro)):
             rules |= {f"{flag} {one}": (one, None, f"{flag} 4") for one in given}
         wrong = {
-            said: (f"{said.split()[0]} is a whole number, {f'1 to {most}' if most else 'at least 1'}", hint)
-            for said, (value, most, hint) in rules.items()
+            shown: (f"{shown.split()[0]} must be {f'from 1 to {most}' if most else 'at least 1'}", hint)
+            for shown, (value, most, hint) in rules.items()
             if value is not None and (value < 1 or (most is not None and value > most))
         }
         if wrong:
-            told, hints = zip(*wrong.values(), strict=True)
-            raise UsageError(" and ".join(wrong), rule="; ".join(told), hint=" ".join(hints))
+            violated, hints = zip(*wrong.values(), strict=True)
+            raise UsageError(" and ".join(wrong), rule="; ".join(violated), hint=" ".join(hints))
 
-    def _variants(self, fn: Any, args: Any) -> dict[str, tuple[Any, ...]]:
-        """The same step with other remat policies, micro-batches and pipelines."""
-        asked = ["remat", "micro", "pipeline", "pipeline_micro"]
-        if not any(getattr(self, name) for name in asked):
+    def _variants(self, fn: Any, args: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+        """The same step with other remat policies, micro-batches and pipeline schedules."""
+        settings = ["remat", "micro", "pipeline", "pipeline_micro"]
+        if not any(getattr(self, name) for name in settings):
             return {}
         if self.train is None or not is_preset(self.target):
-            flags = [f"--{name.replace('_', '-')}" for name in asked if getattr(self, name)]
+            flags = [f"--{name.replace('_', '-')}" for name in settings if getattr(self, name)]
             raise UsageError(
-                f"{' and '.join(flags)} with what is no train step of a preset",
+                f"{' and '.join(flags)} without the train step of a preset",
+                rule="these flags change a preset's train step",
                 hint=f"weft search lm-4.9b --train adafactor {flags[0]} … --devices 512 --hardware tpu-v2",
             )
         from .. import nn
@@ -180,46 +187,49 @@ class SearchCommand:
         from ..models import Transformer
         from ..train import train_step
 
-        def variant(parts: int, **changes: Any) -> tuple[Any, Any]:
+        def variant(micro: int, **changes: str | int | None) -> tuple[Program, tuple[Any, ...]]:
             model = nn.specs(Transformer(args[0].config.replace(**changes)))
-            return spmd(train_step(fn.fn.optimizer, micro=parts), donate=(0, 1)), (model, *args[1:])
+            return spmd(train_step(fn.fn.optimizer, micro=micro), donate=(0, 1)), (model, *args[1:])
 
         found: dict[str, tuple[Any, ...]] = {}
         for policy in (None, *self.remat):
-            for parts in (1, *self.micro):
-                words = [f"remat {policy}"] * (policy is not None) + [f"micro {parts}"] * (parts > 1)
+            for micro in (1, *self.micro):
+                words = [f"remat {policy}"] * (policy is not None) + [f"micro {micro}"] * (micro > 1)
                 if words:
-                    found[", ".join(words)] = variant(parts, remat=policy)
+                    found[", ".join(words)] = variant(micro, remat=policy)
         for schedule in ("gpipe", *self.pipeline):
             for count in (None, *self.pipeline_micro):
                 words = [f"pipeline {schedule}"] * (schedule != "gpipe")
                 words += [f"pipeline-micro {count}"] * (count is not None)
                 if words:
-                    made = variant(1, pipeline=schedule, pipeline_micro=count)
-                    found[", ".join(words)] = *made, "layers"
+                    program = variant(1, pipeline=schedule, pipeline_micro=count)
+                    found[", ".join(words)] = *program, "layers"
         return found
 
-    def _compared(self, fn: Any, args: Any, machine: Any, cap: int | None) -> Any:
-        """The user's own rules on the best mesh that they can have."""
+    def _plan_compared(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], profile: Hardware, cap: int | None
+    ) -> RankedLayout:
+        """Plan the rules of --compare on the best mesh for them."""
         from ..autolayout.ranking import RankedLayout
         from ..autolayout.space import Candidate, mesh_shapes
         from ..autolayout.universal_trace import program_on
         from ..core.mesh import Mesh
         from ..models.checked_layout import CheckedLayout
 
+        assert self.compare is not None
         layout = CheckedLayout(self.compare)
         axes = list(dict.fromkeys(axis for names in layout.rules_for().values() for axis in names))
         if self.mesh is not None:
             meshes = [Mesh(self.mesh)]
         else:
             assert self.devices is not None
-            axes = axes or ["data"]  # nothing split
+            axes = axes or ["data"]  # no dim is split
             every = mesh_shapes(self.devices, len(axes)) if self.devices > 0 else [()]
-            most = max(map(len, every))  # of a prime number it is 1: the other axes are of size 1
+            most = max(map(len, every))  # 1 for a prime number: the other axes get size 1
             padded = [(*one, *[1] * (len(axes) - most)) for one in every if len(one) == most]
             sizes = sorted({order for one in padded for order in itertools.permutations(one)})
             meshes = [Mesh(list(zip(axes, one, strict=True))) for one in sizes]
-        made = []
+        planned = []
         for mesh in meshes:
             plan = program_on(fn, mesh, layout).plan(*args)
             groups = tuple(
@@ -227,12 +237,14 @@ class SearchCommand:
                 for axis in mesh.names
             )
             candidate = Candidate(tuple(n for _, n in mesh.axes), groups, axes=mesh.names)
-            made.append(RankedLayout(candidate, plan, plan.time(machine), 0.0))
-        fitting = [one for one in made if one.bytes <= (cap or machine.memory_bytes)] or made
+            planned.append(RankedLayout(candidate, plan, plan.time(profile), 0.0))
+        fitting = [one for one in planned if one.bytes <= (cap or profile.memory_bytes)] or planned
         return min(fitting, key=lambda one: one.seconds)
 
-    def _levers(self, fn: Any, args: Any, machine: Any, cap: int | None) -> str:
-        """What would give the memory that is missing."""
+    def _suggest_memory_savings(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], profile: Hardware, cap: int | None
+    ) -> str:
+        """Which changes would make the program fit."""
         from ..autolayout import search
         from ..core.errors import ShapeError
         from ..plan.units import human_bytes
@@ -244,7 +256,7 @@ class SearchCommand:
             tries["--remat nothing"] = dataclasses.replace(self, remat=("nothing",))
         if self.train is not None and not self.micro:
             tries["--micro 4"] = dataclasses.replace(self, micro=(4,))
-        lines = ["nothing fits; what would help:"]
+        lines = ["nothing fits; these changes would help:"]
         for name, one in tries.items():
             try:
                 best = search(
@@ -252,7 +264,7 @@ class SearchCommand:
                     args,
                     devices=one.devices,
                     mesh=self.mesh,
-                    hardware=machine,
+                    hardware=profile,
                     memory=sys.maxsize,
                     axes=self.axes,
                     dims=self.dims or None,
@@ -260,32 +272,34 @@ class SearchCommand:
                     objective="memory",
                     variants=one._variants(fn, args),
                 ).best
-            except ShapeError:  # the rows of the batch can't be dealt out so
+            except ShapeError:  # the batch can't be split this way
                 continue
             if best is not None:
-                fits = "fits" if best.bytes <= (cap or machine.memory_bytes) else "still too much"
+                fits = "fits" if best.bytes <= (cap or profile.memory_bytes) else "still too much"
                 lines.append(f"  {name}: at least {human_bytes(best.bytes)} ({fits})")
         if len(lines) == 1:
-            return "nothing fits, and nothing that was tried would help\n\nhint: a smaller model or batch"
+            return (
+                "nothing fits, and none of the changes tried would help\n\nhint: use a smaller model or batch"
+            )
         return "\n".join(lines)
 
 
-def _train_flags(best: Any) -> str:
-    """The flags of `weft train` that say the same, the mesh and the rules in their short forms."""
+def _train_flags(best: RankedLayout) -> str:
+    """The equivalent flags of `weft train`, with --mesh and --layout in their short forms."""
     from ..autolayout.report import train_flags
 
     return train_flags(best).replace("--layout.mesh ", "--mesh ").replace("--layout.rules ", "--layout ")
 
 
-def _progress(planned: int, best: Any) -> None:
+def _progress(planned: int, best: RankedLayout | None) -> None:
     from ..plan.units import human_seconds
 
-    yet = f", the best yet {human_seconds(best.seconds)}" if best is not None else ""
-    print(f"\r\033[K{planned} planned{yet}", end="", file=sys.stderr, flush=True)
+    so_far = f", best so far {human_seconds(best.seconds)}" if best is not None else ""
+    print(f"\r\033[K{planned} planned{so_far}", end="", file=sys.stderr, flush=True)
 
 
-def _bytes(text: str) -> int:
-    """`6GiB` as a number of bytes."""
+def _parse_bytes(text: str) -> int:
+    """Parse a size such as `6GiB`."""
     for unit, size in UNITS.items():
         number = text.removesuffix(unit).strip()
         if text.endswith(unit) and number.replace(".", "", 1).isdecimal():
@@ -293,13 +307,13 @@ def _bytes(text: str) -> int:
     if text.isdecimal() and 0 < int(text) < MIN_BYTES:
         raise UsageError(
             f"--memory {text} is {text} bytes",
-            rule=f"without a unit it is in bytes, and a device has more; the units are {', '.join(UNITS)}",
+            rule=f"the default unit is bytes, and a device has more; the units are {', '.join(UNITS)}",
             hint=f"--memory {text}GiB",
         )
     if text.isdecimal():
         return int(text)
     raise UsageError(
-        f"--memory {text} is no size",
-        rule=f"a size is a number of bytes, or a number with one of {', '.join(UNITS)}",
+        f"--memory {text} is not a size",
+        rule=f"a size is a number of bytes, or a number followed by one of {', '.join(UNITS)}",
         hint="--memory 6GiB",
     )

@@ -1,4 +1,4 @@
-"""`weft serve`: a trained model behind HTTP."""
+"""`weft serve`: serve a trained model over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .targets import CommandFailure, UsageError
 
 TOKEN_VARIABLE = "WEFT_SERVE_TOKEN"
 
-# The least that a flag may be, and the most.
+# The minimum and the maximum of each flag.
 RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "rows": (1, 2**20),
@@ -31,52 +31,52 @@ RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass
 class ServeCommand:
-    """Let a trained model answer requests over HTTP, many at once.
+    """Serve a trained model over HTTP, with continuous batching.
 
-    FOLDER is that of a run of weft train, or one of Hugging Face with a model and its tokenizer.
-    There is a page to try it at /, and POST /v1/completions (as OpenAI's), /translate and /score for
-    programs; GET /healthz and /metrics for those who watch.
+    FOLDER is the folder of a run of weft train, or a Hugging Face folder with a model and its tokenizer. The
+    endpoints are POST /v1/completions (compatible with OpenAI's), /translate and /score; GET /healthz and
+    /metrics for monitoring; and a web page at / to try the model.
 
         weft serve runs/translate
         weft serve runs/lm --port 0 --rows 32 --mesh data=4 --layout batch:data
         weft serve runs/lm --host 0.0.0.0 --token-file token.txt
 
-    Only this machine can reach it unless --host says otherwise. With --token-file, or a token in the
-    environment as WEFT_SERVE_TOKEN, requests have to bring it: Authorization: Bearer TOKEN. SIGTERM and
-    SIGINT end the server when it has finished what it accepted."""
+    By default the server is reachable from this machine only; see --host. With --token-file, or a token in
+    the environment variable WEFT_SERVE_TOKEN, requests must send the header Authorization: Bearer TOKEN.
+    SIGTERM and SIGINT stop the server once it has finished the accepted requests."""
 
     folder: Annotated[Positional[str], arg(metavar="FOLDER")]
-    """The folder of a run, or one of Hugging Face."""
+    """The folder of a run, or a Hugging Face folder."""
     port: Annotated[int, arg(metavar="N")] = 8000
-    """The port; 0 is any that is free, and is printed."""
+    """The port; 0 picks a free port and prints it."""
     host: Annotated[str, arg(metavar="ADDRESS")] = "127.0.0.1"
-    """The address to listen at."""
+    """The address to listen on."""
     rows: Annotated[int, arg(metavar="N")] = 16
-    """How many texts are said at once; memory grows with it, and answers don't depend on it."""
+    """The maximum batch size: texts generated concurrently. It affects memory, not results."""
     longest: Annotated[int, arg(metavar="TOKENS")] = 256
-    """How many tokens a text may have, and an answer (a language model's: both together)."""
+    """The maximum number of tokens of an input and of an output (for a language model, of both together)."""
     stride: Annotated[int, arg(metavar="N")] = 8
-    """How many tokens are said between two looks at who waits."""
+    """The number of tokens to decode before checking the queue for new requests."""
     step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """Which checkpoint; by default the newest."""
+    """The step of the checkpoint (default: the latest)."""
     average: Annotated[int, arg(metavar="N")] = 1
-    """The mean of the parameters of so many checkpoints, that one and those before it."""
+    """Average the parameters of the last N checkpoints up to --step."""
     mesh: Annotated[str | None, arg(metavar="AXES", help_behavior_hint="")] = None
-    """The processor mesh, "data=4 model=2"; "" is one device. By default that of training, if there are as
-    many devices, else one."""
+    """The device mesh, such as "data=4 model=2"; "" is a single device.
+    The default is the mesh of training if there are enough devices, else a single device."""
     layout: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
-    """The layout; by default that of training."""
+    """The layout (default: as in training)."""
     token_file: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """A file with the token that requests have to bring."""
+    """A file with the token that requests must send."""
     most_waiting: Annotated[int, arg(metavar="N")] = 256
-    """How many texts may wait; more are refused with 503."""
+    """The maximum number of queued texts; further requests get status 503."""
     timeout: Annotated[float, arg(metavar="SECONDS")] = 60.0
-    """How long an answer may take, a client to read on, and the server to end."""
+    """The time limit for a response, for a client that stops reading, and for shutting down."""
     body_limit: Annotated[int, arg(metavar="BYTES")] = 1 << 20
-    """How long a request may be."""
+    """The maximum size of a request body."""
 
     def run(self) -> None:
-        """Serve until a signal."""
+        """Serve until a signal arrives."""
         self._check()
         token = self._token()
         from ..generate import TextGenerator
@@ -84,13 +84,13 @@ class ServeCommand:
         from ..train import load
 
         check_single_process()
-        found = load.load_run(self.folder, self.step, self.average, self.mesh, self.layout)
-        report_mesh_fallback(found, self.mesh)
-        speaker = TextGenerator(
-            found.model, found.tokenizer, found.mesh, found.layout, rows=self.rows, longest=self.longest
+        run = load.load_run(self.folder, self.step, self.average, self.mesh, self.layout)
+        report_mesh_fallback(run, self.mesh)
+        generator = TextGenerator(
+            run.model, run.tokenizer, run.mesh, run.layout, rows=self.rows, longest=self.longest
         )
-        made = build_app(
-            speaker,
+        app = build_app(
+            generator,
             name=Path(self.folder).resolve().name,
             token=token,
             timeout=self.timeout,
@@ -99,41 +99,41 @@ class ServeCommand:
             most_waiting=self.most_waiting,
         )
         try:
-            listening = listen_socket(self.host, self.port)
+            sock = listen_socket(self.host, self.port)
         except OSError as error:
             raise CommandFailure(
-                f"error: can't listen at {self.host}, port {self.port}\n"
+                f"error: can't listen on {self.host}, port {self.port}\n"
                 f"  {getattr(error, 'strerror', None) or error}\n"
-                "  the address is one of this machine's, and the port nobody else's\n\n"
-                "hint: --port 0 takes any that is free, and prints it"
+                "  the address must belong to this machine, and the port must be free\n\n"
+                "hint: --port 0 picks a free port and prints it"
             ) from None
         if token is None and not _is_loopback(self.host):
             print(
-                f"warning: anyone who can reach {self.host} may use this server; with --token-file "
-                "only those who have the token may",
+                f"warning: anyone who can reach {self.host} can use this server; require a token with "
+                "--token-file",
                 file=sys.stderr,
             )
         shown = f"[{self.host}]" if ":" in self.host else self.host
-        url = f"http://{shown}:{listening.getsockname()[1]}"
+        url = f"http://{shown}:{sock.getsockname()[1]}"
         print(f"compiling; will listen on {url}", file=sys.stderr, flush=True)
 
         def ready() -> None:
             print(f"serving {self.folder} on {url}", file=sys.stderr, flush=True)
 
-        if not serve(made, listening, self.timeout, ready):
-            raise made.state.engine.failure
+        if not serve(app, sock, self.timeout, ready):
+            raise app.state.engine.failure
 
     def _check(self) -> None:
         wrong = [
-            f"--{name.replace('_', '-')} {getattr(self, name)}: it is from {least:,} to {most:,}"
+            f"--{name.replace('_', '-')} {getattr(self, name)}: must be between {least:,} and {most:,}"
             for name, (least, most) in RANGES.items()
             if not least <= getattr(self, name) <= most
         ]
         if wrong:
-            raise UsageError(*wrong, hint="weft serve --help says what each is")
+            raise UsageError(*wrong, hint="see weft serve --help")
 
     def _token(self) -> str | None:
-        """The token, from a file or the environment: what is on the command line can be read by others."""
+        """The token, from a file or the environment; other users can read a command line."""
         if self.token_file is None:
             text, where = os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
             if text is None:
@@ -144,17 +144,17 @@ class ServeCommand:
                 text = self.token_file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise UsageError(
-                    f"--token-file {where} can't be read",
+                    f"can't read --token-file {where}",
                     getattr(error, "strerror", None) or "it is not UTF-8",
-                    rule="it is a file with one word, the token",
-                    hint="openssl rand -hex 16 > token.txt makes one",
+                    rule="the file contains a single word, the token",
+                    hint="create one with openssl rand -hex 16 > token.txt",
                 ) from None
         token = text.strip()
         if not token or not token.isascii() or len(token.split()) > 1:
             raise UsageError(
-                f"there is no token in {where}",
-                rule="it is one word of ASCII, such as 32 hex digits",
-                hint="openssl rand -hex 16 makes one",
+                f"no valid token in {where}",
+                rule="a token is one word in ASCII, such as 32 hex digits",
+                hint="create one with openssl rand -hex 16",
             )
         return token
 

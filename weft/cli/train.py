@@ -1,4 +1,4 @@
-"""`weft train`: from a recipe or a TOML file, and flags, to a trained model."""
+"""`weft train`: train a model from a recipe or a TOML file, and flags."""
 
 from __future__ import annotations
 
@@ -7,36 +7,40 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tyro
 
 from .output_files import probe_writable
 from .targets import CommandFailure, UsageError
 
+if TYPE_CHECKING:
+    from ..train.config import TrainConfig
+    from ..train.loop import TrainResult
+
 USAGE = """weft train RECIPE|FILE.toml [--print-config] [--preset NAME] [--mesh AXES] [--layout RULES]
                   [--section.name VALUE ...]"""
 
-DESCRIPTION = """Train a model: from text files to checkpoints and curves.
+DESCRIPTION = """Train a model from text files; write checkpoints and curves.
 
-The settings are those of a recipe (lm: a language model; translate: a translation model) or of a TOML file;
-each flag changes one. --mesh and --layout are short for --layout.mesh and --layout.rules. --print-config
-prints all settings as TOML, and does not train. Run the same command again to resume.
+The settings come from a recipe (lm: a language model; translate: a translation model) or a TOML file; each
+flag overrides one of them. --mesh and --layout are short for --layout.mesh and --layout.rules. --print-config
+prints all settings as TOML without training. Run the same command again to resume.
 
   weft train lm                                     on Python's own documentation, which needs no files
   weft train lm --data.kind text --data.train "books/*.txt" --data.valid last.txt --folder runs/books
   weft train lm --mesh "data=4 model=2" --layout "batch:data d_ff:model heads:model vocab:model"
-  weft train lm --layout auto                       as weft search finds it best for all devices
+  weft train lm --layout auto                       with the best layout that weft search finds
   weft train lm --preset tiny-llama --print-config > llama.toml
   weft train llama.toml --steps 5000"""
 
 
 @dataclass
 class TrainCommand:
-    """Train a model: from text files to checkpoints and curves."""
+    """Train a model from text files; write checkpoints and curves."""
 
     arguments: tyro.conf.Positional[tuple[str, ...]] = ()
-    """A recipe (lm, translate) or a TOML file, and flags: weft train lm --help lists them."""
+    """A recipe (lm, translate) or a TOML file, and flags; weft train lm --help lists them."""
 
     def run(self) -> None:
         """Train."""
@@ -44,7 +48,7 @@ class TrainCommand:
 
 
 def train(arguments: Sequence[str]) -> None:
-    """Read the settings, and train or print them."""
+    """Read the settings, then train with them or print them."""
     given = list(arguments)
     if not given or given[0].startswith("-"):
         from ..train.config import recipes
@@ -54,10 +58,10 @@ def train(arguments: Sequence[str]) -> None:
         if {"-h", "--help"} & set(given):
             print(f"usage: {USAGE}\n\n{DESCRIPTION}\n\n{listed}")
             return
-        raise UsageError(f"weft train was given no recipe\n\nusage: {USAGE}\n\n{listed}")
-    printed = "--print-config" in given
+        raise UsageError(f"weft train: missing RECIPE or FILE.toml\n\nusage: {USAGE}\n\n{listed}")
+    print_config = "--print-config" in given
     config = read_config([one for one in given if one != "--print-config"])
-    if printed:
+    if print_config:
         from ..train import config_io
 
         print(config_io.config_to_toml(config), end="")
@@ -65,17 +69,17 @@ def train(arguments: Sequence[str]) -> None:
     run_training(config)
 
 
-def read_config(arguments: list[str]) -> Any:
-    """The settings that a recipe or a file and flags say."""
+def read_config(arguments: list[str]) -> TrainConfig:
+    """The settings of a recipe or a file, changed by flags."""
     from ..train import config_io
     from ..train.config import TrainConfig, recipe
 
     name, *flags = arguments
     config = config_io.config_from_toml(name) if name.endswith(".toml") else recipe(name)
-    asked = {"-h", "--help"} & set(flags)
-    config = config_io.apply_flags(config, [flag for flag in flags if flag not in asked])
-    if asked:
-        tyro.cli(  # it ends here
+    wants_help = {"-h", "--help"} & set(flags)
+    config = config_io.apply_flags(config, [flag for flag in flags if flag not in wants_help])
+    if wants_help:
+        tyro.cli(  # prints the help and exits
             TrainConfig,
             prog=f"weft train {name}",
             description=DESCRIPTION,
@@ -86,8 +90,8 @@ def read_config(arguments: list[str]) -> Any:
     return config
 
 
-def run_training(config: Any, *, kept: bool = True) -> Any:
-    """Train, and say how it went, and where that is written down if the folder is kept."""
+def run_training(config: TrainConfig, *, temporary: bool = False) -> TrainResult:
+    """Train, and report how it went and, unless the folder is temporary, where the results are."""
     from ..distributed import rendezvous
     from ..distributed.processes import PeerTimeoutError
     from ..train.loop import train as run
@@ -95,39 +99,38 @@ def run_training(config: Any, *, kept: bool = True) -> Any:
 
     _check_writable(config.folder)
     try:
-        outcome = run(config)
+        result = run(config)
     except (
         TrainingError,
         PeerTimeoutError,
         OSError,
-    ) as error:  # OSError: checkpoints and journals that can't be written too
+    ) as error:  # OSError: a checkpoint or log can't be written
         rendezvous.mark_failed()
         raise CommandFailure(f"{type(error).__name__}: {error}") from None
-    if outcome.stopped:
-        where = f", which is saved in {config.folder}; run the same command again to resume" if kept else ""
-        raise CommandFailure(
-            f"stopped by {outcome.stopped} after step {outcome.step} of {config.steps}{where}"
-        )
-    if outcome.trained:
-        where = f"; see {config.folder}" if kept else ""
-        print(f"{outcome.trained} steps in {outcome.seconds:.0f} s{where}", file=sys.stderr)
-    return outcome
+    if result.stopped:
+        fact = f"stopped by {result.stopped} after step {result.step} of {config.steps}"
+        saved = f", which is saved in {config.folder}; run the same command again to resume"
+        raise CommandFailure(fact if temporary else fact + saved)
+    if result.trained:
+        where = "" if temporary else f"; see {config.folder}"
+        print(f"{result.trained} steps in {result.seconds:.0f} s{where}", file=sys.stderr)
+    return result
 
 
 def _check_writable(folder: Path) -> None:
-    """An error now, and not after an hour, if nothing can be written there."""
-    there = next(p for p in (folder, *folder.absolute().parents) if os.path.exists(p))
+    """Raise an error now, not after an hour of training, if the folder is not writable."""
+    existing = next(p for p in (folder, *folder.absolute().parents) if os.path.exists(p))
     try:
-        probe_writable(there)
+        probe_writable(existing)
     except NotADirectoryError:
-        fact, said = f"{there} is not a folder", []
+        fact, reason = f"{existing} is not a folder", []
     except OSError as error:
-        fact, said = f"{there} can't be written to", [f"the system says: {error.strerror or error}"]
+        fact, reason = f"{existing} is not writable", [str(error.strerror or error)]
     else:
         return
     raise UsageError(
-        f"the run's folder is {folder}, and {fact}",
-        *said,
-        rule="checkpoints and curves are written to the run's folder, which is made if need be",
-        hint="--folder names another place",
+        f"the run's folder is {folder}, but {fact}",
+        *reason,
+        rule="checkpoints and curves are written to the run's folder, which is created if necessary",
+        hint="choose another folder with --folder",
     )

@@ -1,4 +1,4 @@
-"""`weft verify`: the same call under several layouts, compared."""
+"""`weft verify`: run a call under several layouts and compare the results."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from .targets import CommandFailure, UsageError, user_code, virtual_devices
 
 @dataclass
 class VerifyCommand:
-    """Run a function on one device and under several layouts, and compare every result; on virtual CPU
+    """Run a function on one device and under several layouts, and compare all results, on virtual CPU
     devices.
 
-    FN is a function without arguments in FILE.py. It returns the function to run and a tuple of its
-    arguments (as for weft plan); specs are filled with random numbers. To compare gradients too, return
+    FN is a function in FILE.py that takes no arguments. It returns the function to run and a tuple of its
+    arguments, as for weft plan; specs are filled with random values. To compare gradients too, return
     wf.value_and_grad(fn).
 
         weft verify train.py:example --mesh "data=4 model=2" --layouts "batch:data" "batch:data d_ff:model"
 
-    A known model goes by its name (weft models lists them): its loss and gradients are compared.
+    For a known model, give its name (see weft models): its loss and gradients are compared.
 
-    Exit 1 if some result differs by more than rounding explains."""
+    Exits with 1 if a result differs by more than rounding errors."""
 
     target: Annotated[Positional[str], arg(metavar="FILE.py:FN|PRESET")]
-    """The Python file, and the function in it that returns what to run; or a known model."""
+    """A Python file and a function in it that returns what to run, or the name of a known model."""
     mesh: Annotated[str, arg(metavar="AXES")]
-    """The processor mesh, "data=4 model=2"."""
+    """The device mesh, such as "data=4 model=2"."""
     layouts: Annotated[tuple[str, ...], arg(metavar="RULES ...")]
-    """The layouts to try, each in quotes."""
+    """The layouts to compare, each in quotes."""
     seed: int = 0
-    """For the random numbers that fill specs."""
+    """The seed of the random values that fill specs."""
 
     def run(self) -> None:
-        """Run, compare, and print a line for each result."""
+        """Run, compare, and print one line per result."""
         import jax
 
         from ..models.checked_layout import CheckedLayout
@@ -50,39 +50,39 @@ class VerifyCommand:
         fn, args = load_verify_target(self.target)
         try:
             with user_code(f"{self.target} failed"):
-                found = verify(fn, _filled(args, self.seed, _ids(self.target)), self.mesh, layouts)
+                found = verify(fn, _fill_specs(args, self.seed, _vocab(self.target)), self.mesh, layouts)
         except VerificationError as error:
             raise CommandFailure(str(error)) from None
         for entry in found:
             print(f"{entry.difference:.1e}  {entry.name}  {entry.layout}")
 
 
-def _ids(target: str) -> int:
-    """How many values whole numbers may have: those of a known model are tokens."""
+def _vocab(target: str) -> int:
+    """The number of values that random integers take: the integers of a known model are tokens."""
     from ..models import preset
 
     return preset(target).config.vocab if is_preset(target) else 2
 
 
-def _filled(args: Any, seed: int, ids: int) -> Any:
-    """The arguments with values in place of specs."""
+def _fill_specs(args: tuple[Any, ...], seed: int, vocab: int) -> tuple[Any, ...]:
+    """Replace specs by random values."""
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     from ..core.placement import tensor, with_role
-    from ..core.tensor import is_tensor
+    from ..core.tensor import Tensor, is_tensor
 
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
 
-    def fill(t: Any) -> Any:
+    def fill(t: Tensor) -> Tensor:
         if not is_tensor(t) or not isinstance(t.storage, jax.ShapeDtypeStruct):
             return t
         shape = tuple(d.size for d in t.dims)
         if jnp.issubdtype(t.dtype, jnp.inexact):
-            values = draw.standard_normal(shape) / np.sqrt(max(shape, default=1))
+            values = rng.standard_normal(shape) / np.sqrt(max(shape, default=1))
         else:
-            values = draw.integers(0, ids, shape)
+            values = rng.integers(0, vocab, shape)
         return with_role(tensor(jnp.asarray(values, t.dtype), t.dims), t.role)
 
     return jax.tree.map(fill, args, is_leaf=is_tensor)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Atomic file writes: a file is complete or absent, even after a crash."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A draft beside a file's place, to be written; it moves there when the block ends well.
+    """Yield a temporary file in the same folder; rename it to `path` when the block succeeds.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> with whole(folder / "a.txt") as draft:
+    >>> with atomic_write(folder / "a.txt") as draft:
     ...     _ = draft.write_text("all of it")
     >>> [p.name for p in folder.iterdir()]
     ['a.txt']
     """
     draft = path.parent / f".{path.name}.{os.urandom(4).hex()}.part"
-    draft.touch(exist_ok=False)  # with the rights of any new file; those of tempfile's are private
+    # Not tempfile's: its files are private, and this one must have the permissions of any new file.
+    draft.touch(exist_ok=False)
     try:
         yield draft
         with draft.open("rb+") as written:
-            os.fsync(written.fileno())  # else the name may be on the disk before what it stands for
+            os.fsync(written.fileno())  # else the new name may reach the disk before the contents
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
@@ -32,6 +33,6 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, all of it or nothing."""
+    """Write a text file atomically."""
     with atomic_write(path) as draft:
         draft.write_text(text, encoding="utf-8")

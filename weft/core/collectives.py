@@ -1,8 +1,8 @@
-"""Collectives: the only file that calls `jax.lax`'s.
+"""Collectives: the only module that calls `jax.lax`'s collectives.
 
-Each takes an array and the mesh axes, and nothing of names. JAX's types say over which axes an array
-*varies* (holds different values on different devices). They catch a sum that was forgotten, not one
-that was made twice: `psum` of a value that does not vary multiplies it, so that is asserted here.
+Each function takes an array and mesh axes, and knows nothing of dims. JAX's types record the axes over which
+an array *varies* (has different values on different devices). They catch a missing sum, but not a duplicate
+one: `psum` of a value that does not vary multiplies it by the number of devices, so that is asserted here.
 """
 
 from __future__ import annotations
@@ -24,60 +24,66 @@ from .types import constant_like, preserves_type
 Axes = tuple[str, ...]
 
 
-def varying_axes(array: Any) -> frozenset[str]:
+def varying_axes(array: jax.Array) -> frozenset[str]:
     """The axes over which an array varies."""
     return jax.typeof(array).mat.varying
 
 
-def _check(array: Any, axes: Axes) -> None:
+def _check_varies(array: jax.Array, axes: Axes) -> None:
     missing = set(axes) - varying_axes(array)
     assert not missing, f"a collective over {missing}, over which {jax.typeof(array)} doesn't vary"
 
 
 @preserves_type
-def pvary(array: Any, axes: Iterable[str]) -> Any:
-    """The same values, typed as varying; its transpose is the sum over the axes."""
+def pvary(array: jax.Array, axes: Iterable[str]) -> Any:
+    """The same values, typed as varying over the axes. The transpose is the sum over the axes."""
+    # pcast raises an error for an axis over which the array already varies.
     missing = tuple(sorted(set(axes) - varying_axes(array)))
     return lax.pcast(array, missing, to="varying") if missing else array
 
 
 def axis_index(axes: Axes) -> Any:
-    """This device's place along the axes, counted with the last axis fastest."""
+    """This device's index along the axes, the last axis fastest."""
     return lax.axis_index(axes if len(axes) > 1 else axes[0]) if axes else 0
 
 
 @preserves_type
-def all_reduce(array: Any, axes: Axes) -> Any:
+def all_reduce(array: jax.Array, axes: Axes) -> Any:
     """The sum over the axes."""
-    _check(array, axes)
+    _check_varies(array, axes)
     return lax.psum(array, axes)
 
 
+# JAX has no derivative for pmax and pmin; ops with a gradient at the maximum define their own rule.
+
+
 @preserves_type
-def all_reduce_max(array: Any, axes: Axes) -> Any:
-    """The maximum over the axes; it has no derivative."""
-    _check(array, axes)
+def all_reduce_max(array: jax.Array, axes: Axes) -> Any:
+    """The maximum over the axes. It has no derivative."""
+    _check_varies(array, axes)
     return lax.pmax(lax.stop_gradient(array), axes)
 
 
 @preserves_type
-def all_reduce_min(array: Any, axes: Axes) -> Any:
-    """The minimum over the axes; it has no derivative."""
-    _check(array, axes)
+def all_reduce_min(array: jax.Array, axes: Axes) -> Any:
+    """The minimum over the axes. It has no derivative."""
+    _check_varies(array, axes)
     return lax.pmin(lax.stop_gradient(array), axes)
 
 
 @preserves_type
-def all_gather(array: Any, axes: Axes, position: int, *, stays_varying: Iterable[str] = ()) -> Any:
-    """The pieces of one position put together.
+def all_gather(array: jax.Array, axes: Axes, position: int, *, stays_varying: Iterable[str] = ()) -> Any:
+    """Concatenate the slices along one position.
 
-    The result still varies over the axes in `stays_varying`: there the transpose is a
-    reduce-scatter; over the others it is a local slice.
+    The result still varies over the axes in `stays_varying`: there the transpose is a reduce-scatter. Over
+    the others it is a local slice.
     """
-    _check(array, axes)
+    _check_varies(array, axes)
     stays = set(stays_varying)
     rest = list(axes)
-    while rest:  # the last axis is the fastest, so the pieces come together from there
+    # lax.all_gather has one result type for all its axes, so axes are gathered in runs of equal type. The
+    # last axis is the fastest, so the runs are taken from the end.
+    while rest:
         run = [rest.pop()]
         while rest and (rest[-1] in stays) == (run[0] in stays):
             run.insert(0, rest.pop())
@@ -87,139 +93,148 @@ def all_gather(array: Any, axes: Axes, position: int, *, stays_varying: Iterable
 
 
 @preserves_type
-def reduce_scatter(array: Any, axes: Axes, position: int) -> Any:
-    """The sum over the axes, of which each device keeps its piece of one position."""
-    _check(array, axes)
+def reduce_scatter(array: jax.Array, axes: Axes, position: int) -> Any:
+    """The sum over the axes, split along one position: each device keeps its slice."""
+    _check_varies(array, axes)
     return lax.psum_scatter(array, axes, scatter_dimension=position, tiled=True)
 
 
 @preserves_type
-def all_to_all(array: Any, axes: Axes, split: int, join: int) -> Any:
-    """One position is cut and its pieces sent out; those received are joined at another."""
-    _check(array, axes)
-    # XLA refuses pieces in different memory orders, which it chooses itself when it sees that one of them is
-    # padding and nothing else; the barriers, one of them for the transpose, keep it from looking.
+def all_to_all(array: jax.Array, axes: Axes, split: int, join: int) -> Any:
+    """Split one position over the axes, and concatenate the received slices along another."""
+    _check_varies(array, axes)
+    # XLA rejects slices in different memory layouts. It chooses different ones when it can see that one of
+    # the slices is all padding. The barriers hide that; the second one is for the transpose.
     array = lax.optimization_barrier(array)
     array = lax.all_to_all(array, axes, split_axis=split, concat_axis=join, tiled=True)
     return lax.optimization_barrier(array)
 
 
 @preserves_type
-def permute(array: Any, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
-    """Send arrays from device to device along the axes; who receives nothing has zeros."""
-    _check(array, axes)
-    # Unlike the other collectives, ppermute counts devices in the mesh's order of the axes.
+def permute(array: jax.Array, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
+    """Send arrays from device to device along the axes; a device that receives nothing gets zeros."""
+    _check_varies(array, axes)
+    # Unlike the other collectives, ppermute numbers devices in the mesh's order of the axes.
     order = [a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes]
     sizes = [lax.axis_size(a) for a in axes]
-    places = np.arange(math.prod(sizes)).reshape(sizes).transpose([axes.index(a) for a in order])
-    number = np.argsort(places.ravel()).tolist()  # of a device in our order: in the mesh's
+    devices = np.arange(math.prod(sizes)).reshape(sizes).transpose([axes.index(a) for a in order])
+    number = np.argsort(devices.ravel()).tolist()  # from our numbering to the mesh's
     return lax.ppermute(array, tuple(order), [(number[a], number[b]) for a, b in pairs])
 
 
 @preserves_type
-def local_slice(array: Any, axes: Axes, position: int, block: int, *, plain: bool = False) -> Any:
-    """This device's block of one position: no traffic, and an all-gather as its transpose.
+def local_slice(array: jax.Array, axes: Axes, position: int, block: int, *, plain: bool = False) -> Any:
+    """This device's block of one position. It sends nothing, and its transpose is an all-gather.
 
-    JAX's own transpose of a slice of an unvarying value is an all-reduce of zeros around the piece;
-    `plain` leaves it at that, for under vmap, where `linear_call` has no rule.
+    JAX's own transpose of slicing an unvarying value pads the slice with zeros and all-reduces it. `plain`
+    selects that; it is needed under vmap, where `linear_call` has no batching rule.
     """
 
-    def piece(array: Any) -> Any:
-        start = axis_index(axes) * block
-        return lax.dynamic_slice_in_dim(array, start, block, position)
+    def block_of(x: jax.Array) -> jax.Array:
+        return lax.dynamic_slice_in_dim(x, axis_index(axes) * block, block, position)
 
-    gathered = set(axes) & varying_axes(array)
-    if plain or gathered or not jnp.issubdtype(array.dtype, jnp.inexact):
-        return piece(pvary(array, axes))
+    is_varying = set(axes) & varying_axes(array)
+    if plain or is_varying or not jnp.issubdtype(array.dtype, jnp.inexact):
+        return block_of(pvary(array, axes))
     return linear_call(
-        lambda _, x: piece(pvary(x, axes)),
+        lambda _, x: block_of(pvary(x, axes)),
         lambda _, x: all_gather(x, axes, position),
         (),
         array,
     )
 
 
-# From one device to all
+# Pipelines: values enter at one stage and leave at another
 
 
 @preserves_type
-def to_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
-    """What is the same on all devices, for use by the one at this place alone: no traffic.
+def to_stage(array: jax.Array, axes: Axes, stage: int, *, plain: bool = False) -> Any:
+    """A replicated value, for use on the devices of one stage only. It sends nothing.
 
-    Its transpose passes what that device has on to the others; `plain` is for under vmap, where there is no
-    rule for that, and sums instead.
+    Its transpose broadcasts that stage's cotangent to the others. `plain` sums the cotangents instead; it is
+    needed under vmap, where `linear_call` has no batching rule.
     """
     if plain:
         varied = pvary(array, axes)
-        return jnp.where(axis_index(axes) == place, varied, lax.stop_gradient(varied))
+        return jnp.where(axis_index(axes) == stage, varied, lax.stop_gradient(varied))
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return pvary(array, axes)
-    return linear_call(lambda _, x: pvary(x, axes), lambda _, x: _passed_on(x, axes, place), (), array)
+    return linear_call(lambda _, x: pvary(x, axes), lambda _, x: _broadcast(x, axes, stage), (), array)
 
 
 @preserves_type
-def from_stage(array: Any, axes: Axes, place: int, *, plain: bool = False) -> Any:
-    """What the device at this place has, along its first position piece by piece, passed on to all.
+def from_stage(array: jax.Array, axes: Axes, stage: int, *, plain: bool = False) -> Any:
+    """Broadcast one stage's value to all, piece by piece along its first position.
 
-    Its transpose is no traffic.
+    Its transpose sends nothing.
     """
 
-    def here(_: Any, x: Any) -> Any:
-        own = axis_index(axes) == place
-        return jnp.where(own, pvary(x, axes), constant_like(0, x))
+    def masked(_: object, x: jax.Array) -> jax.Array:
+        return jnp.where(axis_index(axes) == stage, pvary(x, axes), constant_like(0, x))
 
     if plain:
-        return all_reduce(here(None, array), axes)
+        return all_reduce(masked(None, array), axes)
     if not jnp.issubdtype(array.dtype, jnp.inexact):
-        return _passed_on(array, axes, place)
-    return linear_call(lambda _, x: _passed_on(x, axes, place), here, (), array)
+        return _broadcast(array, axes, stage)
+    return linear_call(lambda _, x: _broadcast(x, axes, stage), masked, (), array)
 
 
-def _passed_on(array: Any, axes: Axes, place: int) -> Any:
-    """In a ring: at every tick each device hands on the piece that it has just been given."""
+def _broadcast(array: jax.Array, axes: Axes, stage: int) -> Any:
+    """Broadcast from one device around a ring: at each tick a device forwards the piece it has received.
+
+    Each link carries the array once. An all-reduce of a masked value would carry it almost twice.
+    """
     count = math.prod(lax.axis_size(a) for a in axes)
     if count == 1:
         return assume_replicated(array, axes)
     pieces = array.shape[0]
-    away = (axis_index(axes) - place) % count
-    ring = [((place + n) % count, (place + n + 1) % count) for n in range(count - 1)]
+    distance = (axis_index(axes) - stage) % count
+    ring = [((stage + n) % count, (stage + n + 1) % count) for n in range(count - 1)]
 
-    def tick(carry: tuple[Any, Any], now: Any) -> tuple[tuple[Any, Any], None]:
-        held, found = carry
+    def tick(carry: tuple[jax.Array, jax.Array], now: jax.Array) -> tuple[tuple[Any, Any], None]:
+        piece, found = carry
         own = lax.dynamic_index_in_dim(array, jnp.minimum(now, pieces - 1), keepdims=False)
-        held = permute(jnp.where(away == 0, own, held), axes, ring)
-        number = now - away + 1
-        new = (away > 0) & (number >= 0) & (number < pieces)
+        piece = permute(jnp.where(distance == 0, own, piece), axes, ring)
+        number = now - distance + 1
+        is_new = (distance > 0) & (number >= 0) & (number < pieces)
         number = jnp.clip(number, 0, pieces - 1)
         before = lax.dynamic_index_in_dim(found, number, keepdims=False)
-        return (held, lax.dynamic_update_index_in_dim(found, jnp.where(new, held, before), number, 0)), None
+        found = lax.dynamic_update_index_in_dim(found, jnp.where(is_new, piece, before), number, 0)
+        return (piece, found), None
 
     (_, found), _ = lax.scan(tick, (array[0], array), jnp.arange(pieces + count - 2))
     return assume_replicated(found, axes)
 
 
-# JAX has no way to say that what devices came by one from another is the same on all of them.
-_alike = Primitive("alike")
-_alike.def_impl(lambda x, **_: x)
-_alike.def_abstract_eval(
+# After the broadcast all devices have the same values, but these came through ppermute, whose result varies.
+# JAX has no cast from varying to unvarying, hence a primitive.
+_assume_replicated = Primitive("assume_replicated")
+_assume_replicated.def_impl(lambda x, **_: x)
+_assume_replicated.def_abstract_eval(
     lambda x, axes: x.update(manual_axis_type=x.mat.update(varying=x.mat.varying - {*axes}))
 )
-mlir.register_lowering(_alike, lambda _, x, **__: [x])
-batching.primitive_batchers[_alike] = lambda xs, dims, axes: (_alike.bind(*xs, axes=axes), dims[0])
+mlir.register_lowering(_assume_replicated, lambda _, x, **__: [x])
+batching.primitive_batchers[_assume_replicated] = lambda xs, dims, axes: (
+    _assume_replicated.bind(*xs, axes=axes),
+    dims[0],
+)
 
 
-def _alike_jvp(primals: Any, _: Any, axes: Axes) -> tuple[Any, Any]:
-    """Whole numbers have a derivative of nothing; floats are met inside `linear_call` alone."""
+def _assume_replicated_jvp(primals: Sequence[jax.Array], _: object, axes: Axes) -> tuple[Any, Any]:
+    """The tangent of integers is zero. Floats occur only inside `linear_call`, which needs no rule."""
     assert not jnp.issubdtype(primals[0].dtype, jnp.inexact)
-    same = _alike.bind(*primals, axes=axes)
+    same = _assume_replicated.bind(*primals, axes=axes)
     return same, ad.Zero(jax.typeof(same).to_tangent_aval())
 
 
-ad.primitive_jvps[_alike] = _alike_jvp
+ad.primitive_jvps[_assume_replicated] = _assume_replicated_jvp
 
 
 @preserves_type
-def assume_replicated(array: Any, axes: Axes) -> Any:
-    """The same values, typed as the same along the axes, which has to be true; floats have no derivative."""
-    _check(array, axes)
-    return _alike.bind(array, axes=axes)
+def assume_replicated(array: jax.Array, axes: Axes) -> Any:
+    """The same values, typed as replicated along the axes. The caller guarantees that they are.
+
+    It has no derivative for floats.
+    """
+    _check_varies(array, axes)
+    return _assume_replicated.bind(array, axes=axes)

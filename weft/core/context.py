@@ -1,12 +1,12 @@
-"""The context of a program while it is traced: its mesh, its layout, and the forms it remembers.
+"""The context of a program while it is traced: its mesh, its layout, and a memo of resharded arrays.
 
-Inside a program a tensor may be wanted in several forms: made varying over an axis, gathered, its
-pending sum resolved. Each form must be made once per tensor, not once per use: with `h` feeding q, k
-and v, three casts of `h` to varying would put three all-reduces into the backward pass, one shared cast
-leaves one. The forms are kept in a stack of frames, one for each JAX trace that we open (program, scan,
-grad, …), never on the tensor itself, where they would leak tracers.
+Inside a program an op may need several *variants* of a tensor: made varying over an axis, gathered, its
+pending sum resolved. Each variant must be computed once per tensor, not once per use. With `h` feeding q, k
+and v, three casts of `h` to varying would put three all-reduces into the backward pass; one shared cast
+leaves one. The variants are memoized in a stack of frames, one for each JAX trace that Weft opens (program,
+scan, grad, …), never on the tensor itself, where they would leak tracers.
 
-A form of a tensor that belongs to an outer frame is made *in that frame*, outside the loop: a weight
+A variant of a tensor that belongs to an outer frame is computed *in that frame*, outside the loop: a weight
 shared by the steps of a scan is cast once, and its gradient is summed once.
 """
 
@@ -15,9 +15,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend import core as jax_core
@@ -26,27 +26,52 @@ from .dims import Dim, check_index_range
 from .layout import Layout, Splits
 from .mesh import Mesh
 
+if TYPE_CHECKING:
+    from .deferred import DeferredCall
+    from .tensor import Tensor
+
+# Some decisions depend on code that has not been traced yet: whether a carry may stay pending is known only
+# after the loop body. Tracing is cheap, so Weft traces with a guess and raises one of these exceptions if the
+# guess turns out wrong. Each names the reason; the code that guessed catches it and traces again.
+
 
 class RetraceForCarry(Exception):
-    """A loop's carries had better be pending over other axes than they began with; the loop starts over."""
+    """Retrace a loop: some of its carries should be pending over different axes.
+
+    Attributes:
+      frame: the loop's frame.
+      axes: the pending axes of each such carry, by leaf number.
+    """
 
     def __init__(self, frame: Frame, axes: dict[int, frozenset[str]]):
         super().__init__()
         self.frame, self.axes = frame, axes
 
 
+class RetraceUnvarying(Exception):
+    """Retrace a scan: a tensor that it made varying in advance is needed unvarying."""
+
+
+class RetraceOnMesh(Exception):
+    """Retrace an eager op on the mesh of a tensor that it captures: none of its operands is placed."""
+
+    def __init__(self, mesh: Mesh, layout: Layout):
+        super().__init__()
+        self.mesh, self.layout = mesh, layout
+
+
 @dataclass(frozen=True)
 class Pipeline:
-    """A stack of layers that runs in stages.
+    """A stack of layers that runs in pipeline stages.
 
     Attributes:
-      layers: their dim.
-      axes: along which the stages are.
-      stages: how many there are.
-      batch: the dim whose rows stream through.
-      micro: in how many parts; 0: as many as are usual for the stages.
-      schedule: its name.
-      again: whether the backward pass computes the products of the forward pass again.
+      layers: the dim of the layers.
+      axes: the mesh axes of the stages.
+      stages: the number of stages.
+      batch: the dim whose rows stream through the stages.
+      micro: the number of micro-batches; 0 for the default of that number of stages.
+      schedule: the name of the schedule.
+      recomputes: whether the backward pass recomputes the forward pass's matrix products.
     """
 
     layers: Dim
@@ -55,133 +80,155 @@ class Pipeline:
     batch: Dim
     micro: int
     schedule: str
-    again: bool
+    recomputes: bool
 
 
 class Frame:
-    """One JAX trace and the forms that were made in it."""
+    """One JAX trace and the variants that were computed in it.
+
+    Attributes:
+      variants: (array, result) by (id of the array, request). The array is kept alive: a new object could
+        get the id of a dead one.
+      arrays: the arrays that belong to this trace, by id, kept alive for the same reason.
+      reused: the variants that were requested more than once.
+      carries: a loop's carries: leaf number by id of the array.
+      consumed: the carries that were used other than as a summand.
+      pending_carries: the carries that should be pending, with the axes.
+      lifts_collectives: whether collectives may be moved out of this frame into an outer one.
+    """
 
     def __init__(self, lifts_collectives: bool = True):
         self.state = jax_core.get_opaque_trace_state()
         with jax_core.take_current_trace() as trace:
             self.trace = trace
-        self.forms: dict[Any, tuple[Any, Any]] = {}
-        self.known: dict[int, Any] = {}  # arrays of this trace by id; held, so that ids stay theirs
-        self.used: set[Any] = set()  # the forms that were asked for again
-        self.carries: dict[int, int] = {}  # a loop's carries: id of the array → leaf
-        self.consumed: set[int] = set()  # the carries that were used otherwise than in a sum
-        self.wished: dict[int, frozenset[str]] = {}  # the carries that had better be pending, over these axes
+        self.variants: dict[Hashable, tuple[Any, Any]] = {}
+        self.arrays: dict[int, Any] = {}
+        self.reused: set[Hashable] = set()
+        self.carries: dict[int, int] = {}
+        self.consumed: set[int] = set()
+        self.pending_carries: dict[int, frozenset[str]] = {}
         self.lifts_collectives = lifts_collectives
 
     def close(self) -> None:
-        """Let go of the trace's arrays: a loop still knows its frame when the trace is over."""
+        """Release the trace's arrays: a loop keeps its frame after the trace has ended."""
         self.trace = None
-        self.forms.clear()
-        self.known.clear()
+        self.variants.clear()
+        self.arrays.clear()
 
 
 _SERIALS = itertools.count(1)
 
 
 class Context:
-    """What an op has to know about the program that is being traced.
+    """The state of the program that is being traced.
 
     Attributes:
-      adopts: whether it goes where what it captures lives: an eager op without placed operands.
-      is_over: whether its trace is; JAX calls the rules of a custom_vjp later than that.
+      mesh, layout: what the program is staged for.
+      adopts_placement: whether it moves to the mesh of a tensor that it captures: an eager op whose operands
+        are not placed.
+      is_finished: whether its trace has ended; JAX calls the rules of a custom_vjp after that.
+      op: the label of the op that is being lowered.
     """
 
-    def __init__(self, mesh: Mesh, layout: Layout, adopts: bool = False):
+    def __init__(self, mesh: Mesh, layout: Layout, adopts_placement: bool = False):
         self.mesh, self.layout = mesh, layout
-        self.adopts, self.is_over = adopts, False
-        self.serial = next(_SERIALS)  # slices know their program by it
+        self.adopts_placement, self.is_finished = adopts_placement, False
+        self.serial = next(_SERIALS)  # identifies the program that a slice belongs to
+        self.op = ""
         self.frames: list[Frame] = []
-        self.mapped: frozenset[str] = frozenset()  # axes of dims that an enclosing vmap hides
-        self.vmaps = 0  # how many of them there are
-        self.branched: frozenset[str] = frozenset()  # those of them along which places take other branches
-        self.captured: dict[Any, Any] = {}  # global tensors met inside (`forms.capture_key`)
-        self.captured_inputs: dict[Any, Any] = {}  # the same, as inputs of this trace
-        self.dims_met: dict[str, Dim] = {}
-        self.meetings: set[tuple[str, tuple[Dim, ...]]] = set()  # dims that had to be split at once, by role
-        self.hidden: set[str] = set()  # dims that a vmap hides from the names of ops
-        self.renamed: set[frozenset[str]] = set()  # dims that took the place of others, and these
-        self.alike: set[frozenset[frozenset[str]]] = set()  # axes of sums that are one where the axes are one
-        self.varied: dict[int, frozenset[str]] = {}  # over which axes an array was made varying last
-        self.pipelines: dict[Pipeline, None] = {}  # in the order in which they were met
-        self.staged: tuple[Dim, ...] = ()  # the layers' dims of enclosing pipelines
-        self.dealt: dict[Dim, tuple[Dim, Any]] = {}  # dims of which a part is at hand: of how many, and which
-        self.op = ""  # the op of the language that is being lowered
-        self.jobs: list[Any] = []  # work on whole arrays after the SPMD part (`core/deferred.py`)
+        self.vmapped_axes: frozenset[str] = frozenset()  # axes of the dims of enclosing vmaps
+        self.vmap_depth = 0
+        self.branch_axes: frozenset[str] = frozenset()  # vmapped axes along which the branch taken differs
+        self.captured: dict[Hashable, Tensor] = {}  # by `operands.capture_key`; not inputs yet
+        self.captured_inputs: dict[Hashable, Tensor] = {}  # the inputs of this trace that stand for captures
+        self.deferred_calls: list[DeferredCall] = []  # calls on global arrays after the SPMD part
+        self.seen_dims: dict[str, Dim] = {}
+        # For pipelines:
+        self.pipelines: dict[Pipeline, None] = {}  # an ordered set
+        self.pipeline_dims: tuple[Dim, ...] = ()  # the layers' dims of enclosing pipelines
+        # Dims of which this trace has only a part, with the number of parts and the number of this one.
+        self.partial_dims: dict[Dim, tuple[Dim, Any]] = {}
+        # For the layout search (`autolayout/cost_atoms.py`):
+        self.joint_dims: set[tuple[str, tuple[Dim, ...]]] = set()  # dims of one tensor, by role
+        self.vmapped_dims: set[str] = set()  # dims that a vmap hides from op labels
+        self.renamed: set[frozenset[str]] = set()  # dims that replaced others, and those
+        self.same_sum_axes: set[frozenset[frozenset[str]]] = set()  # sums that merge if their axes are equal
+        self.varied_axes: dict[int, frozenset[str]] = {}  # by id of an array: the axes it was cast over
 
     def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
         """How this program splits a tensor with these dims."""
-        if (role, dims + self.staged) not in self.meetings:
+        if (role, dims + self.pipeline_dims) not in self.joint_dims:
             check_index_range(dims)
-            self.meetings.add((role, dims + self.staged))
+            self.joint_dims.add((role, dims + self.pipeline_dims))
             for dim in dims:
                 if not dim.is_inner:
-                    self.dims_met.setdefault(dim.name, dim)
+                    self.seen_dims.setdefault(dim.name, dim)
         return self.layout.splits(dims, self.mesh, role)
 
     def ways(self, axes: tuple[str, ...]) -> int:
-        """How many pieces these axes cut a dim into."""
+        """How many slices these axes split a dim into."""
         return self.mesh.ways(axes)
 
     def slice_size(self, dim: Dim, axes: tuple[str, ...]) -> int:
-        """The size of one device's piece of a dim, padding included."""
+        """The size of one device's slice of a dim, padding included."""
         return -(-dim.size // self.ways(axes))
 
     def slice_shape(self, dims: Sequence[Dim], splits: Splits) -> tuple[int, ...]:
-        """The shape of a device's slice of a tensor, with its padding."""
+        """The shape of a device's slice of a tensor, padding included."""
         return tuple(self.slice_size(d, axes) for d, axes in zip(dims, splits, strict=True))
 
-    def know(self, array: Any) -> None:
-        """Note that an array belongs to the trace at hand, so that its forms can be remembered."""
+    def register(self, array: jax.Array) -> None:
+        """Record that an array belongs to the current trace, so that its variants are memoized there."""
         top = self.frames[-1]
         if top.state == jax_core.get_opaque_trace_state():
-            top.known[id(array)] = array
+            top.arrays[id(array)] = array
 
-    def remember(self, array: Any, asked: Any, make: Callable[[Any], Any], *, collective: bool) -> Any:
+    def memoize(
+        self, array: jax.Array, request: Hashable, make: Callable[[Any], Any], *, collective: bool
+    ) -> Any:
         """`make(array)`, once per array and request, in the outermost frame that allows it."""
-        key = (id(array), asked)
+        key = (id(array), request)
         for frame in reversed(self.frames):
-            if key in frame.forms:
-                frame.used.add(key)
-                return frame.forms[key][1]
+            if key in frame.variants:
+                frame.reused.add(key)
+                return frame.variants[key][1]
         top = self.frames[-1]
+        # A raw JAX transformation inside ours (jax.vmap in a program, say) has opened a trace that has no
+        # frame. Its tracers must not be stored: they would outlive their trace.
         if top.state != jax_core.get_opaque_trace_state():
-            return make(array)  # a raw JAX transformation inside ours: its tracers are not to be kept
+            return make(array)
         levels = range(len(self.frames))
-        # An array that no frame knows is JAX's own, and may belong to the innermost trace.
-        level = max((n for n in levels if id(array) in self.frames[n].known), default=levels[-1])
+        # An array that no frame has registered was made by JAX, and may belong to the innermost trace.
+        level = max((n for n in levels if id(array) in self.frames[n].arrays), default=levels[-1])
         if collective:
             level = max([level, *(n for n in levels if not self.frames[n].lifts_collectives)])
-        home = self.frames[level]
-        if home is top:
+        owner = self.frames[level]
+        if owner is top:
             made = make(array)
         else:
-            with jax_core.set_current_trace(home.trace):
+            with jax_core.set_current_trace(owner.trace):
                 made = make(array)
-        home.forms[key] = (array, made)
-        home.known[id(made)] = made
+        owner.variants[key] = (array, made)
+        owner.arrays[id(made)] = made
         return made
 
-    def varies(self, array: Any, axes: frozenset[str]) -> None:
-        """An array is about to be made varying: in the backward pass there is a sum over these axes."""
-        before = self.varied.setdefault(id(array), axes)
+    def note_varying(self, array: jax.Array, axes: frozenset[str]) -> None:
+        """An array is about to be made varying: the backward pass sums its cotangent over these axes."""
+        before = self.varied_axes.setdefault(id(array), axes)
         if before != axes:
-            self.alike.add(frozenset([before, axes]))
-            self.varied[id(array)] = before | axes
+            self.same_sum_axes.add(frozenset([before, axes]))
+            self.varied_axes[id(array)] = before | axes
 
-    def wants_pending(self, array: Any, axes: frozenset[str]) -> None:
-        """A pending sum is about to be added to this array. A carry that only accumulates pends too."""
+    def note_pending_operand(self, array: jax.Array, axes: frozenset[str]) -> None:
+        """A pending sum is about to be added to this array. A carry that only accumulates may pend too."""
         frame = self.frames[-1]
         leaf = frame.carries.get(id(array))
         if leaf is not None and leaf not in frame.consumed:
-            frame.wished[leaf] = axes  # the body goes on, so that one new attempt serves all its carries
+            # The body is traced to its end before it is retraced, so one retrace serves all its carries.
+            frame.pending_carries[leaf] = axes
 
-    def resolves(self, array: Any) -> None:
-        """A pending sum is about to be resolved: if it is a carry, it had better not pend."""
+    def note_resolve(self, array: jax.Array) -> None:
+        """A pending sum is about to be resolved. A carry would resolve in every step, so it must not pend."""
         for frame in self.frames:
             leaf = frame.carries.get(id(array))
             if leaf is not None:
@@ -189,10 +236,10 @@ class Context:
 
     @contextlib.contextmanager
     def frame(self, lifts_collectives: bool = True) -> Iterator[Frame]:
-        """A frame for the JAX trace that has just been opened."""
+        """Open a frame for the JAX trace that has just begun."""
         frame = Frame(lifts_collectives)
         self.frames.append(frame)
-        op, self.op = self.op, ""  # ops inside have names of their own
+        op, self.op = self.op, ""  # ops inside have their own labels
         try:
             yield frame
         finally:
@@ -201,45 +248,45 @@ class Context:
             frame.close()
 
     @contextlib.contextmanager
-    def mapping(self, mapped: frozenset[str], vmaps: int) -> Iterator[None]:
-        """Trace inside so many vmaps, which hide dims on these axes."""
-        before = self.mapped, self.vmaps
-        self.mapped, self.vmaps = mapped, vmaps
+    def vmapping(self, axes: frozenset[str], depth: int) -> Iterator[None]:
+        """Trace inside `depth` vmaps, over dims that are split over these axes."""
+        before = self.vmapped_axes, self.vmap_depth
+        self.vmapped_axes, self.vmap_depth = axes, depth
         try:
             yield
         finally:
-            self.mapped, self.vmaps = before
+            self.vmapped_axes, self.vmap_depth = before
 
     @contextlib.contextmanager
     def branching(self, axes: frozenset[str]) -> Iterator[None]:
-        """Trace a branch that some places along these axes of an enclosing vmap take, and others don't."""
-        before, self.branched = self.branched, self.branched | axes
+        """Trace a branch that devices along these axes of an enclosing vmap may or may not take."""
+        before, self.branch_axes = self.branch_axes, self.branch_axes | axes
         try:
             yield
         finally:
-            self.branched = before
+            self.branch_axes = before
 
     @contextlib.contextmanager
-    def staging(self, layers: Dim) -> Iterator[None]:
-        """Trace inside a pipeline: its layers' axes can't split what is in it."""
-        before, self.staged = self.staged, (*self.staged, layers)
+    def in_pipeline(self, layers: Dim) -> Iterator[None]:
+        """Trace inside a pipeline: the axes of its layers' dim can't split tensors in it."""
+        before, self.pipeline_dims = self.pipeline_dims, (*self.pipeline_dims, layers)
         try:
             yield
         finally:
-            self.staged = before
+            self.pipeline_dims = before
 
     @contextlib.contextmanager
-    def dealing(self, part: Dim, parts: Dim, number: Any) -> Iterator[None]:
-        """Trace with a part of a dim in its place, the places n with n modulo `parts` = `number`."""
-        before, self.dealt = self.dealt, {**self.dealt, part: (parts, number)}
+    def part_of_dim(self, part: Dim, parts: Dim, number: jax.Array) -> Iterator[None]:
+        """Trace with a part of a dim in its place: the positions n with n modulo `parts` = `number`."""
+        before, self.partial_dims = self.partial_dims, {**self.partial_dims, part: (parts, number)}
         try:
             yield
         finally:
-            self.dealt = before
+            self.partial_dims = before
 
     @contextlib.contextmanager
-    def laid_out(self, layout: Layout) -> Iterator[None]:
-        """Trace under another layout; what goes in and comes out has to be brought into its forms."""
+    def under_layout(self, layout: Layout) -> Iterator[None]:
+        """Trace under another layout. The caller reshards the tensors that enter and leave."""
         before, self.layout = self.layout, layout
         try:
             yield
@@ -248,7 +295,7 @@ class Context:
 
     @contextlib.contextmanager
     def lowering(self, op: str) -> Iterator[None]:
-        """Name what is traced after an op; ops that it is made of don't count."""
+        """Label the equations that are traced with an op; the ops that it calls add no labels."""
         if self.op:
             yield
             return
@@ -289,6 +336,6 @@ def entered(context: Context) -> Iterator[Context]:
         _STACK.contexts.pop()
 
 
-def is_traced(array: Any) -> bool:
+def is_traced(array: object) -> bool:
     """Whether an array is a tracer."""
     return isinstance(array, jax.core.Tracer)

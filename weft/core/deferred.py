@@ -1,36 +1,41 @@
-"""Work on whole arrays after a program's SPMD part, in the same `jit`.
+"""Deferred calls: functions of global arrays that run after a program's SPMD part, in the same `jit`.
 
-`later(fn, args, results)` notes a function for after the `shard_map`; what it will return is promised now.
-A promise can be returned from the program or given to another `later`, but not computed with.
+`defer(fn, args, results)` records a function to call after the `shard_map`, and returns placeholders for its
+results. A placeholder can be returned from the program or passed to another `defer`, but not computed with.
+
+Optax transformations run this way. Inside the `shard_map` their leaves would be slices, and a global norm
+would silently be the norm of one slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+from jax.tree_util import PyTreeDef
 
 from . import context
 from .dims import Dim
 from .errors import ProgramError
-from .forms import Placeholder, as_slice, materialize
 from .layout import Layout
 from .mesh import Mesh
+from .operands import as_slice
 from .placement import partition_spec
+from .reshard import materialize
 from .shapes import stored_shape
-from .tensor import Tensor, check_shape, is_tensor
-from .types import weak_type
+from .tensor import Placeholder, Tensor, check_shape, is_tensor
+from .types import PyTree, weak_type
 
-OPTAX_LABEL = "optimizer[optax]"  # in plans
+OPTAX_LABEL = "optimizer[optax]"  # the op label of deferred calls in plans
 
 
 @dataclass(frozen=True)
 class ResultSpec:
-    """What a leaf will be: a tensor with dims and a role, or (dims None) a raw array."""
+    """One leaf of a deferred result: a tensor with dims and a role, or (dims None) a raw array."""
 
     dims: tuple[Dim, ...] | None
     role: str = "value"
@@ -38,123 +43,151 @@ class ResultSpec:
 
 @dataclass
 class Deferred(Placeholder):
-    """A leaf that will be there after the SPMD part."""
+    """A leaf that will exist after the SPMD part.
+
+    Attributes:
+      shape, dtype: of the global array, without padding.
+      call: the call that computes it.
+      leaf: its number among that call's results.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
-    job: DeferredCall
+    call: DeferredCall
     leaf: int
 
-    def refused(self) -> ProgramError:
-        """The error for a use of it inside the program."""
+    def use_error(self) -> ProgramError:
+        """The error for computing with it inside the program."""
         return deferred_use_error()
 
 
 @dataclass(eq=False)
 class DeferredCall:
-    """A function on whole arrays, its inputs and the names of its results."""
+    """A function of global arrays, its inputs, and the specs of its results.
 
-    fn: Callable[..., Any]
-    tree: Any
-    inputs: list[Any]  # slices and raw arrays, or promises
+    Attributes:
+      fn: the function.
+      tree: the structure of its arguments.
+      inputs: their leaves: slices, raw arrays or deferred results.
+      results: for each result, what it becomes.
+      outputs: the results, once it has run.
+    """
+
+    fn: Callable[..., PyTree]
+    tree: PyTreeDef
+    inputs: list[Any]
     results: list[ResultSpec]
     outputs: list[Any] | None = None
 
-    def run(self, arrays: Any, mesh: Mesh, layout: Layout) -> None:
-        """Take the whole arrays from an iterator, call the function, and lay its results out."""
+    def run(self, arrays: Iterator[Any], mesh: Mesh, layout: Layout) -> None:
+        """Call the function on the next arrays of an iterator, and shard its results."""
         given = []
         for leaf in self.inputs:
-            promise = _promise_of(leaf)
-            array = promise.job.outputs[promise.leaf] if promise else next(arrays)  # type: ignore[index]
+            deferred = _as_deferred(leaf)
+            array = deferred.call.outputs[deferred.leaf] if deferred else next(arrays)  # type: ignore[index]
             if isinstance(leaf, Tensor):
+                # fn must see the true sizes: padding would change a mean or a factored second moment.
                 array = array[tuple(slice(d.size) for d in leaf.dims)]
             given.append(array)
         with jax.named_scope(OPTAX_LABEL):
             outs = jax.tree.leaves(self.fn(*jax.tree.unflatten(self.tree, given)))
-        self.outputs = [_laid_out(a, r, mesh, layout) for a, r in zip(outs, self.results, strict=True)]
+        self.outputs = [_sharded(a, r, mesh, layout) for a, r in zip(outs, self.results, strict=True)]
 
 
-def _laid_out(array: Any, result: ResultSpec, mesh: Mesh, layout: Layout) -> Any:
+def _sharded(array: jax.Array, result: ResultSpec, mesh: Mesh, layout: Layout) -> jax.Array:
+    """A result, padded and constrained to the sharding of its layout."""
     if result.dims is None:
         return array
     splits = layout.splits(result.dims, mesh, result.role)
     shape = stored_shape(result.dims, splits, mesh)
     if array.shape != shape:
         array = jnp.pad(array, [(0, n - m) for n, m in zip(shape, array.shape, strict=True)])
-    if mesh.is_whole:
+    if mesh.is_unsplit:
         return array
+    # Here XLA partitions the computation (GSPMD), so the results need an explicit sharding.
     spec = NamedSharding(mesh.jax_mesh, partition_spec(splits))
     return jax.lax.with_sharding_constraint(array, spec)
 
 
-def defer(fn: Callable[..., Any], args: tuple[Any, ...], results: Any) -> Any:
-    """Promise `fn(*args)`, to be called on whole arrays after the SPMD part."""
+def defer(fn: Callable[..., PyTree], args: tuple[PyTree, ...], results: PyTree) -> PyTree:
+    """Call `fn(*args)` on global arrays after the SPMD part.
+
+    Args:
+      fn: takes and returns pytrees of arrays without padding.
+      args: pytrees of slices, arrays and deferred results.
+      results: a pytree of `ResultSpec`s with the structure of fn's result.
+
+    Returns:
+      That pytree with placeholders.
+    """
     program = context.require()
     leaves, tree = jax.tree.flatten(args, is_leaf=_is_leaf)
-    inputs = [_input(leaf) for leaf in leaves]
-    named, out_tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, ResultSpec))
+    inputs = [_as_input(leaf) for leaf in leaves]
+    specs, out_tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, ResultSpec))
+    # The arrays will exist after the shard_map; until then only shapes are known.
     shapes = jax.tree.leaves(jax.eval_shape(fn, *jax.tree.unflatten(tree, map(global_shape, inputs))))
-    job = DeferredCall(fn, tree, inputs, named)
-    program.jobs.append(job)
+    call = DeferredCall(fn, tree, inputs, specs)
+    program.deferred_calls.append(call)
     outs = []
-    for n, (shape, result) in enumerate(zip(shapes, named, strict=True)):
-        promise = Deferred(shape.shape, shape.dtype, job, n)
-        outs.append(promise if result.dims is None else _promised_tensor(promise, result))
+    for n, (shape, result) in enumerate(zip(shapes, specs, strict=True)):
+        deferred = Deferred(shape.shape, shape.dtype, call, n)
+        outs.append(deferred if result.dims is None else _deferred_tensor(deferred, result))
     return jax.tree.unflatten(out_tree, outs)
 
 
-def _is_leaf(x: Any) -> bool:
+def _is_leaf(x: object) -> bool:
     return isinstance(x, Tensor | Deferred)
 
 
-def _promised_tensor(promise: Deferred, result: ResultSpec) -> Tensor:
+def _deferred_tensor(deferred: Deferred, result: ResultSpec) -> Tensor:
     program = context.require()
     assert result.dims is not None
     splits = program.splits(result.dims, result.role)
     t = Tensor(
-        promise,
+        deferred,
         result.dims,
         role=result.role,
         mesh=program.mesh,
         layout=program.layout,
         splits=splits,
     )
-    t._watch = _refuse
+    # `check_usable` rejects operands of ops; this catches every other read of the array.
+    t._on_read = _raise_use_error
     return t
 
 
-def _refuse() -> None:
+def _raise_use_error() -> None:
     raise deferred_use_error()
 
 
 def deferred_use_error() -> ProgramError:
     return ProgramError(
         "a result of the optimizer is used inside the program",
-        rule="an optax transformation runs on whole arrays after the program's SPMD part, so what it "
-        "returns can only be returned from the program",
+        rule="an optax transformation runs on global arrays after the program's SPMD part, so the program "
+        "can only return its results",
         hint="return the new parameters and state, and use them in the next call",
     ).located()
 
 
-def _promise_of(leaf: Any) -> Deferred | None:
-    held = leaf._held if isinstance(leaf, Tensor) else leaf
-    return held if isinstance(held, Deferred) else None
+def _as_deferred(leaf: object) -> Deferred | None:
+    data = leaf._data if isinstance(leaf, Tensor) else leaf
+    return data if isinstance(data, Deferred) else None
 
 
-def _input(leaf: Any) -> Any:
-    if _promise_of(leaf) is not None:
+def _as_input(leaf: Any) -> Any:
+    if _as_deferred(leaf) is not None:
         return leaf
     return materialize(as_slice(leaf)) if isinstance(leaf, Tensor) else jnp.asarray(leaf)
 
 
-def global_shape(leaf: Any) -> Any:
-    """The true shape of a tensor, or of an array."""
-    if isinstance(leaf, Tensor) and _promise_of(leaf) is None:
+def global_shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a tensor's global array without padding, or of a raw array."""
+    if isinstance(leaf, Tensor) and _as_deferred(leaf) is None:
         check_shape(leaf)
     shape = tuple(d.size for d in leaf.dims) if isinstance(leaf, Tensor) else leaf.shape
     return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=weak_type(leaf))
 
 
-def global_arrays(tree: Any) -> Any:
-    """A tree of whole tensors as one of plain arrays."""
+def global_arrays(tree: PyTree) -> PyTree:
+    """A pytree of global tensors as one of raw arrays without padding."""
     return jax.tree.map(lambda t: t.array if is_tensor(t) else t, tree, is_leaf=is_tensor)

@@ -1,7 +1,7 @@
 """Dims: the named dimensions of tensors.
 
-A tensor of Weft has no axis 0 or axis 1. It has dims, each a name and a size, and every operation
-speaks of them by name:
+A Weft tensor has no axis 0 or axis 1. It has dims, each with a name and a size, and every operation refers
+to them by name:
 
     >>> batch, d_model = dims("batch=64 d_model=256")
     >>> batch
@@ -9,8 +9,8 @@ speaks of them by name:
     >>> batch.rename("rows").resize(8)
     rows=8
 
-Wherever a tensor is at hand a dim can also be given by its name alone: `wf.sum(x, "batch")`.
-A *dim* is a tensor's; an *axis* is a mesh's. The two words are never mixed.
+An operation on a tensor also accepts a dim's name alone: `wf.sum(x, "batch")`.
+A *dim* belongs to a tensor, an *axis* to a mesh. The two words are never mixed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import TypeGuard, cast
 
-from .errors import DimError, caret, is_tracer, nearest, python_number_error
+from .errors import DimError, WeftError, caret, is_tracer, nearest, python_number_error
 
 EXAMPLES = {"dims": "batch=64 length=128", "Mesh": "data=4 model=2", "Layout": "batch:data d_ff:model"}
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.']*")
 MAX_DIM_SIZE = 2**31 - 1
-# An underscore in front marks dims that Weft makes for itself: they have no place in what users write.
+# A leading underscore marks dims that Weft creates internally; users can't write such names.
 _ANY_NAME = re.compile(rf"_*{NAME.pattern}")
 
 
@@ -53,6 +53,7 @@ class Dim:
                 hint='for example Dim("batch", 64)',
             ).located(f"Dim({self.name!r}, {self.size!r})")
         try:
+            # NumPy's integers become ints, so that a dim prints the same and stays hashable by value.
             object.__setattr__(self, "size", operator.index(self.size))
         except TypeError:
             raise python_number_error(
@@ -65,8 +66,8 @@ class Dim:
         if self.size < 1:
             raise DimError(
                 f"the size of dim {self.name} is {self.size}",
-                rule="a size is a whole number, at least 1",
-                hint="leave the dim out where there is nothing to count",
+                rule="a size is an integer, at least 1",
+                hint="omit the dim: empty dims are not supported",
             ).located(f"Dim({self.name!r}, {self.size})")
 
     def rename(self, name: str) -> Dim:
@@ -79,7 +80,7 @@ class Dim:
 
     @property
     def is_inner(self) -> bool:
-        """Whether it is one that Weft has made for itself: rules don't speak of it."""
+        """Whether Weft created this dim internally; layout rules can't name it."""
         return self.name.startswith("_")
 
     def __repr__(self) -> str:
@@ -87,10 +88,11 @@ class Dim:
 
 
 DimLike = Dim | str
+DimsLike = Dim | str | Iterable[DimLike]
 
 
 def check_index_range(dims: Iterable[Dim]) -> None:
-    """An error if a dim is too large for its positions to be counted, whatever an op does with it."""
+    """Raise an error if a dim is too large for int32 indices, whatever an op does with it."""
     for dim in dims:
         if dim.size > MAX_DIM_SIZE:
             raise DimError(
@@ -100,8 +102,8 @@ def check_index_range(dims: Iterable[Dim]) -> None:
             )
 
 
-def is_name(given: Any) -> TypeGuard[str]:
-    """Whether users may call a dim or an axis so."""
+def is_name(given: object) -> TypeGuard[str]:
+    """Whether this is a valid name for a user's dim or axis."""
     return isinstance(given, str) and NAME.fullmatch(given) is not None
 
 
@@ -115,9 +117,18 @@ def dims(text: str) -> tuple[Dim, ...]:
 
 
 def parse_pairs(
-    text: str, marks: str, error: type[Any], asked: str, what: str, value: str = r"-?\d+"
+    text: str, marks: str, error: type[WeftError], caller: str, what: str, value: str = r"-?\d+"
 ) -> list[tuple[str, str]]:
-    """`"a=2 b=3"` → `[("a", "2"), ("b", "3")]`; separators are blanks, commas and semicolons."""
+    """`"a=2 b=3"` → `[("a", "2"), ("b", "3")]`; separators are blanks, commas and semicolons.
+
+    Args:
+      text: the string to parse.
+      marks: the characters that may stand between a name and its value.
+      error: the error class to raise.
+      caller: the public function, for the message.
+      what: what a pair is called in the message.
+      value: a regular expression for the values.
+    """
     pairs, at = [], 0
     pair = re.compile(rf"({NAME.pattern})\s*[{marks}]\s*({value})(?=[\s,;]|$)")
     while at < len(text):
@@ -126,24 +137,26 @@ def parse_pairs(
             continue
         match = pair.match(text, at)
         if not match:
+            # Point at the first character that can't continue a pair: after the name, or after its mark.
             name = NAME.match(text, at)
             wrong = name.end() if name else at
-            form = "dim:axis" if asked == "Layout" else f"name{marks[0]}size"
+            syntax = "dim:axis" if caller == "Layout" else f"name{marks[0]}size"
             if name and wrong < len(text) and text[wrong] in marks:
                 wrong += 1
             raise error(
-                f"can't read the {what} at character {wrong + 1}",
+                f"can't parse the {what} at character {wrong + 1}",
                 caret(text, wrong),
-                rule=f"a {what} is written {form}; several are separated by blanks",
-                hint=f'for example "{EXAMPLES[asked]}"',
-            ).located(f"{asked}({text!r})")
+                rule=f"a {what} is written {syntax}; several are separated by blanks",
+                hint=f'for example "{EXAMPLES[caller]}"',
+            ).located(f"{caller}({text!r})")
         pairs.append((match[1], match[2]))
         at = match.end()
     return pairs
 
 
-def as_dims(given: Any) -> tuple[Dim, ...]:
-    """Dims from a Dim, a string such as `"a=2 b=3"`, or a sequence of Dims; no name twice."""
+def as_dims(given: DimsLike) -> tuple[Dim, ...]:
+    """Dims from a Dim, a string such as `"a=2 b=3"`, or a sequence of Dims; names must be distinct."""
+    found: tuple[object, ...]
     if isinstance(given, str):
         found = dims(given)
     else:
@@ -155,16 +168,17 @@ def as_dims(given: Any) -> tuple[Dim, ...]:
                 rule="a new tensor's dims need names and sizes",
                 hint='use wf.Dim("batch", 64) or wf.dims("batch=64 length=128")',
             )
-    check_distinct(found)
-    return found
+    checked = cast(tuple[Dim, ...], found)
+    check_distinct(checked)
+    return checked
 
 
-def as_dim(given: Any) -> Dim:
-    """The one Dim that is given, as a Dim or a string such as `"a=2"`."""
+def as_dim(given: DimsLike) -> Dim:
+    """One Dim from a Dim or a string such as `"a=2"`."""
     found = as_dims(given)
     if len(found) != 1:
         raise DimError(
-            f"{len(found)} dims were given where one is made",
+            f"{len(found)} dims were given, and one is needed",
             rule="the new dim is one Dim, with a name and a size",
             hint='for example wf.Dim("best", 4)',
         )
@@ -172,22 +186,22 @@ def as_dim(given: Any) -> Dim:
 
 
 def check_distinct(found: Sequence[Dim]) -> None:
-    """No name twice in one tensor."""
+    """Raise an error if two dims of a tensor have the same name."""
     names = [dim.name for dim in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DimError(
             f"dim {', '.join(twice)} occurs twice in [{format_dims(found)}]",
-            rule="the dims of one tensor have different names",
+            rule="the dims of a tensor have distinct names",
             hint=f'rename one of them: x.rename({twice[0]}="{twice[0]}2")',
         )
 
 
-def select_dims(found: Sequence[Dim], asked: Any) -> tuple[Dim, ...]:
-    """The dims of a tensor that are meant by a Dim, a name, or a sequence of either."""
-    items = (asked,) if isinstance(asked, str) or not isinstance(asked, Iterable) else tuple(asked)
+def select_dims(found: Sequence[Dim], wanted: DimsLike) -> tuple[Dim, ...]:
+    """The dims of a tensor that a Dim, a name, or a sequence of either refers to."""
+    items = (wanted,) if isinstance(wanted, str) or not isinstance(wanted, Iterable) else tuple(wanted)
     by_name = {dim.name: dim for dim in found}
-    picked = []
+    selected = []
     for item in items:
         name = item.name if isinstance(item, Dim) else item
         dim = by_name.get(name) if isinstance(name, str) else None
@@ -203,20 +217,20 @@ def select_dims(found: Sequence[Dim], asked: Any) -> tuple[Dim, ...]:
                 rule="a dim has one size in one operation",
                 hint=f'use the tensor\'s own dim, or its name "{name}"',
             )
-        picked.append(dim)
-    check_distinct(picked)
-    return tuple(picked)
+        selected.append(dim)
+    check_distinct(selected)
+    return tuple(selected)
 
 
-def select_dim(found: Sequence[Dim], asked: DimLike) -> Dim:
-    """The one dim of a tensor that is meant by a Dim or a name."""
-    return select_dims(found, asked)[0]
+def select_dim(found: Sequence[Dim], wanted: DimLike) -> Dim:
+    """The dim of a tensor that a Dim or a name refers to."""
+    return select_dims(found, wanted)[0]
 
 
 def union_dims(groups: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
-    """All dims in order of first occurrence; a name with two sizes is an error."""
+    """All dims in order of first occurrence; raises an error if a name has two sizes."""
     groups = list(groups)
-    seen: dict[str, Dim] = {}
+    seen: dict[str, Dim] = {}  # insertion order is the result's dim order
     for group in groups:
         for dim in group:
             if seen.setdefault(dim.name, dim).size != dim.size:
@@ -225,7 +239,7 @@ def union_dims(groups: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
                     f"dim {dim.name} has two sizes: {seen[dim.name].size} and {dim.size}",
                     *clash,
                     rule="operands are matched by name, so a name has one size in one operation",
-                    hint=f'if they are different things, rename one: x.rename({dim.name}="other")',
+                    hint=f'if they are different dims, rename one: x.rename({dim.name}="other")',
                 )
     return tuple(seen.values())
 

@@ -1,14 +1,14 @@
-"""Errors: a fact, the arithmetic behind it, the rule, a way out, and the user's own line.
+"""Errors: a fact with its arithmetic, the rule, a hint, and the user's own line.
 
-Inner code raises the bare fact; the public entry (an op, a program) adds what was asked and where.
+Inner code raises the bare fact; the public entry point (an op, a program) adds the failing call and its line.
 
     LayoutError: batch and heads of [batch=64, heads=8] are both on axis model
       rules: batch:model heads:model     mesh: data=4 model=2
-      a tensor can have at most one dim on an axis
+      a mesh axis splits at most one dim of a tensor; it cannot index slices of two dims at once
       in add(f32[batch=64], f32[heads=8])
       at attention.py:31
 
-    hint: put batch on another axis, or drop one of the two rules
+    hint: map batch to data ("batch:data"), or remove one of the two rules
 """
 
 from __future__ import annotations
@@ -18,64 +18,74 @@ import os
 import sys
 from collections.abc import Iterable
 from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class WeftError(Exception):
-    """A mistake in the user's program; every one says what, why and what to do."""
+    """A mistake in the user's program. The message states the fact, the rule and a possible fix.
+
+    Attributes:
+      fact, details, rule, hint: the parts of the message.
+      call: the failing call, as text.
+      where: `file:line` of the user's line.
+    """
 
     def __init__(self, fact: str, *details: str, rule: str = "", hint: str = ""):
         super().__init__(fact)
         self.fact, self.details, self.rule, self.hint = fact, details, rule, hint
-        self.asked = ""
+        self.call = ""
         self.where = ""
-        self._frame: int | None = None  # the user's frame that the line is of
+        self._frame: int | None = None  # id of the user's frame that `where` points into
 
     def __str__(self) -> str:
         lines = [self.fact]
         lines += ["  " + line for detail in self.details for line in detail.split("\n")]
         lines += ["  " + self.rule] if self.rule else []
-        lines += ["  in " + self.asked] if self.asked else []
+        lines += ["  in " + self.call] if self.call else []
         lines += ["  at " + self.where] if self.where else []
         lines += ["", "hint: " + self.hint] if self.hint else []
         return "\n".join(lines)
 
-    def located_in(self, traceback: TracebackType | None, asked: str) -> Self:
-        """The same error with the user's innermost line of another error, which it replaces."""
+    def located_in(self, traceback: TracebackType | None, call: str) -> Self:
+        """This error, located at the user's innermost line in the traceback of the error it replaces."""
         while traceback is not None:
             if is_user_frame(traceback.tb_frame):
                 self._frame = id(traceback.tb_frame)
                 self.where = format_location(traceback.tb_frame, traceback.tb_lineno)
             traceback = traceback.tb_next
-        self.asked = asked
+        self.call = call
         return self
 
-    def located(self, asked: str = "") -> Self:
-        """The same error with the user's line and what was asked there: the outermost of our functions
-        below that line. What is further out, beyond the user's own code, does not change it."""
+    def located(self, call: str = "") -> Self:
+        """This error with the user's line and the public call on that line.
+
+        Every public function on the way out calls this. The outermost one below the user's line wins:
+        `wf.softmax` is more useful in a message than the `max` that it calls. Functions beyond the user's
+        frame do not overwrite it.
+        """
         frame = user_frame()
         if self._frame is None:
             self._frame, self.where = id(frame), format_location(frame)
         if self._frame == id(frame):
-            self.asked = asked or self.asked
+            self.call = call or self.call
         return self
 
 
 class DimError(WeftError, ValueError):
-    """A dim that is misspelt, missing, repeated or of another size."""
+    """A dim that is misspelt, missing, repeated or of the wrong size."""
 
 
 class MeshError(WeftError, ValueError):
-    """A mesh that can't be read or can't be had."""
+    """A mesh that can't be parsed, or that needs more devices than there are."""
 
 
 class LayoutError(WeftError, ValueError):
-    """A layout that is illegal for a mesh or a tensor, or two that clash.
+    """A layout that is invalid for a mesh or a tensor, or two layouts that conflict.
 
     Attributes:
-      unsplittable: the names of dims that an op can't have split, where that is what is wrong.
+      unsplittable: names of the dims that an op needs unsplit, if that caused the error.
     """
 
     unsplittable: frozenset[str] = frozenset()
@@ -94,7 +104,7 @@ class ProgramError(WeftError, ValueError):
 
 
 class HardwareError(WeftError, ValueError):
-    """A hardware profile that is unknown or can't be read."""
+    """A hardware profile that is unknown or can't be parsed."""
 
 
 class ModelError(WeftError, ValueError):
@@ -102,7 +112,7 @@ class ModelError(WeftError, ValueError):
 
 
 class DataError(WeftError, ValueError):
-    """Files, lines or settings that no examples or batches can be made of."""
+    """Files, lines or settings that can't be turned into examples or batches."""
 
 
 class LayoutWarning(UserWarning):
@@ -110,11 +120,11 @@ class LayoutWarning(UserWarning):
 
 
 class DataWarning(UserWarning):
-    """Lines that were left out."""
+    """Input lines that were skipped."""
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame that is the user's: not ours, not a library's."""
+    """The innermost frame of user code: not Weft's, not a library's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_frame(frame):
         frame = frame.f_back
@@ -122,11 +132,11 @@ def user_frame() -> FrameType | None:
 
 
 def is_user_frame(frame: FrameType) -> bool:
-    """Whether a frame is the user's: not ours, not a library's."""
+    """Whether a frame runs user code: not Weft's, not a library's."""
     name = frame.f_code.co_filename
-    # A dataclass's __init__ has no file: it is told by its module.
-    made = name == "<string>" and frame.f_globals.get("__name__", "").startswith("weft.")
-    return not made and not is_library(name)
+    # A dataclass's generated __init__ has no file; its module identifies it.
+    generated = name == "<string>" and frame.f_globals.get("__name__", "").startswith("weft.")
+    return not generated and not is_library(name)
 
 
 def is_library(file: str) -> bool:
@@ -138,12 +148,12 @@ def is_library(file: str) -> bool:
 def is_library_module(name: str) -> bool:
     """Whether a module belongs to Weft, to Python or to an installed package."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    # Modules without a file are builtin, except the one of an interactive session.
+    # Modules without a file are builtin, except __main__ in an interactive session.
     return name != "__main__" and is_library(file or "<frozen")
 
 
 def format_location(frame: FrameType | None, line: int | None = None) -> str:
-    """`file:line` of a frame, relative to where we are; by default the line that it is at."""
+    """`file:line` of a frame, relative to the working directory; by default the frame's current line."""
     if frame is None:
         return ""
     name = frame.f_code.co_filename
@@ -154,19 +164,20 @@ def format_location(frame: FrameType | None, line: int | None = None) -> str:
 Kind = TypeVar("Kind", bound=WeftError)
 
 
-def is_tracer(value: Any) -> bool:
-    """Whether a value is one of JAX's tracers."""
-    from jax.core import Tracer  # not above: commands that need no JAX import this file
+def is_tracer(value: object) -> bool:
+    """Whether a value is a JAX tracer."""
+    from jax.core import Tracer  # imported here because commands that don't need JAX import this file
 
     return isinstance(value, Tracer)
 
 
-def python_number_error(kind: type[Kind], what: str, value: Any, *, rule: str, hint: str) -> Kind:
-    """The error for something that has to be a Python number; numbers passed to a program are not."""
+def python_number_error(kind: type[Kind], what: str, value: object, *, rule: str, hint: str) -> Kind:
+    """The error for a value that must be a Python number; numbers passed to a program become tracers."""
     if not is_tracer(value):
         return kind(f"{what} is {value!r}", rule=rule, hint=hint)
-    if value.shape:
-        return kind(f"{what} is an array of shape {value.shape}", rule=rule, hint=hint)
+    shape = getattr(value, "shape", ())
+    if shape:
+        return kind(f"{what} is an array of shape {shape}", rule=rule, hint=hint)
     return kind(
         f"{what} is not known while the program is traced",
         rule=f"numbers passed to a program are inputs, which have no value yet; {rule}",
@@ -175,10 +186,10 @@ def python_number_error(kind: type[Kind], what: str, value: Any, *, rule: str, h
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)`, or nothing if no known name is close."""
+    """` (did you mean X?)`, or an empty string if no known name is close."""
     close = difflib.get_close_matches(name, list(known), 5, 0.5)
     likely = difflib.get_close_matches(name, close, 1, 0.6)
-    # Half of the letters in common can be chance, unless it is a part of the name, or letters are swapped.
+    # A similarity of 0.5 can be chance, unless one name contains the other or letters are swapped.
     likely += [one for one in close if name in one or sorted(name) == sorted(one)]
     return f" (did you mean {likely[0]}?)" if likely else ""
 

@@ -1,4 +1,4 @@
-"""Settings: numbers that are checked when they are given, not when a run has begun."""
+"""Fields: validate the numbers of a config dataclass when it is constructed, not when a run has begun."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from .errors import ProgramError
 
-# What a setting must be: in words, and as a test.
+# What a field must be: in words, and as a predicate.
 FIELD_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "positive": ("a number above 0", lambda x: x > 0),
     "not negative": ("a number, at least 0", lambda x: x >= 0),
     "share": ("a number from 0 to 1, 1 itself excluded", lambda x: 0 <= x < 1),
     "part": ("a number from 0 to 1", lambda x: 0 <= x <= 1),
     "at least one": ("a number, at least 1", lambda x: x >= 1),
-    "count": ("a whole number, at least 1", lambda x: isinstance(x, int) and x >= 1),
+    "count": ("an integer, at least 1", lambda x: isinstance(x, int) and x >= 1),
 }
 
 
-def check_fields(owner: Any, rules: dict[str, str], example: str) -> None:
-    """An error if settings of a dataclass break their rules; all that do are named.
+def check_fields(owner: object, rules: dict[str, str], example: str) -> None:
+    """Raise an error that lists the fields of a dataclass that break their rules.
 
     Args:
       owner: the dataclass; its class and field names go into the message.
-      rules: for each field a name of `FIELD_RULES`.
-      example: settings that are right.
+      rules: for each field a name in `FIELD_RULES`.
+      example: valid settings, for the hint.
     """
     given = {name: getattr(owner, name) for name in rules}
     wrong = {
@@ -42,6 +42,6 @@ def check_fields(owner: Any, rules: dict[str, str], example: str) -> None:
         ).located(f"{kind}({shown})")
 
 
-def is_finite_number(x: Any) -> bool:
-    """Whether x is a finite real number, and not a truth value."""
+def is_finite_number(x: object) -> bool:
+    """Whether x is a finite real number, and not a boolean."""
     return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)

@@ -1,15 +1,15 @@
-"""Blocks: every device fetches a range of a split dim, and only what it lacks travels.
+"""Halo exchange: each device fetches a range of positions of a split dim, and only missing data is sent.
 
-A shift, a slice, a pad, a window, a convolution: each needs, on every device, some range of the input's
-places that is mostly the device's own block, with a border of its neighbours'. `fetch` brings exactly that,
-by permutes of the missing pieces.
+Shifts, slices, pads, windows and convolutions need, on every device, a range of the input's positions. Most
+of it is the device's own block; the borders belong to its neighbours. `halo_exchange` fetches exactly that
+range, with permutes of the missing pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -19,43 +19,49 @@ from .collectives import Axes
 from .dims import Dim
 from .types import preserves_type
 
-MAX_PERMUTES = 8  # beyond, one all-gather is fewer messages
+MAX_PERMUTES = 8  # for more pieces, one all-gather sends fewer messages
 
 
 @preserves_type
-def halo_exchange(array: Any, position: int, dim: Dim, axes: Axes, starts: Sequence[int], length: int) -> Any:
-    """The places `[starts[k], starts[k] + length)` of a dim on device k; zeros outside the dim.
+def halo_exchange(
+    array: jax.Array, position: int, dim: Dim, axes: Axes, starts: Sequence[int], length: int
+) -> jax.Array:
+    """The positions `[starts[k], starts[k] + length)` of a dim on device k, with zeros outside the dim.
 
     Args:
-      array: slices, split over `axes` at `position` into equal blocks (padding zero).
-      dim: the dim at that position, with its true size.
-      starts: for each device along `axes` the first place wanted; may be negative.
-      length: how many places each device wants.
+      array: a slice, split over `axes` at `position` into equal blocks (padding zero).
+      position: the array's position of the dim.
+      dim: the dim, with its true size.
+      axes: the axes that split it.
+      starts: for each device along `axes` the first position to fetch; may be negative.
+      length: the number of positions that each device fetches.
     """
     block = array.shape[position]
     count = context.require().ways(axes)
     assert len(starts) == count
     if not axes:
-        return _static_range(array, position, starts[0], length)
+        return _padded_range(array, position, starts[0], length)
     if all(start == k * block + starts[0] for k, start in enumerate(starts)):
-        return _same_everywhere(array, position, axes, starts[0], length, count)
-    return _tabled(array, position, dim, axes, list(starts), length, count)
+        return _uniform_exchange(array, position, axes, starts[0], length, count)
+    return _table_exchange(array, position, dim, axes, list(starts), length, count)
 
 
-def _static_range(array: Any, position: int, start: int, length: int) -> Any:
-    """A range of an unsplit position, zeros outside."""
+def _padded_range(array: jax.Array, position: int, start: int, length: int) -> jax.Array:
+    """A range of an unsplit position, with zeros outside."""
     pads = [(0, 0, 0)] * array.ndim
     pads[position] = (-start, start + length - array.shape[position], 0)
     return lax.pad(array, jnp.zeros((), array.dtype), pads)
 
 
-def _pairs(offset: int, count: int) -> list[tuple[int, int]]:
+def _neighbour_pairs(offset: int, count: int) -> list[tuple[int, int]]:
     """Device k receives from device k + offset."""
     return [(k + offset, k) for k in range(count) if 0 <= k + offset < count]
 
 
-def _same_everywhere(array: Any, position: int, axes: Axes, start: int, length: int, count: int) -> Any:
-    """Every device wants the same range relative to its own block: pieces side by side."""
+def _uniform_exchange(
+    array: jax.Array, position: int, axes: Axes, start: int, length: int, count: int
+) -> jax.Array:
+    """Every device fetches the same range relative to its own block: concatenate the pieces."""
     block = array.shape[position]
     pieces = []
     for offset in range(start // block, (start + length - 1) // block + 1):
@@ -64,17 +70,22 @@ def _same_everywhere(array: Any, position: int, axes: Axes, start: int, length: 
         if abs(offset) >= count:
             piece = jnp.zeros_like(piece)
         elif offset:
-            piece = collectives.permute(piece, axes, _pairs(offset, count))
+            piece = collectives.permute(piece, axes, _neighbour_pairs(offset, count))
         pieces.append(piece)
     return lax.concatenate(pieces, position) if len(pieces) > 1 else pieces[0]
 
 
-def _tabled(
-    array: Any, position: int, dim: Dim, axes: Axes, starts: list[int], length: int, count: int
-) -> Any:
-    """Devices want ranges that lie differently in their blocks: pieces by tables of places."""
+def _table_exchange(
+    array: jax.Array, position: int, dim: Dim, axes: Axes, starts: list[int], length: int, count: int
+) -> jax.Array:
+    """Devices fetch ranges that are aligned differently with their blocks.
+
+    All devices run the same program with static shapes, so for each offset between sender and receiver every
+    device sends a piece of the largest size needed. Where it starts, and where it is written, is read from
+    tables by device index.
+    """
     block = array.shape[position]
-    plan = []  # for each offset: who sends to whom, from which place, to which place, how much
+    exchanges = []  # for each offset: the overlap that each receiver needs, and the largest size
     for offset in range(1 - count, count):
         overlaps = {}
         for k, start in enumerate(starts):
@@ -83,37 +94,39 @@ def _tabled(
             if 0 <= k + offset < count and low < high:
                 overlaps[k] = (low, high)
         if overlaps:
-            plan.append((offset, overlaps, max(high - low for low, high in overlaps.values())))
-    here = collectives.axis_index(axes)
-    if len(plan) > MAX_PERMUTES:
-        whole = collectives.all_gather(array, axes, position, stays_varying=axes)
-        before, after = max(0, -min(starts)), max(0, max(starts) + length - whole.shape[position])
-        whole = _static_range(whole, position, -before, before + whole.shape[position] + after)
-        return lax.dynamic_slice_in_dim(whole, lookup_by_device(starts, here) + before, length, position)
-    margin = max((size for *_, size in plan), default=0)
+            exchanges.append((offset, overlaps, max(high - low for low, high in overlaps.values())))
+    device = collectives.axis_index(axes)
+    if len(exchanges) > MAX_PERMUTES:
+        gathered = collectives.all_gather(array, axes, position, stays_varying=axes)
+        before, after = max(0, -min(starts)), max(0, max(starts) + length - gathered.shape[position])
+        gathered = _padded_range(gathered, position, -before, before + gathered.shape[position] + after)
+        return lax.dynamic_slice_in_dim(gathered, lookup_by_device(starts, device) + before, length, position)
+    # Pieces may be larger than needed, so they are written into a result with a margin on both sides, which
+    # is cut off in the end. A device that needs nothing writes into the right margin.
+    margin = max((size for *_, size in exchanges), default=0)
     shape = list(array.shape)
     shape[position] = length + 2 * margin
     result = collectives.pvary(jnp.zeros(shape, array.dtype), collectives.varying_axes(array))
-    for offset, overlaps, size in plan:
-        sends, lands = [0] * count, [length + margin] * count  # by default into the margin
+    for offset, overlaps, size in exchanges:
+        sources, targets = [0] * count, [length + margin] * count
         for k, (low, _) in overlaps.items():
             first = min(low - (k + offset) * block, block - size)
-            sends[k + offset] = first
-            lands[k] = margin + first + (k + offset) * block - starts[k]
-        piece = lax.dynamic_slice_in_dim(array, lookup_by_device(sends, here), size, position)
+            sources[k + offset] = first
+            targets[k] = margin + first + (k + offset) * block - starts[k]
+        piece = lax.dynamic_slice_in_dim(array, lookup_by_device(sources, device), size, position)
         if offset:
             pairs = [(k + offset, k) for k in overlaps]
             piece = collectives.permute(piece, axes, pairs)
-        result = lax.dynamic_update_slice_in_dim(result, piece, lookup_by_device(lands, here), position)
+        result = lax.dynamic_update_slice_in_dim(result, piece, lookup_by_device(targets, device), position)
     return lax.slice_in_dim(result, margin, margin + length, axis=position)
 
 
-def lookup_by_device(table: Sequence[int], here: Any) -> Any:
-    """A device's own number in a table of all."""
-    if not context.require().vmaps:
-        return jnp.asarray(np.asarray(table, np.int32))[here]
-    # JAX can't batch a `cond` of which a branch has an array of its own to look up in (0.10.2).
+def lookup_by_device(table: Sequence[int], device: jax.Array | int) -> jax.Array:
+    """A device's own entry in a table with one entry per device."""
+    if not context.require().vmap_depth:
+        return jnp.asarray(np.asarray(table, np.int32))[device]
+    # JAX can't batch a `cond` whose branch indexes a constant array (0.10.2), so select without indexing.
     found = jnp.int32(table[0])
-    for place, number in enumerate(table[1:], 1):
-        found = jnp.where(here == place, jnp.int32(number), found)
+    for n, entry in enumerate(table[1:], 1):
+        found = jnp.where(device == n, jnp.int32(entry), found)
     return found

@@ -1,17 +1,17 @@
 """Layouts: which dims are split over which axes.
 
-A layout is a set of rules `dim:axis`. It says nothing about any tensor; it speaks of names, and so the
-same dim is split the same way everywhere. Take a mesh of 4 × 2 processors and
+A layout is a set of rules `dim:axis`. It does not mention tensors, only names, so a dim is split the same way
+in every tensor. On a mesh of 4 × 2 devices (`data=4 model=2`) with
 
     >>> layout = Layout("batch:data d_ff:model")
 
-Every tensor with a dim `batch` is cut into 4 along it, every tensor with a dim `d_ff` into 2, and one
-with neither is held whole by all. To split a tensor otherwise, rename its dim. A rule may name several
-axes (`batch:pod+data`), and several dims may name one axis (`d_ff:model heads:model`), as long as no
-tensor has two dims on one axis.
+every tensor with a dim `batch` is split 4 ways along it, every tensor with a dim `d_ff` 2 ways, and a tensor
+with neither is replicated. To split a tensor differently, rename its dim. A rule may name several axes
+(`batch:pod+data`), and several dims may share an axis (`d_ff:model heads:model`), as long as no tensor has
+two dims on the same axis.
 
-State may be stored in another layout than it is used in: `params=` and `optimizer=` are rules that
-come on top for tensors with that role.
+State may be stored in a different layout from the one it is used in: `params=` and `optimizer=` add rules
+for tensors with that role.
 
     >>> Layout("batch:data d_ff:model", params="d_model:data").rules_for("param")
     {'batch': ('data',), 'd_ff': ('model',), 'd_model': ('data',)}
@@ -28,6 +28,7 @@ from .errors import LayoutError, nearest
 from .mesh import Mesh
 
 Splits = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that split it
+RulesLike = str | Mapping[str, str | Sequence[str]] | Iterable[tuple[str, str | Sequence[str]]]
 
 ROLES = ("value", "param", "optimizer")
 
@@ -46,8 +47,8 @@ class Layout:
 
     Args:
       rules: `"batch:data d_ff:model"`, `"batch:pod+data;d_ff:model"`, a mapping, or pairs.
-      params: further rules for stored parameters (gathered where they are used).
-      optimizer: further rules for optimizer state; by default those of `params`.
+      params: additional rules for stored parameters (gathered where they are used).
+      optimizer: additional rules for optimizer state; by default those of `params`.
 
     >>> import weft as wf
     >>> layout = wf.Layout("batch:data d_ff:model")
@@ -61,17 +62,24 @@ class Layout:
 
     _rules: dict[str, dict[str, tuple[str, ...]]]
 
-    def __init__(self, rules: Any = (), *, params: Any = None, optimizer: Any = None):
+    def __init__(
+        self,
+        rules: RulesLike = (),
+        *,
+        params: RulesLike | None = None,
+        optimizer: RulesLike | None = None,
+    ):
         base = _parse(rules)
         stored = base | (_parse(params) if params is not None else {})
+        # Optimizer state is stored like the parameters unless it has rules of its own (ZeRO-1).
         state = base | _parse(optimizer) if optimizer is not None else stored
         self._rules = {"value": base, "param": stored, "optimizer": state}
         self._key = tuple(tuple(sorted(self._rules[role].items())) for role in ROLES)
-        self._hash = hash(self._key)
+        self._hash = hash(self._key)  # once: layouts are part of every cache key
 
     @classmethod
-    def of(cls, given: Any) -> Layout:
-        """A layout as it is, or one made of what makes one; None splits nothing."""
+    def of(cls, given: LayoutLike) -> Layout:
+        """Convert to a Layout: a Layout is returned as it is, and None splits nothing."""
         return given if isinstance(given, Layout) else cls(() if given is None else given)
 
     def rules_for(self, role: str = "value") -> dict[str, tuple[str, ...]]:
@@ -80,11 +88,11 @@ class Layout:
 
     @property
     def dim_names(self) -> set[str]:
-        """The dims that any rule speaks of."""
+        """The dims that any rule names."""
         return {name for rules in self._rules.values() for name in rules}
 
     def check(self, mesh: Mesh) -> None:
-        """An error if a rule names an axis that the mesh has not."""
+        """Raise an error if a rule names an axis that the mesh does not have."""
         unknown = {
             (name, axis)
             for rules in self._rules.values()
@@ -100,18 +108,20 @@ class Layout:
                 if mesh.names
                 else f"without a mesh there is no axis {shown}",
                 "rules: " + " ".join(f"{name}:{axis}" for name, axis in sorted(unknown)),
-                rule="a rule is dim:axis, and the axis is one of the mesh's",
+                rule="a rule is dim:axis, where axis is an axis of the mesh",
                 hint=f"the axes are {', '.join(mesh.names)}"
                 if mesh.names
-                else f'give a mesh too, such as "{wanted}"',
+                else f'pass a mesh too, such as "{wanted}"',
             )
 
     def check_dims(self, occurring: Iterable[str]) -> None:
-        """Called with the names of a program's dims. An error if a rule is a mistake; here none is, as one
-        layout may serve several programs."""
+        """Called with the names of a program's dims; a subclass may raise an error for unused rules.
+
+        Here unused rules are allowed: one layout may serve several programs.
+        """
 
     def splits(self, dims: Sequence[Dim], mesh: Mesh, role: str = "value") -> Splits:
-        """For each dim the axes that split it (axes of size 1 left out); an error if illegal."""
+        """For each dim, the axes that split it (without axes of size 1); raises an error if invalid."""
         return _splits(self, tuple(dims), mesh, role)
 
     def __eq__(self, other: object) -> bool:
@@ -122,28 +132,32 @@ class Layout:
 
     def __str__(self) -> str:
         more = "; ".join(f"{word} {rules or 'as values'}" for word, rules in self._further_rules())
-        return _show_rules(self._rules["value"]) + (f" ({more})" if more else "")
+        return _format_rules(self._rules["value"]) + (f" ({more})" if more else "")
 
     def __repr__(self) -> str:
         more = "".join(f', {word}="{rules}"' for word, rules in self._further_rules())
-        return f'Layout("{_show_rules(self._rules["value"])}"{more})'
+        return f'Layout("{_format_rules(self._rules["value"])}"{more})'
 
     def _further_rules(self) -> list[tuple[str, str]]:
-        """The rules of `params=` and `optimizer=`, where these say more than what comes before them."""
+        """The rules that `params=` and `optimizer=` add to those of the previous role."""
         base, stored, state = (self._rules[role] for role in ROLES)
         found = []
-        for word, rules, under in (("params", stored, base), ("optimizer", state, stored)):
-            if rules != under:
+        for word, rules, inherited in (("params", stored, base), ("optimizer", state, stored)):
+            if rules != inherited:
                 more = {k: v for k, v in rules.items() if base.get(k) != v}
-                found.append((word, _show_rules(more)))
+                found.append((word, _format_rules(more)))
         return found
 
 
-def _show_rules(rules: Mapping[str, tuple[str, ...]]) -> str:
+LayoutLike = Layout | RulesLike | None
+
+
+def _format_rules(rules: Mapping[str, tuple[str, ...]]) -> str:
     return " ".join(f"{name}:{'+'.join(axes)}" for name, axes in rules.items())
 
 
-def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
+def _parse(rules: RulesLike) -> dict[str, tuple[str, ...]]:
+    """Axes by dim name, from a string, a mapping or pairs."""
     if isinstance(rules, str):
         pairs: list[Any] = parse_pairs(rules, ":=", LayoutError, "Layout", "rule", r"[A-Za-z_][\w.'+]*")
     elif isinstance(rules, Iterable):
@@ -152,15 +166,16 @@ def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
         pairs = [rules]
     parsed: dict[str, tuple[str, ...]] = {}
     for pair in pairs:
-        good = isinstance(pair, tuple | list) and len(pair) == 2 and is_name(pair[0])
-        if not good or not isinstance(pair[1], str | tuple | list):
+        valid = isinstance(pair, tuple | list) and len(pair) == 2 and is_name(pair[0])
+        if not valid or not isinstance(pair[1], str | tuple | list):
             raise LayoutError(
                 f"{pair!r} is not a rule",
-                rule="a rule is a dim's name (a letter comes first) and an axis, or several axes joined by +",
+                rule="a rule is a dim's name (starting with a letter) and an axis, or axes joined by +",
                 hint='for example "batch:data d_ff:model" or [("batch", "data")]',
             ).located(f"Layout({rules!r})")
         name = pair[0]
         axes = tuple(pair[1].split("+")) if isinstance(pair[1], str) else tuple(pair[1])
+        # An equal rule twice is harmless: rules are often concatenated from several strings.
         if parsed.get(name, axes) != axes or len(set(axes)) < len(axes) or "" in axes:
             raise LayoutError(
                 f"dim {name} has the rules {name}:{'+'.join(parsed.get(name, axes))} and "
@@ -174,10 +189,12 @@ def _parse(rules: Any) -> dict[str, tuple[str, ...]]:
     return parsed
 
 
-@functools.lru_cache(maxsize=2**14)  # a search meets layouts without end
+# Every op of every trace asks for splits, hence the cache. It is bounded: a layout search tries very many
+# layouts in one process.
+@functools.lru_cache(maxsize=2**14)
 def _splits(layout: Layout, dims: tuple[Dim, ...], mesh: Mesh, role: str) -> Splits:
     rules = layout.rules_for(role)
-    splits = tuple(tuple(axis for axis in rules.get(dim.name, ()) if mesh.cuts(axis)) for dim in dims)
+    splits = tuple(tuple(axis for axis in rules.get(dim.name, ()) if mesh.splits_dims(axis)) for dim in dims)
     check_disjoint(dims, splits, layout, mesh, role)
     return splits
 
@@ -185,7 +202,7 @@ def _splits(layout: Layout, dims: tuple[Dim, ...], mesh: Mesh, role: str) -> Spl
 def check_disjoint(
     dims: Sequence[Dim], splits: Splits, layout: Layout, mesh: Mesh, role: str = "value"
 ) -> None:
-    """An error if two dims are on one axis."""
+    """Raise an error if two dims are on the same axis."""
     on: dict[str, list[Dim]] = {}
     for dim, axes in zip(dims, splits, strict=True):
         for axis in axes:
@@ -193,14 +210,14 @@ def check_disjoint(
     for axis, several in on.items():
         if len(several) > 1:
             names = [dim.name for dim in several]
-            free = [a for a in mesh.names if a not in on and mesh.cuts(a)]
-            ways = f'put {names[0]} on {free[0]} ("{names[0]}:{free[0]}"), or ' if free else ""
+            free = [a for a in mesh.names if a not in on and mesh.splits_dims(a)]
+            ways = f'map {names[0]} to {free[0]} ("{names[0]}:{free[0]}"), or ' if free else ""
             rules = layout.rules_for(role)
             raise LayoutError(
                 f"{' and '.join(names)} of [{format_dims(dims)}] are both on axis {axis}",
                 f"rules: {' '.join(n + ':' + '+'.join(rules.get(n, (axis,))) for n in names)}"
                 f"     mesh: {mesh}",
-                rule="a tensor, and an einsum's union of dims, can have at most one dim on an "
-                "axis; the axis would have to hold two different pieces",
-                hint=f"{ways}drop one of the two rules, or rename one of the dims",
+                rule="a mesh axis splits at most one dim of a tensor, or of an einsum's union of dims; "
+                "it cannot index slices of two dims at once",
+                hint=f"{ways}remove one of the two rules, or rename one of the dims",
             )

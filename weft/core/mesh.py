@@ -1,12 +1,12 @@
-"""Meshes: processors arranged along named axes.
+"""Meshes: devices arranged along named axes.
 
     >>> Mesh("data=4 model=2")
     Mesh("data=4 model=2")
     >>> Mesh("data=4 model=2").size
     8
 
-A mesh is a naming, not a topology. One with more processors than this machine has is still good for
-planning; only running needs devices. `Mesh()` has no axes: one device.
+A mesh names axes; it does not describe a network topology. A mesh with more devices than this machine has
+can still be planned for; only running needs the devices. `Mesh()` has no axes: one device.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from jax.sharding import AbstractMesh, AxisType
 from .dims import is_name, parse_pairs
 from .errors import MeshError
 
+AxesLike = str | Mapping[str, int] | Iterable[tuple[str, int]]
+
 
 class Mesh:
-    """Processors arranged along named axes.
+    """Devices arranged along named axes.
 
     Args:
-      axes: `"data=4 model=2"`, `"data:4;model:2"`, a mapping, or pairs; a size of -1 takes what is
-        left of the devices.
+      axes: `"data=4 model=2"`, `"data:4;model:2"`, a mapping, or pairs; a size of -1 takes all
+        remaining devices.
       devices: the devices to use, in row-major order; by default the first ones of `jax.devices()`.
 
     >>> import weft as wf
@@ -41,26 +43,28 @@ class Mesh:
 
     __slots__ = ("__dict__", "_devices", "_hash", "axes")
 
-    def __init__(self, axes: Any = (), devices: Any = None):
+    def __init__(self, axes: AxesLike = (), devices: Iterable[Any] | None = None):
+        pairs: list[Any]  # not validated yet
         if isinstance(axes, str):
             pairs = [(n, int(s)) for n, s in parse_pairs(axes, "=:", MeshError, "Mesh", "mesh axis")]
         elif isinstance(axes, Iterable):
             pairs = list(axes.items() if isinstance(axes, Mapping) else axes)
         else:
             pairs = [axes]
+        # `flat`: a nested list or an array of devices, as jax.sharding.Mesh takes, is accepted too.
         self._devices = None if devices is None else tuple(np.array([*devices], object).flat)
-        self.axes: tuple[tuple[str, int], ...] = _checked(pairs, self._devices)
+        self.axes: tuple[tuple[str, int], ...] = _validated(pairs, self._devices)
         if self._devices is not None and len(self._devices) != self.size:
             raise MeshError(
-                f'mesh "{self}" has {self.size} places, and devices= has {len(self._devices)} devices',
-                rule="devices are one for each place of the mesh, in row-major order",
-                hint="give as many devices as places, or leave devices out for the first ones there are",
+                f'mesh "{self}" has {self.size} positions, and devices= has {len(self._devices)} devices',
+                rule="devices= has one device for each position of the mesh, in row-major order",
+                hint="pass one device per position, or omit devices= to use the first ones of jax.devices()",
             ).located(repr(self))
-        self._hash = hash((self.axes, self._devices))
+        self._hash = hash((self.axes, self._devices))  # once: meshes are part of every cache key
 
     @classmethod
-    def of(cls, given: Any) -> Mesh:
-        """A mesh as it is, or one made of what makes one; None is one device."""
+    def of(cls, given: MeshLike) -> Mesh:
+        """Convert to a Mesh: a Mesh is returned as it is, and None is one device."""
         return given if isinstance(given, Mesh) else cls(() if given is None else given)
 
     @property
@@ -75,30 +79,31 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """The number of processors."""
+        """The number of devices."""
         return math.prod(size for _, size in self.axes)
 
-    def cuts(self, axis: str) -> bool:
-        """Whether dims on an axis are cut."""
+    # A method, so that the layout search can count an axis of size 1 as one that splits.
+    def splits_dims(self, axis: str) -> bool:
+        """Whether an axis splits the dims that are mapped to it: its size is above 1."""
         return self.shape[axis] > 1
 
     @functools.cached_property
-    def is_whole(self) -> bool:
-        """Whether nothing is cut: a program needs no collectives."""
-        return not any(map(self.cuts, self.names))
+    def is_unsplit(self) -> bool:
+        """Whether no axis splits anything, so that programs need no collectives."""
+        return not any(map(self.splits_dims, self.names))
 
     def ways(self, axes: tuple[str, ...]) -> int:
-        """How many pieces a dim on these axes is cut into."""
+        """How many slices these axes split a dim into."""
         return math.prod(self.shape[axis] for axis in axes)
 
     @property
-    def is_anywhere(self) -> bool:
-        """Whether it is any one device: there are no axes, and none was named."""
+    def is_default(self) -> bool:
+        """Whether this is the default: no axes, and no device chosen. Tensors stay where they are."""
         return not self.axes and self._devices is None
 
     @property
-    def is_one_named(self) -> bool:
-        """Whether it is one device that was named."""
+    def is_chosen_device(self) -> bool:
+        """Whether this is a single device that the user chose."""
         return self._devices is not None and self.size == 1
 
     @functools.cached_property
@@ -108,28 +113,28 @@ class Mesh:
 
     @functools.cached_property
     def jax_mesh(self) -> jax.sharding.Mesh | AbstractMesh:
-        """The JAX mesh to trace with; an abstract one where there are too few devices."""
+        """The JAX mesh to trace with; an abstract one if there are too few devices."""
         sizes, types = tuple(size for _, size in self.axes), (AxisType.Auto,) * len(self.axes)
         if not self.has_devices:
             return AbstractMesh(sizes, self.names, axis_types=types)
-        # JAX's own default is Explicit axes, which shard_map then checks in_specs against.
+        # JAX's own default is Explicit axes, and shard_map then checks in_specs against them.
         if self._devices is None:
             return jax.make_mesh(sizes, self.names, axis_types=types, devices=jax.devices()[: self.size])
-        # make_mesh would put them in an order that suits the network; these have been put in order already.
+        # make_mesh would reorder the devices for the network; the user has already ordered these.
         devices = np.array(self._devices, object).reshape(sizes)
         return jax.sharding.Mesh(devices, self.names, axis_types=types)
 
     def require_devices(self) -> None:
-        """An error unless this mesh can run here."""
+        """Raise an error unless there are enough devices to run on this mesh."""
         if not self.has_devices:
             have = len(jax.devices())
             raise MeshError(
                 f'mesh "{self}" needs {self.size} devices, and there are {have}',
                 f"{' · '.join(str(s) for _, s in self.axes)}"
                 f"{f' = {self.size}' if len(self.axes) > 1 else ''} > {have}",
-                rule="running needs one device for each place of the mesh; planning needs none",
+                rule="running needs one device for each position of the mesh; planning needs none",
                 hint=f"on a CPU call wf.cpu_devices({self.size}) before the first use of JAX; "
-                "or take a smaller mesh",
+                "or use a smaller mesh",
             ).located(repr(self))
 
     def __eq__(self, other: object) -> bool:
@@ -147,7 +152,11 @@ class Mesh:
         return f'Mesh("{self}")'
 
 
-def _checked(given: list[Any], devices: tuple[Any, ...] | None) -> tuple[tuple[str, int], ...]:
+MeshLike = Mesh | AxesLike | None
+
+
+def _validated(given: list[Any], devices: tuple[Any, ...] | None) -> tuple[tuple[str, int], ...]:
+    """The axes as (name, size) pairs, with a size of -1 replaced by the remaining devices."""
     pairs: list[tuple[str, int]] = []
     for pair in given:
         name, size = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, None)
@@ -155,8 +164,8 @@ def _checked(given: list[Any], devices: tuple[Any, ...] | None) -> tuple[tuple[s
             pairs.append((name, operator.index(size)))
         else:
             raise MeshError(
-                f"{pair!r} is not an axis of a mesh",
-                rule="an axis is a name and a whole size",
+                f"{pair!r} is not a mesh axis",
+                rule="an axis is a name and an integer size",
                 hint='for example Mesh("data=4 model=2") or Mesh([("data", 4), ("model", 2)])',
             ).located(f"Mesh({given!r})")
     names = [name for name, _ in pairs]
@@ -174,17 +183,17 @@ def _checked(given: list[Any], devices: tuple[Any, ...] | None) -> tuple[tuple[s
         )
         raise MeshError(
             f'{fact} "{shown}"',
-            rule="axes have different names and sizes of at least 1; at most one size is -1",
-            hint='for example "data=-1 model=2" takes all devices, two by two',
+            rule="axes have distinct names and sizes of at least 1; at most one size is -1",
+            hint='for example "data=-1 model=2" uses all devices, with model=2',
         ).located(f'Mesh("{shown}")')
     if open_axes:
         have = len(devices) if devices is not None else len(jax.devices())
         rest = math.prod(size for _, size in pairs if size != -1)
         if have % rest:
             raise MeshError(
-                f'mesh "{shown}" can\'t take up {have} devices',
-                f"{have} / {rest} is not whole",
-                rule="the axis of size -1 takes the devices that are left, evenly",
+                f'mesh "{shown}" can\'t use {have} devices evenly',
+                f"{have} / {rest} is not an integer",
+                rule="the axis of size -1 takes all remaining devices",
                 hint="choose the other sizes so that they divide the number of devices",
             ).located(f'Mesh("{shown}")')
         pairs = [(name, have // rest if size == -1 else size) for name, size in pairs]

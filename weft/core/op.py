@@ -1,54 +1,64 @@
-"""Ops, and eager execution.
+"""Ops and eager execution.
 
-`@op` makes a lowering an op: inside a program it runs as it is, under a name that plans show; outside it is a
-program of its own, staged and cached.
+`@op` turns a lowering, a function of slices, into a public op. Inside a program the lowering is called
+directly, under a label that plans show. Outside, it is staged and cached as a program of one op, on the mesh
+and layout of its operands.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from . import context
+from .arguments import Args, Kwargs
 from .captures import CapturedFunction, bind_functions
-from .context import Context
+from .context import Context, RetraceOnMesh
+from .describe import format_call
 from .errors import WeftError
-from .forms import RetraceOnMesh, check_same_placement
 from .layout import Layout
 from .mesh import Mesh
+from .operands import check_same_placement
 from .program import Program
 from .signature import NUMBER_TYPES
-from .tensor import Tensor, format_call, is_tensor
+from .tensor import Tensor, is_tensor
+from .types import PyTree
 
-_EAGER: dict[Any, Program] = {}
+Lowering = Callable[..., PyTree]
+Placement = tuple[Mesh, Layout]
+
 STATIC_NUMBERS: dict[str, tuple[type, ...]] = {
     "static": NUMBER_TYPES,
     "dynamic": (),
     "static integers": (int, np.integer),
 }
 
+_EAGER_PROGRAMS: dict[Any, Program] = {}
+_UNPLACED: Placement = (Mesh(), Layout())
 
-_NOWHERE = (Mesh(), Layout())
 
-
-def op(fn: Any = None, *, numbers: str = "static", functions: bool = False, cached: bool = True) -> Any:
-    """Make a lowering a public op: inside a program it runs as it is, outside as a program of its own.
+def op(
+    fn: Lowering | None = None, *, numbers: str = "static", functions: bool = False, cached: bool = True
+) -> Any:
+    """Turn a lowering into a public op: called directly inside a program, as a program of one op outside.
 
     Args:
-      numbers: "static" where a Python number is part of the signature (a shift, a size), "dynamic"
-        where it is an operand, "static integers" where an integer is the former and a float the latter.
-      functions: whether functions among the arguments are called while the op is traced. They are known by
-        their code and by what they capture (`core/captures.py`).
-      cached: whether the eager program is kept; not for an op that calls a function when it runs.
+      fn: the lowering; without it, `op` returns a decorator.
+      numbers: "static" if a Python number is part of the signature (a shift, a size), "dynamic" if it is an
+        operand, "static integers" if an integer is the former and a float the latter.
+      functions: whether functions among the arguments are called while the op is traced. Their cache key is
+        their code and the values they capture (`core/captures.py`).
+      cached: whether the eager program is cached; not for an op that calls a function when it runs.
     """
     if fn is None:
         return functools.partial(op, numbers=numbers, functions=functions, cached=cached)
 
     @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: PyTree, **kwargs: PyTree) -> Any:
         try:
             program = context.current()
             if program is not None:
@@ -62,7 +72,7 @@ def op(fn: Any = None, *, numbers: str = "static", functions: bool = False, cach
     return call
 
 
-def _label(name: str, args: Any, kwargs: Any) -> str:
+def _label(name: str, args: Args, kwargs: Kwargs) -> str:
     """`einsum[batch,io · io,hidden → batch,hidden]`: an op's name in jaxprs, profiles and plans."""
     given = (*args, *kwargs.values())
     operands = [
@@ -76,63 +86,75 @@ def _label(name: str, args: Any, kwargs: Any) -> str:
 
 
 def run_eagerly(
-    fn: Any, args: Any, kwargs: Any, numbers: str, functions: bool = False, cached: bool = True
+    fn: Lowering,
+    args: Args,
+    kwargs: Kwargs,
+    numbers: str,
+    functions: bool = False,
+    cached: bool = True,
 ) -> Any:
-    """Call a function outside programs as one of its own, where its operands are, or what it captures."""
-    where = _where(_tensors((args, kwargs)))
+    """Call a lowering outside programs, as a program on the mesh of its operands or captured tensors."""
+    placement = _common_placement(_tensors((args, kwargs)))
     if functions:
-        known = jax.tree.map(_known, (args, kwargs), is_leaf=is_tensor)
+        keyed = jax.tree.map(_keyed, (args, kwargs), is_leaf=is_tensor)
         captured = [
-            one for one in jax.tree.leaves(known, is_leaf=is_tensor) if isinstance(one, CapturedFunction)
+            leaf for leaf in jax.tree.leaves(keyed, is_leaf=is_tensor) if isinstance(leaf, CapturedFunction)
         ]
-        tensors = [t for one in captured for t in one.tensors if t.mesh is not None]
-        where = where if where != _NOWHERE else _where(tensors)
-        cached = all(one.key is not None for one in captured)
-        # What lives elsewhere may be captured and never used: only a trace can tell.
-        cached = cached and all((t.mesh, t.layout) == where for t in tensors)
+        tensors = [t for function in captured for t in function.tensors if t.mesh is not None]
+        placement = placement if placement != _UNPLACED else _common_placement(tensors)
+        cached = all(function.key is not None for function in captured)
+        # A function may capture a tensor on another mesh and never use it. Only tracing can tell, so the
+        # captured tensors are not made inputs in advance then.
+        cached = cached and all((t.mesh, t.layout) == placement for t in tensors)
         if cached:
             with bind_functions(captured):
-                return _adopting(fn, where, numbers, cached, *known)
-    return _adopting(fn, where, numbers, cached, args, kwargs)
+                return _call_adopting(fn, placement, numbers, cached, *keyed)
+    return _call_adopting(fn, placement, numbers, cached, args, kwargs)
 
 
-def _known(leaf: Any) -> Any:
+def _keyed(leaf: object) -> object:
+    """A function with its cache key; any other leaf as it is."""
     return CapturedFunction(leaf) if callable(leaf) and not isinstance(leaf, Tensor) else leaf
 
 
-def _adopting(fn: Any, where: Any, numbers: str, cached: bool, args: Any, kwargs: Any) -> Any:
+def _call_adopting(
+    fn: Lowering, placement: Placement, numbers: str, cached: bool, args: Args, kwargs: Kwargs
+) -> Any:
+    """Call the program; call it again on the mesh of a captured tensor if no operand is placed."""
     try:
-        return _program(fn, where, numbers, cached)(*args, **kwargs)
+        return _program(fn, placement, numbers, cached)(*args, **kwargs)
     except RetraceOnMesh as found:
-        where = found.mesh, found.layout
-    return _program(fn, where, numbers, cached)(*args, **kwargs)
+        placement = found.mesh, found.layout
+    return _program(fn, placement, numbers, cached)(*args, **kwargs)
 
 
-def _program(fn: Any, where: tuple[Mesh, Layout], numbers: str, cached: bool) -> Program:
-    key = (fn, *where)
-    program = _EAGER.get(key) if cached else None
+def _program(fn: Lowering, placement: Placement, numbers: str, cached: bool) -> Program:
+    # The signature of the arguments is the key of the program's own cache.
+    key = (fn, *placement)
+    program = _EAGER_PROGRAMS.get(key) if cached else None
     if program is None:
-        program = Program(fn, *where, eager=True, static_numbers=STATIC_NUMBERS[numbers])
+        program = Program(fn, *placement, eager=True, static_numbers=STATIC_NUMBERS[numbers])
         if cached:
-            _EAGER[key] = program
+            _EAGER_PROGRAMS[key] = program
     return program
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def _tensors(tree: PyTree) -> list[Tensor]:
     return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_tensor) if isinstance(leaf, Tensor)]
 
 
-def _where(tensors: list[Tensor]) -> tuple[Mesh, Layout]:
-    """The mesh and layout of the operands; unplaced ones adopt the placed one's."""
+def _common_placement(tensors: list[Tensor]) -> Placement:
+    """The mesh and layout of the placed tensors; unplaced ones adopt it. Raises an error if they differ."""
     found: Tensor | None = None
     for leaf in tensors:
         if leaf.mesh is not None:
             if found is None:
                 found = leaf
+            # Identity first: comparing meshes and layouts by value for every operand would be slow.
             elif found.mesh is not leaf.mesh or found.layout is not leaf.layout:
                 assert found.mesh is not None and found.layout is not None
                 check_same_placement(leaf, Context(found.mesh, found.layout))
     if found is None:
-        return _NOWHERE
+        return _UNPLACED
     assert found.mesh is not None and found.layout is not None
     return found.mesh, found.layout

@@ -1,7 +1,8 @@
-"""Padding: sizes need not divide, and what fills a slice up is always zero.
+"""Padding: sizes need not divide the mesh; the rest of the last slices is filled with zeros.
 
-A dim of size n over k devices has blocks of ⌈n/k⌉ places; the last ones may be padding. It is zero in values
-and in cotangents, so that sums and products need no mask. What is not zero at zero is masked here.
+A dim of size n over k devices has blocks of ⌈n/k⌉ positions, and the last ones may be padding. Padding is
+zero in values and in cotangents, so sums and products need no mask. An op that does not map zero to zero
+masks its result with `fill_padding`; unmasked, `sqrt(x @ w)` gives NaN gradients.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from . import collectives, context
 from .collectives import Axes
@@ -19,13 +22,13 @@ from .layout import Splits
 from .types import preserves_type
 
 
-def block_start(axes: Axes, block: int) -> Any:
-    """Where this device's block begins in the whole dim."""
+def block_start(axes: Axes, block: int) -> jax.Array | int:
+    """The global position at which this device's block starts."""
     return collectives.axis_index(axes) * block if axes else 0
 
 
-def global_positions(dim: Dim, axes: Axes) -> Any:
-    """The places of this device's block in the whole dim, as int32."""
+def global_positions(dim: Dim, axes: Axes) -> jax.Array:
+    """The global positions of this device's block, as int32."""
     program = context.require()
     block = program.slice_size(dim, axes)
     return lax.iota(jnp.int32, block) + jnp.int32(block_start(axes, block))
@@ -36,14 +39,21 @@ def is_uneven(dim: Dim, axes: Axes) -> bool:
     return bool(axes) and dim.size % context.require().ways(axes) != 0
 
 
-def valid_mask(dims: Sequence[Dim], splits: Splits, only: Iterable[Dim] | None = None) -> Any:
-    """True where a slice holds an element and False where it is padding; None if nowhere."""
+def valid_mask(dims: Sequence[Dim], splits: Splits, only: Iterable[Dim] | None = None) -> jax.Array | None:
+    """True where a slice has an element and False where it has padding; None if there is no padding.
+
+    Args:
+      dims: the slice's dims.
+      splits: the axes that split them.
+      only: consider the padding of these dims only.
+    """
     mask = None
     for position, (dim, axes) in enumerate(zip(dims, splits, strict=True)):
         if is_uneven(dim, axes) and (only is None or dim in only):
-            here = global_positions(dim, axes) < dim.size
-            here = here.reshape([-1 if p == position else 1 for p in range(len(dims))])
-            mask = here if mask is None else mask & here
+            valid = global_positions(dim, axes) < dim.size
+            # Broadcastable: no mask of the full shape is materialized.
+            valid = valid.reshape([-1 if p == position else 1 for p in range(len(dims))])
+            mask = valid if mask is None else mask & valid
     return mask
 
 
@@ -52,13 +62,14 @@ def fill_padding(
     array: Any,
     dims: Sequence[Dim],
     splits: Splits,
-    value: Any = 0,
+    value: ArrayLike = 0,
     only: Iterable[Dim] | None = None,
-) -> Any:
-    """The slice with its padding set to a value, by default back to zero."""
+) -> jax.Array:
+    """The slice with its padding set to a value, by default zero."""
     mask = valid_mask(dims, splits, only)
     if mask is None:
         return array
+    # Explicit casts, so that `where` inserts none: all operands vary over the same axes.
     axes = collectives.varying_axes(array) | collectives.varying_axes(mask)
     array = collectives.pvary(array, axes)
     filling = jnp.asarray(value, array.dtype)
@@ -66,15 +77,16 @@ def fill_padding(
 
 
 @preserves_type
-def safe_padding(array: Any, dims: Sequence[Dim], splits: Splits, dim: Dim) -> Any:
-    """The slice with padding along a dim that a function may be given, one that is infinite at zero.
+def safe_padding(array: jax.Array, dims: Sequence[Dim], splits: Splits, dim: Dim) -> jax.Array:
+    """The slice with padding along a dim that is safe for a function that is infinite at zero.
 
-    It is a copy of the first place of the block, or ones where that is padding too. Its gradient is dropped.
+    Padding becomes a copy of the block's first position, or ones if that is padding too. Its gradient is
+    dropped.
     """
     mask = valid_mask(dims, splits, only=[dim])
     if mask is None:
         return array
-    place = dims.index(dim)
+    position = dims.index(dim)
     mask = collectives.pvary(mask, collectives.varying_axes(array))
-    true, copied = (lax.slice_in_dim(a, 0, 1, axis=place) for a in (mask, lax.stop_gradient(array)))
-    return jnp.where(mask, array, jnp.where(true, copied, jnp.ones((), array.dtype)))
+    has_element, first = (lax.slice_in_dim(a, 0, 1, axis=position) for a in (mask, lax.stop_gradient(array)))
+    return jnp.where(mask, array, jnp.where(has_element, first, jnp.ones((), array.dtype)))

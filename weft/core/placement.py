@@ -1,37 +1,43 @@
-"""Whole tensors: made of arrays, put on meshes, given roles."""
+"""Placement: create global tensors from arrays, move them to meshes, and give them roles."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
 
 from . import context
-from .dims import as_dims, format_dims
+from .describe import describe, reports_call
+from .dims import DimsLike, as_dims, format_dims
 from .errors import ProgramError, ShapeError, TensorTypeError, nearest
-from .layout import ROLES, Layout, Splits
-from .mesh import Mesh
-from .shapes import stored_shape, true_shape
-from .tensor import Tensor, block_on_cpu, check_shape, describe, is_tensor, reports_call, stored_splits
-from .types import cast_like, weak_type
+from .layout import ROLES, Layout, LayoutLike, Splits
+from .mesh import Mesh, MeshLike
+from .shapes import stored_shape, stored_splits, true_shape
+from .tensor import Tensor, block_on_cpu, check_shape, is_tensor
+from .types import PyTree, cast_like, weak_type
 
 
 def partition_spec(splits: Splits) -> PartitionSpec:
-    """JAX's word for splits."""
+    """Splits as a JAX PartitionSpec."""
     return PartitionSpec(*[axes if len(axes) != 1 else axes[0] for axes in splits])
 
 
 @reports_call
-def place(t: Any, mesh: Any, layout: Any) -> Any:
-    """Put a whole tensor on a mesh, split by a layout; `place(t, None, None)` takes it off.
+def place(t: PyTree, mesh: MeshLike, layout: LayoutLike) -> PyTree:
+    """Place a tensor on a mesh, split by a layout; `place(t, None, None)` takes it off the mesh.
 
     Args:
-      t: a tensor, or a tree of tensors, such as a model's parameters.
-      mesh: where to, as in `spmd`.
-      layout: how they are split there.
+      t: a tensor, or a pytree of tensors, such as a model's parameters.
+      mesh: a `Mesh`, or a string for one, as in `spmd`.
+      layout: a `Layout`, or a string for one.
+
+    Returns:
+      The same pytree with placed tensors.
 
     >>> import weft as wf
     >>> placed = wf.place({"w": wf.ones("d=6"), "b": wf.zeros("")}, wf.Mesh(), wf.Layout())
@@ -41,13 +47,13 @@ def place(t: Any, mesh: Any, layout: Any) -> Any:
     return jax.tree.map(lambda one: _placed(one, mesh, layout), t, is_leaf=is_tensor)
 
 
-def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
+def _placed(t: Tensor, mesh: MeshLike, layout: LayoutLike) -> Tensor:
     _check_tensor(t)
     if t.is_slice or context.current() is not None:
         raise ProgramError(
             f"{describe(t)} is inside a program",
             rule="a program's tensors are placed by the program's own layout",
-            hint="place tensors outside; inside, rename a dim to change its split",
+            hint="place tensors outside; inside, rename a dim to split it differently",
         )
     check_shape(t)
     if isinstance(t._array, jax.ShapeDtypeStruct):
@@ -60,14 +66,17 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
         return t
     splits = layout.splits(t.dims, mesh, t.role)
     shape = stored_shape(t.dims, splits, mesh)
+    array: Any
     if isinstance(t._array, jax.ShapeDtypeStruct):
         array = jax.ShapeDtypeStruct(shape, t.dtype, weak_type=weak_type(t._array))
     elif t.mesh == mesh and stored_splits(t) == splits:
         array = t._array
-    elif mesh.is_anywhere:
+    elif mesh.is_default:
         array = _on_one_device(t)
     else:
         mesh.require_devices()
+        # Padded here, not inside jit: there the first call and later ones would have different input shapes,
+        # and each would be traced.
         array = _padded(t.array, shape)
         array = device_put(array, NamedSharding(mesh.jax_mesh, partition_spec(splits)))
         array = block_on_cpu(array)
@@ -75,42 +84,47 @@ def _placed(t: Tensor, mesh: Any, layout: Any) -> Tensor:
 
 
 def _on_one_device(t: Tensor) -> Any:
-    """The array in its true size: where it is, or on the first device if it is on a mesh of this process."""
+    """The array without padding, moved to the first device if it is on a mesh of this process."""
     array = t.array
-    is_free = t.mesh is None or t.mesh.is_anywhere
+    is_free = t.mesh is None or t.mesh.is_default
     if is_free or context.is_traced(array) or not array.is_fully_addressable:
         return array
     return jax.device_put(array, jax.local_devices()[0])
 
 
-def device_put(array: Any, sharding: NamedSharding) -> Any:
-    """An array on the devices of a sharding.
+def device_put(array: Any, sharding: NamedSharding) -> jax.Array:
+    """Copy an array to the devices of a sharding, in one process or in several.
 
-    Over several processes an array that each has for itself is taken to be the same in all: each gives its
-    own devices their slices. JAX's device_put refuses those that are on a device already, and compares the
-    others by a collective. In one process it takes an array of a device apart by programs, compiled for each
-    shape: a CPU's is given to it as NumPy sees it, which is no copy.
+    With several processes, an array that is local to each is assumed to be equal in all of them: each process
+    copies the slices of its own devices. `jax.device_put` rejects arrays that are already on a device there,
+    and compares host arrays with a collective.
     """
     if context.is_traced(array):
-        return _put_traced(array, sharding)
-    is_here, is_one_process = getattr(array, "is_fully_addressable", True), sharding.is_fully_addressable
-    if not is_here or (weak_type(array) and is_one_process):  # NumPy has no weak types
+        return _constrain_traced(array, sharding)
+    is_local, is_one_process = getattr(array, "is_fully_addressable", True), sharding.is_fully_addressable
+    if not is_local or (weak_type(array) and is_one_process):  # NumPy has no weak types
         return jax.device_put(array, sharding)
     is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
     if is_one_process:
         devices = array.devices() if isinstance(array, jax.Array) and not is_key else ()
         is_on_cpu = [d.platform for d in devices] == ["cpu"]
+        # jax.device_put slices a device array with programs, compiled for each shape. From NumPy it slices
+        # on the host, and a CPU array viewed by NumPy is not copied.
         return jax.device_put(np.asarray(array) if is_on_cpu else array, sharding)
     if is_key:
         data = device_put(jax.random.key_data(array), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
-    whole = np.asarray(array)
-    made = jax.make_array_from_callback(whole.shape, sharding, lambda where: whole[where])
+    host = np.asarray(array)
+    made = jax.make_array_from_callback(host.shape, sharding, lambda where: host[where])
     return cast_like(made, array)
 
 
-def _put_traced(array: Any, sharding: NamedSharding) -> Any:
-    """The same under JAX's transformations. In a jax.vmap device_put takes its dim for the array's first."""
+def _constrain_traced(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """The same under a JAX transformation.
+
+    In jax.vmap, jax.device_put applies the sharding to the batched array, whose first dimension is the mapped
+    one. A sharding constraint is batched correctly.
+    """
     try:
         return jax.lax.with_sharding_constraint(array, sharding)
     except ValueError:  # it is on other devices
@@ -119,29 +133,32 @@ def _put_traced(array: Any, sharding: NamedSharding) -> Any:
 
 
 def without_values(t: Tensor) -> Tensor:
-    """The tensor's dims, type and role."""
-    held = jax.ShapeDtypeStruct(true_shape(t.dims), t.dtype, weak_type=weak_type(t._held))
-    return Tensor(held, t.dims, role=t.role)
+    """A spec with the tensor's dims, dtype and role."""
+    data = jax.ShapeDtypeStruct(true_shape(t.dims), t.dtype, weak_type=weak_type(t._data))
+    return Tensor(data, t.dims, role=t.role)
 
 
-def _padded(array: Any, shape: tuple[int, ...]) -> Any:
-    """The array with zeros at the ends, up to a shape."""
+def _padded(array: jax.Array, shape: tuple[int, ...]) -> jax.Array | np.ndarray:
+    """The array with zeros appended, up to a shape."""
     if tuple(array.shape) == shape:
         return array
     extra = [(0, new - old) for new, old in zip(shape, array.shape, strict=True)]
-    # On the host where that can be: there is nothing to compile. NumPy has no weak types.
+    # On the host if possible: nothing to compile. NumPy has no weak types.
     if not context.is_traced(array) and array.is_fully_addressable and not weak_type(array):
         return np.pad(np.asarray(array), extra)
     return jnp.pad(array, extra)
 
 
 @reports_call
-def tensor(array: Any, dims: Any) -> Tensor:
+def tensor(array: ArrayLike | Sequence[Any] | jax.ShapeDtypeStruct, dims: DimsLike) -> Tensor:
     """A tensor from an array (or number) and the names of its dimensions.
 
     Args:
-      array: anything JAX or NumPy can make an array of, in its true size.
-      dims: as many dims, in the array's order: Dims, or a string such as `"batch=2 length=3"`.
+      array: anything that JAX or NumPy can convert to an array, without padding.
+      dims: one dim for each dimension, in the array's order: Dims, or a string such as `"batch=2 length=3"`.
+
+    Returns:
+      A tensor that is not placed on a mesh; inside a program, a replicated slice.
 
     >>> import weft as wf
     >>> wf.tensor([[1, 2, 3]], "row=1 column=3")
@@ -154,51 +171,58 @@ def tensor(array: Any, dims: Any) -> Tensor:
             rule="tensor() names the dimensions of a raw array",
             hint='to rename dims use x.rename(old="new"); to reorder them wf.transpose(x, dims)',
         )
-    if not isinstance(array, jax.Array | jax.ShapeDtypeStruct):
-        array = _as_array(array)
-    _check_no_keys(array.dtype)
-    shape = tuple(array.shape)
+    found: Any = array if isinstance(array, jax.Array | jax.ShapeDtypeStruct) else _as_array(array)
+    _check_no_keys(found.dtype)
+    shape = tuple(found.shape)
     if shape != tuple(dim.size for dim in dims):
         raise ShapeError(
             f"an array of shape {shape} was given the dims [{format_dims(dims)}]",
             rule="an array needs one dim for each of its dimensions, of the same size",
-            hint="give the dims in the array's own order; wf.transpose reorders them afterwards",
+            hint="pass the dims in the array's own order; wf.transpose reorders them afterwards",
         )
     program = context.current()
     if program is None:
-        return Tensor(array, dims)
-    from .forms import from_global
+        return Tensor(found, dims)
+    from .operands import from_global  # operands.py imports tensors and reshards; this module is below it
 
-    return from_global(array, dims)
+    return from_global(found, dims)
 
 
 def _check_no_keys(dtype: Any) -> None:
-    """An error if elements of this type are random keys: they can't be padded, shown or computed with."""
+    """Raise an error for a dtype of random keys: they can't be padded, printed or computed with."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         raise TensorTypeError(
-            "a tensor of random keys was asked for",
-            rule="a tensor's elements are numbers or truth values",
-            hint="pass keys to programs as they are; wf.scan goes over an array of them as it is; one key "
+            "a tensor can't hold random keys",
+            rule="a tensor's elements are numbers or booleans",
+            hint="pass keys to programs as raw arrays; wf.scan can iterate over an array of keys; one key "
             'draws along all dims: wf.random.normal(key, "batch=64 d=8")',
         )
 
 
-def _as_array(given: Any) -> Any:
+def _as_array(given: object) -> jax.Array:
     try:
         return jnp.asarray(given)
     except (TypeError, ValueError) as error:
         text = repr(given)
         raise TensorTypeError(
-            f"{text if len(text) < 60 else type(given).__name__} is not an array, and none can be made of it",
-            f"JAX says: {str(error).splitlines()[0]}",
-            rule="a tensor's elements are numbers or truth values, and its rows are equally long",
-            hint="turn text into whole numbers first; pad rows to one length",
+            f"{text if len(text) < 60 else type(given).__name__} can't be converted to an array",
+            f"JAX: {str(error).splitlines()[0]}",
+            rule="a tensor's elements are numbers or booleans, and its rows have equal lengths",
+            hint="tokenize text first; pad rows to one length",
         ) from None
 
 
 @reports_call
-def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
-    """A tensor without values, for planning.
+def spec(dims: DimsLike, dtype: DTypeLike = jnp.float32, role: str = "value") -> Tensor:
+    """A tensor without values, for planning, like `jax.ShapeDtypeStruct`.
+
+    Args:
+      dims: the dims.
+      dtype: the dtype.
+      role: "value", "param" or "optimizer": which of the layout's rules apply.
+
+    Returns:
+      A tensor that programs can be traced, planned and compiled with.
 
     >>> import weft as wf
     >>> wf.spec("batch=64 d_model=256")
@@ -208,7 +232,7 @@ def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
         raise TensorTypeError(
             f"there is no role {role!r}{nearest(str(role), ROLES)}",
             rule="a tensor is a value, a param or optimizer state",
-            hint=f"one of {', '.join(ROLES)}",
+            hint=f"use one of {', '.join(ROLES)}",
         )
     dims = as_dims(dims)
     shape = tuple(dim.size for dim in dims)
@@ -218,6 +242,12 @@ def spec(dims: Any, dtype: Any = jnp.float32, role: str = "value") -> Tensor:
 @reports_call
 def parameter(t: Tensor) -> Tensor:
     """The same tensor with the role of a parameter: stored by the layout's `params=` rules.
+
+    Args:
+      t: a tensor.
+
+    Returns:
+      The tensor, resharded if it is placed and the rules for parameters differ.
 
     >>> import weft as wf
     >>> w = wf.parameter(wf.ones("d=4"))
@@ -247,7 +277,7 @@ def with_role(t: Tensor, role: str) -> Tensor:
     return place(Tensor(t.array, t.dims, role=role), t.mesh, t.layout)
 
 
-def _check_tensor(t: Any) -> None:
+def _check_tensor(t: object) -> None:
     if not isinstance(t, Tensor):
         raise TensorTypeError(
             f"a {type(t).__name__} is not a tensor",
@@ -256,8 +286,8 @@ def _check_tensor(t: Any) -> None:
         )
 
 
-def canonical_dtype(dtype: Any) -> Any:
-    """What JAX makes of a dtype: without x64, 64 bits become 32."""
+def canonical_dtype(dtype: DTypeLike) -> Any:
+    """The dtype that JAX uses for this one: without x64, 64 bits become 32."""
     try:
         known = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
     except TypeError:

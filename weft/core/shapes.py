@@ -1,21 +1,24 @@
-"""Shapes: the shape that a tensor's array has to have, and the error for one that has another.
+"""Shapes: the shape that a tensor's array must have, and the error for an array with a different one.
 
-JAX's own functions change a tensor's array and leave its dims as they are: `jax.tree.map(lambda a: a[:2], x)`
-slices the array, `jax.vmap` and `jax.lax.scan` take a dimension away or add one. The result can't be rejected
-where it is made: JAX rebuilds trees with placeholders and with batched arrays as a matter of course. So it is
-rejected where it is used.
+JAX's own functions change a tensor's array and not its dims: `jax.tree.map(lambda a: a[:2], x)` slices the
+array, `jax.vmap` and `jax.lax.scan` remove a dimension or add one. A Tensor can't reject such an array when
+it is constructed, because JAX routinely rebuilds trees with sentinels and batched arrays. So the shape is
+checked where the tensor is used.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .dims import Dim
 from .errors import ShapeError
 from .layout import Layout, Splits
 from .mesh import Mesh
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
 
 Shape = tuple[int, ...]
 
@@ -31,16 +34,17 @@ def slice_shape(dims: Sequence[Dim], splits: Splits, mesh: Mesh) -> Shape:
 
 
 def stored_shape(dims: Sequence[Dim], splits: Splits, mesh: Mesh | None) -> Shape:
-    """The padded shape at rest: each split dim rounded up to a multiple of its pieces."""
+    """The padded shape of the global array: each split dim rounded up to a multiple of its slices."""
     ways = [mesh.ways(axes) if mesh is not None else 1 for axes in splits]
     return tuple(-(-dim.size // n) * n for dim, n in zip(dims, ways, strict=True))
 
 
+# Checked for every operand of every op, hence the cache.
 @functools.lru_cache(maxsize=2**14)
 def expected_shape(
     dims: tuple[Dim, ...], role: str, mesh: Mesh | None, layout: Layout | None, splits: Splits | None
 ) -> Shape:
-    """The shape of the array of a tensor with these static parts: a slice's if it has splits."""
+    """The shape of the array of a tensor with this static part: a slice's shape if it has splits."""
     if mesh is None:
         return true_shape(dims)
     if splits is not None:
@@ -48,16 +52,24 @@ def expected_shape(
     return true_shape(dims) if layout is None else stored_shape(dims, layout.splits(dims, mesh, role), mesh)
 
 
+def stored_splits(t: Tensor) -> Splits:
+    """How a global tensor is split over its mesh."""
+    if t.mesh is None or t.layout is None:
+        return ((),) * len(t.dims)
+    return t.layout.splits(t.dims, t.mesh, t.role)
+
+
 def shape_mismatch_error(
-    tensor: str, dims: tuple[Dim, ...], array: Any, needed: Shape, is_slice: bool
+    tensor: str, dims: tuple[Dim, ...], array: object, needed: Shape, is_slice: bool
 ) -> ShapeError:
-    """The error for a tensor whose array doesn't have the shape that its dims need."""
+    """The error for a tensor whose array does not have the shape of its dims."""
     if not hasattr(array, "shape"):
         return ShapeError(
-            f"{tensor} holds a {type(array).__name__} in place of an array",
-            rule="jax.tree.map goes to the arrays in tensors, and rebuilds tensors from the results",
+            f"{tensor} holds a {type(array).__name__} instead of an array",
+            rule="jax.tree.map maps over the arrays in tensors, and rebuilds tensors from the results",
             hint="for a result that is not an array: jax.tree.map(fn, tree, is_leaf=wf.is_tensor)",
         )
+    # The expected shape may be padded, or that of a slice; users know the true sizes, so say which it is.
     shape = tuple(array.shape)
     fact, hint = _difference(dims, shape, needed)
     why = ", that of one device's slice" if is_slice else ", padded so that all devices have equal slices"
@@ -71,49 +83,53 @@ def shape_mismatch_error(
 
 
 def _difference(dims: tuple[Dim, ...], shape: Shape, needed: Shape) -> tuple[str, str]:
-    """How a shape differs from the one needed, and what to write instead."""
+    """How a shape differs from the one needed, and a hint.
+
+    The tests are ordered from the most specific explanation to the least.
+    """
     names = [dim.name for dim in dims]
     if shape == true_shape(dims):
         return (
             "without its padding",
-            "x.array is the array without padding, and a new array becomes a tensor by "
+            "x.array is the array without padding; turn a new array into a tensor with "
             "wf.place(wf.tensor(array, x.dims), x.mesh, x.layout)",
         )
     if len(shape) == len(needed) + 1:
-        for place, size in enumerate(shape):
-            if _without(shape, place) == needed:
+        for position, size in enumerate(shape):
+            if _without(shape, position) == needed:
                 return (
-                    f"with a further dimension of size {size}",
+                    f"with an additional dimension of size {size}",
                     f'name it: wf.stack(tensors, wf.Dim("new", {size})), for trees jax.tree.map(lambda *t: '
-                    f'wf.stack(t, wf.Dim("new", {size})), *trees, is_leaf=wf.is_tensor); in place of '
+                    f'wf.stack(t, wf.Dim("new", {size})), *trees, is_leaf=wf.is_tensor); instead of '
                     "jax.vmap over keys, call the function for each key and stack the results",
                 )
     if len(shape) == len(needed) - 1:
-        for place, name in enumerate(names):
-            if _without(needed, place) == shape:
+        for position, name in enumerate(names):
+            if _without(needed, position) == shape:
                 return (
-                    f"which lacks {name}",
-                    f'use wf.vmap(f, "{name}") in place of jax.vmap, wf.scan(f, carry, xs, "{name}") in '
-                    f'place of jax.lax.scan, and x["{name}", 0] to take one position',
+                    f"without {name}",
+                    f'use wf.vmap(f, "{name}") instead of jax.vmap, wf.scan(f, carry, xs, "{name}") instead '
+                    f'of jax.lax.scan, and x["{name}", 0] to select one position',
                 )
     if sorted(shape) == sorted(needed):
+        # Several dims may have one size: each is used once.
         rest = list(zip(needed, names, strict=True))
         order = [rest.pop([size for size, _ in rest].index(size))[1] for size in shape]
-        return "with its dimensions in another order", f"reorder dims by name: wf.transpose(x, {order})"
+        return "with its dimensions in a different order", f"reorder dims by name: wf.transpose(x, {order})"
     if len(shape) == len(needed) and all(have <= need for have, need in zip(shape, needed, strict=True)):
-        cut = [(n, have) for n, have, need in zip(names, shape, needed, strict=True) if have < need]
-        name, size = cut[0]
+        sliced = [(n, have) for n, have, need in zip(names, shape, needed, strict=True) if have < need]
+        name, size = sliced[0]
         return (
-            f"a part of {', '.join(n for n, _ in cut)}",
+            f"a part of {', '.join(n for n, _ in sliced)}",
             f'slice by name: x["{name}", :{size}], for trees jax.tree.map(lambda t: t["{name}", :{size}], '
             "tree, is_leaf=wf.is_tensor)",
         )
     return (
-        "which is not that of its dims",
+        "which is not the shape of its dims",
         "use Weft's functions, which change dims and array together; or name the new array's dimensions: "
         "wf.tensor(array, dims)",
     )
 
 
-def _without(shape: Shape, place: int) -> Shape:
-    return shape[:place] + shape[place + 1 :]
+def _without(shape: Shape, position: int) -> Shape:
+    return shape[:position] + shape[position + 1 :]

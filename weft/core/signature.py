@@ -1,8 +1,9 @@
-"""Signatures: what a program's arguments are apart from their values, and why two of them differ.
+"""Signatures: the static part of a program's arguments, and why two signatures differ.
 
 Tensors, arrays and numbers are inputs. Plain values (booleans, strings, dtypes, dims, functions, …) are
-static. Any other object has to be declared `static=`, and compared by value: one that is compared by identity
-may hold other values at the next call, and the program would go on with those of the first trace.
+static. Any other object must be declared `static=` and be compared by value. An object that is compared by
+identity may have different values at the next call, and the program would keep using those of the first
+trace.
 """
 
 from __future__ import annotations
@@ -12,27 +13,29 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import KeyPath
 
+from .describe import short_dtype
 from .dims import Dim
 from .errors import ProgramError, TensorTypeError, is_library_module
 from .layout import Layout
 from .mesh import Mesh
-from .tensor import Tensor, short_dtype
+from .tensor import Tensor
 
 NUMBER_TYPES = (int, float, complex, np.number)
-# What JAX raises where Python needs the value of a tracer.
+# The errors that JAX raises if Python code needs the value of a tracer.
 CONCRETIZATION_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.TracerArrayConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-# Compared by value, and never changed.
+# Immutable and compared by value.
 STATIC_TYPES = (
     bool,
     np.bool_,
@@ -48,44 +51,46 @@ STATIC_TYPES = (
     type(None),
 )
 FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.ufunc)
-# Functions in these packages may be objects: jax.nn.relu is one, and so are a jitted function and a program.
+# Callables of these packages may be objects: jax.nn.relu, a jitted function, a program.
 LIBRARIES = ("jax", "jaxlib", "numpy", "functools", "weft")
 
 
 class Static:
-    """An argument that is part of the signature; 1, 1.0 and True are equal, and not the same."""
+    """An argument that is part of the signature. 1, 1.0 and True are equal in Python, but distinct here."""
 
     def __init__(self, value: Any):
         self.value = value
-        self._told = _told(value)
+        self._key = _exact_key(value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and bool(self._told == other._told)
+        return isinstance(other, Static) and bool(self._key == other._key)
 
     def __hash__(self) -> int:
-        return hash(self._told)
+        return hash(self._key)
 
     def __repr__(self) -> str:
         return repr(self.value)
 
 
-def _told(value: Any) -> Any:
-    """What tells a value from all others, those in tuples too."""
+def _exact_key(value: object) -> Any:
+    """A key that includes the types of a value and of its parts."""
     if isinstance(value, tuple):
-        return (type(value), *map(_told, value))
+        return (type(value), *map(_exact_key, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type | Dim):
         compared = [field.name for field in dataclasses.fields(value) if field.compare]
-        return (type(value), value, *(_told(getattr(value, name)) for name in compared))
-    # -0.0 == 0.0 and nan != nan; their text tells.
+        return (type(value), value, *(_exact_key(getattr(value, name)) for name in compared))
+    # -0.0 == 0.0 and nan != nan, so floats are compared by their repr.
     return (type(value), repr(value) if isinstance(value, float | complex) else value)
 
 
-def is_argument_leaf(x: Any) -> bool:
+def is_argument_leaf(x: object) -> bool:
+    """Whether x is a leaf of the arguments' tree, rather than a node or an array."""
     return isinstance(x, Tensor | Static)
 
 
-def is_dynamic(leaf: Any, static_numbers: tuple[type, ...]) -> bool:
-    """Tensors, arrays and numbers are inputs; truth values, strings, functions, … are static."""
+def is_dynamic(leaf: object, static_numbers: tuple[type, ...]) -> bool:
+    """Whether a leaf is an input: a tensor, array or number, not a boolean, string, function, …"""
+    # bool is a subclass of int, so it is tested first.
     if isinstance(leaf, bool | Static):
         return False
     if isinstance(leaf, NUMBER_TYPES):
@@ -93,15 +98,15 @@ def is_dynamic(leaf: Any, static_numbers: tuple[type, ...]) -> bool:
     return isinstance(leaf, Tensor | jax.Array | np.ndarray | jax.ShapeDtypeStruct)
 
 
-def is_implicitly_static(x: Any) -> bool:
-    """Whether x may be an argument that is neither an input nor declared static."""
-    if isinstance(x, type):  # a dtype, say; the attributes of a user's class may change
+def is_implicitly_static(x: object) -> bool:
+    """Whether x is a valid static argument without being declared `static=`."""
+    if isinstance(x, type):  # a dtype, for example; the attributes of a user's class may change
         return is_library_module(x.__module__)
     return isinstance(x, STATIC_TYPES) or _is_function(x)
 
 
-def _is_function(x: Any) -> bool:
-    """Whether x is a function, known by its identity as the program's own is, and bound to no object."""
+def _is_function(x: object) -> bool:
+    """Whether x is a function, compared by identity, that is not bound to a mutable object."""
     if isinstance(x, types.MethodType):
         return _is_by_value(x.__self__)
     if isinstance(x, functools.partial):
@@ -112,8 +117,8 @@ def _is_function(x: Any) -> bool:
     )
 
 
-def _is_hashable(x: Any) -> bool:
-    """Whether x can't be changed, as a list in it could. (Tensors have no hash, and don't change.)"""
+def _is_hashable(x: object) -> bool:
+    """Whether x is hashable, which a value with a list in it is not. Tensors count: they are immutable."""
     try:
         hash(x)
     except TypeError:
@@ -121,8 +126,8 @@ def _is_hashable(x: Any) -> bool:
     return True
 
 
-def _is_by_value(x: Any) -> bool:
-    """Whether x and its parts are compared by value: a change of them is then one of the signature."""
+def _is_by_value(x: object) -> bool:
+    """Whether x and its parts are compared by value, so that a change to them changes the signature."""
     if is_implicitly_static(x) or isinstance(x, (type, *NUMBER_TYPES, Tensor, jax.Array)):
         return True
     if isinstance(x, tuple | frozenset):
@@ -133,8 +138,8 @@ def _is_by_value(x: Any) -> bool:
     return all(_is_by_value(getattr(x, field.name)) for field in fields if field.compare)
 
 
-def check_arguments(fn: Callable[..., Any], leaves: list[tuple[Any, Any]]) -> None:
-    """An error for an object whose values a program would freeze, among the leaves of (args, kwargs)."""
+def check_arguments(fn: Callable[..., Any], leaves: list[tuple[KeyPath, Any]]) -> None:
+    """Raise an error for a leaf of (args, kwargs) whose current values a trace would freeze."""
     for path, leaf in leaves:
         if isinstance(leaf, Static):
             if not _is_by_value(leaf.value):
@@ -143,8 +148,9 @@ def check_arguments(fn: Callable[..., Any], leaves: list[tuple[Any, Any]]) -> No
             raise _not_a_pytree(_argument_name(fn, path), leaf)
 
 
-def _argument_name(fn: Callable[..., Any], path: Any) -> str:
-    """What the user calls a leaf of (args, kwargs): `batch['x']`."""
+def _argument_name(fn: Callable[..., Any], path: KeyPath) -> str:
+    """The user's name of a leaf of (args, kwargs): `batch['x']`."""
+    first: Any
     which, first, *rest = path
     if which.idx:
         name = first.key
@@ -155,7 +161,7 @@ def _argument_name(fn: Callable[..., Any], path: Any) -> str:
 
 
 def _parameters(fn: Callable[..., Any]) -> list[str]:
-    """The names of a function's arguments that can be given by position."""
+    """The names of a function's parameters that can be passed by position."""
     try:
         found = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # a builtin
@@ -163,56 +169,60 @@ def _parameters(fn: Callable[..., Any]) -> list[str]:
     return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def _not_a_pytree(name: str, x: Any) -> TensorTypeError:
+def _not_a_pytree(name: str, x: object) -> TensorTypeError:
     bound = isinstance(x, types.MethodType | functools.partial)
     argument = name.partition("[")[0].partition(".")[0]
-    way = (
-        "make its class an equinox.Module, or register it with jax.tree_util.register_dataclass; or pass the "
-    )
-    way += "values themselves"
     if bound:
-        way = "pass a plain function, and what it needs as arguments"
+        fix = "pass a plain function, and the values it needs as arguments"
     elif type(x).__module__ == "builtins":
-        way = "pass a list, tuple or dict"
+        fix = "pass a list, tuple or dict"
+    else:
+        fix = "make its class an equinox.Module, or register it with jax.tree_util.register_dataclass; or "
+        fix += "pass the values themselves"
     return TensorTypeError(
         f"{name} is a {type(x).__name__}{' bound to an object' * bound}, which is not a pytree",
         rule="arguments are pytrees of tensors, arrays and numbers; the values in any other object would be "
-        "frozen when the program is traced, and later changes of them ignored",
-        hint=f'{way}; or declare static=("{argument}",) if it is compared by value, as a frozen dataclass is',
+        "frozen when the program is traced, and later changes ignored",
+        hint=f'{fix}; or declare static=("{argument}",) if it is compared by value, as a frozen dataclass is',
     )
 
 
-def _compared_by_identity(name: str, x: Any) -> TensorTypeError:
+def _compared_by_identity(name: str, x: object) -> TensorTypeError:
     return TensorTypeError(
-        f"the static argument {name} is a {type(x).__name__}, which is, or holds, an object compared "
+        f"the static argument {name} is a {type(x).__name__}, which is, or contains, an object compared "
         "by identity",
-        rule="a static argument is part of the signature: if its values change, the program is traced again",
+        rule="a static argument is part of the signature: if its values change, the program is retraced",
         hint="make its class a dataclass with frozen=True, or define __eq__ and __hash__; or make it a "
         "pytree and don't declare it static",
     )
 
 
-def check_result(x: Any) -> None:
-    """An error for an object that a program returns: each call would return that of the first trace."""
+def check_result(x: object) -> None:
+    """Raise an error for a returned object with mutable values: each call would return the first trace's."""
     if _is_by_value(x) and not isinstance(x, Iterator | types.CoroutineType):
         return
     if isinstance(x, types.CoroutineType):
-        x.close()  # or Python warns that it was never awaited
+        x.close()  # otherwise Python warns that it was never awaited
     raise TensorTypeError(
         f"the program returns a {type(x).__name__}",
-        rule="a program returns a pytree of tensors, arrays, numbers and plain values",
+        rule="a program returns a pytree of tensors, arrays, numbers and static values",
         hint="return a list, tuple or dict of tensors; or make the object's class an equinox.Module",
     )
 
 
-def number_names(fn: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
-    """The arguments of a call that are Python numbers."""
+def number_names(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """The names of the arguments of a call that are Python numbers."""
     named = {**dict(zip(_parameters(fn), args, strict=False)), **kwargs}
     return [name for name, given in named.items() if type(given) in (int, float)]
 
 
 def unknown_value_error(error: Exception, numbers: list[str]) -> ProgramError:
-    """The error for Python code that needs the value of a tracer; `numbers` may be declared static."""
+    """The error for Python code that needs the value of a tracer.
+
+    Args:
+      error: JAX's error.
+      numbers: the arguments that could be declared static.
+    """
     names = ", ".join(f'"{name}"' for name in numbers) + "," * (len(numbers) == 1)
     declare = f"declare the number static: wf.spmd(fn, mesh, layout, static=({names})); " if numbers else ""
     return ProgramError(
@@ -225,21 +235,22 @@ def unknown_value_error(error: Exception, numbers: list[str]) -> ProgramError:
 
 
 def unhashable_error(key: list[Any]) -> TensorTypeError:
-    shown = []
+    """The error for a signature with values that can't be hashed."""
+    unhashable = []
     for leaf in key:
         try:
             hash(leaf)
         except TypeError:
-            shown.append(repr(leaf))
+            unhashable.append(repr(leaf))
     return TensorTypeError(
-        f"{', '.join(shown)} is a static argument, and can't be hashed",
-        rule="what is not a tensor, an array or a number is part of the program's signature",
-        hint="pass a tuple instead of a list or a set, a frozen dataclass instead of one that can change; "
+        f"{', '.join(unhashable)} is a static argument, and can't be hashed",
+        rule="an argument that is not a tensor, an array or a number is part of the program's signature",
+        hint="pass a tuple instead of a list or a set, a frozen dataclass instead of a mutable one; "
         "lists and dicts of tensors need not be static",
     )
 
 
-def _show_leaf(leaf: Any) -> str:
+def _format_leaf(leaf: object) -> str:
     if isinstance(leaf, tuple) and len(leaf) == 4:
         dims, dtype, _, role = leaf
         word = "" if role == "value" else f" ({role})"
@@ -251,17 +262,18 @@ def _show_leaf(leaf: Any) -> str:
     return f"static {leaf!r}"
 
 
-def format_signature(key: Any) -> str:
+def format_signature(key: tuple[Any, ...]) -> str:
     """A signature as text."""
-    return ", ".join(_show_leaf(leaf) for leaf in key[1:])
+    return ", ".join(_format_leaf(leaf) for leaf in key[1:])
 
 
-def retrace_reason(key: Any, before: list[Any]) -> str:
-    """Why a signature needs a trace: what is new in it."""
+def retrace_reason(key: tuple[Any, ...], before: list[Any]) -> str:
+    """Why a signature needs a trace: its difference from the most similar earlier one."""
     if not before:
         return "first call"
-    near = [k for k in before if k[0] == key[0]]
-    if not near:
-        return "the arguments have another structure"
-    changed = min(([(a, b) for a, b in zip(k[1:], key[1:], strict=True) if a != b] for k in near), key=len)
-    return "changed " + ", ".join(f"{_show_leaf(a)} → {_show_leaf(b)}" for a, b in changed)
+    # The first entry of a key is the tree structure.
+    similar = [k for k in before if k[0] == key[0]]
+    if not similar:
+        return "the arguments have a different structure"
+    changed = min(([(a, b) for a, b in zip(k[1:], key[1:], strict=True) if a != b] for k in similar), key=len)
+    return "changed " + ", ".join(f"{_format_leaf(a)} → {_format_leaf(b)}" for a, b in changed)

@@ -1,4 +1,8 @@
-"""Staging: from whole arrays to slices, and from a function's results back to whole tensors."""
+"""Staging: global arrays become slices where a program begins, and its results become global tensors.
+
+`argument_builders` turn the arrays that enter the `shard_map` back into the function's arguments.
+`flatten_outputs` turns the function's result into arrays that leave it, and `rebuild_outputs` into tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +20,50 @@ from . import collectives
 from .captures import CapturedFunction, bound_function
 from .context import Context
 from .deferred import Deferred
+from .dims import Dim
 from .errors import ProgramError
-from .forms import as_slice, capture_key, materialize
 from .layout import Layout
 from .mesh import Mesh
+from .operands import as_slice, capture_key
 from .placement import partition_spec
+from .reshard import materialize
 from .signature import Static, check_result, is_dynamic
 from .tensor import Tensor, check_shape
+from .types import PyTree
+
+ArgumentBuilder = Callable[[list[Any], Context], Any]  # takes its arrays from the front of the list
 
 
 @dataclass(eq=False)
 class Staged:
-    """A signature's compiled function and what its flat outputs are.
+    """The compiled function of one signature, and the structure of its outputs.
 
     Attributes:
-      is_settled: whether all that the function captures is among its inputs.
-      is_stale: whether jit traced it anew since, and it then captured other tensors.
+      call: the jitted function.
+      captured: the captured tensors, which are its last inputs.
+      donated: the positions of donated inputs.
+      has_all_captures: whether all tensors that the function captures are inputs.
+      is_stale: whether jit retraced the function and it captured different tensors.
+      out_tree: the structure of its result.
+      out_leaves: for each leaf of the result, its kind ("array", "deferred" or "static"), the Deferred or
+        the static value, and the dims and role of a tensor.
     """
 
     call: Any
     captured: list[Tensor] = field(default_factory=list)
     donated: tuple[int, ...] = ()
-    is_settled: bool = False
+    has_all_captures: bool = False
     is_stale: bool = False
     out_tree: Any = None
-    # For each leaf: where it comes from ("now", "later", "static"), the promise or static value, and
-    # the dims and role of a tensor.
     out_leaves: list[tuple[str, Any, Any]] = field(default_factory=list)
 
 
 class RestageWithCaptures(Exception):
-    """Where jit traced a staged function anew, it captured other tensors than before; it is staged anew."""
+    """Restage a function: jit retraced it and it captured different tensors."""
 
-    def __init__(self, found: list[Tensor]):
+    def __init__(self, captured: list[Tensor]):
         super().__init__()
-        self.found = found
+        self.captured = captured
 
 
 class StagedCall:
@@ -59,91 +72,96 @@ class StagedCall:
     def __init__(self, jitted: Any, last: dict[str, Any]):
         self.jitted, self.last = jitted, last
 
-    def __call__(self, *arrays: Any) -> Any:
+    def __call__(self, *arrays: jax.Array) -> Any:
         return self.jitted(*arrays)
 
-    def begin(self, arrays: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Trace; what was captured and is no input yet, and the dims that were met."""
+    def trace_captures(self, arrays: list[Any]) -> tuple[list[Tensor], dict[str, Dim]]:
+        """Trace; returns the captured tensors that are not inputs yet, and the dims that occurred."""
         self.jitted.trace(*arrays)
         program = self.last["context"]
-        return list(program.captured.values()), program.dims_met
+        return list(program.captured.values()), program.seen_dims
 
-    def trace(self, *arrays: Any) -> Any:
+    def trace(self, *arrays: jax.Array) -> Any:
         return self.jitted.trace(*arrays)
 
 
-def argument_builders(
-    leaves: list[Any], static_numbers: tuple[type, ...]
-) -> list[Callable[[list[Any], Context], Any]]:
-    """How the leaves are rebuilt inside the program; arrays are taken from the front of a list."""
-    places = itertools.count()
+def argument_builders(leaves: list[Any], static_numbers: tuple[type, ...]) -> list[ArgumentBuilder]:
+    """One function per leaf, which rebuilds it inside the program."""
+    positions = itertools.count()
     return [
-        _function_template(next(places))
+        _function_builder(next(positions))
         if isinstance(leaf, CapturedFunction)
-        else _template(leaf, static_numbers)
+        else _builder(leaf, static_numbers)
         for leaf in leaves
     ]
 
 
-def _function_template(place: int) -> Callable[[list[Any], Context], Any]:
-    """A function whose captured tensors are inputs. The function itself is not held."""
+def _function_builder(position: int) -> ArgumentBuilder:
+    """Rebuild a function whose captured tensors are inputs.
 
-    def rebuilt(arrays: list[Any], program: Context) -> Any:
-        function = bound_function(place)
+    The staged program does not keep the function alive, nor the tensors that it captures.
+    """
+
+    def build(arrays: list[Any], program: Context) -> Any:
+        function = bound_function(position)
         for t in function.tensors:
             blank = Tensor(None, t.dims, role=t.role)
             program.captured_inputs[capture_key(t)] = input_slice(blank, arrays.pop(0), program)
         return function.fn
 
-    return rebuilt
+    return build
 
 
-def _template(leaf: Any, static_numbers: tuple[type, ...]) -> Callable[[list[Any], Context], Any]:
+def _builder(leaf: object, static_numbers: tuple[type, ...]) -> ArgumentBuilder:
     if isinstance(leaf, Static):
         return lambda arrays, program: leaf.value
     if not is_dynamic(leaf, static_numbers):
         return lambda arrays, program: leaf
     if not isinstance(leaf, Tensor):
         return lambda arrays, program: arrays.pop(0)
+    # A tensor without its array: the builder outlives the call, and must not keep the array alive.
     blank = Tensor(None, leaf.dims, role=leaf.role)
     return lambda arrays, program: input_slice(blank, arrays.pop(0), program)
 
 
-def input_slice(t: Tensor, array: Any, program: Context) -> Tensor:
+def input_slice(t: Tensor, array: jax.Array, program: Context) -> Tensor:
+    """The slice of an input, from its array inside the program."""
     splits = program.splits(t.dims, t.role)
-    program.know(array)
+    program.register(array)
     return Tensor(array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=splits)
 
 
-def flatten_outputs(staged: Staged, result: Any) -> tuple[list[Any], list[Any]]:
-    """What a program returns, as arrays with their specs; noted in `staged` how to put it together."""
+def flatten_outputs(staged: Staged, result: PyTree) -> tuple[list[Any], list[PartitionSpec]]:
+    """A program's result as arrays with their partition specs; records in `staged` how to rebuild it."""
     leaves, staged.out_tree = jax.tree.flatten(result, is_leaf=_is_output)
     outs: list[Any] = []
-    specs: list[Any] = []
+    specs: list[PartitionSpec] = []
     staged.out_leaves = []
     for leaf in leaves:
+        # A global tensor that the function returns without using it is a capture as well.
         if isinstance(leaf, Tensor) and not leaf.is_slice:
             leaf = as_slice(leaf)
         named = (leaf.dims, leaf.role) if isinstance(leaf, Tensor) else None
-        held = leaf._held if isinstance(leaf, Tensor) else leaf
-        if isinstance(held, Deferred):
-            staged.out_leaves.append(("later", held, named))
+        data = leaf._data if isinstance(leaf, Tensor) else leaf
+        if isinstance(data, Deferred):
+            staged.out_leaves.append(("deferred", data, named))
         elif add_output(leaf, outs, specs):
-            staged.out_leaves.append(("now", None, named))
+            staged.out_leaves.append(("array", None, named))
         else:
             check_result(leaf)
             staged.out_leaves.append(("static", leaf, None))
     return outs, specs
 
 
-def _is_output(x: Any) -> bool:
-    return isinstance(x, Tensor | Deferred | Iterator)  # JAX warns of an iterator that it is not told of
+def _is_output(x: object) -> bool:
+    # JAX warns about an iterator in a pytree unless it is declared a leaf.
+    return isinstance(x, Tensor | Deferred | Iterator)
 
 
-def add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
-    """Add a leaf's array to what leaves the SPMD part; False if it is not an array."""
+def add_output(leaf: Any, outs: list[Any], specs: list[PartitionSpec]) -> bool:
+    """Append a leaf's array to the outputs of the SPMD part; returns False if it is not an array."""
     if isinstance(leaf, Tensor):
-        if isinstance(leaf._held, Deferred):
+        if isinstance(leaf._data, Deferred):
             return False
         check_shape(leaf)
         leaf = materialize(leaf)
@@ -155,11 +173,12 @@ def add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
     ):
         return False
     array = jnp.asarray(leaf)
+    # shard_map would reject it with a message about out_specs and replication.
     if collectives.varying_axes(array):
         axes = ", ".join(sorted(collectives.varying_axes(array)))
         raise ProgramError(
             f"the program returns a raw array that differs between devices along {axes}",
-            rule="what a program returns is a tensor, or the same on all devices",
+            rule="a program returns tensors, or raw arrays that are the same on all devices",
             hint="return the tensor itself, not its .array; or reduce it over the axes inside wf.local",
         )
     outs.append(array)
@@ -167,10 +186,12 @@ def add_output(leaf: Any, outs: list[Any], specs: list[Any]) -> bool:
     return True
 
 
-def rebuild_outputs(staged: Staged, outs: Any, mesh: Mesh, layout: Layout) -> Any:
-    count = sum(kind == "now" for kind, *_ in staged.out_leaves)
-    sources = {"now": iter(outs[:count]), "later": iter(outs[count:])}
-    placed: Any = (None, None) if mesh.is_anywhere else (mesh, layout)
+def rebuild_outputs(staged: Staged, outs: list[Any], mesh: Mesh, layout: Layout) -> PyTree:
+    """A program's result, from its output arrays."""
+    # The deferred outputs follow the others, whatever their order in the result.
+    count = sum(kind == "array" for kind, *_ in staged.out_leaves)
+    sources = {"array": iter(outs[:count]), "deferred": iter(outs[count:])}
+    placed: Any = (None, None) if mesh.is_default else (mesh, layout)
     leaves = []
     for kind, static, named in staged.out_leaves:
         leaf = static if kind == "static" else next(sources[kind])

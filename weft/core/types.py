@@ -1,17 +1,18 @@
-"""Types: jax.numpy decides the type of an op's result; everything around the op keeps it.
+"""Types: jax.numpy decides the type of an op's result; the machinery around the op preserves it.
 
-A type is a dtype and whether it is *weak*. Python's numbers have weak types, and so has an array made of
-nothing else: `where(mask, 0.0, -1e9)` is a weak float32, which gives way to bfloat16 in
-`x + where(mask, 0.0, -1e9)`. In JAX a result is weak only if all operands are: one zero of a strong type,
-added as padding, makes it strong.
+A type is a dtype and a flag that says whether it is *weak*. Python numbers have weak types, and so do arrays
+computed from them alone: `where(mask, 0.0, -1e9)` is a weak float32, which gives way to bfloat16 in
+`x + where(mask, 0.0, -1e9)`. In JAX a result is weak only if all operands are: adding a single strong zero
+as padding makes it strong.
 
-Padding, halos, relayouts and collectives depend on the layout, and types must not. So these functions are
-declared with `preserves_type`: their result has the type of their first argument. An op with different code
-for a split dim gives both results one type by `cast_like`, or fills with `constant_like` of the array's type.
+Padding, halos, reshards and collectives depend on the layout, and types must not. These functions are
+therefore decorated with `preserves_type`: the result has the type of the first argument. An op with
+different code for a split dim gives both results the same type with `cast_like`, or fills with a
+`constant_like` the array.
 
 >>> import jax.numpy as jnp
 >>> weak = jnp.arange(3) * 0.5
->>> weak_type(weak), weak_type(weak + jnp.zeros((), jnp.float32)), weak_type(weak + constant(0, weak))
+>>> weak_type(weak), weak_type(weak + jnp.zeros((), jnp.float32)), weak_type(weak + constant_like(0, weak))
 (True, False, True)
 """
 
@@ -19,24 +20,32 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
-PyTree = Any  # a tree of containers that JAX knows, with tensors or arrays as leaves
+PyTree = Any  # a JAX pytree; Python's type system cannot express nested containers of unknown depth
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def weak_type(array: Any) -> bool:
-    """Whether an array, or what stands for one, has a weak type."""
+class Typed(Protocol):
+    """Anything with a dtype: an array, a tracer, a Tensor or a `jax.ShapeDtypeStruct`."""
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+def weak_type(array: object) -> bool:
+    """Whether an array, or a placeholder for one, has a weak type."""
     return bool(getattr(array, "weak_type", False))
 
 
-def cast_like(array: Any, like: Any) -> Any:
-    """The array with the dtype and the weak type of another."""
+def cast_like(array: Any, like: Typed) -> Any:
+    """Cast an array to the dtype and the weak type of another."""
     if array.dtype == like.dtype and weak_type(array) == weak_type(like):
         return array
     # lax.convert_element_type makes every type strong; its primitive does not.
@@ -45,22 +54,23 @@ def cast_like(array: Any, like: Any) -> Any:
     )
 
 
-def constant_like(value: Any, like: Any) -> Any:
-    """A number as an array of the dtype and the weak type of another."""
+def constant_like(value: ArrayLike, like: Typed) -> Any:
+    """A number as an array with the dtype and the weak type of another array."""
     return cast_like(jnp.asarray(value, like.dtype), like)
 
 
-def common_type(*arrays: Any) -> Any:
-    """The type of arrays that are put together, for `typed`."""
+def common_type(*arrays: Typed) -> jax.ShapeDtypeStruct:
+    """The type that the arrays have after promotion to each other, for `cast_like`."""
     scalars = [jax.ShapeDtypeStruct((), a.dtype, weak_type=weak_type(a)) for a in arrays]
+    # jnp.result_type drops the weak type, so let JAX promote through an op.
     return jax.eval_shape(lambda *each: jnp.stack(each), *scalars)
 
 
 def preserves_type(fn: Function) -> Function:
-    """Give what a function returns the type of its first argument."""
+    """Decorate a function so that its result has the type of its first argument."""
 
     @functools.wraps(fn)
-    def call(array: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(array: Typed, *args: object, **kwargs: object) -> jax.Array:
         return cast_like(fn(array, *args, **kwargs), array)
 
     return call  # type: ignore[return-value]

@@ -1,14 +1,14 @@
-"""From examples to an endless, resumable stream of batches: what all streams have in common.
+"""From examples to a resumable stream of batches: what all streams have in common.
 
-The order of the examples is a function of a seed (see `order`). Neither hosts nor meshes are in it. How many
-examples were used is the whole state of a stream: from that one number, and on any number of hosts, it goes
-on with the same batches, bit for bit.
+The order of the examples is a function of a seed (see `shuffle`), not of the hosts or the mesh. The state of
+a stream is one number, its position: how many examples it has consumed. From that number it resumes with the
+same batches, bit for bit, on any number of hosts.
 
     for batch, position in stream.batches(position):
-        ...  # the position is that behind the batch: it is stored with the model
+        ...  # the position after the batch; store it with the model
 
-Batches are planned globally (which examples are in which row), then each host makes its rows. `Stream` has
-rows of whole examples; `TokenWindows` cuts its rows out of one long text.
+A batch is planned globally (which examples go into which row), then each host builds its own rows.
+`ExampleStream` packs complete examples into rows; `TokenWindows` slices rows out of one long token sequence.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .tokenizers import Tokenizer
 
 
 class PositionedBatch(NamedTuple):
-    """A batch, and how many examples of the stream are used after it."""
+    """A batch, and the stream's position after it."""
 
     batch: Batch
     position: int
 
 
 class HostRows(NamedTuple):
-    """This host's rows of a batch: arrays, by the names that it has for them, and the position behind it."""
+    """This host's rows of a batch, as arrays by the names of `Batch`'s fields, and the position after it."""
 
     arrays: dict[str, np.ndarray]
     position: int
@@ -47,19 +47,20 @@ class HostRows(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchStream(abc.ABC):
-    """Batches of examples, from any position on.
+    """A stream of batches that can start at any position.
 
     Attributes:
-      examples: what they are made of.
-      tokenizer: of the texts.
-      rows: the rows of a batch, on all hosts together.
-      length: the places of a row.
-      seed: of the order.
-      shuffle: whether the order is shuffled.
-      epochs: how often the examples are gone through; None: for ever. The last batch may have empty rows.
-      process_index, process_count: which host this is, and of how many: a batch has this host's rows.
-      mesh, layout: where batches are put, instead: they are whole tensors, of which each host makes only what
-        its devices hold.
+      examples: the examples to batch.
+      tokenizer: encodes the texts.
+      rows: rows per batch, over all hosts.
+      length: positions per row.
+      seed: seeds the shuffle order.
+      shuffle: whether to shuffle the examples of each epoch.
+      epochs: how many epochs to run; None means forever. The last batch may have empty rows.
+      process_index, process_count: this host's index and the number of hosts. A batch then contains only
+        this host's rows.
+      mesh, layout: where to place batches instead. Batches are then global tensors, and each host builds
+        only the rows that its devices hold.
     """
 
     examples: Sequence[Any]
@@ -72,8 +73,8 @@ class BatchStream(abc.ABC):
     epochs: int | None = None
     process_index: int = 0
     process_count: int = 1
-    mesh: Any = None
-    layout: Any = None
+    mesh: wf.Mesh | str | None = None
+    layout: wf.Layout | str | None = None
 
     def __post_init__(self) -> None:
         for wrong, fact, rule, hint in self._rules():
@@ -84,54 +85,54 @@ class BatchStream(abc.ABC):
         return f"{type(self).__name__}(rows={self.rows}, length={self.length}, ...)"
 
     def _rules(self) -> Iterator[tuple[bool, str, str, str]]:
-        """What must not be, and what to say of it."""
+        """Validation rules: whether the rule is violated, the fact, the rule and a hint."""
         count, index, sizes = self.process_count, self.process_index, self._sizes()
-        yield not len(self.examples), "there are no examples", "a stream has at least one", "check its source"
+        yield not len(self.examples), "no examples", "a stream needs at least one example", "check the source"
         yield (
             min(size for size in sizes.values() if size is not None) < 1,
             f"{', '.join(sizes)} = {', '.join(map(str, sizes.values()))}",
-            "each is at least 1",
-            "epochs=None goes on for ever",
+            "each must be at least 1",
+            "epochs=None repeats forever",
         )
         yield (
             not 0 <= self.seed < 2**32,
-            f"the seed is {self.seed}",
-            "a seed is from 0 to 2³² - 1",
-            "any will do, for example seed=0",
+            f"seed is {self.seed}",
+            "a seed is between 0 and 2³² - 1",
+            "any such value works, for example seed=0",
         )
         yield (
             not 0 <= index < count or count > self.rows,
             f"{self.rows} rows for process {index} of {count}",
-            "processes are numbered from 0, and each has at least one row",
+            "process indices start at 0, and each process needs at least one row",
             "process_index=jax.process_index(), process_count=jax.process_count()",
         )
         yield (
             (self.mesh is None) != (self.layout is None) or (self.mesh is not None and count > 1),
             f"mesh={self.mesh}, layout={self.layout}, process_count={count}",
-            "mesh and layout are given together, and say which host makes which rows",
-            "leave out process_index and process_count, or mesh and layout",
+            "mesh and layout go together, and they determine which host builds which rows",
+            "omit process_index and process_count, or omit mesh and layout",
         )
 
     def _sizes(self) -> dict[str, int | None]:
-        """Settings that are at least 1."""
+        """Settings that must be at least 1."""
         return {"rows": self.rows, "length": self.length, "epochs": self.epochs}
 
-    # What each kind of stream says
+    # Each kind of stream implements these
 
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """How many examples an epoch has."""
+        """The number of examples in an epoch."""
 
     @abc.abstractmethod
-    def make(self, position: int, first: int, last: int) -> HostRows:
-        """Rows from `first` up to `last` of the batch that begins at a position."""
+    def make_rows(self, position: int, first: int, last: int) -> HostRows:
+        """Build rows `first` to `last` (exclusive) of the batch that starts at a position."""
 
     # The order
 
     @property
     def total(self) -> int | None:
-        """How many examples there are, in all epochs."""
+        """The number of examples in all epochs; None if the stream never ends."""
         return None if self.epochs is None else self.epochs * self.size
 
     @functools.cached_property
@@ -139,75 +140,77 @@ class BatchStream(abc.ABC):
         return ExampleOrder(self.size, self.seed, self.shuffle)
 
     def index(self, number: int) -> int:
-        """Which example comes at a place of the stream."""
+        """The index of the n-th example of the stream."""
         return self.order.index(number)
 
-    def _until(self, position: int) -> int:
+    def _clip(self, position: int) -> int:
         return position if self.total is None else min(position, self.total)
 
     # The batches
 
     def step(self, position: int) -> PositionedBatch:
-        """The batch that begins at a position, and the position behind it."""
+        """The batch that starts at a position, and the position after it."""
         if position < 0 or (self.total is not None and position >= self.total):
             raise DataError(
-                f"no batch begins at {position}",
-                rule=f"positions are from 0 to {'∞' if self.total is None else self.total - 1}",
-                hint="a stream with epochs= ends; start again at 0, or ask for more epochs",
+                f"no batch starts at position {position}",
+                rule=f"positions run from 0 to {'∞' if self.total is None else self.total - 1}",
+                hint="a stream with epochs= ends; restart at 0, or increase epochs",
             ).located(f"step({position})")
         with contextlib.closing(self.batches(position)) as steps:
             return next(steps)
 
     def batches(self, position: int = 0, ahead: int = 0) -> Generator[PositionedBatch, None, None]:
-        """The batches from a position on.
+        """Iterate over the batches from a position.
 
         Args:
-          position: where it begins.
-          ahead: how many are made in a thread before they are asked for (see `prefetch`). They are placed
-            here, not there, so only one thread ever speaks to the devices.
+          position: where to start.
+          ahead: how many batches to build ahead in a thread (see `prefetch`). They are placed on devices by
+            the caller's thread, so that only one thread ever talks to the devices.
         """
-        made = self._made(position, *self._own)
+        produced = self._produce(position, *self._host_range)
         try:
-            with contextlib.closing(prefetch(made, ahead) if ahead else made) as all_rows:
+            with contextlib.closing(prefetch(produced, ahead) if ahead else produced) as all_rows:
                 for rows in all_rows:
-                    yield PositionedBatch(self._placed(rows.arrays), rows.position)
+                    yield PositionedBatch(self._place(rows.arrays), rows.position)
         except DataError as error:
             raise error.located(f"{self}") from None
 
-    def _made(self, position: int, first: int, last: int) -> Generator[HostRows, None, None]:
+    def _produce(self, position: int, first: int, last: int) -> Generator[HostRows, None, None]:
         while self.total is None or position < self.total:
-            rows = self.make(position, first, last)
+            rows = self.make_rows(position, first, last)
             position = rows.position
             yield rows
 
     @functools.cached_property
-    def _own(self) -> tuple[int, int]:
-        """The first of this host's rows, and that behind its last."""
-        if self.mesh is None:
+    def _host_range(self) -> tuple[int, int]:
+        """The first of this host's rows, and one past its last."""
+        if self.mesh is None or self.layout is None:
             index, count = self.process_index, self.process_count
             return self.rows * index // count, self.rows * (index + 1) // count
-        asked: list[slice] = []  # which rows this host's devices hold is told by what they ask for
+        # `from_callback` asks only for the slices that this host's devices hold: record what it asks for.
+        requested: list[slice] = []
 
-        def part(where: tuple[slice, ...]) -> np.ndarray:
-            asked.append(where[0])
+        def record(where: tuple[slice, ...]) -> np.ndarray:
+            requested.append(where[0])
             return np.zeros([at.stop - at.start for at in where], np.int32)
 
-        wf.from_callback(part, _dims(self.rows, 1), self.mesh, self.layout)
-        held = [at for at in asked if at.start < at.stop]  # others hold nothing but padding
-        return min((at.start for at in held), default=0), max((at.stop for at in held), default=0)
+        wf.from_callback(record, _dims(self.rows, 1), self.mesh, self.layout)
+        rows = [at for at in requested if at.start < at.stop]  # empty slices are padding only
+        return min((at.start for at in rows), default=0), max((at.stop for at in rows), default=0)
 
-    def _placed(self, arrays: dict[str, np.ndarray]) -> Batch:
-        if self.mesh is None:
+    def _place(self, arrays: dict[str, np.ndarray]) -> Batch:
+        mesh, layout = self.mesh, self.layout
+        if mesh is None or layout is None:
             return Batch(**{name: wf.tensor(array, _dims(*array.shape)) for name, array in arrays.items()})
-        first, _ = self._own
+        first, _ = self._host_range
 
-        def placed(array: np.ndarray) -> wf.Tensor:
-            def part(where: tuple[slice, ...]) -> np.ndarray:
+        def place(array: np.ndarray) -> wf.Tensor:
+            def host_slice(where: tuple[slice, ...]) -> np.ndarray:
                 return array[where[0].start - first : where[0].stop - first, where[1]]
 
-            return wf.from_callback(part, _dims(self.rows, array.shape[1]), self.mesh, self.layout)
+            return wf.from_callback(host_slice, _dims(self.rows, array.shape[1]), mesh, layout)
 
-        return Batch(**{name: placed(array) for name, array in arrays.items()})
+        return Batch(**{name: place(array) for name, array in arrays.items()})
 
 
 def _dims(rows: int, length: int) -> tuple[wf.Dim, wf.Dim]:

@@ -1,8 +1,8 @@
-"""Compressed files: from a path to an open file of what it unpacks to.
+"""Compressed files: from a path to an open file with the decompressed contents.
 
-The format is known by a file's first bytes, or else by the end of its name. gzip, bzip2 and xz are read by
-the standard library, Zstandard by the package `zstandard` if that is installed. Files are unpacked into
-temporary ones, so that any place in them can be read again.
+The format is detected from a file's first bytes, or else from its suffix. The standard library reads gzip,
+bzip2 and xz; the optional package `zstandard` reads Zstandard. Files are decompressed into temporary files,
+so that they can be read at random positions.
 """
 
 from __future__ import annotations
@@ -19,66 +19,69 @@ from typing import IO, Any
 
 from weft.core.errors import DataError
 
-CHUNK_BYTES = 1 << 20  # bytes unpacked at once
-DECOMPRESSION_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what unpacking a damaged file raises
+CHUNK_BYTES = 1 << 20  # decompressed at a time
+DECOMPRESSION_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)  # raised for a damaged file
 
 
 @dataclass(frozen=True)
 class CompressionFormat:
-    """A compressed format.
+    """A compressed file format.
 
     Attributes:
-      name: what it is called.
-      suffix: how the names of such files end.
-      starts: how their contents begin, as no text does.
-      unpack: from a path into an open file; None: it can't be read.
+      name: the format's name.
+      suffix: the suffix of its files.
+      magic: the first bytes of its files; no text starts like this.
+      decompress: from a path into an open file; None if the format is not supported.
     """
 
     name: str
     suffix: str
-    starts: tuple[bytes, ...]
-    unpack: Callable[[str, IO[bytes]], None] | None = None
+    magic: tuple[bytes, ...]
+    decompress: Callable[[str, IO[bytes]], None] | None = None
 
 
 def open_decompressed(path: str) -> IO[bytes]:
-    """The file, or a temporary one with what it unpacks to; whoever reads it closes it."""
+    """Open a file, or a temporary file with its decompressed contents. The caller closes it."""
     file = open(path, "rb")  # noqa: SIM115
     start = file.read(16)
     file.seek(0)
-    found = next((one for one in FORMATS if start.startswith(one.starts)), None)
+    found = next((one for one in FORMATS if start.startswith(one.magic)), None)
     found = found or next((one for one in FORMATS if path.endswith(one.suffix)), None)
     if found is None:
         return file
     file.close()
-    if found.unpack is None:
+    if found.decompress is None:
+        supported = ", ".join(one.name for one in FORMATS if one.decompress)
         raise DataError(
             f"{path} is a {found.name} file",
-            rule=f"data are text, plain or compressed by {', '.join(f.name for f in FORMATS if f.unpack)}",
+            rule=f"data files are plain text, or text compressed with {supported}",
             hint="unpack it first",
         )
-    unpacked = tempfile.TemporaryFile()  # noqa: SIM115
+    decompressed = tempfile.TemporaryFile()  # noqa: SIM115
     try:
-        found.unpack(path, unpacked)
+        found.decompress(path, decompressed)
     except BaseException as error:
-        unpacked.close()
+        decompressed.close()
         if not isinstance(error, DECOMPRESSION_ERRORS):
             raise
         raise DataError(
-            f"{path} can't be unpacked",
+            f"can't decompress {path}",
             str(error),
-            rule=f"a {found.name} file, by its first bytes or its name (*{found.suffix}), is complete",
+            rule=f"a {found.name} file (detected by its first bytes or by *{found.suffix}) must be complete",
             hint="download it again, or rename it if it is plain text",
         ) from None
-    unpacked.seek(0)
-    return unpacked
+    decompressed.seek(0)
+    return decompressed
 
 
-def _by(open_packed: Callable[[str], Any]) -> Callable[[str, IO[bytes]], None]:
-    def unpack(path: str, into: IO[bytes]) -> None:
-        with open_packed(path) as packed:
-            shutil.copyfileobj(packed, into, CHUNK_BYTES)
+def _copy_from(
+    open_compressed: Callable[[str], Any],
+) -> Callable[[str, IO[bytes]], None]:
+    def decompress(path: str, into: IO[bytes]) -> None:
+        with open_compressed(path) as compressed:
+            shutil.copyfileobj(compressed, into, CHUNK_BYTES)
 
-    return unpack
+    return decompress
 
 
 def _zstandard(path: str, into: IO[bytes]) -> None:
@@ -86,34 +89,34 @@ def _zstandard(path: str, into: IO[bytes]) -> None:
         import zstandard
     except ImportError:
         raise DataError(
-            f"{path} is a Zstandard file, and the package zstandard is not installed",
-            rule="Zstandard files are read with that package; gzip, bzip2 and xz need none",
+            f"{path} is a Zstandard file, but the package zstandard is not installed",
+            rule="Zstandard files need that package; gzip, bzip2 and xz need none",
             hint="pip install zstandard, or unpack the file first: zstd -d FILE",
         ) from None
-    # Not zstandard.open: it stops after the first of several frames, and at a cut without an error.
-    unpacker = zstandard.ZstdDecompressor()
-    frame = unpacker.decompressobj()
-    with open(path, "rb") as packed:
-        is_begun = False
-        while chunk := packed.read(CHUNK_BYTES):
+    # zstandard.open stops after the first of several frames, and raises no error for a truncated file.
+    decompressor = zstandard.ZstdDecompressor()
+    frame = decompressor.decompressobj()
+    with open(path, "rb") as compressed:
+        started = False
+        while chunk := compressed.read(CHUNK_BYTES):
             while chunk:
                 if frame.eof:
-                    frame = unpacker.decompressobj()
+                    frame = decompressor.decompressobj()
                 try:
                     into.write(frame.decompress(chunk))
                 except zstandard.ZstdError as error:
                     raise OSError(str(error)) from None
-                is_begun, chunk = True, frame.unused_data if frame.eof else b""
-    if is_begun and not frame.eof:
-        raise EOFError("the file ended before the end of its last frame")
+                started, chunk = True, frame.unused_data if frame.eof else b""
+    if started and not frame.eof:
+        raise EOFError("the file ends before the end of its last frame")
 
 
 FORMATS = (
-    CompressionFormat("gzip", ".gz", (b"\x1f\x8b",), _by(gzip.open)),
+    CompressionFormat("gzip", ".gz", (b"\x1f\x8b",), _copy_from(gzip.open)),
     CompressionFormat(
-        "bzip2", ".bz2", tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)), _by(bz2.open)
+        "bzip2", ".bz2", tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)), _copy_from(bz2.open)
     ),
-    CompressionFormat("xz", ".xz", (b"\xfd7zXZ\0",), _by(lzma.open)),
+    CompressionFormat("xz", ".xz", (b"\xfd7zXZ\0",), _copy_from(lzma.open)),
     CompressionFormat("Zstandard", ".zst", (b"\x28\xb5\x2f\xfd",), _zstandard),
     CompressionFormat("ZIP", ".zip", (b"PK\x03\x04",)),
     CompressionFormat("LZ4", ".lz4", (b"\x04\x22\x4d\x18",)),

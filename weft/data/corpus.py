@@ -1,10 +1,10 @@
-"""From texts to one long array of tokens: each text, its end, the next text, its end.
+"""From texts to one long array of tokens: each text is followed by the end-of-text token.
 
-It is made once, and needs two bytes a token (four if the vocabulary is larger than 65,536). What takes long
-to tokenize may be kept in a file:
+The array takes two bytes per token (four if the vocabulary is larger than 65,536). If tokenizing takes long,
+store it in a file:
 
     np.save("train.npy", tokenize(PlainText("train.txt").open(), tokenizer))
-    Windows(np.load("train.npy", mmap_mode="r"), tokenizer, rows=16, length=128)
+    TokenWindows(np.load("train.npy", mmap_mode="r"), tokenizer, rows=16, length=128)
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from weft.core.errors import DataError
 
 from .tokenizers import Tokenizer, check_ids, encode_all
 
-TEXTS_PER_CALL = 1 << 12  # so many are tokenized at once
+TEXTS_PER_CALL = 1 << 12  # tokenized at a time
 
 
 def tokenize(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
-    """All texts as one array of tokens, each with its end.
+    """Encode texts into one array of tokens, with the end token after each text.
 
-    >>> from weft.data import Bytes
-    >>> tokenize(["abc", "de"], Bytes())
+    >>> from weft.data import ByteTokenizer
+    >>> tokenize(["abc", "de"], ByteTokenizer())
     array([100, 101, 102,   1, 103, 104,   1], dtype=uint16)
     """
-    type = np.uint16 if tokenizer.vocab <= 1 << 16 else np.int32
-    parts = [np.zeros(0, type)]
-    for some in _some(iter(texts)):
-        wrong = next((text for text in some if not isinstance(text, str)), None)
+    dtype = np.uint16 if tokenizer.vocab <= 1 << 16 else np.int32
+    parts = [np.zeros(0, dtype)]
+    for chunk in _chunks(iter(texts)):
+        wrong = next((text for text in chunk if not isinstance(text, str)), None)
         if wrong is not None:
             raise DataError(
                 f"an example is {str(wrong)[:60]!r}, a {wrong.__class__.__name__}",
-                rule="a corpus is one of texts, for models with one stack",
-                hint="Stream makes batches of pairs; texts(examples) gives both texts of each pair",
+                rule="a corpus consists of single texts, for models with one stack",
+                hint="ExampleStream batches pairs; iter_texts(examples) yields both texts of each pair",
             )
-        ids = check_ids(encode_all(some, tokenizer), tokenizer)
-        parts.append(ids.astype(type, copy=False))
+        ids = check_ids(encode_all(chunk, tokenizer), tokenizer)
+        parts.append(ids.astype(dtype, copy=False))
     return np.concatenate(parts)
 
 
-def _some(texts: Iterator[str]) -> Iterator[list[str]]:
-    while some := list(itertools.islice(texts, TEXTS_PER_CALL)):
-        yield some
+def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
+    while chunk := list(itertools.islice(texts, TEXTS_PER_CALL)):
+        yield chunk

@@ -1,11 +1,11 @@
-"""English phrases with numbers, dates, times and prices, and what they are in French.
+"""English phrases with numbers, dates, times and prices, and their French translations.
 
 A small translation task that needs no download. Phrase number n is a function of the seed and n. Some values
-are held out: whether a value is, is told by a hash of it, so none of them is ever in the training phrases,
-whatever the seeds and however many there are.
+are held out, chosen by a hash of the value, so a held-out value never appears in the training phrases, for
+any seed and any number of phrases.
 
-    Phrases(100_000, seed=1)                        to train on
-    Phrases(1_000, seed=2, held_out=True)           to test with
+    Phrases(100_000, seed=1)                        for training
+    Phrases(1_000, seed=2, held_out=True)           for testing
 """
 
 from __future__ import annotations
@@ -23,34 +23,33 @@ from weft.core.errors import DataError
 
 from .sources import Pair
 
-HELD_OUT_PERCENT = 10  # percent of the values of each kind
+HELD_OUT_PERCENT = 10  # of the values of each kind
 
 
 class PhraseKind(NamedTuple):
-    """How values are drawn, how each is written in English and French, and the sentences around it."""
+    """How to draw a value, how to write it in English and French, and the sentence templates around it."""
 
     draw: Callable[[np.random.Generator], Any]
     write: Callable[[Any], tuple[str, str]]
-    frames: tuple[tuple[str, str], ...]
+    templates: tuple[tuple[str, str], ...]
 
 
-def _draw_number(draw: np.random.Generator) -> int:
-    return int(draw.integers(10 ** int(draw.integers(1, 7))))
+def _draw_number(rng: np.random.Generator) -> int:
+    return int(rng.integers(10 ** int(rng.integers(1, 7))))
 
 
-def _draw_date(draw: np.random.Generator) -> datetime.date:
-    return datetime.date(1900, 1, 1) + datetime.timedelta(int(draw.integers(73_000)))
+def _draw_date(rng: np.random.Generator) -> datetime.date:
+    return datetime.date(1900, 1, 1) + datetime.timedelta(int(rng.integers(73_000)))
 
 
-def _draw_time(draw: np.random.Generator) -> datetime.time:
-    return datetime.time(int(draw.integers(24)), int(draw.integers(60)))
+def _draw_time(rng: np.random.Generator) -> datetime.time:
+    return datetime.time(int(rng.integers(24)), int(rng.integers(60)))
 
 
-def _draw_price(draw: np.random.Generator) -> tuple[str, int]:
-    """A currency, and hundredths of it."""
-    return str(draw.choice(["EUR", "USD", "GBP"])), int(
-        draw.integers(1, 100 * 10 ** int(draw.integers(1, 5)))
-    )
+def _draw_price(rng: np.random.Generator) -> tuple[str, int]:
+    """A currency, and an amount in hundredths of it."""
+    currency = str(rng.choice(["EUR", "USD", "GBP"]))
+    return currency, int(rng.integers(1, 100 * 10 ** int(rng.integers(1, 5))))
 
 
 def _write_number(number: int) -> tuple[str, str]:
@@ -126,39 +125,39 @@ PHRASE_KINDS = {
 
 
 class Phrase(NamedTuple):
-    """A kind and a value of it, and the number of the sentence around it."""
+    """A kind, a value of that kind, and the index of the template around it."""
 
     kind: str
     value: Any
-    frame: int
+    template: int
 
     @property
     def held_out(self) -> bool:
-        """Whether the value is one of those that are never in the training phrases."""
+        """Whether the value is excluded from the training phrases."""
         digest = hashlib.sha256(f"{self.kind} {self.value}".encode()).digest()
         return int.from_bytes(digest[:8], "big") % 100 < HELD_OUT_PERCENT
 
     def pair(self) -> Pair:
         """The phrase in both languages, with ordinary spaces."""
         kind = PHRASE_KINDS[self.kind]
-        both = zip(kind.frames[self.frame], kind.write(self.value), strict=True)
-        english, french = (frame.format(_plain(text)) for frame, text in both)
+        both = zip(kind.templates[self.template], kind.write(self.value), strict=True)
+        english, french = (template.format(_plain_spaces(text)) for template, text in both)
         return Pair(english, french)
 
 
-def _plain(text: str) -> str:
+def _plain_spaces(text: str) -> str:
     return text.replace("\u202f", " ").replace("\u00a0", " ")
 
 
 @dataclass(frozen=True)
 class Phrases(Sequence[Pair]):
-    """So many English phrases and their French, by number.
+    """A sequence of English phrases with their French translations.
 
     Attributes:
-      size: how many.
-      seed: of the drawing.
-      held_out: only held-out values; otherwise only the others.
-      kinds: which of "number", "date", "time" and "price".
+      size: the number of phrases.
+      seed: the random seed.
+      held_out: use only held-out values; by default, only the other values.
+      kinds: any of "number", "date", "time" and "price".
 
     >>> Phrases(3, kinds=("number",))[0] == Phrases(5, kinds=("number",))[0]
     True
@@ -173,8 +172,8 @@ class Phrases(Sequence[Pair]):
         unknown = [kind for kind in self.kinds if kind not in PHRASE_KINDS]
         if unknown or not self.kinds or self.size < 1:
             raise DataError(
-                f"{self.size} phrases of the kinds {self.kinds}",
-                rule=f"there is at least one, and the kinds are {', '.join(PHRASE_KINDS)}",
+                f"{self.size} phrases of kinds {self.kinds}",
+                rule=f"at least one phrase, of the kinds {', '.join(PHRASE_KINDS)}",
                 hint='for example Phrases(1_000, kinds=("number", "date"))',
             ).located(repr(self))
 
@@ -182,15 +181,14 @@ class Phrases(Sequence[Pair]):
         return self.size
 
     def phrase(self, number: int) -> Phrase:
-        """What phrase number n is about."""
-        draw = np.random.default_rng([self.seed, number])
-        while True:
-            kind = self.kinds[int(draw.integers(len(self.kinds)))]
-            found = Phrase(
-                kind, PHRASE_KINDS[kind].draw(draw), int(draw.integers(len(PHRASE_KINDS[kind].frames)))
-            )
-            if found.held_out == self.held_out:
-                return found
+        """The kind, value and template of phrase number n."""
+        rng = np.random.default_rng([self.seed, number])
+        while True:  # rejection sampling: redraw until the value belongs to this split
+            name = self.kinds[int(rng.integers(len(self.kinds)))]
+            kind = PHRASE_KINDS[name]
+            phrase = Phrase(name, kind.draw(rng), int(rng.integers(len(kind.templates))))
+            if phrase.held_out == self.held_out:
+                return phrase
 
     @overload
     def __getitem__(self, number: int) -> Pair: ...
@@ -201,9 +199,9 @@ class Phrases(Sequence[Pair]):
             return [self[n] for n in range(*number.indices(len(self)))]
         if not -len(self) <= number < len(self):
             raise IndexError(number)
-        return _written(self.phrase(number % len(self)))
+        return _cached_pair(self.phrase(number % len(self)))
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _written(phrase: Phrase) -> Pair:
+def _cached_pair(phrase: Phrase) -> Pair:
     return phrase.pair()

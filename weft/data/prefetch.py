@@ -1,14 +1,15 @@
-"""Making the next batches in a thread, while this one is used.
+"""Prefetching: produce the next batches in a thread while the current one is in use.
 
-    for step in prefetch(made, ahead=2):
+    for step in prefetch(batches, ahead=2):
         ...
 
-The thread makes what comes next and waits once `ahead` of them are ready. They come in their order, and what
-fails there is raised here, at its place in that order. The thread ends with the loop: at the last one, at an
-error, and when the loop is left (`break`, `close()`, or nobody holds the iterator any longer).
+The thread produces items and blocks once `ahead` of them are ready. Items arrive in order, and an exception
+in the thread is raised in the consumer at that item's position. The thread ends with the loop: after the last
+item, after an exception, and when the loop exits early (`break`, `close()`, or garbage collection of the
+iterator).
 
-Arrays of the host are made in the thread; placing them on devices is left to whoever takes them. Streams do
-both: `stream.batches(position, ahead=2)`.
+The thread builds host arrays; the consumer places them on devices. A stream does both:
+`stream.batches(position, ahead=2)`.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ T = TypeVar("T")
 
 
 class ProducerExit(NamedTuple):
-    """In place of what would have come next."""
+    """The last item in the queue: the exception that ended the thread, StopIteration at the end of the
+    items."""
 
     error: BaseException
 
 
 def prefetch(items: Iterable[T], ahead: int = 2) -> Generator[T, None, None]:
-    """The same items, of which up to `ahead` are made before they are asked for.
+    """Iterate over the same items, producing up to `ahead` of them in advance.
 
     Args:
-      items: what is gone through, in a thread that starts when the first one is asked for.
-      ahead: how many wait, at most.
+      items: what to iterate over, in a thread that starts when the first item is requested.
+      ahead: the maximum number of items that wait in the queue.
 
     >>> list(prefetch(range(5), ahead=2))
     [0, 1, 2, 3, 4]
@@ -42,36 +44,43 @@ def prefetch(items: Iterable[T], ahead: int = 2) -> Generator[T, None, None]:
     if ahead < 1:
         raise DataError(
             f"ahead is {ahead}",
-            rule="at least one is made ahead",
-            hint="prefetch(items, ahead=2); without prefetch nothing is made ahead",
+            rule="prefetch produces at least one item ahead",
+            hint="prefetch(items, ahead=2); to produce nothing ahead, don't use prefetch",
         ).located(f"prefetch(items, ahead={ahead})")
-    return _taken(iter(items), ahead)
+    return _consume(iter(items), ahead)
 
 
-def _taken(items: Iterator[T], ahead: int) -> Generator[T, None, None]:
-    made: queue.SimpleQueue[Any] = queue.SimpleQueue()
+def _consume(items: Iterator[T], ahead: int) -> Generator[T, None, None]:
+    produced: queue.SimpleQueue[Any] = queue.SimpleQueue()
     room, closed = threading.Semaphore(ahead), threading.Event()
-    # A daemon: a program may end while it still holds the iterator.
-    thread = threading.Thread(target=_make, args=(items, made, room, closed), name="prefetch", daemon=True)
+    # A daemon thread, so that the interpreter can exit while the iterator is still referenced.
+    thread = threading.Thread(
+        target=_produce, args=(items, produced, room, closed), name="prefetch", daemon=True
+    )
     thread.start()
     try:
-        while not isinstance(item := made.get(), ProducerExit):
+        while not isinstance(item := produced.get(), ProducerExit):
             room.release()
             yield item
     finally:
         closed.set()
-        room.release()
+        room.release()  # the thread may be blocked on a full queue
         thread.join()
     if not isinstance(item.error, StopIteration):
         raise item.error
 
 
-def _make(items: Iterator[Any], made: Any, room: threading.Semaphore, closed: threading.Event) -> None:
+def _produce(
+    items: Iterator[T],
+    produced: queue.SimpleQueue[Any],
+    room: threading.Semaphore,
+    closed: threading.Event,
+) -> None:
     try:
         while room.acquire() and not closed.is_set():
-            made.put(next(items))
-    except BaseException as error:  # the end of the items too
-        made.put(ProducerExit(error))
+            produced.put(next(items))
+    except BaseException as error:  # including StopIteration
+        produced.put(ProducerExit(error))
     finally:
         if hasattr(items, "close"):
             items.close()

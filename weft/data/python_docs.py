@@ -1,10 +1,10 @@
-"""Python's own documentation: some hundred thousand characters of English that need no download.
+"""Python's own documentation: several hundred thousand characters of English that need no download.
 
-They are the topics of `help()`, which come with every Python, in alphabetical order. Another version of
-Python has slightly other texts.
+These are the topics of `help()`, which every Python includes, in alphabetical order. The texts differ
+slightly between Python versions.
 
-    PythonDocs()                    to train on
-    PythonDocs(split="valid")       to evaluate with
+    PythonDocs()                    for training
+    PythonDocs(split="valid")       for evaluation
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import overload
 from weft.core.errors import DataError, nearest
 
 SPLITS = ("train", "valid")
-VALID_ONE_IN = 6  # of the topics that may be held out, one in so many is
+VALID_ONE_IN = 6  # one in this many of the topics that may be held out
 
 
 @dataclass(frozen=True)
 class PythonDocs(Sequence[str]):
-    """The topics of one split, by number.
+    """The topics of one split.
 
-    Some topics are parts of others. Only a topic that shares no paragraph with any other may be held out, so
-    nothing that is evaluated was ever trained on. Which of those are is told by a hash of their names.
+    Some topics are contained in others. Only a topic that shares no paragraph with any other may be held out,
+    so the validation split has no text in common with the training split. A hash of the topic's name decides.
 
     Attributes:
       split: "train" or "valid".
@@ -41,9 +41,9 @@ class PythonDocs(Sequence[str]):
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise DataError(
-                f"there is no split {self.split!r}{nearest(self.split, SPLITS)}",
+                f"unknown split {self.split!r}{nearest(self.split, SPLITS)}",
                 rule=f"the splits are {' and '.join(SPLITS)}",
-                hint='PythonDocs() to train on, PythonDocs(split="valid") to evaluate with',
+                hint='PythonDocs() for training, PythonDocs(split="valid") for evaluation',
             ).located(repr(self))
 
     def __len__(self) -> int:
@@ -62,15 +62,15 @@ def _documents() -> dict[str, list[str]]:
     from pydoc_data.topics import topics
 
     count = collections.Counter(part for text in topics.values() for part in paragraphs(text))
-    found: dict[str, list[str]] = {split: [] for split in SPLITS}
+    documents: dict[str, list[str]] = {split: [] for split in SPLITS}
     for name, text in sorted(topics.items()):
         digest = hashlib.sha256(name.encode()).digest()
-        own = all(count[part] == 1 for part in paragraphs(text))
-        held_out = own and int.from_bytes(digest[:8], "big") % VALID_ONE_IN == 0
-        found["valid" if held_out else "train"].append(text)
-    return found
+        unshared = all(count[part] == 1 for part in paragraphs(text))
+        held_out = unshared and int.from_bytes(digest[:8], "big") % VALID_ONE_IN == 0
+        documents["valid" if held_out else "train"].append(text)
+    return documents
 
 
 def paragraphs(text: str) -> set[str]:
-    """The paragraphs of a text; single short lines are none."""
+    """The paragraphs of a text, without those of 40 characters or fewer."""
     return {part.strip() for part in text.split("\n\n") if len(part.strip()) > 40}

@@ -1,16 +1,16 @@
-"""From text files to examples: which files there are, where each line begins, and which lines are no good.
+"""From text files to examples: find the files, index their lines, and skip malformed ones.
 
-A source is a frozen description of files; `open` reads them once, and gives a sequence of examples. Only the
-places of the lines are kept in memory: an example is read from its file when it is asked for. Compressed
-files (`compression.py`) are unpacked into temporary files, which have places too.
+A source is a frozen description of files; `open` scans them once and returns a sequence of examples. Only the
+offsets of the lines are kept in memory: an example is read from its file on demand. Compressed files
+(`compression.py`) are decompressed into temporary files, which can be indexed the same way.
 
-    Parallel("train.*.en", "train.*.fr")      a line of one file and the same line of the other
+    ParallelText("train.*.en", "train.*.fr")  line n of one file and line n of the other
     Tsv("train.tsv.gz")                       two columns of a file
-    PlainText("lines/*.txt")                  a line each; blank lines are left out
-    Documents("books/*.txt")                  a file each
-    Jsonl("train.jsonl", text="story")        a field, or two, of an object in each line
+    PlainText("lines/*.txt")                  one text per line; blank lines are skipped
+    Documents("books/*.txt")                  one text per file
+    Jsonl("train.jsonl", text="story")        one or two fields of the JSON object on each line
 
-A malformed line is left out, counted and reported with its file and number. Above a threshold all is refused.
+A malformed line is skipped, counted and reported with its file and line number. Too many raise an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import mmap
 import os
 import warnings
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
@@ -31,21 +31,24 @@ from weft.core.errors import DataError, DataWarning, nearest
 
 from . import compression
 
-MAX_SHOWN = 5  # so many malformed lines are shown; all are counted
-CHUNK_BYTES = 1 << 24  # bytes searched for line ends at once
+MAX_SHOWN = 5  # malformed lines listed in a message; all are counted
+CHUNK_BYTES = 1 << 24  # searched for line ends at a time
 
 FilePatterns = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class Pair(NamedTuple):
-    """A text and what it should become."""
+    """A source text and its target text, such as a sentence and its translation."""
 
     source: str
     target: str
 
 
+Example = str | tuple[str, str]  # a text, or a pair of texts
+
+
 class MalformedLine(NamedTuple):
-    """A line that is no example, and why."""
+    """A line that is not an example, and the reason."""
 
     file: str
     line: int
@@ -56,18 +59,18 @@ class MalformedLine(NamedTuple):
 
 
 class FileLines(Sequence[bytes]):
-    """The lines of a file, without their ends, read where they are."""
+    """The lines of a file, without line ends, read from the file on demand."""
 
     unit = "lines"
 
     def __init__(self, path: str):
-        self.path, self._bytes = path, _mapped(path)
+        self.path, self._bytes = path, _memory_map(path)
         ends = [
             _line_ends(self._bytes[at : at + CHUNK_BYTES], at)
             for at in range(0, len(self._bytes), CHUNK_BYTES)
         ]
         self._ends = np.concatenate([*ends, np.zeros(0, np.int64)])
-        if len(self._bytes) and self._bytes[-1:] != b"\n":  # the last line may lack its end
+        if len(self._bytes) and self._bytes[-1:] != b"\n":  # the last line may lack its line end
             self._ends = np.append(self._ends, len(self._bytes))
 
     def __len__(self) -> int:
@@ -77,7 +80,7 @@ class FileLines(Sequence[bytes]):
     def __getitem__(self, number: int) -> bytes: ...
     @overload
     def __getitem__(self, number: slice) -> list[bytes]: ...
-    def __getitem__(self, number: int | slice) -> Any:
+    def __getitem__(self, number: int | slice) -> bytes | list[bytes]:
         if isinstance(number, slice):
             return [self[n] for n in range(*number.indices(len(self)))]
         if not 0 <= number < len(self):
@@ -89,16 +92,21 @@ class FileLines(Sequence[bytes]):
 
 
 class FileDocument(FileLines):
-    """A file as one line that is all of it. None stays open: there may be more than a process may open."""
+    """A file as a single line. The file is reopened for each read: a corpus may have more files than a
+    process may keep open."""
 
     unit = "files"
 
     def __init__(self, path: str):
         self.path, self._ends = path, np.zeros(1, np.int64)
-        with compression.open_decompressed(path):  # an error now, not when it is asked for
+        with compression.open_decompressed(path):  # raise now, not when the example is read
             pass
 
-    def __getitem__(self, number: Any) -> Any:
+    @overload
+    def __getitem__(self, number: int) -> bytes: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[bytes]: ...
+    def __getitem__(self, number: int | slice) -> bytes | list[bytes]:
         if isinstance(number, slice):
             return super().__getitem__(number)
         if number:
@@ -107,41 +115,41 @@ class FileDocument(FileLines):
             return file.read().removeprefix(b"\xef\xbb\xbf")
 
 
-def _mapped(path: str) -> Any:
-    """The bytes of a file, read where they are asked for."""
+def _memory_map(path: str) -> bytes | mmap.mmap:
+    """The bytes of a file, read on demand."""
     with compression.open_decompressed(path) as file:
-        empty = os.fstat(file.fileno()).st_size == 0
+        empty = os.fstat(file.fileno()).st_size == 0  # mmap rejects an empty file
         return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _line_ends(chunk: bytes, at: int) -> np.ndarray:
-    return np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + at
+def _line_ends(chunk: bytes, offset: int) -> np.ndarray:
+    return np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + offset
 
 
 def find_files(files: FilePatterns) -> tuple[str, ...]:
-    """The files that names and patterns stand for, those of one pattern in alphabetical order.
+    """The files that paths and glob patterns match; the matches of one pattern are sorted by name.
 
     Args:
       files: a path, a pattern such as `"train.*.gz"`, or several of them.
     """
-    asked = [files] if isinstance(files, str | os.PathLike) else list(files)
+    patterns = [files] if isinstance(files, str | os.PathLike) else list(files)
     found: list[str] = []
     missing: list[str] = []
-    for name in [os.fspath(one) for one in asked]:
+    for name in [os.fspath(one) for one in patterns]:
         matches = [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob.glob(name)))
         found += matches
         missing += [] if matches else [name]
     if missing or not found:
         raise DataError(
-            "no files were named" if not missing else f"no file {', '.join(missing)}",
-            *[f"{name}: {_near(name)}" for name in missing],
-            rule="every path and every pattern stands for at least one file",
-            hint="paths are relative to where the program is started",
+            "no files given" if not missing else f"no such file: {', '.join(missing)}",
+            *[f"{name}: {_nearby(name)}" for name in missing],
+            rule="every path and every pattern must match at least one file",
+            hint="paths are relative to the current directory",
         )
     return tuple(found)
 
 
-def _near(name: str) -> str:
+def _nearby(name: str) -> str:
     if os.path.isdir(name):
         return f"it is a folder; its files are {os.path.join(name, '*')}"
     folder, last = os.path.split(name)
@@ -151,11 +159,11 @@ def _near(name: str) -> str:
     return f"the folder has {len(there)} other files{nearest(last, there)}"
 
 
-# What a line holds: a text, a pair, or a fault
+# Parsing a line into a text or a pair
 
 
 class LineError(Exception):
-    """Why a line is no example."""
+    """Why a line is not an example."""
 
 
 def _text(line: bytes) -> str:
@@ -172,39 +180,39 @@ def _pair(source: str, target: str) -> Pair | None:
     return None if blank else Pair(source, target)
 
 
-LineParser = Callable[[Sequence[bytes]], Any]
+LineParser = Callable[[Sequence[bytes]], Example | None]  # None for a blank line
 
 
 class Examples(Sequence[Any]):
-    """The examples of opened files, by number.
+    """The examples of opened files.
 
     Attributes:
-      malformed: the lines that were left out.
+      malformed: the lines that were skipped.
     """
 
-    def __init__(self, columns: list[list[FileLines]], read: LineParser, threshold: float):
+    def __init__(self, columns: Sequence[Sequence[FileLines]], parse: LineParser, threshold: float):
         """Args:
-        columns: lists of files; the files at one place of each have as many lines.
-        read: from the lines at one place to an example; None: nothing is there.
-        threshold: the part of the lines that may be malformed.
+        columns: lists of files; the n-th files of all lists have the same number of lines.
+        parse: from corresponding lines, one of each list, to an example; None if they are blank.
+        threshold: the fraction of the lines that may be malformed.
         """
-        self._columns, self._read = columns, read
+        self._columns, self._parse = columns, parse
         self.malformed: list[MalformedLine] = []
-        good = array("q")  # file and line, in turn: eight bytes each, as there may be many millions
+        good = array("q")  # alternating file and line, 8 bytes each: there may be many millions
         lines = 0
         for number, parts in enumerate(zip(*columns, strict=True)):
             lines += len(parts[0])
             for at in range(len(parts[0])):
                 try:
-                    found = read([part[at] for part in parts])
-                except LineError as fault:
-                    self.malformed.append(MalformedLine(parts[0].path, at + 1, str(fault)))
+                    example = parse([part[at] for part in parts])
+                except LineError as error:
+                    self.malformed.append(MalformedLine(parts[0].path, at + 1, str(error)))
                 else:
-                    good.extend((number, at) if found is not None else ())
-        self._places = np.asarray(good, np.int64).reshape(-1, 2)
-        self._judge(lines, threshold)
+                    good.extend((number, at) if example is not None else ())
+        self._locations = np.asarray(good, np.int64).reshape(-1, 2)
+        self._check_malformed(lines, threshold)
 
-    def _judge(self, lines: int, threshold: float) -> None:
+    def _check_malformed(self, lines: int, threshold: float) -> None:
         bad = len(self.malformed)
         shown = [str(line) for line in self.malformed[:MAX_SHOWN]]
         shown += [f"and {bad - MAX_SHOWN} more"] if bad > MAX_SHOWN else []
@@ -214,22 +222,22 @@ class Examples(Sequence[Any]):
             raise DataError(
                 fact,
                 *shown,
-                rule=f"at most {threshold:.3g} of the {unit} may be malformed ({most} here)",
-                hint=f"mend the {unit}, or raise malformed=; malformed {unit} are left out",
+                rule=f"at most {100 * threshold:.3g}% of the {unit} may be malformed ({most} here)",
+                hint=f"fix the {unit}, or raise malformed=; malformed {unit} are skipped",
             )
-        if not len(self._places):
+        if not len(self._locations):
             names = [part.path for column in self._columns for part in column]
             raise DataError(
-                "there are no examples",
+                "no examples",
                 f"{lines} {unit}: {', '.join(names[:MAX_SHOWN])}{', …' if len(names) > MAX_SHOWN else ''}",
-                rule=f"there is something to read: {unit} that are not blank",
-                hint="check the files; were they downloaded whole?",
+                rule=f"a source needs at least one non-blank {unit[:-1]}",
+                hint="check the files; are the downloads complete?",
             )
         if bad:
-            warnings.warn("\n  ".join([f"{fact}, and left out", *shown]), DataWarning, stacklevel=5)
+            warnings.warn("\n  ".join([f"{fact} and were skipped", *shown]), DataWarning, stacklevel=5)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     @overload
     def __getitem__(self, number: int) -> Any: ...
@@ -240,13 +248,15 @@ class Examples(Sequence[Any]):
             return [self[n] for n in range(*number.indices(len(self)))]
         if not -len(self) <= number < len(self):
             raise IndexError(number)
-        file, line = map(int, self._places[number])
-        return self._read([column[file][line] for column in self._columns])
+        file, line = map(int, self._locations[number])
+        return self._parse([column[file][line] for column in self._columns])
 
 
-def _opened(source: Any, columns: Callable[[], list[list[FileLines]]], read: LineParser) -> Examples:
+def _open(
+    source: Source, columns: Callable[[], Sequence[Sequence[FileLines]]], parse: LineParser
+) -> Examples:
     try:
-        return Examples(columns(), read, source.malformed)
+        return Examples(columns(), parse, source.malformed)
     except DataError as error:
         raise error.located(repr(source)) from None
 
@@ -260,11 +270,11 @@ def _lines(files: FilePatterns) -> list[FileLines]:
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Two files, or two equally long lists of files, whose lines belong together.
+    """Two files, or two equally long lists of files, whose lines correspond.
 
     Attributes:
       source, target: paths or patterns.
-      malformed: the part of the lines that may be malformed.
+      malformed: the fraction of the lines that may be malformed.
     """
 
     source: FilePatterns
@@ -272,7 +282,7 @@ class ParallelText:
     malformed: float = 0.01
 
     def open(self) -> Examples:
-        return _opened(self, self._columns, lambda lines: _pair(*map(_text, lines)))
+        return _open(self, self._columns, lambda lines: _pair(*map(_text, lines)))
 
     def _columns(self) -> list[list[FileLines]]:
         sources, targets = find_files(self.source), find_files(self.target)
@@ -282,16 +292,16 @@ class ParallelText:
                 f"source: {', '.join(sources[:MAX_SHOWN])}",
                 f"target: {', '.join(targets[:MAX_SHOWN])}",
                 rule="each source file has one target file, in the same order",
-                hint="patterns are sorted by name: name the files alike, or give two lists",
+                hint="matches are sorted by name: use corresponding names, or pass two lists",
             )
         columns = [[FileLines(path) for path in paths] for paths in (sources, targets)]
         unequal = [_unequal(*both) for both in zip(*columns, strict=True) if len(both[0]) != len(both[1])]
         if unequal:
             raise DataError(
-                "source and target files have unequal numbers of lines",
+                "source and target files have different numbers of lines",
                 *unequal,
                 rule="line n of the target is the translation of line n of the source",
-                hint="a line was lost or broken in two, at that line or before it",
+                hint="a line was lost or split in two, at that line or before it",
             )
         return columns
 
@@ -301,18 +311,18 @@ def _unequal(source: FileLines, target: FileLines) -> str:
     text = longer[first].decode(errors="replace")
     return (
         f"{source.path} has {len(source)}, {target.path} has {len(target)}\n"
-        f"the first without a partner is {longer.path}:{first + 1}: {text[:60]!r}"
+        f"the first line without a counterpart is {longer.path}:{first + 1}: {text[:60]!r}"
     )
 
 
 @dataclass(frozen=True)
 class Tsv:
-    """Files with a pair in each line, in columns with tabs between.
+    """Files with one pair per line, in tab-separated columns.
 
     Attributes:
       files: paths or patterns.
-      source, target: the numbers of the columns, from 0.
-      malformed: the part of the lines that may be malformed.
+      source, target: the column numbers, from 0.
+      malformed: the fraction of the lines that may be malformed.
     """
 
     files: FilePatterns
@@ -321,60 +331,60 @@ class Tsv:
     malformed: float = 0.01
 
     def open(self) -> Examples:
-        return _opened(self, lambda: [_lines(self.files)], self._read)
+        return _open(self, lambda: [_lines(self.files)], self._parse)
 
-    def _read(self, lines: Sequence[bytes]) -> Pair | None:
+    def _parse(self, lines: Sequence[bytes]) -> Pair | None:
         text = _text(lines[0])
         columns = text.split("\t")
         needed = max(self.source, self.target) + 1
         if text.strip() and len(columns) < needed:
-            raise LineError(f"{len(columns)} columns, and {needed} are needed")
+            raise LineError(f"expected at least {needed} columns, found {len(columns)}")
         return _pair(columns[self.source], columns[self.target]) if text.strip() else None
 
 
 @dataclass(frozen=True)
 class PlainText:
-    """Files with one text in each line, for language models.
+    """Files with one text per line, for language models.
 
     Attributes:
       files: paths or patterns.
-      malformed: the part of the lines that may be malformed.
+      malformed: the fraction of the lines that may be malformed.
     """
 
     files: FilePatterns
     malformed: float = 0.01
 
     def open(self) -> Examples:
-        return _opened(self, lambda: [_lines(self.files)], lambda lines: _text(lines[0]).strip() or None)
+        return _open(self, lambda: [_lines(self.files)], lambda lines: _text(lines[0]).strip() or None)
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Files that are one text each, for language models.
+    """Files with one text each, for language models.
 
     Attributes:
       files: paths or patterns.
-      malformed: the part of the files that may be malformed.
+      malformed: the fraction of the files that may be malformed.
     """
 
     files: FilePatterns
     malformed: float = 0.01
 
     def open(self) -> Examples:
-        return _opened(self, self._columns, lambda lines: _text(lines[0]) if lines[0].strip() else None)
+        return _open(self, self._columns, lambda lines: _text(lines[0]) if lines[0].strip() else None)
 
-    def _columns(self) -> list[list[FileLines]]:
+    def _columns(self) -> list[list[FileDocument]]:
         return [[FileDocument(path) for path in find_files(self.files)]]
 
 
 @dataclass(frozen=True)
 class Jsonl:
-    """Files with a JSON object in each line.
+    """Files with one JSON object per line.
 
     Attributes:
       files: paths or patterns.
-      text: the field with the text; if `source` and `target` are given, these are the fields of a pair.
-      malformed: the part of the lines that may be malformed.
+      text: the field with the text. Instead, `source` and `target` name the two fields of a pair.
+      malformed: the fraction of the lines that may be malformed.
     """
 
     files: FilePatterns
@@ -387,43 +397,46 @@ class Jsonl:
         if (self.source is None) != (self.target is None):
             raise DataError(
                 f"source={self.source!r}, but target={self.target!r}",
-                rule="a pair has both; a single text has neither",
+                rule="a pair needs both fields; a single text needs neither",
                 hint='Jsonl(files, source="en", target="fr"), or Jsonl(files, text="text")',
             ).located(repr(self))
-        return _opened(self, lambda: [_lines(self.files)], self._read)
+        return _open(self, lambda: [_lines(self.files)], self._parse)
 
-    def _read(self, lines: Sequence[bytes]) -> Pair | str | None:
+    def _parse(self, lines: Sequence[bytes]) -> Example | None:
         line = _text(lines[0])
         if not line.strip():
             return None
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise LineError(f"not JSON: {error}") from None
-        if not isinstance(found, dict):
-            raise LineError(f"not an object, but a {type(found).__name__}")
+        if not isinstance(record, dict):
+            raise LineError(f"not a JSON object but a {type(record).__name__}")
         if self.source is not None and self.target is not None:
-            return _pair(_field(found, self.source), _field(found, self.target))
-        text = _field(found, self.text)
+            return _pair(_field(record, self.source), _field(record, self.target))
+        text = _field(record, self.text)
         if not text.strip():
             raise LineError(f"{self.text!r} is blank")
         return text
 
 
-def _field(found: dict[str, Any], name: str) -> str:
-    if name not in found:
-        raise LineError(f"no field {name!r}{nearest(name, found)}")
-    if not isinstance(found[name], str):
-        raise LineError(f"{name!r} is not a text, but a {type(found[name]).__name__}")
+Source = ParallelText | Tsv | PlainText | Documents | Jsonl
+
+
+def _field(record: dict[str, Any], name: str) -> str:
+    if name not in record:
+        raise LineError(f"no field {name!r}{nearest(name, record)}")
+    if not isinstance(record[name], str):
+        raise LineError(f"{name!r} is not a string but a {type(record[name]).__name__}")
     try:
-        found[name].encode()
-    except UnicodeEncodeError as error:  # JSON can write half of a character, "\\ud83d"
-        raise LineError(f"{name!r} has half a character, {found[name][error.start]!a}") from None
-    return found[name]
+        record[name].encode()
+    except UnicodeEncodeError as error:  # JSON can escape a lone surrogate, "\\ud83d"
+        raise LineError(f"{name!r} contains a lone surrogate, {record[name][error.start]!a}") from None
+    return record[name]
 
 
-def iter_texts(examples: Iterable[Any]) -> Iterable[str]:
-    """All texts of examples, both of each pair: what a tokenizer is trained on."""
+def iter_texts(examples: Iterable[Example]) -> Iterator[str]:
+    """Iterate over all texts of examples, both texts of each pair, for example to train a tokenizer."""
     for example in examples:
         if isinstance(example, str):
             yield example

@@ -1,13 +1,13 @@
 """From text to token ids and back.
 
-A tokenizer has `encode(text)`, `decode(ids)`, and the numbers `vocab` (how many ids there are), `pad` and
-`end`. `encode` gives the ids of the text alone; whoever makes rows of them adds `end`. `decode` stops there.
-One that has `encode_all(texts)` too, an array of all ids in which each text has its end, does so in one go.
-What a decoder reads before a text is the id 0, or the tokenizer's `start` if it has one, as those of models
-from elsewhere do.
+A tokenizer has `encode(text)` and `decode(ids)`, and the integers `vocab` (the number of ids), `pad` and
+`end`. `encode` returns the ids of the text alone; the code that builds rows appends `end`, and `decode` stops
+there. A tokenizer may also have `encode_all(texts)`, which encodes many texts into one array with `end` after
+each. A decoder reads id 0 before a text, or the tokenizer's `start` if it has one, as tokenizers of imported
+models do.
 
-No model gets an id that it has no row for: `check_vocab` compares a tokenizer with a model, once, and all ids
-that become batches are compared with their tokenizer (`check_ids`).
+A model never receives an id for which its embedding has no row: `check_vocab` compares a tokenizer with a
+model once, and `check_ids` compares the ids of every batch with their tokenizer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODEL_TYPES = ("unigram", "bpe", "char", "word")
 
 
 class Tokenizer(Protocol):
-    """What both kinds can do."""
+    """The interface of a tokenizer."""
 
     @property
     def vocab(self) -> int: ...
@@ -46,11 +46,12 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """Each byte of UTF-8 is a token; there is nothing to train. The ids: 0 padding, 1 end, 2 unknown, bytes.
+    """Each UTF-8 byte is a token; there is no training. The ids: 0 padding, 1 end, 2 unknown, then the
+    bytes.
 
-    >>> Bytes().encode("né")
+    >>> ByteTokenizer().encode("né")
     [113, 198, 172]
-    >>> Bytes().decode([113, 198, 172, 1, 0, 0])
+    >>> ByteTokenizer().decode([113, 198, 172, 1, 0, 0])
     'né'
     """
 
@@ -63,28 +64,29 @@ class ByteTokenizer:
         return [byte + 3 for byte in text.encode()]
 
     def encode_all(self, texts: Sequence[str]) -> np.ndarray:
-        # No UTF-8 has the byte 0xff: it marks the ends until they get their id.
+        # The byte 0xff never occurs in UTF-8: it marks the ends until they get their id.
         bytes = np.frombuffer(b"".join([text.encode() + b"\xff" for text in texts]), np.uint8)
         return np.where(bytes == 0xFF, self.end, bytes + np.uint16(3)).astype(np.uint16)
 
     def decode(self, ids: Iterable[int]) -> str:
-        # No UTF-8 has the byte 0xff: an unknown token becomes a replacement character.
-        kept = _until_end(ids, self.end, self.pad)
-        return bytes(id - 3 if 3 <= id < self.vocab else 0xFF for id in kept).decode(errors="replace")
+        # The byte 0xff never occurs in UTF-8: an unknown token becomes a replacement character.
+        text = _until_end(ids, self.end, self.pad)
+        return bytes(id - 3 if 3 <= id < self.vocab else 0xFF for id in text).decode(errors="replace")
 
 
 def _until_end(ids: Iterable[int], end: int, pad: int) -> list[int]:
-    kept: list[int] = []
+    """The ids before the end token, without padding."""
+    before: list[int] = []
     for id in map(int, ids):
         if id == end:
             break
-        kept += [id] if id != pad else []
-    return kept
+        before += [id] if id != pad else []
+    return before
 
 
 @dataclass(frozen=True)
 class SentencePiece:
-    """A trained SentencePiece model, loaded from its file when it is first used."""
+    """A trained SentencePiece model, loaded from its file on first use."""
 
     path: str
 
@@ -97,28 +99,28 @@ class SentencePiece:
         kind: str = "unigram",
         byte_fallback: bool = True,
         normalization: str = "nmt_nfkc",
-        **options: Any,
+        **options: str | int | float | bool,
     ) -> SentencePiece:
-        """Train a model and store it. The ids: 0 padding, 1 end, 2 unknown, pieces.
+        """Train a model and save it. The ids are 0 padding, 1 end, 2 unknown, then the pieces.
 
         Args:
-          texts: what it learns from.
-          path: where it is stored.
-          vocab: how many ids it has.
+          texts: the training texts.
+          path: where to save the model.
+          vocab: the number of ids.
           kind: "unigram", "bpe", "char" or "word".
-          byte_fallback: a character without a piece becomes its bytes; otherwise it is unknown.
-          normalization: "nmt_nfkc", "nfkc" or "identity": with the last, every text comes back as it was.
-          options: more for SentencePiece's own trainer.
+          byte_fallback: encode a character without a piece as its bytes instead of as unknown.
+          normalization: "nmt_nfkc", "nfkc" or "identity"; "identity" makes decoding lossless.
+          options: further options for SentencePiece's trainer.
         """
         import sentencepiece
 
-        asked = f"SentencePiece.train(vocab={vocab}, kind={kind!r}, byte_fallback={byte_fallback})"
+        call = f"SentencePiece.train(vocab={vocab}, kind={kind!r}, byte_fallback={byte_fallback})"
         if kind not in MODEL_TYPES:
             raise DataError(
-                f"there is no SentencePiece model of the kind {kind!r}",
+                f"unknown kind of SentencePiece model: {kind!r}",
                 rule=f"the kinds are {', '.join(MODEL_TYPES)}",
-                hint='kind="unigram" is the usual one',
-            ).located(asked)
+                hint='kind="unigram" is the usual choice',
+            ).located(call)
         model = io.BytesIO()
         settings: dict[str, Any] = {
             "vocab_size": vocab,
@@ -130,16 +132,16 @@ class SentencePiece:
             "eos_id": 1,
             "unk_id": 2,
             "bos_id": -1,
-            "num_threads": 1,  # with more, sums are in another order: another model
+            "num_threads": 1,  # with more, sums are reordered and the model is not reproducible
             "minloglevel": 2,
-            "max_sentence_length": 1 << 30,  # its own, 4192 bytes, silently leaves longer texts out
+            "max_sentence_length": 1 << 30,  # the default, 4192 bytes, silently drops longer texts
         }
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(texts), model_writer=model, **(settings | options)
             )
         except (RuntimeError, OSError, ValueError) as error:
-            raise _training_failed(str(error)).located(asked) from None
+            raise _training_failed(str(error)).located(call) from None
         with atomic_write(Path(path)) as draft:
             draft.write_bytes(model.getvalue())
         return SentencePiece(os.fspath(path))
@@ -150,7 +152,7 @@ class SentencePiece:
 
         if not os.path.isfile(self.path):
             raise DataError(
-                f"no file {self.path}",
+                f"no such file: {self.path}",
                 rule="a SentencePiece model is loaded from its file",
                 hint="train one with SentencePiece.train(texts, path, vocab=...)",
             ).located(repr(self))
@@ -158,16 +160,16 @@ class SentencePiece:
             model = sentencepiece.SentencePieceProcessor(model_file=self.path)
         except (RuntimeError, OSError) as error:
             raise DataError(
-                f"{self.path} is no SentencePiece model",
+                f"{self.path} is not a SentencePiece model",
                 str(error).splitlines()[0],
-                rule="the file is one that SentencePiece has stored",
-                hint="the model is the file that ends in .model, not the one in .vocab",
+                rule="the file must be a model saved by SentencePiece",
+                hint="the model is the .model file, not the .vocab file",
             ).located(repr(self)) from None
         if model.eos_id() < 0:
             raise DataError(
-                f"{self.path} has no token for the end of a text",
-                rule="a model learns where a text ends from that token",
-                hint="train it with an eos_id; SentencePiece.train does",
+                f"{self.path} has no end-of-text token",
+                rule="a model learns from that token where a text ends",
+                hint="train it with an eos_id, as SentencePiece.train does",
             ).located(repr(self))
         return model
 
@@ -176,12 +178,12 @@ class SentencePiece:
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`, as the model itself says."""
+        """The kind of model, one of `MODEL_TYPES`, as recorded in the model."""
         from sentencepiece import sentencepiece_model_pb2
 
-        proto: Any = sentencepiece_model_pb2  # its classes are made when it is imported
-        stored = proto.ModelProto.FromString(self._model.serialized_model_proto()).trainer_spec
-        return proto.TrainerSpec.ModelType.Name(stored.model_type).lower()
+        proto: Any = sentencepiece_model_pb2  # its classes are created at import time
+        spec = proto.ModelProto.FromString(self._model.serialized_model_proto()).trainer_spec
+        return proto.TrainerSpec.ModelType.Name(spec.model_type).lower()
 
     @property
     def vocab(self) -> int:
@@ -189,7 +191,7 @@ class SentencePiece:
 
     @property
     def pad(self) -> int:
-        """0 in a model without padding: what is at padding never counts."""
+        """The padding token; 0 in a model without one, which is safe because padding never counts."""
         return max(self._model.pad_id(), 0)
 
     @property
@@ -208,86 +210,86 @@ class SentencePiece:
         return np.fromiter(itertools.chain.from_iterable(lists), np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        kept = _until_end(ids, self.end, self._model.pad_id())
-        # A model may have more rows than there are pieces.
-        return self._model.decode([id if id < self.vocab else self.unknown for id in kept])
+        text = _until_end(ids, self.end, self._model.pad_id())
+        # The model's embedding may have more rows than the tokenizer has pieces.
+        return self._model.decode([id if id < self.vocab else self.unknown for id in text])
 
 
-def _training_failed(said: str) -> DataError:
-    most = re.search(r"<= (\d+)", said)
-    small = "Vocabulary size is smaller" in said or "smaller than required_chars" in said
-    hint = "give more text, or another vocab"
-    if most and "too high" in said:
-        hint = f"vocab={most[1]} is the most that this text gives; or give more text"
+def _training_failed(message: str) -> DataError:
+    most = re.search(r"<= (\d+)", message)
+    small = "Vocabulary size is smaller" in message or "smaller than required_chars" in message
+    hint = "provide more text, or change vocab"
+    if most and "too high" in message:
+        hint = f"vocab={most[1]} is the maximum for this text; or provide more text"
     elif small:
-        hint = "a larger vocab; byte_fallback takes 256 of it"
+        hint = "increase vocab; byte_fallback takes 256 of it"
     return DataError(
-        "SentencePiece could not be trained",
-        f"it says: {said.strip().splitlines()[-1] if said.strip() else 'nothing'}",
-        rule="the text has as many different pieces as vocab asks for, and vocab has room for its characters",
+        "SentencePiece training failed",
+        f"SentencePiece: {message.strip().splitlines()[-1] if message.strip() else 'no message'}",
+        rule="the text needs at least vocab different pieces, and vocab needs room for its characters",
         hint=hint,
     )
 
 
 def encode_all(texts: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
-    """The ids of all texts in one array, each text with its end.
+    """Encode texts into one array, with the end token after each text.
 
-    >>> encode_all(["ab", "c"], Bytes())
+    >>> encode_all(["ab", "c"], ByteTokenizer())
     array([100, 101,   1, 102,   1], dtype=uint16)
     """
-    own = getattr(tokenizer, "encode_all", None)
-    if own is not None:
-        return own(texts)
+    method = getattr(tokenizer, "encode_all", None)
+    if method is not None:
+        return method(texts)
     lists = ([*tokenizer.encode(text), tokenizer.end] for text in texts)
     return np.fromiter(itertools.chain.from_iterable(lists), np.int64)
 
 
 def start_id(tokenizer: Tokenizer) -> int:
-    """The id that a decoder reads before a text.
+    """The token that a decoder reads before a text.
 
-    >>> start(Bytes())
+    >>> start_id(ByteTokenizer())
     0
     """
     return getattr(tokenizer, "start", START_TOKEN)
 
 
 def decode_continuation(before: Sequence[int], ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """The text of ids as it follows that of others: SentencePiece drops the space that a text begins with.
+    """Decode ids as the continuation of others: SentencePiece drops the space at the start of a text.
 
-    >>> text_after(Bytes().encode("the"), Bytes().encode(" class"), Bytes())
+    >>> decode_continuation(ByteTokenizer().encode("the"), ByteTokenizer().encode(" class"), ByteTokenizer())
     ' class'
     """
-    before = [id for id in before if id != tokenizer.end]  # decode stops at one
+    before = [id for id in before if id != tokenizer.end]  # decode stops at the end token
     return tokenizer.decode([*before, *ids])[len(tokenizer.decode(before)) :]
 
 
 def check_ids(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """The same ids, or an error if one is none of the tokenizer's."""
+    """Return the ids unchanged, or raise an error if one is outside the tokenizer's vocabulary."""
     if ids.size and (ids.min() < 0 or ids.max() >= tokenizer.vocab):
         wrong = np.unique(ids[(ids < 0) | (ids >= tokenizer.vocab)])
         raise DataError(
-            f"{', '.join(map(str, wrong[:5]))}: not among the tokenizer's ids",
-            f"{tokenizer!r} has vocab={tokenizer.vocab}: its ids are from 0 to {tokenizer.vocab - 1}",
-            rule="every id is below the vocab of its tokenizer, and of its model",
-            hint="take the tokenizer that an array was made with; its vocab counts all ids",
+            f"token ids outside the tokenizer's vocabulary: {', '.join(map(str, wrong[:5]))}",
+            f"{tokenizer!r} has vocab={tokenizer.vocab}: its ids run from 0 to {tokenizer.vocab - 1}",
+            rule="every id must be below the vocab of its tokenizer and of its model",
+            hint="use the tokenizer that produced the array; its vocab must count all ids",
         )
     return ids
 
 
 def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
-    """Refuse a model whose vocabulary is too small for a tokenizer.
+    """Raise an error if a model's vocabulary is too small for a tokenizer.
 
-    >>> check_vocab(Bytes(), 259)
+    >>> check_vocab(ByteTokenizer(), 259)
     """
-    asked = f"check_vocab({tokenizer!r}, {vocab})"
+    call = f"check_vocab({tokenizer!r}, {vocab})"
     try:
         check_ids(np.array([tokenizer.pad, tokenizer.end, start_id(tokenizer)]), tokenizer)
     except DataError as error:
-        raise error.located(asked) from None
+        raise error.located(call) from None
     if tokenizer.vocab > vocab:
         raise ModelError(
-            f"the tokenizer has {tokenizer.vocab} ids, the model {vocab}",
-            f"ids from {vocab} to {tokenizer.vocab - 1} of {tokenizer!r} have no row in the embedding",
-            rule="a model's vocab is at least its tokenizer's; more is allowed",
-            hint=f"Config(vocab={tokenizer.vocab}), or the tokenizer that the model was trained with",
-        ).located(asked)
+            f"the tokenizer has {tokenizer.vocab} ids, but the model has {vocab}",
+            f"ids {vocab} to {tokenizer.vocab - 1} of {tokenizer!r} have no row in the embedding",
+            rule="a model's vocab must be at least its tokenizer's; it may be larger",
+            hint=f"Config(vocab={tokenizer.vocab}), or use the tokenizer that the model was trained with",
+        ).located(call)

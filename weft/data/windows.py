@@ -1,19 +1,20 @@
-"""Rows out of one long text, for language models: nothing is cut off, and no place is empty.
+"""Token windows for language models: rows sliced out of one long token sequence, with no waste.
 
-All texts are one sequence of tokens, each text with its end behind it (see `corpus`). It is tiled with
-windows of `length` tokens; a row is one of them. A row's targets are its tokens; what the model reads is each
-one's predecessor in the sequence, and 0 (or the tokenizer's start) where a text begins, as in any row:
+All texts form one sequence of tokens, with an end token after each text (see `corpus`). The sequence is tiled
+with windows of `length` tokens; each row is a window. A row's targets are its tokens. The model reads each
+target's predecessor in the sequence, or 0 (or the tokenizer's start token) at the start of a text, as in any
+other row:
 
-    the sequence    7 8 1 5 6 9 2 1        two texts, each with its end (1)
+    sequence        7 8 1 5 6 9 2 1        two texts, each with its end token (1)
     targets         7 8 1 5 | 6 9 2 1      two windows of four
     tokens          0 7 8 0 | 5 6 9 2
 
-The sequence is a ring: the first text follows upon the last. Each epoch's tiling begins at another token of
-it, drawn from the seed, and each token is a target exactly once. What the last window has too many counts
-nothing (weight 0). To evaluate, take `shuffle=False, epochs=1`: the tiling begins at the first token.
+The sequence is circular: the first text follows the last. The tiling of each epoch starts at a different
+token, drawn from the seed, and each token is a target exactly once per epoch. The surplus positions of the
+last window have weight 0. For evaluation use `shuffle=False, epochs=1`: the tiling starts at the first token.
 
-    Windows(PythonDocs(), Bytes(), rows=16, length=128)
-    Windows(PythonDocs("valid"), Bytes(), rows=16, length=128, shuffle=False, epochs=1)
+    TokenWindows(PythonDocs(), ByteTokenizer(), rows=16, length=128)
+    TokenWindows(PythonDocs("valid"), ByteTokenizer(), rows=16, length=128, shuffle=False, epochs=1)
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from .tokenizers import check_ids, start_id
 
 @dataclass(frozen=True)
 class TokenWindows(BatchStream):
-    """Batches of windows, from any position on; positions count windows. See `BatchStream` for all settings.
+    """A stream of batches of windows; positions count windows. See `BatchStream` for the other settings.
 
     Attributes:
-      examples: texts; or all tokens in one array, as `tokenize` makes it.
-      length: the tokens of a window.
+      examples: texts, or all tokens in one array, as returned by `tokenize`.
+      length: tokens per window.
 
-    >>> from weft.data import Bytes
-    >>> windows = Windows(["abc", "de"], Bytes(), rows=2, length=4, shuffle=False, epochs=1)
+    >>> from weft.data import ByteTokenizer
+    >>> windows = TokenWindows(["abc", "de"], ByteTokenizer(), rows=2, length=4, shuffle=False, epochs=1)
     >>> batch, position = windows.step(0)
     >>> batch.tokens
     i32[batch=2, length=4]
@@ -60,8 +61,8 @@ class TokenWindows(BatchStream):
         yield (
             isinstance(given, np.ndarray) and (given.ndim != 1 or given.dtype.kind not in "iu"),
             f"the tokens are {getattr(given, 'dtype', '')}{list(getattr(given, 'shape', ()))}",
-            "an array of tokens is one long row of whole numbers",
-            "tokenize(texts, tokenizer) makes it",
+            "an array of tokens has one dimension and an integer dtype",
+            "tokenize(texts, tokenizer) returns one",
         )
 
     @functools.cached_property
@@ -78,16 +79,16 @@ class TokenWindows(BatchStream):
     def size(self) -> int:
         return -(-len(self.sequence) // self.length)
 
-    def make(self, position: int, first: int, last: int) -> HostRows:
-        numbers = range(position, self._until(position + self.rows))
+    def make_rows(self, position: int, first: int, last: int) -> HostRows:
+        numbers = range(position, self._clip(position + self.rows))
         own = numbers[first:last]
-        shifts = {epoch: self._shift(epoch) for epoch in {number // self.size for number in own}}
-        starts = np.array([self.index(number) * self.length for number in own], np.int64)  # in the tiling
-        begins = starts + np.array([shifts[number // self.size] for number in own], np.int64)
+        offsets = {epoch: self._offset(epoch) for epoch in {number // self.size for number in own}}
+        starts = np.array([self.index(number) * self.length for number in own], np.int64)  # within the tiling
+        begins = starts + np.array([offsets[number // self.size] for number in own], np.int64)
         tokens, targets = np.full((2, last - first, self.length), self.tokenizer.pad, np.int32)
         weights = np.zeros((last - first, self.length), np.float32)
         if len(own):
-            where = begins[:, None] + np.arange(-1, self.length)  # one more: the first one's predecessor
+            where = begins[:, None] + np.arange(-1, self.length)  # from -1: the first target's predecessor
             ids = np.asarray(self.sequence.take(where, mode="wrap"), np.int32)
             counted = starts[:, None] + np.arange(self.length) < len(self.sequence)
             read = np.where(ids[:, :-1] == self.tokenizer.end, start_id(self.tokenizer), ids[:, :-1])
@@ -96,6 +97,6 @@ class TokenWindows(BatchStream):
             weights[: len(own)] = counted
         return HostRows({"tokens": tokens, "targets": targets, "weights": weights}, numbers.stop)
 
-    def _shift(self, epoch: int) -> int:
-        """The token at which an epoch's tiling begins."""
-        return self.order.drawn(epoch, below=len(self.sequence))
+    def _offset(self, epoch: int) -> int:
+        """The token at which an epoch's tiling starts."""
+        return self.order.random_offset(epoch, below=len(self.sequence))

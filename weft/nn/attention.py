@@ -16,8 +16,9 @@ import equinox as eqx
 import jax.numpy as jnp
 
 import weft as wf
+from weft.core.describe import describe
 from weft.core.errors import DimError
-from weft.core.tensor import Tensor, describe
+from weft.core.tensor import Tensor
 
 from .linear import Linear, check_features
 from .module import Module, Normal, fan_in

@@ -10,7 +10,7 @@ import jax
 import weft as wf
 from weft.core import context
 from weft.core.errors import ShapeError
-from weft.core.forms import as_slice
+from weft.core.operands import as_slice
 from weft.core.tensor import Tensor, is_tensor
 
 
@@ -43,7 +43,7 @@ def chunked(f: Callable[..., Any], args: Any, dim: str, pieces: int) -> Any:
 
     def of_piece(number: Tensor, *one: Tensor) -> Any:
         # Draws inside go by the place in the whole, as in a pipeline: else all pieces would drop the same.
-        with context.require().dealing(inner, piece, as_slice(number)._array):
+        with context.require().part_of_dim(inner, piece, as_slice(number)._array):
             return f(*one)
 
     def step(_: None, one: tuple[Tensor, ...]) -> tuple[None, Any]:

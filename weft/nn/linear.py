@@ -7,9 +7,10 @@ from typing import Any
 import equinox as eqx
 
 import weft as wf
+from weft.core.describe import describe
 from weft.core.dims import as_dims, format_dims
 from weft.core.errors import DimError, TensorTypeError, nearest
-from weft.core.tensor import Tensor, describe
+from weft.core.tensor import Tensor
 
 from .module import Initializer, Module, Normal, declare, fan_in, zeros
 

@@ -1,4 +1,4 @@
-"""Control flow: JAX's own while and cond over named tensors; one traced body each."""
+"""Control flow over named tensors: `lax.while_loop`, `lax.fori_loop` and `lax.cond`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from ..core import collectives, context
 from ..core.boundary import (
@@ -21,113 +22,129 @@ from ..core.boundary import (
     rebuild_leaf,
     strip_weak_type,
 )
+from ..core.describe import describe
 from ..core.errors import ProgramError, TensorTypeError
-from ..core.forms import as_slice, materialize, slice_tensor
 from ..core.op import op
-from ..core.tensor import Tensor, describe
+from ..core.operands import as_slice, slice_tensor
+from ..core.reshard import materialize
+from ..core.tensor import Tensor
+from ..core.types import PyTree
 
-# while, for, cond
 
-
-def _predicate(p: Any, what: str) -> Any:
-    """A truth value that is the same on all devices: one that varies would hang the collectives."""
-    if isinstance(p, Tensor):
-        p = as_slice(p)
-        if p.dims or p.dtype != jnp.bool_:
+def _predicate(predicate: Tensor | ArrayLike, op_name: str) -> jax.Array:
+    """A boolean scalar that is replicated. If it varied, devices would disagree on which collectives run."""
+    if isinstance(predicate, Tensor):
+        t = as_slice(predicate)
+        if t.dims or t.dtype != jnp.bool_:
             raise ProgramError(
-                f"the predicate of {what} is {describe(p)}",
-                rule="a predicate is one truth value, the same on all devices",
+                f"the predicate of {op_name} is {describe(t)}",
+                rule="a predicate is a boolean scalar, the same on all devices",
                 hint="reduce it: wf.any(x) or wf.all(x)",
             )
-        return materialize(p)._array
-    array = jnp.asarray(p)
+        return materialize(t)._array
+    array = jnp.asarray(predicate)
     axes = collectives.varying_axes(array)
     if array.shape or array.dtype != jnp.bool_ or axes:
         raise ProgramError(
-            f"the predicate of {what} is a raw {array.dtype} array of shape {array.shape}"
+            f"the predicate of {op_name} is a raw {array.dtype} array of shape {array.shape}"
             + (f" that differs between devices along {', '.join(sorted(axes))}" if axes else ""),
-            rule="a predicate is one truth value, the same on all devices",
-            hint="make it of tensors: wf.any(x) or wf.all(x)",
+            rule="a predicate is a boolean scalar, the same on all devices",
+            hint="compute it from tensors: wf.any(x) or wf.all(x)",
         )
     return array
 
 
 @op(functions=True)
-def while_loop(condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
-    """`carry = body(carry)` while `condition(carry)`; has no reverse-mode derivative, as in JAX.
+def while_loop(
+    condition: Callable[[PyTree], Tensor], body: Callable[[PyTree], PyTree], carry: PyTree
+) -> PyTree:
+    """Repeat `carry = body(carry)` while `condition(carry)`. As in JAX, it has no reverse-mode derivative.
 
     >>> import weft as wf
     >>> wf.while_loop(lambda n: n < 10, lambda n: n * 2, wf.tensor(1, ()))
     i32[] 16
     """
-    return _loop(carry, lambda run, arrays: lax.while_loop(run["go"], run["step"], arrays), condition, body)
+    return _loop(carry, lax.while_loop, condition, body)
 
 
 @op(functions=True)
-def fori_loop(low: Any, high: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:
-    """`carry = body(n, carry)` for n from low up to, not including, high.
+def fori_loop(
+    low: int | Tensor, high: int | Tensor, body: Callable[[Tensor, PyTree], PyTree], carry: PyTree
+) -> PyTree:
+    """Repeat `carry = body(n, carry)` for n in [low, high).
 
     >>> import weft as wf
     >>> wf.fori_loop(0, 4, lambda n, total: total + n, wf.tensor(0, ()))
     i32[] 6
     """
-    low, high = map(_bound, (low, high))
+    first, end = _bound(low), _bound(high)
     return _loop(
         carry,
-        lambda run, arrays: lax.fori_loop(low, high, lambda n, c: run["step"](c, n), arrays),
+        lambda _, step, arrays: lax.fori_loop(first, end, lambda n, c: step(c, n), arrays),
         None,
         lambda carry, n: body(slice_tensor(n, ()), carry),
     )
 
 
-def _bound(given: Any) -> Any:
-    """A whole number that a loop counts from, or up to."""
-    n = materialize(as_slice(given))._array if isinstance(given, Tensor) else given
+def _bound(bound: int | Tensor | jax.Array) -> int | jax.Array:
+    """Check a bound of a loop: an integer, or a scalar of an integer dtype."""
+    n: Any = materialize(as_slice(bound))._array if isinstance(bound, Tensor) else bound
     is_array = hasattr(n, "dtype")
-    is_whole = is_array and not n.shape and jnp.issubdtype(n.dtype, jnp.integer)
-    if is_whole or (isinstance(n, int) and not isinstance(n, bool)):
+    is_integer = is_array and not n.shape and jnp.issubdtype(n.dtype, jnp.integer)
+    if is_integer or (isinstance(n, int) and not isinstance(n, bool)):
         return n
-    array = f"an array of {n.dtype}, shape {n.shape}" if is_array else repr(given)
+    array = f"an array of {n.dtype}, shape {n.shape}" if is_array else repr(bound)
     raise TensorTypeError(
-        f"a bound of fori_loop is {describe(given) if isinstance(given, Tensor) else array}",
-        rule="a loop counts from one whole number up to another",
+        f"a bound of fori_loop is {describe(bound) if isinstance(bound, Tensor) else array}",
+        rule="the bounds of a loop are integers",
         hint="fori_loop(0, 10, body, carry)",
     )
 
 
-def _loop(carry: Any, start: Any, condition: Any, body: Any) -> Any:
+def _loop(
+    carry: PyTree,
+    run: Callable[..., list[jax.Array]],
+    condition: Callable[[PyTree], Tensor] | None,
+    body: Callable[..., PyTree],
+) -> PyTree:
+    """Run a loop over the arrays of a carry: `run(go, step, arrays)` calls JAX's loop."""
     program = context.require()
     leaves, tree = flatten(carry)
     leaves = [materialize(c) if isinstance(c, Tensor) else numbers_as_tensors(c) for c in leaves]
-    leaves = [strip_weak_type(c) for c in leaves]
-    forms = [LeafSpec.of(c) for c in leaves]
+    leaves = [strip_weak_type(c) for c in leaves]  # a carry cannot keep a weak type
+    specs = [LeafSpec.of(c) for c in leaves]
 
-    def rebuilt(arrays: list[Any]) -> Any:
-        return jax.tree.unflatten(tree, [rebuild_leaf(f, a) for f, a in zip(forms, arrays, strict=True)])
+    def rebuild(arrays: list[jax.Array]) -> PyTree:
+        return jax.tree.unflatten(tree, [rebuild_leaf(s, a) for s, a in zip(specs, arrays, strict=True)])
 
-    def go(arrays: list[Any]) -> Any:
+    def go(arrays: list[jax.Array]) -> jax.Array:
+        assert condition is not None
         with program.frame():
-            return _predicate(condition(rebuilt(arrays)), "while_loop")
+            return _predicate(condition(rebuild(arrays)), "while_loop")
 
-    def step(arrays: list[Any], *more: Any) -> list[Any]:
+    def step(arrays: list[jax.Array], *n: jax.Array) -> list[jax.Array]:
         with program.frame():
-            out, out_tree = flatten(body(rebuilt(arrays), *more))
+            out, out_tree = flatten(body(rebuild(arrays), *n))
             if out_tree != tree:
                 raise ProgramError(
                     f"the carry becomes {format_treedef(out_tree)} and was {format_treedef(tree)}",
-                    rule="the body of a loop returns a carry with the same structure of tensors (*)",
+                    rule="the body of a loop returns a carry with the same tree structure (* is a leaf)",
                     hint="return the same structure",
                 )
-            new = [leaf_array(match_spec(c, f, "a carry")) for c, f in zip(out, forms, strict=True)]
+            new = [leaf_array(match_spec(c, s, "a carry")) for c, s in zip(out, specs, strict=True)]
             return [check_carry_dtype(n, a, "a carry") for n, a in zip(new, arrays, strict=True)]
 
-    last = start({"go": go, "step": step}, [leaf_array(c) for c in leaves])
-    return rebuilt(last)
+    return rebuild(run(go, step, [leaf_array(c) for c in leaves]))
 
 
 @op(functions=True)
-def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any) -> Any:
-    """`true_fn(*operands)` or `false_fn(*operands)`, whichever the predicate says; one of them runs.
+def cond(
+    predicate: Tensor | ArrayLike,
+    true_fn: Callable[..., PyTree],
+    false_fn: Callable[..., PyTree],
+    *operands: PyTree,
+) -> PyTree:
+    """`true_fn(*operands)` if the predicate is true, else `false_fn(*operands)`. Only one of them runs.
 
     >>> import weft as wf
     >>> x = wf.ones("a=2")
@@ -136,31 +153,32 @@ def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., An
     """
     program = context.require()
     leaves, tree = flatten(operands)
-    forms = [LeafSpec.of(c) for c in leaves]
-    results: list[Any] = []
+    specs = [LeafSpec.of(c) for c in leaves]
+    results: list[Any] = []  # structure, specs and dtypes of true_fn's results, which JAX traces first
 
-    def branch(fn: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
-        def run(arrays: list[Any]) -> list[Any]:
-            # Inside a vmap, and from stage to stage of a pipeline, places take different branches: what is
-            # sent is sent outside of them, or its transpose would go by what the receiver took.
-            lifts = bool(program.vmaps or program.mapped)
+    def branch(fn: Callable[..., PyTree]) -> Callable[[list[jax.Array]], list[jax.Array]]:
+        def run(arrays: list[jax.Array]) -> list[jax.Array]:
+            # Inside a vmap, and between the stages of a pipeline, devices take different branches.
+            # Collectives must run outside the branches: the transpose of one inside would follow the
+            # receiver's branch.
+            lifts = bool(program.vmap_depth or program.vmapped_axes)
             with program.frame(lifts_collectives=lifts), program.branching(axes):
-                given = [rebuild_leaf(f, a) for f, a in zip(forms, arrays, strict=True)]
-                out, out_tree = flatten(fn(*jax.tree.unflatten(tree, given)))
+                inputs = [rebuild_leaf(s, a) for s, a in zip(specs, arrays, strict=True)]
+                out, out_tree = flatten(fn(*jax.tree.unflatten(tree, inputs)))
                 out = [materialize(o) if isinstance(o, Tensor) else o for o in map(numbers_as_tensors, out)]
                 if not results:
                     results.append((out_tree, [LeafSpec.of(o) for o in out], [o.dtype for o in out]))
-                first_tree, first_forms, types = results[0]
+                first_tree, first_specs, dtypes = results[0]
                 if out_tree != first_tree:
                     raise ProgramError(
-                        f"true_fn returns {format_treedef(first_tree)} and false_fn "
-                        f"{format_treedef(out_tree)}",
-                        rule="both branches of cond return the same structure of tensors (*)",
-                        hint="make them alike",
+                        f"true_fn returns {format_treedef(first_tree)} and "
+                        f"false_fn {format_treedef(out_tree)}",
+                        rule="both branches of cond return the same tree structure (* is a leaf)",
+                        hint="return the same structure from both",
                     )
                 words = ("a result of false_fn", "that of true_fn is")
-                new = [match_spec(o, f, *words) for o, f in zip(out, first_forms, strict=True)]
-                for n, dtype in zip(new, types, strict=True):
+                new = [match_spec(o, s, *words) for o, s in zip(out, first_specs, strict=True)]
+                for n, dtype in zip(new, dtypes, strict=True):
                     if n.dtype != dtype:
                         raise TensorTypeError(
                             f"true_fn returns {dtype} and false_fn {n.dtype}",
@@ -171,9 +189,12 @@ def cond(predicate: Any, true_fn: Callable[..., Any], false_fn: Callable[..., An
 
         return run
 
-    chosen = _predicate(predicate, "cond")
-    axes = collectives.varying_axes(chosen) & program.mapped if program.vmaps else frozenset[str]()
+    condition = _predicate(predicate, "cond")
+    # Inside a vmap the predicate may vary over the mapped axes: devices along them take different branches.
+    axes = frozenset[str]()
+    if program.vmap_depth:
+        axes = collectives.varying_axes(condition) & program.vmapped_axes
     arrays = [leaf_array(leaf) for leaf in leaves]
-    out = lax.cond(chosen, branch(true_fn), branch(false_fn), arrays)
-    out_tree, out_forms, _ = results[0]
-    return jax.tree.unflatten(out_tree, [rebuild_leaf(f, a) for f, a in zip(out_forms, out, strict=True)])
+    out = lax.cond(condition, branch(true_fn), branch(false_fn), arrays)
+    out_tree, out_specs, _ = results[0]
+    return jax.tree.unflatten(out_tree, [rebuild_leaf(s, a) for s, a in zip(out_specs, out, strict=True)])

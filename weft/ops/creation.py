@@ -1,29 +1,34 @@
-"""Making tensors: constants and counters are made at slice size, without traffic."""
+"""Creation ops. Each device creates its own slice, without communication."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..core import context
-from ..core.dims import Dim, as_dim, as_dims
+from ..core.describe import reports_call
+from ..core.dims import Dim, DimsLike, as_dim, as_dims
 from ..core.errors import ProgramError, ShapeError, TensorTypeError
-from ..core.forms import as_slice, reshard, slice_tensor
-from ..core.layout import Layout
-from ..core.mesh import Mesh
+from ..core.layout import Layout, LayoutLike
+from ..core.mesh import Mesh, MeshLike
 from ..core.op import op
+from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding, global_positions
 from ..core.placement import canonical_dtype, partition_spec
+from ..core.reshard import reshard
 from ..core.shapes import stored_shape
-from ..core.tensor import Tensor, reports_call
+from ..core.tensor import Tensor
 from ..core.types import cast_like
+from .typing import Operand
 
 
 @reports_call
-def full(dims: Any, value: Any, dtype: Any = None) -> Tensor:
+def full(dims: DimsLike, value: Operand, dtype: DTypeLike | None = None) -> Tensor:
     """A tensor filled with one value.
 
     >>> import weft as wf
@@ -34,26 +39,25 @@ def full(dims: Any, value: Any, dtype: Any = None) -> Tensor:
 
 
 @op(numbers="dynamic")
-def _full(dims: tuple[Dim, ...], value: Any, dtype: Any) -> Tensor:
+def _full(dims: tuple[Dim, ...], value: Operand, dtype: DTypeLike | None) -> Tensor:
     program = context.require()
     splits = program.splits(dims)
     shape = program.slice_shape(dims, splits)
-    if isinstance(value, Tensor):
-        value = reshard(as_slice(value))
-    if np.ndim(value):
+    scalar = reshard(as_slice(value)) if isinstance(value, Tensor) else value
+    if np.ndim(scalar):
         raise TensorTypeError(
-            f"the value has {np.ndim(value)} dims",
-            rule="a tensor is filled with one number",
+            f"the value has {np.ndim(scalar)} dims",
+            rule="the fill value is a scalar",
             hint="wf.broadcast_to(x, dims) repeats a tensor along new dims",
         )
     if dtype is not None:
         canonical_dtype(dtype)
-    array = jnp.full(shape, value, dtype)
+    array = jnp.full(shape, scalar, dtype)
     return slice_tensor(fill_padding(array, dims, splits), dims)
 
 
 @reports_call
-def zeros(dims: Any, dtype: Any = jnp.float32) -> Tensor:
+def zeros(dims: DimsLike, dtype: DTypeLike = jnp.float32) -> Tensor:
     """A tensor of zeros.
 
     >>> import weft as wf
@@ -66,7 +70,7 @@ def zeros(dims: Any, dtype: Any = jnp.float32) -> Tensor:
 
 
 @reports_call
-def ones(dims: Any, dtype: Any = jnp.float32) -> Tensor:
+def ones(dims: DimsLike, dtype: DTypeLike = jnp.float32) -> Tensor:
     """A tensor of ones.
 
     >>> import weft as wf
@@ -77,23 +81,23 @@ def ones(dims: Any, dtype: Any = jnp.float32) -> Tensor:
 
 
 @op
-def full_like(x: Tensor, value: Any, dtype: Any = None) -> Tensor:
-    """A tensor with the dims of another, and by default its dtype, filled with one value.
+def full_like(x: Tensor, value: Operand, dtype: DTypeLike | None = None) -> Tensor:
+    """A tensor filled with one value, with the dims of another tensor and by default its dtype.
 
     >>> import weft as wf
     >>> wf.full_like(wf.ones("a=3"), 7)
     f32[a=3] [7., 7., 7.]
     """
     x = as_slice(x)
-    made = full(x.dims, value, x.dtype if dtype is None else dtype)
-    return (
-        made if dtype is not None else slice_tensor(cast_like(made._array, x._held), made.dims, made.splits)
-    )
+    filled = full(x.dims, value, x.dtype if dtype is None else dtype)
+    if dtype is not None:
+        return filled
+    return slice_tensor(cast_like(filled._array, x._data), filled.dims, filled.splits)
 
 
 @op
-def zeros_like(x: Tensor, dtype: Any = None) -> Tensor:
-    """Zeros with the dims of a tensor, and by default its dtype.
+def zeros_like(x: Tensor, dtype: DTypeLike | None = None) -> Tensor:
+    """Zeros with the dims of a tensor and by default its dtype.
 
     >>> import weft as wf
     >>> wf.zeros_like(wf.arange(wf.Dim("a", 2)))
@@ -103,13 +107,13 @@ def zeros_like(x: Tensor, dtype: Any = None) -> Tensor:
 
 
 @op
-def ones_like(x: Tensor, dtype: Any = None) -> Tensor:
-    """Ones with the dims of a tensor, and by default its dtype."""
+def ones_like(x: Tensor, dtype: DTypeLike | None = None) -> Tensor:
+    """Ones with the dims of a tensor and by default its dtype."""
     return full_like(x, 1, dtype)
 
 
 @op
-def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
+def arange(dim: Dim, dtype: DTypeLike = jnp.int32) -> Tensor:
     """0, 1, 2, … along a dim.
 
     >>> import weft as wf
@@ -121,8 +125,8 @@ def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
     program = context.require()
     (axes,) = program.splits((dim,))
     array = global_positions(dim, axes)
-    if dim in program.dealt:  # in a pipeline: the places of the rows at hand in the whole batch
-        parts, number = program.dealt[dim]
+    if dim in program.partial_dims:  # in a pipeline: row b of micro-batch m of M is row b·M + m of the batch
+        parts, number = program.partial_dims[dim]
         array = array * parts.size + number
     array = array.astype(dtype)
     return slice_tensor(fill_padding(array, (dim,), (axes,)), (dim,))
@@ -130,60 +134,68 @@ def arange(dim: Dim, dtype: Any = jnp.int32) -> Tensor:
 
 @reports_call
 def from_callback(
-    fn: Any, dims: Any, mesh: Any, layout: Any, dtype: Any = None, role: str = "value"
+    fn: Callable[[tuple[slice, ...]], np.ndarray],
+    dims: DimsLike,
+    mesh: MeshLike,
+    layout: LayoutLike,
+    dtype: DTypeLike | None = None,
+    role: str = "value",
 ) -> Tensor:
-    """A placed tensor of which every host makes only the slices that its devices hold.
+    """Create a placed tensor. Each host computes only the slices of its own devices.
 
     Args:
-      fn: takes a tuple of slices in the true sizes, one for each dim; returns that part as an array.
-      dims: the dims of the whole.
-      mesh, layout: where it goes.
-      dtype: the type of the elements; by default what `fn` returns.
-      role: "param" stores it by the layout's `params=` rules, "optimizer" by those of optimizer state.
+      fn: takes a tuple of slices, one for each dim, that index the global array without padding. Returns
+        that part as an array.
+      dims: the dims of the tensor.
+      mesh: the mesh to place it on.
+      layout: the layout to place it by.
+      dtype: the dtype of the elements. Defaults to the dtype that `fn` returns.
+      role: "param" places it by the layout's `params=` rules, "optimizer" by its `optimizer=` rules.
 
     >>> import weft as wf, numpy as np
-    >>> whole = np.arange(6)
-    >>> wf.from_callback(lambda where: whole[where], "a=6", wf.Mesh(), wf.Layout())
+    >>> data = np.arange(6)
+    >>> wf.from_callback(lambda index: data[index], "a=6", wf.Mesh(), wf.Layout())
     i32[a=6] [0, 1, 2, 3, 4, 5]
     """
     if context.current() is not None:
         raise ProgramError(
             "from_callback was called inside a program",
-            rule="a program is traced before it runs: what comes from outside is an input",
-            hint="make the tensor outside and pass it in, or use wf.callback",
+            rule="a program is traced before it runs, so external data must be an input",
+            hint="create the tensor outside and pass it in, or use wf.callback",
         )
     dims, mesh, layout = as_dims(dims), Mesh.of(mesh), Layout.of(layout)
     layout.check(mesh)
     splits = layout.splits(dims, mesh, role)
     shape = stored_shape(dims, splits, mesh)
 
-    def part(where: Any) -> np.ndarray:
-        starts = [s.start or 0 for s in where]
-        stops = [n if s.stop is None else s.stop for s, n in zip(where, shape, strict=True)]
-        true = tuple(
+    # JAX asks for slices of the stored, padded shape. `fn` only knows the true sizes: clip, call, then pad.
+    def padded_slice(index: Any) -> np.ndarray:
+        starts = [s.start or 0 for s in index]
+        stops = [n if s.stop is None else s.stop for s, n in zip(index, shape, strict=True)]
+        unpadded = tuple(
             slice(min(a, d.size), min(b, d.size)) for a, b, d in zip(starts, stops, dims, strict=True)
         )
-        array = np.asarray(fn(true), dtype)
-        wanted = tuple(s.stop - s.start for s in true)
-        if array.shape != wanted:
-            places = ", ".join(f"{s.start}:{s.stop}" for s in true)
+        array = np.asarray(fn(unpadded), dtype)
+        expected = tuple(s.stop - s.start for s in unpadded)
+        if array.shape != expected:
+            bounds = ", ".join(f"{s.start}:{s.stop}" for s in unpadded)
             raise ShapeError(
-                f"the callback returned the shape {array.shape} for [{places}], whose shape is {wanted}",
-                rule="the callback returns the part of the whole that it is asked for",
-                hint="index the whole array by what the callback is given: whole[where]",
+                f"the callback returned shape {array.shape} for [{bounds}], which has shape {expected}",
+                rule="the callback returns the part of the global array at the given index",
+                hint="index the global array with the callback's argument: array[index]",
             )
-        missing = [(0, b - a - n) for a, b, n in zip(starts, stops, array.shape, strict=True)]
-        return np.pad(array, missing) if any(map(any, missing)) else array
+        padding = [(0, b - a - n) for a, b, n in zip(starts, stops, array.shape, strict=True)]
+        return np.pad(array, padding) if any(map(any, padding)) else array
 
-    if mesh.is_anywhere:
-        array = jnp.asarray(part(tuple(slice(0, n) for n in shape)))
+    if mesh.is_default:
+        array = jnp.asarray(padded_slice(tuple(slice(0, n) for n in shape)))
         return Tensor(array, dims, role=role)
     mesh.require_devices()
     sharding = jax.sharding.NamedSharding(mesh.jax_mesh, partition_spec(splits))
-    array = jax.make_array_from_callback(shape, sharding, lambda where: _canonical(part(where)))
+    array = jax.make_array_from_callback(shape, sharding, lambda index: _canonical(padded_slice(index)))
     return Tensor(array, dims, role=role, mesh=mesh, layout=layout)
 
 
 def _canonical(array: np.ndarray) -> np.ndarray:
-    """In the type that JAX would give it: without x64, 64 bits become 32."""
+    """Cast to the dtype that JAX uses: without x64, 64 bits become 32."""
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))

@@ -1,46 +1,52 @@
 """Element-wise functions, broadcasting by name: local work, no collectives.
 
-One row for each function: the JAX function, whether f(0) = 0 (else padding is set back to zero), and
-whether it, or its derivative, is infinite or undefined at 0 (then padding is fed with ones, so that no
-0 · ∞ reaches a gradient).
+`UNARY` and `BINARY` have one row per function: the JAX function; whether f(0) = 0 (if not, the padding of the
+result is reset to zero); and whether f or its derivative is infinite or undefined at 0 (if so, f sees ones in
+the padding, so that no 0 · ∞ reaches a gradient).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..core import collectives, context
+from ..core.collectives import Axes
+from ..core.describe import describe
 from ..core.dims import Dim, union_dims
 from ..core.errors import TensorTypeError
-from ..core.forms import as_slice, linear_result, reshard_together, slice_tensor
 from ..core.layout import Splits
 from ..core.op import op
+from ..core.operands import as_slice, linear_result, slice_tensor
 from ..core.padding import fill_padding
 from ..core.placement import canonical_dtype
+from ..core.reshard import reshard_together
 from ..core.signature import NUMBER_TYPES
-from ..core.tensor import Tensor, describe, is_tensor
+from ..core.tensor import Tensor, is_tensor
+from ..core.types import PyTree
+from .typing import ArrayFn, Number, Operand
 
 
 def elementwise(
-    fn: Callable[..., Any],
-    operands: Sequence[Any],
+    fn: ArrayFn,
+    operands: Sequence[Operand],
     *,
     keeps_zero: bool = True,
     undefined_at_zero: bool = False,
 ) -> Tensor:
-    """`fn` on the slices of all operands, aligned by name; padding is zero before and after.
+    """Apply `fn` to the slices of all operands, aligned by name. Padding is zero before and after.
 
     Args:
       fn: a function of arrays.
       operands: tensors and numbers.
-      keeps_zero: whether it maps zeros to zero.
-      undefined_at_zero: whether it, or its derivative, is infinite or undefined there; it then sees ones.
+      keeps_zero: whether `fn` maps zeros to zero.
+      undefined_at_zero: whether `fn` or its derivative is infinite or undefined at zero. If so, `fn` sees
+        ones in the padding.
     """
     tensors = [x if isinstance(x, NUMBER_TYPES) else as_slice(x) for x in operands]
     named = [t for t in tensors if isinstance(t, Tensor)]
@@ -48,91 +54,92 @@ def elementwise(
     splits, arrays = align_operands(named, dims)
     if undefined_at_zero:
         arrays = [fill_padding(a, dims, splits, 1, only=t.dims) for a, t in zip(arrays, named, strict=True)]
-    rest = iter(arrays)
+    remaining = iter(arrays)
     try:
-        result = fn(*[next(rest) if isinstance(t, Tensor) else t for t in tensors])
+        result = fn(*[next(remaining) if isinstance(t, Tensor) else t for t in tensors])
     except TypeError as error:
-        raise _wrong_types(tensors, error) from None
-    alike = all(set(t.dims) == set(dims) for t in named) and len(named) == len(tensors)
-    if undefined_at_zero or not keeps_zero or not alike:
+        raise _dtype_error(tensors, error) from None
+    # f(0, …, 0) = 0 says nothing about padding where a number or a broadcast operand is not zero.
+    all_zero = all(set(t.dims) == set(dims) for t in named) and len(named) == len(tensors)
+    if undefined_at_zero or not keeps_zero or not all_zero:
         result = fill_padding(result, dims, splits)
     return slice_tensor(result, dims, splits)
 
 
-def _wrong_types(operands: Sequence[Any], error: TypeError) -> TensorTypeError:
-    shown = [describe(t) if isinstance(t, Tensor) else repr(t) for t in operands]
+def _dtype_error(operands: Sequence[Operand], error: TypeError) -> TensorTypeError:
+    described = [describe(t) if isinstance(t, Tensor) else repr(t) for t in operands]
     return TensorTypeError(
-        f"the function is not defined for {' and '.join(shown)}",
-        f"JAX says: {str(error).splitlines()[0]}",
-        rule="element-wise functions take the dtypes that jax.numpy's take",
+        f"the function is not defined for {' and '.join(described)}",
+        f"JAX's error: {str(error).splitlines()[0]}",
+        rule="element-wise functions accept the same dtypes as in jax.numpy",
         hint="convert first: x.astype(jnp.float32), x.astype(jnp.int32), or compare: x > 0",
     )
 
 
-def align_operands(tensors: Sequence[Tensor], dims: Sequence[Dim]) -> tuple[Splits, list[Any]]:
-    """The slices of tensors, split alike, with their dimensions in the order of `dims`."""
-    by_name = _held_in_common(tensors, dims)
-    wanted = [tuple(by_name[d.name] for d in t.dims) for t in tensors]
-    arrays = reshard_together(tensors, wanted)
+def align_operands(tensors: Sequence[Tensor], dims: Sequence[Dim]) -> tuple[Splits, list[jax.Array]]:
+    """Reshard tensors to the same splits, and return the splits and the slices in the order of `dims`."""
+    by_name = _common_splits(tensors, dims)
+    arrays = reshard_together(tensors, [tuple(by_name[d.name] for d in t.dims) for t in tensors])
     splits = tuple(by_name[d.name] for d in dims)
     return splits, [align(a, t.dims, dims) for a, t in zip(arrays, tensors, strict=True)]
 
 
-def _held_in_common(tensors: Sequence[Tensor], dims: Sequence[Dim]) -> dict[str, Any]:
-    """The split of each dim: the layout's, or the operands' own if they all hold back the same gather.
+def _common_splits(tensors: Sequence[Tensor], dims: Sequence[Dim]) -> dict[str, Axes]:
+    """The axes of each dim: the layout's, or the operands' own if all of them delay the same all-gather.
 
-    An element-wise function commutes with a gather, so it can stay held back; a pending sum over the
-    held axes meets it by a reduce-scatter. (So the update of optimizer state stays where it is stored.)
+    An element-wise function commutes with an all-gather, so the gather can be delayed further. A pending sum
+    over the ungathered axes then needs a reduce-scatter only. This keeps optimizer updates in the layout in
+    which the state is stored.
     """
     names = tuple(d.name for d in dims)
-    home = dict(zip(names, context.require().splits(tuple(dims)), strict=True))
-    full = [t for t in tensors if t.dims]
-    settled = [t for t in full if not t.pending]
-    if not settled or any(len(t.dims) != len(dims) for t in full):
-        return home
-    forms = [dict(zip((d.name for d in t.dims), t.splits or (), strict=True)) for t in settled]
-    form = forms[0]
-    if form == home or any(f != form for f in forms):
-        return home
-    if any(home[n] and form[n] != home[n] for n in names):
-        return home
-    held = {axis for n in names if form[n] != home[n] for axis in form[n]}
-    if any(t.pending and not t.pending <= held for t in full):
-        return home
-    return form
+    by_layout = dict(zip(names, context.require().splits(tuple(dims)), strict=True))
+    nonscalar = [t for t in tensors if t.dims]
+    resolved = [t for t in nonscalar if not t.pending]
+    if not resolved or any(len(t.dims) != len(dims) for t in nonscalar):
+        return by_layout
+    splits = [dict(zip((d.name for d in t.dims), t.splits or (), strict=True)) for t in resolved]
+    common = splits[0]
+    if common == by_layout or any(other != common for other in splits):
+        return by_layout
+    if any(by_layout[n] and common[n] != by_layout[n] for n in names):
+        return by_layout
+    ungathered = {axis for n in names if common[n] != by_layout[n] for axis in common[n]}
+    if any(t.pending and not t.pending <= ungathered for t in nonscalar):
+        return by_layout
+    return common
 
 
-def align(array: Any, have: Sequence[Dim], want: Sequence[Dim]) -> Any:
-    """The array with its dimensions in the order of `want`, size 1 where it has none."""
+def align(array: jax.Array, have: Sequence[Dim], want: Sequence[Dim]) -> jax.Array:
+    """Transpose the array from the dims `have` to the order of `want`, with size 1 for missing dims."""
     if tuple(have) == tuple(want) or not have:
         return array
     order = [d for d in want if d in have]
     if list(have) != order:
         array = array.transpose([list(have).index(d) for d in order])
     if order == list(want[len(want) - len(order) :]):
-        return array  # leading dimensions broadcast by themselves
+        return array  # missing leading dimensions broadcast implicitly
     sizes = iter(array.shape)
     return array.reshape([next(sizes) if d in have else 1 for d in want])
 
 
 def _all_pending(operands: Sequence[Tensor]) -> bool:
-    """Whether all operands are pending sums over the same axes, in the same form."""
-    forms = [(t.pending, set(zip(t.dims, t.splits or (), strict=False))) for t in operands]
-    if not operands[0].pending or any(form != forms[0] for form in forms):
+    """Whether all operands are pending sums over the same axes, with the same splits."""
+    states = [(t.pending, set(zip(t.dims, t.splits or (), strict=False))) for t in operands]
+    if not operands[0].pending or any(state != states[0] for state in states):
         return False
-    return all(stays_pending(t, _joint(*operands)) for t in operands)
+    return all(stays_pending(t, _result_dtype(*operands)) for t in operands)
 
 
-def _joint(*operands: Any) -> Any:
-    """The type of a sum or product of tensors and numbers."""
-    return jnp.result_type(*(x._held if isinstance(x, Tensor) else x for x in operands))
+def _result_dtype(*operands: Operand) -> np.dtype:
+    """The dtype of a sum or product of tensors and numbers."""
+    return jnp.result_type(*(x._data if isinstance(x, Tensor) else x for x in operands))
 
 
-def stays_pending(x: Tensor, dtype: Any) -> bool:
-    """Whether a pending sum may become another type before it is added up.
+def stays_pending(x: Tensor, dtype: DTypeLike) -> bool:
+    """Whether a pending sum may be cast to another dtype before it is resolved.
 
-    Parts of a sum of whole numbers may wrap around where the sum does not. Parts of a sum of floats may be
-    too large for a narrow type; from float32's range on, that is not worth a larger collective.
+    Partial sums of integers may wrap around where the total does not. Partial sums of floats may overflow a
+    narrow dtype. For dtypes with at least the range of float32 the risk does not justify a larger collective.
     """
     if dtype == x.dtype:
         return True
@@ -141,44 +148,43 @@ def stays_pending(x: Tensor, dtype: Any) -> bool:
     return jnp.finfo(dtype).maxexp >= min(jnp.finfo(x.dtype).maxexp, jnp.finfo(jnp.float32).maxexp)
 
 
-def _linear(fn: Callable[..., Any], operands: Sequence[Tensor], *numbers: Any) -> Tensor:
-    """A linear function of pending sums: still pending."""
+def _linear(fn: ArrayFn, operands: Sequence[Tensor], *numbers: Number) -> Tensor:
+    """Apply a linear function to pending sums; the result is still pending."""
     first = operands[0]
-    axes = frozenset().union(*(collectives.varying_axes(t._held) for t in operands))
+    # JAX's types don't promote: operands of one op must vary over the same axes.
+    axes = frozenset().union(*(collectives.varying_axes(t._data) for t in operands))
     arrays = [align(collectives.pvary(t._array, axes), t.dims, first.dims) for t in operands]
-    made = linear_result(first, fn(*arrays, *numbers), first.dims, first.splits)
-    made.origin = next((t.origin for t in operands if t.origin), "")  # a carry that begins at zero has none
-    return made
+    result = linear_result(first, fn(*arrays, *numbers), first.dims, first.splits)
+    result.origin = next((t.origin for t in operands if t.origin), "")  # a carry initialized to zero has none
+    return result
 
 
-def with_saved_derivative(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of one array that has its derivative computed along with it.
+def with_saved_derivative(f: ArrayFn) -> ArrayFn:
+    """Compute the derivative of a function of one array together with its value.
 
-    The backward pass then reads one array. Else it reads all that a function is made of: five, of a gelu.
+    The backward pass then reads one array. Without this it reads every intermediate: five for gelu.
     """
 
     @functools.cache
-    def sloped(**options: Any) -> Callable[[Any], Any]:
+    def differentiable(**options: bool | float) -> jax.custom_jvp[jax.Array]:
         plain = functools.partial(f, **options)
-        made = jax.custom_jvp(plain)
+        wrapped = jax.custom_jvp(plain)
 
-        @made.defjvp
-        def both(given: Any, along: Any) -> tuple[Any, Any]:
-            y, slope = jax.jvp(plain, given, (jnp.ones_like(given[0]),))
-            return y, slope * along[0]
+        @wrapped.defjvp
+        def jvp(primals: Sequence[jax.Array], tangents: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+            y, derivative = jax.jvp(plain, primals, (jnp.ones_like(primals[0]),))
+            return y, derivative * tangents[0]
 
-        return made
+        return wrapped
 
     @functools.wraps(f)
-    def call(x: Any, **options: Any) -> Any:
-        return sloped(**options)(x)
+    def call(x: jax.Array, **options: bool | float) -> jax.Array:
+        return differentiable(**options)(x)
 
     return call
 
 
-# The tables
-
-UNARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
+UNARY: dict[str, tuple[ArrayFn, bool, bool]] = {
     # name: (function, f(0) = 0, infinite or undefined at 0)
     "abs": (jnp.abs, True, False),
     "arccos": (jnp.arccos, False, False),
@@ -230,7 +236,7 @@ UNARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
     "tanh": (jnp.tanh, True, False),
 }
 
-BINARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
+BINARY: dict[str, tuple[ArrayFn, bool, bool]] = {
     "arctan2": (jnp.arctan2, True, True),
     "bitwise_and": (jnp.bitwise_and, True, False),
     "bitwise_or": (jnp.bitwise_or, True, False),
@@ -255,33 +261,33 @@ BINARY: dict[str, tuple[Callable[..., Any], bool, bool]] = {
 }
 
 
-def _unary(name: str) -> Any:
-    fn, zero, undefined = UNARY[name]
+def _unary(name: str) -> Callable[..., Tensor]:
+    fn, keeps_zero, undefined = UNARY[name]
 
-    def lowering(x: Any, **options: Any) -> Tensor:
-        chosen = (lambda a: fn(a, **options)) if options else fn
-        return elementwise(chosen, [x], keeps_zero=zero, undefined_at_zero=undefined)
+    def lowering(x: Operand, **options: bool | float) -> Tensor:
+        with_options = (lambda a: fn(a, **options)) if options else fn
+        return elementwise(with_options, [x], keeps_zero=keeps_zero, undefined_at_zero=undefined)
 
     lowering.__name__ = lowering.__qualname__ = name
-    lowering.__doc__ = f"`{name}` of every element, as `{_origin(fn)}`."
+    lowering.__doc__ = f"Element-wise `{name}`, like `{_jax_name(fn)}`."
     return op(lowering, numbers="dynamic")
 
 
-def _binary(name: str) -> Any:
-    fn, zero, undefined = BINARY[name]
+def _binary(name: str) -> Callable[..., Tensor]:
+    fn, keeps_zero, undefined = BINARY[name]
 
-    def lowering(x: Any, y: Any) -> Tensor:
-        return elementwise(fn, [x, y], keeps_zero=zero, undefined_at_zero=undefined)
+    def lowering(x: Operand, y: Operand) -> Tensor:
+        return elementwise(fn, [x, y], keeps_zero=keeps_zero, undefined_at_zero=undefined)
 
     lowering.__name__ = lowering.__qualname__ = name
-    lowering.__doc__ = f"`{name}` element by element, broadcasting by name, as `jax.numpy.{name}`."
+    lowering.__doc__ = f"Element-wise `{name}`, broadcasting by name, like `jax.numpy.{name}`."
     return op(lowering, numbers="dynamic")
 
 
-def _origin(fn: Any) -> str:
-    """The public name that JAX has for a function."""
-    places = (jnp, jax.nn, jax.scipy.special, jax.lax)
-    return next(f"{place.__name__}.{fn.__name__}" for place in places if hasattr(place, fn.__name__))
+def _jax_name(fn: ArrayFn) -> str:
+    """The public name of a JAX function."""
+    modules = (jnp, jax.nn, jax.scipy.special, jax.lax)
+    return next(f"{module.__name__}.{fn.__name__}" for module in modules if hasattr(module, fn.__name__))
 
 
 for _name in UNARY:
@@ -291,64 +297,69 @@ for _name in BINARY:
 
 
 @op(numbers="dynamic")
-def add(x: Any, y: Any) -> Tensor:
-    """`x + y`, broadcasting by name; the sum of two pending sums is one pending sum."""
+def add(x: Operand, y: Operand) -> Tensor:
+    """`x + y`, broadcasting by name. The sum of two pending sums is one pending sum."""
     return _add(jnp.add, x, y)
 
 
 @op(numbers="dynamic")
-def subtract(x: Any, y: Any) -> Tensor:
-    """`x - y`, broadcasting by name; the difference of two pending sums is one pending sum."""
+def subtract(x: Operand, y: Operand) -> Tensor:
+    """`x - y`, broadcasting by name. The difference of two pending sums is one pending sum."""
     return _add(jnp.subtract, x, y)
 
 
-def _add(fn: Any, x: Any, y: Any) -> Tensor:
+def _add(fn: ArrayFn, x: Operand, y: Operand) -> Tensor:
     if not isinstance(x, NUMBER_TYPES) and not isinstance(y, NUMBER_TYPES):
         x, y = as_slice(x), as_slice(y)
         if _all_pending([x, y]):
             return _linear(fn, [x, y])
+        # A loop's carry that only accumulates pending sums can be pending too: one all-reduce after the loop
+        # then replaces one in each step.
         for one, other in ((x, y), (y, x)):
-            if one.pending and not other.pending and stays_pending(one, _joint(one, other)):
-                context.require().wants_pending(other._held, one.pending)
-        if x.pending and y.pending:
-            context.require().alike.add(frozenset([x.pending, y.pending]))
+            if one.pending and not other.pending and stays_pending(one, _result_dtype(one, other)):
+                context.require().note_pending_operand(other._data, one.pending)
+        if x.pending and y.pending:  # one all-reduce under layouts that give both the same axes
+            context.require().same_sum_axes.add(frozenset([x.pending, y.pending]))
     return elementwise(fn, [x, y])
 
 
 @op(numbers="dynamic")
-def negative(x: Any) -> Tensor:
-    """`-x`; a pending sum stays pending."""
+def negative(x: Operand) -> Tensor:
+    """`-x`. A pending sum stays pending."""
     x = as_slice(x)
     return _linear(jnp.negative, [x]) if x.pending else elementwise(jnp.negative, [x])
 
 
 @op(numbers="dynamic")
-def multiply(x: Any, y: Any) -> Tensor:
-    """`x * y`, broadcasting by name; a pending sum times a number stays pending."""
+def multiply(x: Operand, y: Operand) -> Tensor:
+    """`x * y`, broadcasting by name. A pending sum times a number stays pending."""
     for one, other in ((x, y), (y, x)):
-        finite = isinstance(other, NUMBER_TYPES) and np.isfinite(other)
-        if finite and isinstance(one, Tensor) and one.pending and stays_pending(one, _joint(one, other)):
+        # 0 · ∞ is NaN in a partial sum where the total times ∞ is not.
+        if not isinstance(one, Tensor) or not isinstance(other, NUMBER_TYPES) or not np.isfinite(other):
+            continue
+        if one.pending and stays_pending(one, _result_dtype(one, other)):
             return _linear(jnp.multiply, [one], other)
     return elementwise(jnp.multiply, [x, y])
 
 
 @op(numbers="dynamic")
-def divide(x: Any, y: Any) -> Tensor:
-    """`x / y`, broadcasting by name; a pending sum divided by a number stays pending."""
+def divide(x: Operand, y: Operand) -> Tensor:
+    """`x / y`, broadcasting by name. A pending sum divided by a number stays pending."""
     if isinstance(y, NUMBER_TYPES) and isinstance(x, Tensor):
         linear = x.pending and y != 0 and np.isfinite(y) and jnp.issubdtype(x.dtype, jnp.inexact)
-        if linear and stays_pending(x, _joint(x, y)):
+        if linear and stays_pending(x, _result_dtype(x, y)):
             return _linear(jnp.divide, [x], y)
+        # 0 / y is zero, so padding needs no mask, unless y is zero too.
         return elementwise(lambda a: jnp.divide(a, y), [x], undefined_at_zero=y == 0)
     return elementwise(jnp.divide, [x, y], keeps_zero=False, undefined_at_zero=True)
 
 
 @op(numbers="static integers")
-def power(x: Any, y: Any) -> Tensor:
-    """`x ** y`, broadcasting by name, as `jax.numpy.power`.
+def power(x: Operand, y: Operand) -> Tensor:
+    """`x ** y`, broadcasting by name, like `jax.numpy.power`.
 
-    An integer tensor to a negative power is an error where the exponent is a Python number. Where it is a
-    tensor, the result is the true one rounded towards zero, and 0 for 0 to a negative power.
+    An integer tensor to a negative Python number is an error. If the exponent is a tensor, the result is
+    rounded towards zero, and 0 to a negative power is 0.
 
     >>> import weft as wf
     >>> wf.tensor([1, 2, 3], "a=3") ** 2
@@ -357,31 +368,32 @@ def power(x: Any, y: Any) -> Tensor:
     if isinstance(y, int | np.integer) and y < 0 and isinstance(x, Tensor) and _is_integer(x.dtype):
         raise TensorTypeError(
             f"{describe(x)} is raised to the power {y}",
-            rule="an integer to a negative power is a fraction, which no integer type holds",
+            rule="an integer to a negative power is a fraction, which integer dtypes cannot represent",
             hint=f"convert it first: x.astype(jnp.float32) ** {y}",
         )
     return elementwise(_power, [x, y], keeps_zero=False, undefined_at_zero=True)
 
 
-def _is_integer(dtype: Any) -> bool:
+def _is_integer(dtype: DTypeLike) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_)
 
 
-def _power(x: Any, y: Any) -> Any:
-    """jnp.power, but integers to negative powers, which jnp leaves undefined, are rounded towards zero."""
-    is_exact = isinstance(y, NUMBER_TYPES) or not jnp.issubdtype(y.dtype, jnp.signedinteger)
-    if is_exact or not _is_integer(jnp.result_type(x)):
+def _power(x: jax.Array, y: jax.Array | Number) -> jax.Array:
+    """jnp.power with integers to negative powers, which jnp leaves undefined, rounded towards zero."""
+    if isinstance(y, NUMBER_TYPES) or not jnp.issubdtype(y.dtype, jnp.signedinteger):
+        return jnp.power(x, y)
+    if not _is_integer(jnp.result_type(x)):
         return jnp.power(x, y)
     result = jnp.power(x, jnp.maximum(y, 0))
     base = jnp.asarray(x, result.dtype)
-    # Only 1 and -1 have a reciprocal of at least 1.
+    # Only the reciprocals of 1 and -1 don't round to 0.
     sign = jnp.where(y % 2 == 0, 1, base)
     return jnp.where(y < 0, jnp.where(jnp.abs(base) == 1, sign, 0).astype(result.dtype), result)
 
 
 @op
-def astype(x: Tensor, dtype: Any) -> Tensor:
-    """The same values as another dtype; between floating types a pending sum stays pending.
+def astype(x: Tensor, dtype: DTypeLike) -> Tensor:
+    """Cast to a dtype. Between floating-point dtypes a pending sum stays pending.
 
     >>> import weft as wf
     >>> wf.astype(wf.tensor([1.5, 2.5], "a=2"), int)
@@ -393,16 +405,17 @@ def astype(x: Tensor, dtype: Any) -> Tensor:
     if x.pending and both_float and stays_pending(x, dtype):
         return _linear(lambda a: a.astype(dtype), [x])
     if x.role == "param" and not x.pending and both_float and jnp.dtype(dtype).itemsize < x.dtype.itemsize:
-        # What is made varying is x itself (`forms.reshard`), and x is used only if the result is.
-        made = slice_tensor(x._held.astype(dtype), x.dims, x.splits)
-        made._watch, made._cast_of = x._watch, x
-        return made
+        # `reshard` makes x varying, not the cast: the gradient is then summed in the parameter's own dtype.
+        # Reading `_data` does not count as a use of x; reading the result does.
+        cast = slice_tensor(x._data.astype(dtype), x.dims, x.splits)
+        cast._on_read, cast._cast_of = x._on_read, x
+        return cast
     return elementwise(lambda a: a.astype(dtype), [x])
 
 
 @op(numbers="dynamic")
-def where(condition: Any, x: Any, y: Any) -> Tensor:
-    """`x` where the condition holds and `y` elsewhere, broadcasting by name; in the values' order.
+def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
+    """`x` where the condition is true and `y` elsewhere, broadcasting by name in the dim order of the values.
 
     >>> import weft as wf
     >>> wf.where(wf.tensor([True, False], "b=2"), wf.ones("a=2 b=2"), 0.0)
@@ -413,16 +426,23 @@ def where(condition: Any, x: Any, y: Any) -> Tensor:
     if isinstance(condition, Tensor) and condition.dtype != jnp.bool_:
         raise TensorTypeError(
             f"the condition is {describe(condition)}",
-            rule="where() chooses by truth values",
+            rule="the condition of where() is a boolean tensor",
             hint="compare first, for example wf.where(x > 0, x, 0)",
         )
-    # A mask seldom has all dims: the values' order saves transposing them.
+    # A mask rarely has all dims. The values' order avoids transposing the larger operands.
     return elementwise(lambda x, y, c: jnp.where(c, x, y), [x, y, condition])
 
 
 @op(numbers="dynamic")
-def clip(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None) -> Tensor:
-    """`x` held between two bounds, either of which may be left out; `min` and `max` name them as jnp does.
+def clip(
+    x: Operand,
+    low: Operand | None = None,
+    high: Operand | None = None,
+    *,
+    min: Operand | None = None,
+    max: Operand | None = None,
+) -> Tensor:
+    """Limit `x` to [low, high]. Either bound may be omitted; `min` and `max` are the names in jax.numpy.
 
     >>> import weft as wf
     >>> wf.clip(wf.tensor([-2, 1, 5], "a=3"), 0, 3)
@@ -431,7 +451,7 @@ def clip(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any
     if (low is not None and min is not None) or (high is not None and max is not None):
         raise TensorTypeError(
             "clip was given a bound twice",
-            rule="low and min are two names of one bound, high and max of the other",
+            rule="low and min are the same bound, and so are high and max",
             hint="clip(x, 0.0, 1.0), or clip(x, min=0.0, max=1.0)",
         )
     low, high = min if low is None else low, max if high is None else high
@@ -444,34 +464,34 @@ def clip(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any
 
 @op
 def round(x: Tensor, decimals: int = 0) -> Tensor:
-    """`x` rounded to so many decimals, halves to the even neighbour, as `jax.numpy.round`."""
+    """Round to a number of decimals, halves to even, like `jax.numpy.round`."""
     return elementwise(lambda a: jnp.round(a, decimals), [x])
 
 
 @op(numbers="dynamic")
-def stop_gradient(x: Any) -> Any:
-    """The same values, constant for derivatives; takes a tensor or a tree of them.
+def stop_gradient(x: PyTree) -> PyTree:
+    """Treat a tensor, or a pytree of tensors, as constant for differentiation.
 
     >>> import weft as wf
     >>> wf.grad(lambda x: wf.sum(x * wf.stop_gradient(x)))(wf.arange(wf.Dim("a", 3), float))
     f32[a=3] [0., 1., 2.]
     """
 
-    def stop(t: Any) -> Any:
-        if not isinstance(t, Tensor):
-            return jax.lax.stop_gradient(t)
-        t = as_slice(t)
-        held = linear_result(t, jax.lax.stop_gradient(t._array), t.dims, t.splits)
-        held.role = t.role
-        return held
+    def stop(leaf: Tensor | jax.Array) -> Tensor | jax.Array:
+        if not isinstance(leaf, Tensor):
+            return jax.lax.stop_gradient(leaf)
+        t = as_slice(leaf)
+        result = linear_result(t, jax.lax.stop_gradient(t._array), t.dims, t.splits)
+        result.role = t.role
+        return result
 
     return jax.tree.map(stop, x, is_leaf=is_tensor)
 
 
-# Other names that jax.numpy and jax.nn have for the same functions.
+# Second names of the same functions in jax.numpy and jax.nn.
 ALIASES = {"mod": "remainder", "pow": "power", "swish": "silu"}
-for _name, _same in ALIASES.items():
-    globals()[_name] = globals()[_same]
+for _name, _original in ALIASES.items():
+    globals()[_name] = globals()[_original]
 
 
 __all__ = [

@@ -1,7 +1,8 @@
-"""Parts of a tensor: indexing, slices and updates, whose start may be a tensor.
+"""Indexing, slicing and updating, at positions that may be tensors.
 
-One place of a split dim is its owner's, masked elsewhere: a pending sum. A range is fetched by permutes of
-what each device lacks; one that starts at a tensor's value is given by all who have some of it.
+One element of a split dim is masked on all devices but its owner: a pending sum. A static range is fetched by
+permutes of the elements that each device lacks. For a range with a traced start, every device contributes the
+elements that it has, again as a pending sum.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ..core import collectives, context, halo
 from ..core.collectives import Axes
-from ..core.dims import Dim, check_distinct, format_dims, select_dim, select_dims, union_dims
+from ..core.describe import format_call
+from ..core.dims import Dim, DimLike, check_distinct, format_dims, select_dim, select_dims, union_dims
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, python_number_error
-from ..core.forms import as_slice, check_along, layout_splits, reshard, reshard_together, slice_tensor
 from ..core.layout import Splits
 from ..core.op import op
+from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import block_start, fill_padding, global_positions
-from ..core.tensor import Tensor, format_call
+from ..core.reshard import layout_splits, reshard, reshard_together
+from ..core.tensor import Tensor
 from ..core.types import cast_like, constant_like
 from .elementwise import align
 from .shifting import (
@@ -36,44 +40,50 @@ from .shifting import (
     resolve_to_layout,
     where_varying,
 )
+from .typing import Operand
 
 
 @dataclass(frozen=True)
 class HashableSlice:
-    """A Python slice that can be part of a signature: before Python 3.12 slices can't be hashed."""
+    """A Python slice that can be part of a signature. Before Python 3.12 slices are not hashable."""
 
     start: int | None
     stop: int | None
     step: int | None
 
-    def places(self, dim: Dim) -> range:
-        """The places of a dim that are meant, as NumPy counts them."""
+    def positions(self, dim: Dim) -> range:
+        """The positions of a dim that are selected, as in NumPy."""
         if self.step == 0:
             raise ShapeError(
                 f"the slice of dim {dim} has step 0",
-                rule="a slice goes forwards or backwards, by at least one place",
-                hint=f'for every second place: x["{dim.name}", ::2]',
+                rule="the step of a slice is a nonzero integer",
+                hint=f'for every second element: x["{dim.name}", ::2]',
             )
-        found = range(dim.size)[builtins.slice(self.start, self.stop, self.step)]
-        if not found:
+        selected = range(dim.size)[builtins.slice(self.start, self.stop, self.step)]
+        if not selected:
             bounds = ":".join("" if n is None else str(n) for n in (self.start, self.stop, self.step))
             raise ShapeError(
                 f"the slice {bounds.removesuffix(':')} of dim {dim} is empty",
-                rule="a dim has at least one place",
-                hint=f"the places are 0 to {dim.size - 1}",
+                rule="a dim has at least one element",
+                hint=f"the positions are 0 to {dim.size - 1}",
             )
-        return found
+        return selected
 
 
-def index(x: Tensor, where: Any) -> Tensor:
-    """Places of dims: what `x["batch", 0]` and `x["batch", 2:8, "length", -1]` mean.
+Position = int | np.ndarray | jax.Array | Tensor
+Selection = Position | HashableSlice  # the index of one dim
+Pairs = tuple[tuple[DimLike, Selection], ...]
+
+
+def index(x: Tensor, where: tuple[Any, ...]) -> Tensor:
+    """Index dims by name: `x["batch", 0]` or `x["batch", 2:8, "length", -1]`.
 
     Args:
       x: a tensor.
-      where: pairs of a dim and what is wanted of it. A whole number drops the dim, and out of range
-        is an error. A slice keeps the dim, resized; bounds and steps are as in NumPy. An integer
-        tensor without dims drops the dim too; its value is known only when the program runs, so it
-        is clamped to the dim, as in JAX (negative ones are first counted from the end).
+      where: alternating dims and indices. An integer drops the dim; it is an error if it is out of range. A
+        slice keeps the dim, resized; bounds and steps are as in NumPy. An integer tensor without dims also
+        drops the dim. Its value is known only when the program runs, so it is clamped to the dim, as in JAX
+        (a negative value counts from the end).
 
     >>> import weft as wf
     >>> x = wf.arange(wf.Dim("a", 6))
@@ -83,137 +93,138 @@ def index(x: Tensor, where: Any) -> Tensor:
     try:
         pairs = _pairs(where)
         if context.current() is None and isinstance(x, Tensor):
-            pairs = tuple((dim, _as_operand(x, dim, what)) for dim, what in pairs)
+            pairs = tuple((dim, _as_operand(x, dim, selection)) for dim, selection in pairs)
         return _index(x, pairs)
     except WeftError as error:
         raise error.located(format_call("index", (x, where), {})) from None
 
 
-def _pairs(where: Any) -> tuple[tuple[Any, Any], ...]:
-    """`("batch", 0, "length", 2:8)` as hashable pairs."""
+def _pairs(where: tuple[Any, ...]) -> Pairs:
+    """Convert `("batch", 0, "length", 2:8)` to hashable pairs."""
     items = where if isinstance(where, tuple) else (where,)
     if not items or len(items) % 2 or not all(isinstance(d, str | Dim) for d in items[::2]):
         raise TensorTypeError(
             f"a tensor was indexed by {where!r}",
-            rule="an index is a dim and what is wanted of it, or several such pairs",
+            rule="an index consists of pairs of a dim and an integer, slice or integer tensor",
             hint='for example x["batch", 0], or x["batch", 2:8, "length", -1]',
         )
-    return tuple((dim, _hashable(what)) for dim, what in zip(items[::2], items[1::2], strict=True))
+    return tuple((dim, _hashable(selection)) for dim, selection in zip(items[::2], items[1::2], strict=True))
 
 
-def _hashable(what: Any) -> Any:
-    if isinstance(what, np.integer):
-        return int(what)
-    if not isinstance(what, builtins.slice):
-        return what
-    bounds = (what.start, what.stop, what.step)
+def _hashable(selection: Selection | np.integer | builtins.slice) -> Selection:
+    if isinstance(selection, np.integer):
+        return int(selection)
+    if not isinstance(selection, builtins.slice):
+        return selection
+    bounds = (selection.start, selection.stop, selection.step)
     try:
         return HashableSlice(*[None if n is None else operator.index(n) for n in bounds])
     except TypeError:
-        wrong = next(n for n in bounds if n is not None and not isinstance(n, int | np.integer))
+        invalid = next(n for n in bounds if n is not None and not isinstance(n, int | np.integer))
         raise python_number_error(
             TensorTypeError,
             "a bound of the slice",
-            wrong,
-            rule="a bound is an integer: the size of a dim is known when the program is traced",
+            invalid,
+            rule="a bound is an integer, because the size of a dim must be known during tracing",
             hint="wf.slice(x, dim, start, size) takes a start that is a tensor",
         ) from None
 
 
-def _as_operand(x: Tensor, dim: Any, what: Any) -> Any:
-    """A single place as an array: an eager op is compiled once for all places, not for each."""
-    if not isinstance(what, int) or isinstance(what, bool):
-        return what
-    return np.asarray(_checked_place(what, select_dim(x.dims, dim)), np.int32)
+def _as_operand(x: Tensor, dim: DimLike, selection: Selection) -> Selection:
+    """Convert an integer to an array, so that an eager op is compiled once and not for each integer."""
+    if not isinstance(selection, int) or isinstance(selection, bool):
+        return selection
+    return np.asarray(_check_position(selection, select_dim(x.dims, dim)), np.int32)
 
 
-def _index_lowering(x: Tensor, where: tuple[tuple[Any, Any], ...]) -> Tensor:
+def _index_lowering(x: Tensor, where: Pairs) -> Tensor:
     x = as_slice(x)
     check_along(select_dims(x.dims, [dim for dim, _ in where]))
-    ranges = [(dim, what) for dim, what in where if isinstance(what, HashableSlice)]
-    single = [(dim, what) for dim, what in where if not isinstance(what, HashableSlice)]
-    # Single places first: they leave a pending sum, which is then cut before it is added up.
-    for dim, what in single:
-        x = _at(x, select_dim(x.dims, dim), what)
+    ranges = [(dim, selection) for dim, selection in where if isinstance(selection, HashableSlice)]
+    single = [(dim, selection) for dim, selection in where if not isinstance(selection, HashableSlice)]
+    # Single elements first: they leave a pending sum, and slicing it first makes the all-reduce smaller.
+    for dim, position in single:
+        x = _at(x, select_dim(x.dims, dim), position)
     if not single:
         x = resolve_to_layout(x)
-    for dim, what in ranges:
+    for dim, selection in ranges:
         old = select_dim(x.dims, dim)
-        x = _strided(x, old, what.places(old))
+        x = _strided(x, old, selection.positions(old))
     return x
 
 
-_index_lowering.__name__ = "index"  # what errors and plans show
+_index_lowering.__name__ = "index"  # the name in errors and plans
 _index = op(_index_lowering)
 
 
-def _at(x: Tensor, dim: Dim, place: Any) -> Tensor:
-    """One place of a dim: its owner's value, as a pending sum over the axes that split the dim."""
-    place = _clamped(_checked_place(place, dim), dim, 1)
-    position = x.dims.index(dim)
-    axes = layout_splits(x)[position]
+def _at(x: Tensor, dim: Dim, position: Position) -> Tensor:
+    """One element of a dim: its owner's value, as a pending sum over the axes that split the dim."""
+    start = _clamp(_check_position(position, dim), dim, 1)
+    dim_index = x.dims.index(dim)
+    axes = layout_splits(x)[dim_index]
     array, pending = array_and_pending(x)
-    block = array.shape[position]
-    piece = lax.dynamic_index_in_dim(array, place % block, position, keepdims=False)
-    kept = x.dims[:position] + x.dims[position + 1 :]
+    block = array.shape[dim_index]
+    # Every device reads the element at the same local offset; all but the owner's are masked.
+    element = lax.dynamic_index_in_dim(array, start % block, dim_index, keepdims=False)
+    remaining = x.dims[:dim_index] + x.dims[dim_index + 1 :]
     if axes:
-        mine = collectives.axis_index(axes) == place // block
-        piece = where_varying(mine, piece, constant_like(0, piece))
-    return _given_by_all(piece, kept, context.require().splits(kept), axes, pending)
+        is_owner = collectives.axis_index(axes) == start // block
+        element = where_varying(is_owner, element, constant_like(0, element))
+    return _sum_of_parts(element, remaining, context.require().splits(remaining), axes, pending)
 
 
-def _checked_place(place: Any, dim: Dim) -> Any:
-    if not isinstance(place, int) or isinstance(place, bool):
-        return _scalar(place, f"the place of dim {dim.name}")
-    if not -dim.size <= place < dim.size:
+def _check_position(position: Position, dim: Dim) -> int | jax.Array:
+    if not isinstance(position, int) or isinstance(position, bool):
+        return _scalar(position, f"the index of dim {dim.name}")
+    if not -dim.size <= position < dim.size:
         raise ShapeError(
-            f"place {place} of dim {dim} is out of range",
-            rule=f"the places of {dim} are 0 to {dim.size - 1}, or -{dim.size} to -1 from the end",
-            hint=f'x["{dim.name}", -1] is the last one',
+            f"index {position} of dim {dim} is out of range",
+            rule=f"the indices of {dim} are 0 to {dim.size - 1}, or -{dim.size} to -1 from the end",
+            hint=f'x["{dim.name}", -1] is the last element',
         )
-    return place
+    return position
 
 
-def _strided(x: Tensor, dim: Dim, places: range) -> Tensor:
-    """The places of a dim in an arithmetic progression; a pending sum stays pending."""
-    backwards = places.step < 0
-    places = places[::-1] if backwards else places
-    position = x.dims.index(dim)
+def _strided(x: Tensor, dim: Dim, positions: range) -> Tensor:
+    """The elements of a dim at an arithmetic progression. A pending sum stays pending."""
+    backwards = positions.step < 0
+    positions = positions[::-1] if backwards else positions
+    dim_index = x.dims.index(dim)
     splits = layout_splits(x)
     array, pending = array_and_pending(x)
-    new = dim.resize(len(places))
-    array = _range(array, position, dim, splits[position], places)
-    dims = x.dims[:position] + (new,) + x.dims[position + 1 :]
+    new = dim.resize(len(positions))
+    array = _range(array, dim_index, dim, splits[dim_index], positions)
+    dims = x.dims[:dim_index] + (new,) + x.dims[dim_index + 1 :]
     array = fill_padding(array, dims, splits, only=[new])
     if backwards:
-        array = flip_block(array, position, new, splits[position])
+        array = flip_block(array, dim_index, new, splits[dim_index])
     return slice_tensor(array, dims, splits, pending)
 
 
-def _range(array: Any, position: int, dim: Dim, axes: Axes, places: range) -> Any:
-    """This device's block of some rising places: the range that covers them, without the rest."""
+def _range(array: jax.Array, dim_index: int, dim: Dim, axes: Axes, positions: range) -> jax.Array:
+    """This device's block of an ascending progression: fetch the range that covers it, then stride."""
     program = context.require()
-    if places == range(dim.size):
+    if positions == range(dim.size):
         return array
-    block = program.slice_size(dim.resize(len(places)), axes)
-    starts = [places.start + k * block * places.step for k in range(program.ways(axes))]
-    # Beyond the last place nothing is wanted, so nothing should travel.
-    length = (block - 1) * places.step + 1
-    array = halo.halo_exchange(array, position, dim.resize(places[-1] + 1), axes, starts, length)
-    return lax.slice_in_dim(array, 0, length, places.step, position)
+    block = program.slice_size(dim.resize(len(positions)), axes)
+    starts = [positions.start + k * block * positions.step for k in range(program.ways(axes))]
+    length = (block - 1) * positions.step + 1
+    # Resizing the dim to the last position that is needed keeps later elements out of the exchange.
+    array = halo.halo_exchange(array, dim_index, dim.resize(positions[-1] + 1), axes, starts, length)
+    return lax.slice_in_dim(array, 0, length, positions.step, dim_index)
 
 
 @op
-def slice(x: Tensor, dim: Any, start: Any, size: Any) -> Tensor:
-    """`size` places of a dim from `start` on.
+def slice(x: Tensor, dim: DimLike, start: int | Tensor, size: int | Dim) -> Tensor:
+    """`size` elements of a dim, beginning at `start`.
 
     Args:
       x: a tensor.
-      dim: which dim.
-      start: a whole number or an integer tensor without dims; negative ones are counted from the
-        end. If the places don't lie within the dim, a number is an error. A tensor's value is known
-        only when the program runs: it is moved back until they do, as in `jax.lax.dynamic_slice`.
-      size: how many places; a Dim also gives the new name.
+      dim: the dim to slice.
+      start: an integer or an integer tensor without dims. A negative start counts from the end. If the slice
+        is not within the dim, an integer is an error. The value of a tensor is known only when the program
+        runs, so it is clamped, as in `jax.lax.dynamic_slice`.
+      size: the number of elements. A Dim also gives the new name.
 
     >>> import weft as wf
     >>> x = wf.arange(wf.Dim("a", 6))
@@ -224,45 +235,48 @@ def slice(x: Tensor, dim: Any, start: Any, size: Any) -> Tensor:
     old = select_dim(x.dims, dim)
     check_along([old])
     new = size if isinstance(size, Dim) else old.resize(as_integer(size, "size"))
-    start = _start(start, old, new)
-    position = x.dims.index(old)
-    dims = x.dims[:position] + (new,) + x.dims[position + 1 :]
+    first = _start(start, old, new)
+    dim_index = x.dims.index(old)
+    dims = x.dims[:dim_index] + (new,) + x.dims[dim_index + 1 :]
     check_distinct(dims)
     context.require().splits(dims)
-    if isinstance(start, int):
-        cut = _strided(x, old, range(start, start + new.size))
-        return slice_tensor(cut._array, dims, cut.splits)  # a new name's split is held back
+    if isinstance(first, int):
+        sliced = _strided(x, old, range(first, first + new.size))
+        return slice_tensor(sliced._array, dims, sliced.splits)  # if renamed, the consumer reshards it
     splits = layout_splits(x)
-    array, axes = reshard(x), splits[position]
+    array, axes = reshard(x), splits[dim_index]
+    # The blocks that a device needs are unknown during tracing, so permutes are not an option. Each device
+    # contributes what it has to a pending sum: a reduce-scatter, if the consumer splits the dim.
     if axes:
-        array = _own_part(array, position, axes, start, new.size)
+        array = _own_part(array, dim_index, axes, first, new.size)
     else:
-        array = lax.dynamic_slice_in_dim(array, start, new.size, position)
-    whole = splits[:position] + ((),) + splits[position + 1 :]
-    return _given_by_all(array, dims, whole, axes)
+        array = lax.dynamic_slice_in_dim(array, first, new.size, dim_index)
+    unsplit = splits[:dim_index] + ((),) + splits[dim_index + 1 :]
+    return _sum_of_parts(array, dims, unsplit, axes)
 
 
-def _own_part(array: Any, position: int, axes: Axes, start: Any, length: int) -> Any:
-    """The places `[start, start + length)` of the whole; zeros where this device lacks them."""
-    block = array.shape[position]
-    array = _widened(array, position, length)
+def _own_part(array: jax.Array, dim_index: int, axes: Axes, start: jax.Array, length: int) -> jax.Array:
+    """The global positions `[start, start + length)`, with zeros where this device lacks them."""
+    block = array.shape[dim_index]
+    # With zeros on both sides every start is in range, and a range that misses this block reads zeros only.
+    array = _pad_both(array, dim_index, length)
     first = jnp.clip(start - block_start(axes, block) + length, 0, block + length)
-    return lax.dynamic_slice_in_dim(array, first, length, position)
+    return lax.dynamic_slice_in_dim(array, first, length, dim_index)
 
 
 @op
-def update(x: Tensor, dim: Any, start: Any, value: Any) -> Tensor:
-    """`x` with the places of a dim from `start` on replaced by `value`.
+def update(x: Tensor, dim: DimLike, start: int | Tensor, value: Operand) -> Tensor:
+    """Replace the elements of a dim from `start` on by `value`.
 
-    Each device updates its own part. A value whose dim is split travels by permutes if `start` is a
-    number, and is gathered if it is a tensor.
+    Each device updates its own slice. If the dim of the value is split, it is exchanged by permutes for an
+    integer `start`, and gathered for a tensor.
 
     Args:
       x: a tensor.
-      dim: which dim.
+      dim: the dim to update along.
       start: as in `slice`.
-      value: has the dim in its own size (or not at all: then it is one place) and the other dims of
-        `x`; those that it lacks are broadcast. It takes the dtype of `x`.
+      value: has the dim with its own size (or lacks it: one element), and other dims of `x`; it is broadcast
+        along those it lacks. It is cast to the dtype of `x`.
 
     >>> import weft as wf
     >>> wf.update(wf.zeros("a=5"), "a", 1, wf.ones("a=2"))
@@ -273,32 +287,34 @@ def update(x: Tensor, dim: Any, start: Any, value: Any) -> Tensor:
     check_along([old])
     new = next((d for d in value.dims if d.name == old.name), old.resize(1))
     _check_value(x, value, old)
-    start = _start(start, old, new)
-    position = x.dims.index(old)
-    axes = layout_splits(x)[position]
-    by_permutes = bool(axes) and isinstance(start, int) and new in value.dims
+    first = _start(start, old, new)
+    dim_index = x.dims.index(old)
+    axes = layout_splits(x)[dim_index]
+    by_permutes = bool(axes) and isinstance(first, int) and new in value.dims
     if axes and not by_permutes and new in value.dims and new.size == 1:
-        value = _at(value, new, 0)  # an all-reduce of one place: less than a gather
-    wanted = x.dims[:position] + (new,) + x.dims[position + 1 :]
-    whole = tuple(
+        value = _at(value, new, 0)  # an all-reduce of one element: fewer bytes than a gather
+    order = x.dims[:dim_index] + (new,) + x.dims[dim_index + 1 :]
+    value_splits = tuple(
         () if d == new and not by_permutes else one
         for d, one in zip(value.dims, layout_splits(value), strict=True)
     )
-    array, piece = reshard_together([x, value], [layout_splits(x), whole])
-    piece = cast_like(align(piece, value.dims, wanted), array)
+    array, piece = reshard_together([x, value], [layout_splits(x), value_splits])
+    piece = cast_like(align(piece, value.dims, order), array)
     piece = piece.reshape((1,) * (array.ndim - piece.ndim) + piece.shape)
     if not axes:
-        shape = [piece.shape[p] if p == position else n for p, n in enumerate(array.shape)]
+        shape = [piece.shape[i] if i == dim_index else n for i, n in enumerate(array.shape)]
         piece = jnp.broadcast_to(piece, shape)
-        array = cast_like(lax.dynamic_update_slice_in_dim(array, piece, start, position), array)
+        array = cast_like(lax.dynamic_update_slice_in_dim(array, piece, first, dim_index), array)
     else:
         if by_permutes:
-            piece = fetch_at_offset(piece, position, new, axes, start, array.shape[position])
+            assert isinstance(first, int)
+            piece = fetch_at_offset(piece, dim_index, new, axes, first, array.shape[dim_index])
         elif new.size > 1:
-            piece = _window(piece, position, axes, start, array.shape[position])
-        places = global_positions(old, axes)
-        inside = (places >= start) & (places < start + new.size)
-        array = where_varying(broadcast_mask(inside, position, array.ndim), piece, array)
+            piece = _overlap(piece, dim_index, axes, first, array.shape[dim_index])
+        positions = global_positions(old, axes)
+        inside = (positions >= first) & (positions < first + new.size)
+        array = where_varying(broadcast_mask(inside, dim_index, array.ndim), piece, array)
+    # A value that is broadcast along a dim has also been written into its padding.
     broadcast = [d for d in x.dims if d not in value.dims and d != old]
     return slice_tensor(fill_padding(array, x.dims, layout_splits(x), only=broadcast), x.dims)
 
@@ -308,94 +324,94 @@ def _check_value(x: Tensor, value: Tensor, dim: Dim) -> None:
     extra = [d for d in union_dims([x.dims, others]) if d not in x.dims]
     if extra:
         raise DimError(
-            f"the value has dims {format_dims(extra)}, which [{format_dims(x.dims)}] has not",
-            rule="a value has no dims but those of the tensor that it is put into",
+            f"the value has dims {format_dims(extra)}, which are not in [{format_dims(x.dims)}]",
+            rule="the value of an update has no dims that the tensor lacks",
             hint="rename them, or reduce them first",
         )
     check_value_dtype(x, value)
 
 
 def check_value_dtype(x: Tensor, value: Tensor) -> None:
-    """An error if a value is of a kind that the tensor's type has no room for."""
+    """Raise an error if the dtype of a tensor can't represent the kind of a value: a float in integers, …"""
     kinds = [jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating]
     have, want = (
         next((n for n, kind in enumerate(kinds) if jnp.issubdtype(t.dtype, kind)), -1) for t in (value, x)
     )
     if have > want:
         raise TensorTypeError(
-            f"a value of type {value.dtype} was put into a tensor of type {x.dtype}",
-            rule="a value takes the dtype of the tensor, and must not lose its meaning by that",
+            f"a value of dtype {value.dtype} was written into a tensor of dtype {x.dtype}",
+            rule="a value is cast to the dtype of the tensor, and the cast must not drop information",
             hint=f"convert one of them: value.astype(jnp.{x.dtype})",
         )
 
 
-def _window(piece: Any, position: int, axes: Axes, start: Any, block: int) -> Any:
-    """What lies over this device's block when a whole value begins at `start`; zeros elsewhere."""
-    size = piece.shape[position]
-    piece = _widened(piece, position, block)
+def _overlap(value: jax.Array, dim_index: int, axes: Axes, start: int | jax.Array, block: int) -> jax.Array:
+    """The part of an unsplit value, which begins at `start`, over this device's block; zeros elsewhere."""
+    size = value.shape[dim_index]
+    value = _pad_both(value, dim_index, block)
     first = jnp.clip(block_start(axes, block) - start + block, 0, size + block)
-    return lax.dynamic_slice_in_dim(piece, first, block, position)
+    return lax.dynamic_slice_in_dim(value, first, block, dim_index)
 
 
-def _given_by_all(
-    array: Any,
+def _sum_of_parts(
+    array: jax.Array,
     dims: Sequence[Dim],
     splits: Splits,
     axes: Axes,
     pending: frozenset[str] = frozenset(),
 ) -> Tensor:
-    """A tensor of which each device along the axes gave its part, and zeros for the rest."""
-    if axes and array.dtype == jnp.bool_:  # the sum of truth values is not a truth value
+    """A tensor whose elements are each nonzero on at most one device along `axes`: a pending sum."""
+    if axes and array.dtype == jnp.bool_:  # the sum of booleans is not a boolean
         return slice_tensor(collectives.all_reduce_max(array, axes), dims, splits)
     return slice_tensor(array, dims, splits, pending | set(axes))
 
 
-def _widened(array: Any, position: int, by: int) -> Any:
-    """Zeros at both ends of a position."""
-    edges = [(by, by, 0) if p == position else (0, 0, 0) for p in range(array.ndim)]
-    return lax.pad(array, constant_like(0, array), edges)
+def _pad_both(array: jax.Array, dim_index: int, count: int) -> jax.Array:
+    """Add zeros at both ends of a dimension."""
+    config = [(count, count, 0) if i == dim_index else (0, 0, 0) for i in range(array.ndim)]
+    return lax.pad(array, constant_like(0, array), config)
 
 
-def _start(start: Any, old: Dim, new: Dim) -> Any:
-    """Where a slice or an update begins: a number that was checked, or a clamped value."""
+def _start(start: int | np.integer | Tensor, old: Dim, new: Dim) -> int | jax.Array:
+    """The start of a slice or an update: a checked integer, or a clamped array."""
     if new.size > old.size:
         raise ShapeError(
-            f"{new.size} places don't fit into dim {old}",
-            rule="a slice or an update lies within its dim",
+            f"{new.size} elements don't fit into dim {old}",
+            rule="a slice or an update must be within its dim",
             hint=f"take at most {old.size}, or extend the dim with wf.pad",
         )
     if not isinstance(start, int | np.integer) or isinstance(start, bool):
-        return _clamped(_scalar(start, "start"), old, new.size)
+        return _clamp(_scalar(start, "start"), old, new.size)
     first, last = int(start), old.size - new.size
     first += old.size if first < 0 else 0
     if not 0 <= first <= last:
         raise ShapeError(
-            f"{new.size} places from {start} on don't lie within dim {old}",
-            f"they would be {first} to {first + new.size - 1}, and its places are 0 to {old.size - 1}",
-            rule="a slice or an update lies within its dim; a negative start counts from the end",
+            f"{new.size} elements from {start} on are not within dim {old}",
+            f"they would be {first} to {first + new.size - 1}, and its positions are 0 to {old.size - 1}",
+            rule="a slice or an update must be within its dim; a negative start counts from the end",
             hint=f"start at {last}, or at {-new.size} from the end, for the last {new.size}; a start "
-            "that is a tensor is moved back as far as it takes",
+            "that is a tensor is clamped",
         )
     return first
 
 
-def _scalar(x: Any, what: str) -> Any:
-    """The value of an integer tensor without dims, the same on all devices."""
-    good = isinstance(x, Tensor) or (hasattr(x, "dtype") and getattr(x, "shape", None) == ())
-    t = as_slice(x) if good else None
+def _scalar(x: Position | np.integer, what: str) -> jax.Array:
+    """The value of an integer tensor without dims, replicated."""
+    is_scalar = isinstance(x, Tensor) or (hasattr(x, "dtype") and getattr(x, "shape", None) == ())
+    t = as_slice(x) if is_scalar else None
     if t is None or t.dims or not jnp.issubdtype(t.dtype, jnp.integer):
         raise python_number_error(
             TensorTypeError,
             what,
             x if t is None else t,
             rule=f"{what} is an integer, or an integer tensor without dims",
-            hint="for many places at once use wf.take(x, ids, dim)",
+            hint="to select many elements at once, use wf.take(x, ids, dim)",
         )
     return reshard(t).astype(jnp.int32)
 
 
-def _clamped(start: Any, dim: Dim, length: int) -> Any:
-    """As `lax.dynamic_slice`: negative starts count from the end; then all is made to fit."""
+def _clamp(start: int | jax.Array, dim: Dim, length: int) -> int | jax.Array:
+    """Clamp a start, like `lax.dynamic_slice`; a negative one counts from the end."""
     last = dim.size - length
     if isinstance(start, int):
         return max(0, min(last, start + dim.size if start < 0 else start))

@@ -1,40 +1,49 @@
-"""Any optax transformation, right under any layout.
+"""Any optax transformation, correct under any layout.
 
-Inside a program leaves are slices, and a raw optax transformation there would be silently wrong: its global
-norm would be that of one slice. `wf.optimizer(tx)` runs it after the program's SPMD part, in the same `jit`,
-on whole arrays in their true sizes, and lays the results out again.
+Inside a program leaves are slices, and a raw optax transformation would be silently wrong: its global norm
+would be the norm of one slice. `wf.optimizer(tx)` runs the transformation after the program's SPMD part, in
+the same `jit`, on global arrays without padding, and reshards the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from ..core import context
 from ..core.deferred import ResultSpec, defer, global_arrays, global_shape
+from ..core.describe import describe, reports_call
 from ..core.errors import DimError, ProgramError
-from ..core.forms import as_slice, materialize
+from ..core.operands import as_slice
 from ..core.placement import place
-from ..core.tensor import Tensor, describe, is_tensor, reports_call
+from ..core.reshard import materialize
+from ..core.tensor import Tensor, is_tensor
+from ..core.types import PyTree
 from .shape import transpose
 
-if TYPE_CHECKING:  # the functions below import it when they are called: it takes a fifth of the time of JAX
+if TYPE_CHECKING:  # imported by the functions that use it: the import takes a fifth of the time of JAX's
     import optax
 
 
+Leaf = Tensor | jax.Array
+Finish = Callable[[PyTree, PyTree], PyTree]  # from parameters and updates to the first result
+
+
 class OptaxOptimizer:
-    """An optax transformation over named tensors; made by `wf.optimizer`."""
+    """An optax transformation over named tensors, created by `wf.optimizer`."""
 
     def __init__(self, tx: optax.GradientTransformation):
         self._tx = tx
-        self._steps = {end: self._step(end, {}) for end in (_updated, _updates)}  # JAX compiles each once
+        # Created once, so that JAX's jit cache recognizes them.
+        finishes: tuple[Finish, ...] = (_apply_updates, _return_updates)
+        self._steps = {finish: self._step(finish, {}) for finish in finishes}
 
     @property
     def tx(self) -> optax.GradientTransformation:
-        """The transformation."""
+        """The optax transformation."""
         return self._tx
 
     def __repr__(self) -> str:
@@ -47,76 +56,82 @@ class OptaxOptimizer:
         return hash(self.tx)
 
     @reports_call
-    def init(self, params: Any) -> Any:
-        """The state to begin with: what is shaped like a parameter has its dims."""
+    def init(self, params: PyTree) -> PyTree:
+        """The initial state. Leaves with the shape of a parameter have its dims."""
         arrays = _shapes(params)
         return _run(self.tx.init, (params,), self._state_results(arrays, params), params)
 
     @reports_call
-    def update(self, grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
-        """The updates to add to the parameters, and the new state, as `tx.update`.
+    def update(self, grads: PyTree, state: PyTree, params: PyTree, **extra: PyTree) -> tuple[PyTree, PyTree]:
+        """The updates to add to the parameters, and the new state, like `tx.update`.
 
-        Some transformations ask for more, by name: `value=loss`. Functions among it are given whole arrays.
+        Some transformations take extra arguments: `value=loss`. Functions among them receive global arrays.
         """
-        return self._update(_updates, grads, state, params, extra)
+        return self._update(_return_updates, grads, state, params, extra)
 
     @reports_call
-    def apply(self, grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
-        """The new parameters and the new state; what else there is to give is that of `update`."""
-        return self._update(_updated, grads, state, params, extra)
+    def apply(self, grads: PyTree, state: PyTree, params: PyTree, **extra: PyTree) -> tuple[PyTree, PyTree]:
+        """The new parameters and the new state. Extra arguments are those of `update`."""
+        return self._update(_apply_updates, grads, state, params, extra)
 
-    def _update(self, end: Callable[..., Any], grads: Any, state: Any, params: Any, extra: Any) -> Any:
+    def _update(
+        self, finish: Finish, grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, PyTree]
+    ) -> tuple[PyTree, PyTree]:
         self._check_extra(extra)
-        functions = {name: given for name, given in extra.items() if callable(given)}
-        extra = {name: _as_given(given, params) for name, given in extra.items() if name not in functions}
-        grads, arrays = _aligned(grads, params), _shapes(params)
+        functions = {name: value for name, value in extra.items() if callable(value)}
+        extra = {name: _align_extra(value, params) for name, value in extra.items() if name not in functions}
+        grads, arrays = _align_grads(grads, params), _shapes(params)
         as_params = jax.tree.map(_like_param, params, is_leaf=is_tensor)
         results = (as_params, self._state_results(arrays, params))
         if context.current() is not None:
-            # Gradients meet the state where it is stored: a pending sum is scattered, not reduced.
+            # The update runs in the state's layout: a pending sum needs a reduce-scatter, not an all-reduce.
             grads = jax.tree.map(_in_state_layout, grads, is_leaf=is_tensor)
-        step = self._step(end, functions) if functions else self._steps[end]
+        step = self._step(finish, functions) if functions else self._steps[finish]
         return _run(step, (grads, state, params, extra), results, params)
 
-    def _step(self, end: Callable[..., Any], functions: dict[str, Any]) -> Callable[..., Any]:
-        """The transformation's `update`, and what is made of the parameters and the updates."""
+    def _step(
+        self, finish: Finish, functions: dict[str, Callable[..., PyTree]]
+    ) -> Callable[..., tuple[PyTree, PyTree]]:
+        """The transformation's `update`, followed by `finish(params, updates)`."""
 
-        def new(grads: Any, state: Any, params: Any, extra: Any) -> tuple[Any, Any]:
+        def step(
+            grads: PyTree, state: PyTree, params: PyTree, extra: dict[str, PyTree]
+        ) -> tuple[PyTree, PyTree]:
             updates, state = self.tx.update(grads, state, params, **extra, **functions)
-            return end(params, updates), state
+            return finish(params, updates), state
 
-        return new
+        return step
 
-    def _check_extra(self, extra: Any) -> None:
+    def _check_extra(self, extra: dict[str, PyTree]) -> None:
         import optax
 
         plain = isinstance(self.tx, optax.GradientTransformation)
         if extra and plain and not isinstance(self.tx, optax.GradientTransformationExtraArgs):
             raise ProgramError(
                 f"the optimizer was given {', '.join(extra)}, which its transformation does not take",
-                rule="beside gradients, state and parameters, a transformation is given what it asks for",
-                hint="leave it out; or optax.with_extra_args_support(tx), which takes and ignores it",
+                rule="only a GradientTransformationExtraArgs takes extra arguments",
+                hint="omit it; or use optax.with_extra_args_support(tx), which ignores it",
             )
 
-    def _state_results(self, arrays: Any, params: Any) -> Any:
-        """For each leaf of the state: the dims of the parameter that it is shaped like, or none."""
+    def _state_results(self, arrays: PyTree, params: PyTree) -> PyTree:
+        """The spec of each leaf of the state: the dims of its parameter if it has the same shape, or none."""
         import optax
 
         state = jax.eval_shape(self.tx.init, arrays)
         boxes = jax.tree.map(_Box, params, is_leaf=is_tensor)
 
-        def is_masked(leaf: Any) -> bool:
+        def is_masked(leaf: object) -> bool:
             return isinstance(leaf, optax.MaskedNode)
 
-        def named(leaf: Any, box: _Box) -> Any:
-            if is_masked(leaf):  # the state of a parameter that is left out
+        def named(leaf: jax.ShapeDtypeStruct | optax.MaskedNode, box: _Box) -> ResultSpec | optax.MaskedNode:
+            if isinstance(leaf, optax.MaskedNode):  # optax.masked excludes this parameter
                 return leaf
             t = box.content
             if isinstance(t, Tensor) and leaf.shape == tuple(d.size for d in t.dims):
                 return ResultSpec(t.dims, "optimizer")
             return unnamed(leaf)
 
-        def unnamed(leaf: Any) -> ResultSpec:
+        def unnamed(leaf: object) -> ResultSpec:
             return ResultSpec(None)
 
         try:
@@ -124,21 +139,21 @@ class OptaxOptimizer:
                 self.tx, named, state, boxes, transform_non_params=unnamed, is_leaf=is_masked
             )
         except Exception:
-            # Which leaves belong to which parameter optax finds out by a state of placeholders. Some can't be
-            # made of them (lbfgs's), and some are nested otherwise than the parameters (sm3's).
+            # optax finds the parameter of each leaf by initializing the state with placeholders. This fails
+            # for some transformations (lbfgs), and some states have another tree structure (sm3).
             return jax.tree.map(unnamed, state)
 
 
 class _Box:
-    """A leaf for JAX, whatever is in it."""
+    """Makes its content a single pytree leaf."""
 
-    def __init__(self, content: Any):
+    def __init__(self, content: Leaf):
         self.content = content
 
 
 @reports_call
 def optimizer(tx: optax.GradientTransformation) -> OptaxOptimizer:
-    """An optax transformation that is right on any mesh and layout.
+    """Wrap an optax transformation so that it is correct on any mesh and layout.
 
     >>> import optax, weft as wf
     >>> w = wf.parameter(wf.ones("a=2"))
@@ -151,77 +166,79 @@ def optimizer(tx: optax.GradientTransformation) -> OptaxOptimizer:
     if not hasattr(tx, "init") or not hasattr(tx, "update"):
         raise ProgramError(
             f"{tx!r} is not an optax transformation",
-            rule="an optimizer is made of one: of what optax.adam(1e-3) or optax.chain(…) returns",
+            rule="optimizer() takes an optax transformation, such as optax.adam(1e-3) or optax.chain(…)",
             hint="wf.optimizer(optax.adam(1e-3))",
         )
     return OptaxOptimizer(tx)
 
 
-def _updates(params: Any, updates: Any) -> Any:
+def _return_updates(params: PyTree, updates: PyTree) -> PyTree:
     return updates
 
 
-def _updated(params: Any, updates: Any) -> Any:
+def _apply_updates(params: PyTree, updates: PyTree) -> PyTree:
     import optax
 
     return optax.apply_updates(params, updates)
 
 
-def _shapes(params: Any) -> Any:
+def _shapes(params: PyTree) -> PyTree:
     return jax.tree.map(global_shape, params, is_leaf=is_tensor)
 
 
-def _aligned(grads: Any, params: Any) -> Any:
-    """Gradients with their dims in the order of the parameters': optax goes by position."""
-    tree: Any
+def _align_grads(grads: PyTree, params: PyTree) -> PyTree:
+    """Transpose gradients to the dim order of their parameters, because optax matches dims by position."""
+    tree: object
     leaves, tree = jax.tree.flatten(grads, is_leaf=is_tensor)
-    wanted, wanted_tree = jax.tree.flatten(params, is_leaf=is_tensor)
-    rule = "there is a gradient for each parameter, with the same dims"
-    if tree != wanted_tree:
+    param_leaves, param_tree = jax.tree.flatten(params, is_leaf=is_tensor)
+    rule = "each parameter has a gradient with the same dims"
+    if tree != param_tree:
         raise ProgramError(
-            f"there are {len(leaves)} gradients for {len(wanted)} parameters, or otherwise nested",
+            f"there are {len(leaves)} gradients for {len(param_leaves)} parameters, or their trees differ",
             rule=rule,
-            hint="pass what wf.grad gives for the parameters",
+            hint="pass the gradients that wf.grad returns for the parameters",
         )
-    for n, (g, p) in enumerate(zip(leaves, wanted, strict=True)):
+    for n, (g, p) in enumerate(zip(leaves, param_leaves, strict=True)):
         if isinstance(g, Tensor) and isinstance(p, Tensor) and g.dims != p.dims:
             if set(g.dims) != set(p.dims):
                 raise DimError(
                     f"the gradient {describe(g)} belongs to the parameter {describe(p)}",
                     rule=rule,
-                    hint="pass what wf.grad gives for the parameters",
+                    hint="pass the gradients that wf.grad returns for the parameters",
                 )
             leaves[n] = transpose(g, p.dims)
     return jax.tree.unflatten(tree, leaves)
 
 
-def _as_given(given: Any, params: Any) -> Any:
-    """What else a transformation is given; what is nested like the parameters has their order of dims."""
+def _align_extra(extra: PyTree, params: PyTree) -> PyTree:
+    """An extra argument, transposed to the dim order of the parameters if it has their tree structure."""
 
-    def turned(t: Any, p: Any) -> Any:
-        both = isinstance(t, Tensor) and isinstance(p, Tensor)
-        return transpose(t, p.dims) if both and set(t.dims) == set(p.dims) else t
+    def align(t: Leaf, p: Leaf) -> Leaf:
+        if isinstance(t, Tensor) and isinstance(p, Tensor) and set(t.dims) == set(p.dims):
+            return transpose(t, p.dims)
+        return t
 
-    given = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), given, is_leaf=is_tensor)
-    tree: Any = jax.tree.structure(given, is_leaf=is_tensor)
-    wanted = jax.tree.structure(params, is_leaf=is_tensor)
-    return jax.tree.map(turned, given, params, is_leaf=is_tensor) if tree == wanted else given
+    extra = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), extra, is_leaf=is_tensor)
+    tree: object = jax.tree.structure(extra, is_leaf=is_tensor)
+    same = tree == jax.tree.structure(params, is_leaf=is_tensor)
+    return jax.tree.map(align, extra, params, is_leaf=is_tensor) if same else extra
 
 
-def _like_param(t: Any) -> ResultSpec:
+def _like_param(t: Leaf) -> ResultSpec:
     return ResultSpec(t.dims, t.role) if isinstance(t, Tensor) else ResultSpec(None)
 
 
-def _in_state_layout(t: Any) -> Any:
+def _in_state_layout(t: Leaf) -> Leaf:
     return materialize(as_slice(t), "optimizer") if isinstance(t, Tensor) else t
 
 
-def _run(fn: Callable[..., Any], args: tuple[Any, ...], results: Any, params: Any) -> Any:
+def _run(fn: Callable[..., PyTree], args: tuple[PyTree, ...], results: PyTree, params: PyTree) -> PyTree:
+    """Call `fn` on the global arrays of `args`, and place its results like the parameters."""
     if context.current() is not None:
         return defer(fn, args, results)
     placed = [t for t in jax.tree.leaves(params, is_leaf=is_tensor) if isinstance(t, Tensor)]
     mesh, layout = (placed[0].mesh, placed[0].layout) if placed else (None, None)
-    if any(isinstance(t._held, jax.ShapeDtypeStruct) for t in placed):  # that of specs are specs
+    if any(isinstance(t._data, jax.ShapeDtypeStruct) for t in placed):  # specs in, specs out
         mesh, layout, out = (
             None,
             None,
@@ -230,7 +247,7 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...], results: Any, params: An
     else:
         out = jax.jit(fn)(*global_arrays(args))
 
-    def wrap(result: ResultSpec, array: Any) -> Any:
+    def wrap(result: ResultSpec, array: jax.Array) -> Leaf:
         if result.dims is None:
             return array
         return place(Tensor(array, result.dims, role=result.role), mesh, layout)

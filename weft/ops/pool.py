@@ -1,9 +1,8 @@
-"""Pooling and windows: over a split dim only the borders travel."""
+"""Pooling and windows. A split dim needs a halo exchange only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,73 +10,86 @@ import numpy as np
 from jax import lax
 
 from ..core import collectives, context
-from ..core.dims import Dim, as_dim, check_distinct, select_dim, select_dims
+from ..core.dims import Dim, DimLike, as_dim, check_distinct, select_dim, select_dims
 from ..core.errors import ShapeError
-from ..core.forms import as_slice, layout_splits, reshard, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding, global_positions
+from ..core.reshard import layout_splits, reshard
 from ..core.tensor import Tensor
 from ..core.types import constant_like
 from .reduce import extreme_value, require_ordered
 from .sliding_window import (
+    Padding,
+    PerDim,
     SlidingWindow,
     accept_dim_keys,
     check_window,
     fetch_receptive_field,
     sliding_windows,
 )
+from .typing import ArrayFn, Number
 
 
 @accept_dim_keys
 @op
-def max_pool(x: Tensor, window: Mapping[Any, int], stride: Any = None, padding: Any = "VALID") -> Tensor:
-    """The maximum under a window that slides along some dims.
+def max_pool(
+    x: Tensor,
+    window: Mapping[DimLike, int],
+    stride: PerDim[int] | None = None,
+    padding: PerDim[Padding] = "VALID",
+) -> Tensor:
+    """The maximum over a window that slides along one or more dims.
 
     Args:
       x: any tensor.
-      window: how many places of which dims, `{"h": 2, "w": 2}`.
-      stride: a number, or one for each of these dims; by default the window, so that none overlap.
-      padding: "SAME", "VALID", or the places before and behind, as in `conv`; they never are the
-        maximum.
+      window: the window's size along each dim, `{"h": 2, "w": 2}`.
+      stride: an integer, or one for each of these dims. Defaults to the window: no overlap.
+      padding: "SAME", "VALID", or the padding before and after, as in `conv`. Padding is never the maximum.
 
     >>> import weft as wf
     >>> wf.max_pool(wf.arange(wf.Dim("h", 6)), {"h": 2})
     i32[h=3] [1, 3, 5]
     """
     x = require_ordered(x, "max_pool")
-    slides = _pool_slides(x, window, stride, padding)
+    slides = _pool_windows(x, window, stride, padding)
     lowest = extreme_value(x.dtype, -1)
 
-    def outside(array: Any, position: int, slide: SlidingWindow, first: Any) -> Any:
-        places = lax.iota(jnp.int32, array.shape[position]) + first
-        inside = (places >= 0) & (places < slide.dim.size)
-        inside = inside.reshape([-1 if p == position else 1 for p in range(array.ndim)])
+    def mask_outside(array: jax.Array, dim_index: int, slide: SlidingWindow, first: jax.Array) -> jax.Array:
+        index = lax.iota(jnp.int32, array.shape[dim_index]) + first
+        inside = (index >= 0) & (index < slide.dim.size)
+        inside = inside.reshape([-1 if n == dim_index else 1 for n in range(array.ndim)])
         axes = collectives.varying_axes(array)
         low = collectives.pvary(constant_like(lowest, array), axes)
         return jnp.where(collectives.pvary(inside, axes), array, low)
 
-    array = _pooled(x.dims, reshard(x), slides, lowest, lax.max, outside)
+    array = _pooled(x.dims, reshard(x), slides, lowest, lax.max, mask_outside)
     dims = _pool_dims(x, slides)
     return slice_tensor(fill_padding(array, dims, context.require().splits(dims)), dims)
 
 
 @accept_dim_keys
 @op
-def avg_pool(x: Tensor, window: Mapping[Any, int], stride: Any = None, padding: Any = "VALID") -> Tensor:
-    """The mean under a window that slides along some dims, of elements only, not of padding.
+def avg_pool(
+    x: Tensor,
+    window: Mapping[DimLike, int],
+    stride: PerDim[int] | None = None,
+    padding: PerDim[Padding] = "VALID",
+) -> Tensor:
+    """The mean over a window that slides along one or more dims. Padding does not count.
 
     Args:
       x: any tensor.
-      window: how many places of which dims, `{"h": 2, "w": 2}`.
-      stride: a number, or one for each of these dims; by default the window, so that none overlap.
-      padding: "SAME", "VALID", or the places before and behind, as in `conv`.
+      window: the window's size along each dim, `{"h": 2, "w": 2}`.
+      stride: an integer, or one for each of these dims. Defaults to the window: no overlap.
+      padding: "SAME", "VALID", or the padding before and after, as in `conv`.
 
     >>> import weft as wf
     >>> wf.avg_pool(wf.arange(wf.Dim("h", 4), float), {"h": 3}, stride=1, padding="SAME")
     f32[h=4] [0.5, 1. , 2. , 2.5]
     """
     x = as_slice(x)
-    slides = _pool_slides(x, window, stride, padding)
+    slides = _pool_windows(x, window, stride, padding)
     array = fill_padding(reshard(x), x.dims, layout_splits(x), only=[slide.dim for slide in slides])
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         array = array.astype(jax.dtypes.canonicalize_dtype(float))
@@ -85,25 +97,27 @@ def avg_pool(x: Tensor, window: Mapping[Any, int], stride: Any = None, padding: 
     dims = _pool_dims(x, slides)
     splits = context.require().splits(dims)
     for slide in slides:
-        place = dims.index(slide.out)
-        first = global_positions(slide.out, splits[place]) * slide.stride - slide.low
+        dim_index = dims.index(slide.out)
+        first = global_positions(slide.out, splits[dim_index]) * slide.stride - slide.low
         inside = jnp.minimum(first + slide.window, slide.dim.size) - jnp.maximum(first, 0)
-        count = jnp.maximum(inside, 1).astype(total.dtype)  # a window over padding only has mean 0
-        count = count.reshape([-1 if p == place else 1 for p in range(len(dims))])
+        count = jnp.maximum(inside, 1).astype(total.dtype)  # the mean of a window of padding is 0
+        count = count.reshape([-1 if n == dim_index else 1 for n in range(len(dims))])
         total = total / collectives.pvary(count, collectives.varying_axes(total))
     return slice_tensor(fill_padding(total, dims, splits), dims)
 
 
-def _pool_slides(x: Tensor, window: Any, stride: Any, padding: Any) -> list[SlidingWindow]:
+def _pool_windows(
+    x: Tensor, window: Mapping[DimLike, int], stride: PerDim[int] | None, padding: PerDim[Padding]
+) -> list[SlidingWindow]:
     check_window(window, '{"h": 2, "w": 2}')
     dims = select_dims(x.dims, list(window))
     slides = sliding_windows(dims, list(window.values()), window if stride is None else stride, padding)
-    wrong = [slide for slide in slides if slide.low < 0 or slide.high < 0]
-    if wrong:
+    negative = [slide for slide in slides if slide.low < 0 or slide.high < 0]
+    if negative:
         raise ShapeError(
-            f"the padding along {wrong[0].dim.name} is {wrong[0].low} and {wrong[0].high}",
-            rule="a pool's padding is not negative",
-            hint=f'cut places off first: x["{wrong[0].dim.name}", 1:]',
+            f"the padding along {negative[0].dim.name} is {negative[0].low} and {negative[0].high}",
+            rule="the padding of a pool is not negative",
+            hint=f'slice the dim first: x["{negative[0].dim.name}", 1:]',
         )
     return slides
 
@@ -115,52 +129,48 @@ def _pool_dims(x: Tensor, slides: Sequence[SlidingWindow]) -> tuple[Dim, ...]:
 
 def _pooled(
     dims: tuple[Dim, ...],
-    array: Any,
+    array: jax.Array,
     slides: Sequence[SlidingWindow],
-    start: Any,
-    combine: Callable[..., Any],
-    outside: Callable[[Any, int, SlidingWindow, Any], Any],
-) -> Any:
-    """`lax.reduce_window` of slices; `outside` fills what was fetched from outside the dim."""
+    init: Number,
+    combine: ArrayFn,
+    mask_outside: Callable[[jax.Array, int, SlidingWindow, jax.Array], jax.Array],
+) -> jax.Array:
+    """`lax.reduce_window` of slices. `mask_outside` fills the part of a halo that is outside the dim."""
     program = context.require()
     splits = program.splits(dims)
     sizes, strides, pads = [1] * len(dims), [1] * len(dims), [(0, 0)] * len(dims)
     for slide in slides:
-        place = dims.index(slide.dim)
-        axes = splits[place]
-        sizes[place], strides[place] = slide.window, slide.stride
-        pads[place] = (slide.low, slide.high)
+        n = dims.index(slide.dim)
+        axes = splits[n]
+        sizes[n], strides[n], pads[n] = slide.window, slide.stride, (slide.low, slide.high)
         if axes:
-            array, pads[place], _ = fetch_receptive_field(array, place, slide, axes)
-            if slide.low or slide.high:  # else only results that are padding look outside
+            array, pads[n], _ = fetch_receptive_field(array, n, slide, axes)
+            if slide.low or slide.high:  # else only results in the padding see elements outside the dim
                 step = program.slice_size(slide.out, axes) * slide.stride
-                array = outside(array, place, slide, collectives.axis_index(axes) * step - slide.low)
-    # JAX knows the maximum and the sum, and their gradients, by a start value that is not traced.
-    return lax.reduce_window(array, np.array(start, array.dtype), combine, sizes, strides, pads)
-
-
-# Windows
+                array = mask_outside(array, n, slide, collectives.axis_index(axes) * step - slide.low)
+    # JAX recognizes a max or a sum, which have gradients, by a concrete initial value: pass a NumPy array.
+    return lax.reduce_window(array, np.array(init, array.dtype), combine, sizes, strides, pads)
 
 
 @accept_dim_keys
 @op
 def windows(
     x: Tensor,
-    dim: Any,
-    window_dim: Any,
+    dim: DimLike,
+    window_dim: Dim,
     stride: int = 1,
-    padding: Any = "VALID",
+    padding: Padding = "VALID",
     dilation: int = 1,
 ) -> Tensor:
-    """The windows along a dim: `out[i, j] = x[i * stride + j * dilation - before]`, zero outside.
+    """Extract windows along a dim: `out[i, j] = x[i * stride + j * dilation - before]`, zero outside.
 
     Args:
       x: any tensor.
-      dim: where the windows slide; in the result it counts them.
-      window_dim: a new Dim for the places of one window, put behind `dim`.
-      stride: how far one window begins from the next.
-      padding: "SAME", "VALID", or the zeros before and behind, `(before, behind)`.
-      dilation: how far the places of a window lie apart.
+      dim: the dim to slide along. In the result it indexes the windows.
+      window_dim: a new Dim for the elements of a window, inserted after `dim`.
+      stride: the distance between the starts of neighbouring windows.
+      padding: "SAME", "VALID", or the number of zeros, `(before, after)`.
+      dilation: the distance between neighbouring elements of a window.
 
     >>> import weft as wf
     >>> wf.windows(wf.arange(wf.Dim("t", 4)), "t", wf.Dim("k", 2))
@@ -173,15 +183,15 @@ def windows(
     old = select_dim(x.dims, dim)
     new = as_dim(window_dim)
     (slide,) = sliding_windows([old], [new.size], stride, padding, dilation)
-    place = x.dims.index(old)
-    dims = (*x.dims[:place], slide.out, new, *x.dims[place + 1 :])
+    n = x.dims.index(old)
+    dims = (*x.dims[:n], slide.out, new, *x.dims[n + 1 :])
     check_distinct(dims)
     program = context.require()
-    # Every device makes whole windows; if their dim is split, it is cut where it is used.
+    # Every device creates complete windows. If the layout splits window_dim, its consumer slices it.
     splits = tuple(() if d == new else axes for d, axes in zip(dims, program.splits(dims), strict=True))
     array = fill_padding(reshard(x), x.dims, layout_splits(x), only=[old])
-    near, _, _ = fetch_receptive_field(array, place, slide, splits[place])
-    firsts = np.arange(program.slice_size(slide.out, splits[place])) * slide.stride
-    places = firsts[:, None] + np.arange(new.size) * slide.dilation
-    array = jnp.take(near, places, axis=place, mode="clip")
+    field, _, _ = fetch_receptive_field(array, n, slide, splits[n])
+    firsts = np.arange(program.slice_size(slide.out, splits[n])) * slide.stride
+    index = firsts[:, None] + np.arange(new.size) * slide.dilation
+    array = jnp.take(field, index, axis=n, mode="clip")
     return slice_tensor(fill_padding(array, dims, splits, only=[slide.out]), dims, splits)

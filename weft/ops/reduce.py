@@ -1,72 +1,78 @@
-"""Reductions: local work, then a collective over the axes of split reduced dims.
+"""Reductions: local work, then a collective over the axes of the reduced dims that are split.
 
-Sums stay pending. Maxima and minima fill padding with the value that never wins.
+Sums stay pending. Maxima and minima fill padding with their identity element.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from ..core import collectives, context
-from ..core.dims import Dim, select_dims
+from ..core.collectives import Axes
+from ..core.describe import describe
+from ..core.dims import Dim, DimLike, DimsLike, select_dims
 from ..core.errors import TensorTypeError
-from ..core.forms import as_slice, check_along, layout_splits, reshard, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import fill_padding, valid_mask
-from ..core.tensor import Tensor, describe
+from ..core.reshard import layout_splits, reshard
+from ..core.tensor import Tensor
 from ..core.types import cast_like
 from . import scaled_product
 from .elementwise import elementwise, stays_pending
+from .typing import Operand
 
 
-def _reduced(x: Tensor, dims: Any) -> tuple[Dim, ...]:
-    """The dims to reduce: all of them if none is named."""
-    gone = x.dims if dims is None else select_dims(x.dims, dims)
-    check_along(gone)
-    return gone
+def _reduced_dims(x: Tensor, dims: DimsLike | None) -> tuple[Dim, ...]:
+    """The dims to reduce; all of them by default."""
+    reduced = x.dims if dims is None else select_dims(x.dims, dims)
+    check_along(reduced)
+    return reduced
 
 
-def _split_axes(x: Tensor, gone: tuple[Dim, ...]) -> tuple[str, ...]:
+def _split_axes(x: Tensor, reduced: tuple[Dim, ...]) -> tuple[str, ...]:
     splits = zip(x.dims, layout_splits(x), strict=True)
-    return tuple(sorted(axis for dim, axes in splits if dim in gone for axis in axes))
+    return tuple(sorted(axis for dim, axes in splits if dim in reduced for axis in axes))
 
 
-def _places(x: Tensor, gone: tuple[Dim, ...]) -> tuple[int, ...]:
-    return tuple(x.dims.index(d) for d in gone)
+def _indices(x: Tensor, reduced: tuple[Dim, ...]) -> tuple[int, ...]:
+    return tuple(x.dims.index(d) for d in reduced)
 
 
-def _kept(x: Tensor, gone: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    return tuple(d for d in x.dims if d not in gone)
+def _remaining(x: Tensor, reduced: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    return tuple(d for d in x.dims if d not in reduced)
 
 
-def _linear_sum(x: Tensor, dims: Any, scale: float | None) -> Tensor:
+def _linear_sum(x: Tensor, dims: DimsLike | None, scale: float | None) -> Tensor:
+    """The sum over dims, times a scale; a pending sum if a reduced dim is split."""
     x = as_slice(x)
-    gone = _reduced(x, dims)
+    reduced = _reduced_dims(x, dims)
     if (
         x.pending
         and x.splits == layout_splits(x)
-        and stays_pending(x, jax.eval_shape(jnp.sum, x._held).dtype)
+        and stays_pending(x, jax.eval_shape(jnp.sum, x._data).dtype)
     ):
-        array, pending = x._array, set(x.pending)  # a further sum keeps it pending
+        array, pending = x._array, set(x.pending)  # sums commute, so this one can stay pending
     else:
         array, pending = reshard(x), set()
-    array = fill_padding(array, x.dims, layout_splits(x), only=gone)
-    # As jax.numpy's, a mean is made in at least 32 bits: a sum of many numbers overflows 16.
+    # Padding is zero, but the cotangent of a sum is a broadcast, which is not zero there. Mask it here.
+    array = fill_padding(array, x.dims, layout_splits(x), only=reduced)
+    # Like jax.numpy, compute a mean in at least 32 bits: a sum of many elements overflows 16 bits.
     wide = jnp.promote_types(array.dtype, jnp.float32) if scale is not None else None
-    result = jnp.sum(array, axis=_places(x, gone), dtype=wide)
+    result = jnp.sum(array, axis=_indices(x, reduced), dtype=wide)
     if scale is not None:
         result = (result * jnp.asarray(scale, wide)).astype(array.dtype)
-    return slice_tensor(result, _kept(x, gone), pending=pending | set(_split_axes(x, gone)))
+    return slice_tensor(result, _remaining(x, reduced), pending=pending | set(_split_axes(x, reduced)))
 
 
 @op
-def sum(x: Tensor, dims: Any = None) -> Tensor:
-    """The sum over dims, by default over all of them.
+def sum(x: Tensor, dims: DimsLike | None = None) -> Tensor:
+    """The sum over dims, by default all of them.
 
     >>> import weft as wf
     >>> wf.sum(wf.ones("a=2 b=3"), "b")
@@ -76,8 +82,8 @@ def sum(x: Tensor, dims: Any = None) -> Tensor:
 
 
 @op
-def mean(x: Tensor, dims: Any = None) -> Tensor:
-    """The mean over dims, by default over all of them.
+def mean(x: Tensor, dims: DimsLike | None = None) -> Tensor:
+    """The mean over dims, by default all of them.
 
     >>> import weft as wf
     >>> wf.mean(wf.tensor([[1, 3], [4, 8]], "a=2 b=2"), "b")
@@ -86,27 +92,27 @@ def mean(x: Tensor, dims: Any = None) -> Tensor:
     x = as_slice(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = elementwise(lambda a: a.astype(jax.dtypes.canonicalize_dtype(float)), [x])
-    count = math.prod(d.size for d in _reduced(x, dims))
+    count = math.prod(d.size for d in _reduced_dims(x, dims))
     return _linear_sum(x, dims, 1.0 / count)
 
 
 @op
-def var(x: Tensor, dims: Any = None) -> Tensor:
-    """The (population) variance over dims, by default over all of them.
+def var(x: Tensor, dims: DimsLike | None = None) -> Tensor:
+    """The (population) variance over dims, by default all of them.
 
     >>> import weft as wf
     >>> wf.var(wf.tensor([[1, 3], [4, 8]], "a=2 b=2"), "b")
     f32[a=2] [1., 4.]
     """
-    centred = x - mean(x, dims)
-    if jnp.issubdtype(centred.dtype, jnp.complexfloating):
-        return mean(elementwise(lambda a: (a * jnp.conj(a)).real, [centred]), dims)
-    return mean(centred * centred, dims)
+    centered = x - mean(x, dims)
+    if jnp.issubdtype(centered.dtype, jnp.complexfloating):
+        return mean(elementwise(lambda a: (a * jnp.conj(a)).real, [centered]), dims)
+    return mean(centered * centered, dims)
 
 
 @op
-def std(x: Tensor, dims: Any = None) -> Tensor:
-    """The (population) standard deviation over dims, by default over all of them.
+def std(x: Tensor, dims: DimsLike | None = None) -> Tensor:
+    """The (population) standard deviation over dims, by default all of them.
 
     >>> import weft as wf
     >>> wf.std(wf.tensor([[1, 3], [4, 8]], "a=2 b=2"), "b")
@@ -115,8 +121,8 @@ def std(x: Tensor, dims: Any = None) -> Tensor:
     return elementwise(jnp.sqrt, [var(x, dims)], undefined_at_zero=True)
 
 
-def extreme_value(dtype: Any, sign: int) -> Any:
-    """The value of a dtype that never is the maximum (sign -1) or the minimum (sign +1)."""
+def extreme_value(dtype: DTypeLike, sign: int) -> bool | int | float:
+    """The lowest (sign -1) or highest (sign +1) value of a dtype: the identity of max or min."""
     if dtype == jnp.bool_:
         return sign > 0
     if jnp.issubdtype(dtype, jnp.inexact):
@@ -126,113 +132,124 @@ def extreme_value(dtype: Any, sign: int) -> Any:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
-def _extremum(array: Any, true: Any, places: Any, axes: Any, sign: int) -> Any:
-    local = (jnp.max if sign > 0 else jnp.min)(array, axis=places)
+def _extremum(
+    array: jax.Array, mask: jax.Array | None, dim_indices: tuple[int, ...], axes: Axes, sign: int
+) -> jax.Array:
+    """max (sign +1) or min (sign -1) over split dimensions; `mask` is false in the padding."""
+    local = (jnp.max if sign > 0 else jnp.min)(array, axis=dim_indices)
     reduce = collectives.all_reduce_max if sign > 0 else collectives.all_reduce_min
     best = reduce(local, axes)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         return best
-    # The collective may pass over NaN, which jnp does not.
+    # The collective may ignore NaNs, which jnp propagates.
     return jnp.where(collectives.all_reduce_max(jnp.isnan(local), axes), jnp.nan, best)
 
 
 @_extremum.defjvp
-def _extremum_jvp(places: Any, axes: Any, sign: int, primals: Any, tangents: Any) -> Any:
-    (array, true), (tangent, _) = primals, tangents
-    best = _extremum(array, true, places, axes, sign)
-    # As jnp: ties share the gradient evenly, over all devices. Infinite ones are as padding is filled.
-    ties = array == jnp.expand_dims(best, places)
-    ties = (ties if true is None else ties & _varying_as(true, ties)).astype(array.dtype)
-    count = collectives.all_reduce(jnp.sum(ties, axis=places), axes)
-    total = collectives.all_reduce(jnp.sum(ties * tangent, axis=places), axes)
+def _extremum_jvp(
+    dim_indices: tuple[int, ...],
+    axes: Axes,
+    sign: int,
+    primals: tuple[jax.Array, jax.Array | None],
+    tangents: tuple[jax.Array, jax.Array | None],
+) -> tuple[jax.Array, jax.Array]:
+    (array, mask), (tangent, _) = primals, tangents
+    best = _extremum(array, mask, dim_indices, axes, sign)
+    # Like jnp, ties share the gradient evenly, across all devices. Padding is filled with ±∞, so it ties with
+    # an infinite extremum unless it is masked.
+    ties = array == jnp.expand_dims(best, dim_indices)
+    ties = (ties if mask is None else ties & _pvary_like(mask, ties)).astype(array.dtype)
+    count = collectives.all_reduce(jnp.sum(ties, axis=dim_indices), axes)
+    total = collectives.all_reduce(jnp.sum(ties * tangent, axis=dim_indices), axes)
     return best, total / count
 
 
-def require_ordered(x: Any, name: str) -> Tensor:
-    """A tensor's slice; an error if its elements have no order."""
-    x = as_slice(x)
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+def require_ordered(x: Operand, name: str) -> Tensor:
+    """The slice of a tensor; an error if its dtype is complex."""
+    t = as_slice(x)
+    if jnp.issubdtype(t.dtype, jnp.complexfloating):
         raise TensorTypeError(
-            f"{name} was given {describe(x)}",
-            rule="complex numbers are neither greater nor less than each other",
+            f"{name} was given {describe(t)}",
+            rule="complex numbers are not ordered",
             hint="take the absolute value first: wf.abs(x)",
         )
-    return x
+    return t
 
 
-def _extreme(x: Tensor, dims: Any, sign: int) -> Tensor:
+def _max_or_min(x: Tensor, dims: DimsLike | None, sign: int) -> Tensor:
     x = require_ordered(x, "max" if sign > 0 else "min")
-    gone = _reduced(x, dims)
-    array = fill_padding(reshard(x), x.dims, layout_splits(x), extreme_value(x.dtype, -sign), only=gone)
-    axes, places = _split_axes(x, gone), _places(x, gone)
+    reduced = _reduced_dims(x, dims)
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), extreme_value(x.dtype, -sign), only=reduced)
+    axes, dim_indices = _split_axes(x, reduced), _indices(x, reduced)
     if axes:
-        result = _extremum(array, valid_mask(x.dims, layout_splits(x), gone), places, axes, sign)
+        result = _extremum(array, valid_mask(x.dims, layout_splits(x), reduced), dim_indices, axes, sign)
     else:
-        result = (jnp.max if sign > 0 else jnp.min)(array, axis=places)
-    kept = _kept(x, gone)
-    return slice_tensor(fill_padding(result, kept, context.require().splits(kept)), kept)
+        result = (jnp.max if sign > 0 else jnp.min)(array, axis=dim_indices)
+    remaining = _remaining(x, reduced)
+    return slice_tensor(fill_padding(result, remaining, context.require().splits(remaining)), remaining)
 
 
 @op
-def max(x: Tensor, dims: Any = None) -> Tensor:
-    """The maximum over dims; at ties the gradient is shared, as in `jax.numpy`.
+def max(x: Tensor, dims: DimsLike | None = None) -> Tensor:
+    """The maximum over dims. Ties share the gradient, as in `jax.numpy`.
 
     >>> import weft as wf
     >>> wf.max(wf.tensor([[1, 5], [4, 2]], "a=2 b=2"), "b")
     i32[a=2] [5, 4]
     """
-    return _extreme(x, dims, +1)
+    return _max_or_min(x, dims, +1)
 
 
 @op
-def min(x: Tensor, dims: Any = None) -> Tensor:
-    """The minimum over dims; at ties the gradient is shared, as in `jax.numpy`."""
-    return _extreme(x, dims, -1)
+def min(x: Tensor, dims: DimsLike | None = None) -> Tensor:
+    """The minimum over dims. Ties share the gradient, as in `jax.numpy`."""
+    return _max_or_min(x, dims, -1)
 
 
-def _truth(x: Tensor, dims: Any, sign: int) -> Tensor:
+def _any_or_all(x: Tensor, dims: DimsLike | None, sign: int) -> Tensor:
     x = as_slice(x)
     if x.dtype != jnp.bool_:
         x = elementwise(lambda a: a != 0, [x])
-    return _extreme(x, dims, sign)
+    return _max_or_min(x, dims, sign)
 
 
 @op
-def any(x: Tensor, dims: Any = None) -> Tensor:
-    """Whether any element over dims is true."""
-    return _truth(x, dims, +1)
+def any(x: Tensor, dims: DimsLike | None = None) -> Tensor:
+    """Whether any element along the dims is true."""
+    return _any_or_all(x, dims, +1)
 
 
 @op
-def all(x: Tensor, dims: Any = None) -> Tensor:
-    """Whether all elements over dims are true."""
-    return _truth(x, dims, -1)
+def all(x: Tensor, dims: DimsLike | None = None) -> Tensor:
+    """Whether all elements along the dims are true."""
+    return _any_or_all(x, dims, -1)
 
 
 @op
-def prod(x: Tensor, dims: Any = None) -> Tensor:
-    """The product over dims; devices exchange their partial products.
+def prod(x: Tensor, dims: DimsLike | None = None) -> Tensor:
+    """The product over dims. Devices gather each other's partial products.
 
     >>> import weft as wf
     >>> wf.prod(wf.tensor([[1, 5], [4, 2]], "a=2 b=2"), "b")
     i32[a=2] [5, 8]
     """
     x = as_slice(x)
-    gone = _reduced(x, dims)
-    array = fill_padding(reshard(x), x.dims, layout_splits(x), 1, only=gone)
-    axes, places = _split_axes(x, gone), _places(x, gone)
+    reduced = _reduced_dims(x, dims)
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), 1, only=reduced)
+    axes, dim_indices = _split_axes(x, reduced), _indices(x, reduced)
+    # JAX has no all-reduce that multiplies: gather the partial products, one from each device.
     if scaled_product.needs_scaling(array.dtype):
-        pair = scaled_product.prod_scaled(scaled_product.to_scaled(array), places)
+        pair = scaled_product.prod_scaled(scaled_product.to_scaled(array), dim_indices)
         if axes:
             m, e = (collectives.all_gather(one[None], axes, 0) for one in pair)
             pair = scaled_product.prod_scaled((m, e), (0,))
         result = cast_like(scaled_product.from_scaled(pair, array.dtype), array)
     else:
-        result = jnp.prod(array, axis=places)
+        result = jnp.prod(array, axis=dim_indices)
         if axes:
             result = jnp.prod(collectives.all_gather(result[None], axes, 0), axis=0)
-    kept = _kept(x, gone)
-    return slice_tensor(fill_padding(result, kept, context.require().splits(kept)), kept)
+    remaining = _remaining(x, reduced)
+    return slice_tensor(fill_padding(result, remaining, context.require().splits(remaining)), remaining)
 
 
 def _require_float(x: Tensor, name: str) -> Tensor:
@@ -240,33 +257,36 @@ def _require_float(x: Tensor, name: str) -> Tensor:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TensorTypeError(
             f"{name} was given {describe(x)}",
-            rule=f"{name} is defined for floating-point tensors",
+            rule=f"{name} takes floating-point tensors",
             hint="convert it first: x.astype(jnp.float32)",
         )
     return x
 
 
-def _shifted(x: Tensor, gone: tuple[Dim, ...]) -> tuple[Any, Any, tuple[str, ...], tuple[int, ...]]:
-    """x with padding at -∞, its (constant) maximum, the axes and the places that are reduced."""
-    array = fill_padding(reshard(x), x.dims, layout_splits(x), -jnp.inf, only=gone)
-    axes, places = _split_axes(x, gone), _places(x, gone)
-    top = jnp.max(jax.lax.stop_gradient(array), axis=places, keepdims=True)
+def _array_and_max(
+    x: Tensor, reduced: tuple[Dim, ...]
+) -> tuple[jax.Array, jax.Array, tuple[str, ...], tuple[int, ...]]:
+    """x with padding at -∞, its maximum (constant for autodiff), and the reduced axes and dimensions."""
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), -jnp.inf, only=reduced)
+    axes, dim_indices = _split_axes(x, reduced), _indices(x, reduced)
+    # The shift cancels in the result, so it needs no gradient. An infinite one would give ∞ - ∞ = NaN.
+    top = jnp.max(jax.lax.stop_gradient(array), axis=dim_indices, keepdims=True)
     if axes:
         top = collectives.all_reduce_max(top, axes)
-    return array, jnp.where(jnp.isfinite(top), top, 0), axes, places
+    return array, jnp.where(jnp.isfinite(top), top, 0), axes, dim_indices
 
 
-def _total(array: Any, places: Any, axes: Any) -> Any:
-    total = jnp.sum(array, axis=places, keepdims=True)
+def _total(array: jax.Array, dim_indices: tuple[int, ...], axes: Axes) -> jax.Array:
+    total = jnp.sum(array, axis=dim_indices, keepdims=True)
     return collectives.all_reduce(total, axes) if axes else total
 
 
-def _varying_as(small: Any, array: Any) -> Any:
-    return collectives.pvary(small, collectives.varying_axes(array))
+def _pvary_like(array: jax.Array, other: jax.Array) -> jax.Array:
+    return collectives.pvary(array, collectives.varying_axes(other))
 
 
 @op
-def logsumexp(x: Tensor, dims: Any = None) -> Tensor:
+def logsumexp(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """`log(sum(exp(x)))` over dims, without overflow.
 
     >>> import weft as wf
@@ -274,59 +294,61 @@ def logsumexp(x: Tensor, dims: Any = None) -> Tensor:
     f32[] 1000.
     """
     x = _require_float(x, "logsumexp")
-    gone = _reduced(x, dims)
-    array, top, axes, places = _shifted(x, gone)
-    total = _total(jnp.exp(array - _varying_as(top, array)), places, axes)
-    result = jnp.squeeze(jnp.log(total) + top, places)
-    kept = _kept(x, gone)
-    return slice_tensor(fill_padding(result, kept, context.require().splits(kept)), kept)
+    reduced = _reduced_dims(x, dims)
+    array, top, axes, dim_indices = _array_and_max(x, reduced)
+    total = _total(jnp.exp(array - _pvary_like(top, array)), dim_indices, axes)
+    result = jnp.squeeze(jnp.log(total) + top, dim_indices)
+    remaining = _remaining(x, reduced)
+    return slice_tensor(fill_padding(result, remaining, context.require().splits(remaining)), remaining)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _softmax(array: Any, places: Any, axes: Any) -> Any:
-    top = jnp.max(array, axis=places, keepdims=True)
+def _softmax(array: jax.Array, dim_indices: tuple[int, ...], axes: Axes) -> jax.Array:
+    top = jnp.max(array, axis=dim_indices, keepdims=True)
     if axes:
         top = collectives.all_reduce_max(top, axes)
-    weights = jnp.exp(array - _varying_as(top, array))
-    return weights / _varying_as(_total(weights, places, axes), weights)
+    weights = jnp.exp(array - _pvary_like(top, array))
+    return weights / _pvary_like(_total(weights, dim_indices, axes), weights)
 
 
 @_softmax.defjvp
-def _softmax_jvp(places: Any, axes: Any, primals: Any, tangents: Any) -> Any:
-    # Of the result alone: nothing else has to be kept for the backward pass.
+def _softmax_jvp(
+    dim_indices: tuple[int, ...], axes: Axes, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    # d softmax = s · (dx - Σ s · dx): the backward pass needs the result only, so nothing else is saved.
     (array,), (tangent,) = primals, tangents
-    result = _softmax(array, places, axes)
-    pull = _varying_as(_total(result * tangent, places, axes), result)
-    return result, result * (tangent - pull)
+    result = _softmax(array, dim_indices, axes)
+    mean_tangent = _pvary_like(_total(result * tangent, dim_indices, axes), result)
+    return result, result * (tangent - mean_tangent)
 
 
 @op
-def softmax(x: Tensor, dim: Any) -> Tensor:
-    """`exp(x) / sum(exp(x))` over a dim.
+def softmax(x: Tensor, dim: DimLike) -> Tensor:
+    """`exp(x) / sum(exp(x))` along a dim.
 
     >>> import weft as wf
     >>> wf.softmax(wf.log(wf.tensor([1.0, 3.0], "a=2")), "a")
     f32[a=2] [0.25, 0.75]
     """
     x = _require_float(x, "softmax")
-    gone = _reduced(x, [dim])
-    array = fill_padding(reshard(x), x.dims, layout_splits(x), -jnp.inf, only=gone)
-    result = _softmax(array, _places(x, gone), _split_axes(x, gone))
+    reduced = _reduced_dims(x, [dim])
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), -jnp.inf, only=reduced)
+    result = _softmax(array, _indices(x, reduced), _split_axes(x, reduced))
     return slice_tensor(fill_padding(result, x.dims, layout_splits(x)), x.dims)
 
 
 @op
-def log_softmax(x: Tensor, dim: Any) -> Tensor:
-    """`x - logsumexp(x)` over a dim.
+def log_softmax(x: Tensor, dim: DimLike) -> Tensor:
+    """`x - logsumexp(x)` along a dim.
 
     >>> import weft as wf
     >>> wf.log_softmax(wf.zeros("a=2"), "a")
     f32[a=2] [-0.6931, -0.6931]
     """
     x = _require_float(x, "log_softmax")
-    gone = _reduced(x, [dim])
-    array, top, axes, places = _shifted(x, gone)
-    shifted = array - _varying_as(top, array)
-    total = _total(jnp.exp(shifted), places, axes)
-    result = shifted - _varying_as(jnp.log(total), shifted)
+    reduced = _reduced_dims(x, [dim])
+    array, top, axes, dim_indices = _array_and_max(x, reduced)
+    shifted = array - _pvary_like(top, array)
+    total = _total(jnp.exp(shifted), dim_indices, axes)
+    result = shifted - _pvary_like(jnp.log(total), shifted)
     return slice_tensor(fill_padding(result, x.dims, layout_splits(x)), x.dims)

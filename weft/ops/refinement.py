@@ -1,11 +1,11 @@
-"""Refinement: a reshape between two splits as a relayout of one finer tensor.
+"""Refinement: a reshape between two splits, as resharding a tensor of finer dims.
 
     [a=4, b=4] with b over x=2  ->  [c=2, d=8] with c over x=2
 
-In row-major order the pieces of a split dim are a digit of an element's index: those of b have 2 elements,
-those of c have 8. The weights 16, 8, 4, 2 and 1 divide one another, so the same elements are a tensor
-[2, 2, 2, 2] in which x splits the third dim before and the first one after. That is an ordinary relayout, by
-one all-to-all, and slices of either tensor are slices of the finer one, reshaped locally.
+In row-major order the block number along a split dim is a digit of an element's index: blocks of b have 2
+elements, blocks of c have 8. The weights 16, 8, 4, 2 and 1 divide one another, so the same elements form a
+tensor [2, 2, 2, 2], in which x splits the third dim before and the first dim after. Resharding it takes one
+all-to-all. Slices of either tensor are slices of the finer one, reshaped locally.
 
 Input: runs of dims of equal size before and after, with their splits. Output: finer dims, with both splits.
 """
@@ -29,12 +29,13 @@ def refine_dims(
     after: Mapping[Dim, Axes],
     ways: Callable[[Axes], int],
 ) -> tuple[tuple[Dim, ...], Splits, Splits] | None:
-    """Dims of which those before and after a reshape are made, and their splits; None if there are none.
+    """Dims whose products are the dims before and after a reshape, and both splits. None if there are none.
 
     Args:
       groups: runs of dims before and after, of equal product.
-      before, after: the axes of each dim.
-      ways: the number of pieces that axes make.
+      before: the axes of each dim before.
+      after: the axes of each dim after.
+      ways: returns the number of devices along axes.
     """
     sizes: list[int] = []
     old: list[Axes] = []
@@ -45,19 +46,19 @@ def refine_dims(
             old.append(before[left[0]])
             new.append(after[right[0]])
             continue
-        pieces = [_digits(left, before, ways), _digits(right, after, ways)]
-        if None in pieces:
+        sides = [_digits(left, before, ways), _digits(right, after, ways)]
+        if None in sides:
             return None
         weights = {1, math.prod(d.size for d in left)}
-        weights.update(weight for one in pieces for digit in one or () for weight in digit[:2])
+        weights.update(weight for side in sides for digit in side or () for weight in digit[:2])
         steps = list(itertools.pairwise(sorted(weights, reverse=True)))
         if any(high % low for high, low in steps):
             return None
-        for digits, splits in zip(pieces, (old, new), strict=True):
-            placed = _placed(digits or [], steps, ways)
-            if placed is None:
+        for digits, splits in zip(sides, (old, new), strict=True):
+            factor_axes = _factor_axes(digits or [], steps, ways)
+            if factor_axes is None:
                 return None
-            splits.extend(placed)
+            splits.extend(factor_axes)
         sizes.extend(high // low for high, low in steps)
     dims = tuple(Dim(f"_factor{n}", size) for n, size in enumerate(sizes))
     return dims, tuple(old), tuple(new)
@@ -66,32 +67,32 @@ def refine_dims(
 def _digits(
     dims: Sequence[Dim], splits: Mapping[Dim, Axes], ways: Callable[[Axes], int]
 ) -> list[tuple[int, int, Axes]] | None:
-    """For each split dim of a run the elements of all its places, those of a block, and its axes.
+    """For each split dim of a run: its weight times its size, the weight of its blocks, and its axes.
 
-    None if blocks are padded: they are no digits.
+    None if blocks are padded: block numbers are not digits then.
     """
-    found, stride = [], 1
+    digits, stride = [], 1
     for dim in reversed(dims):
         if splits[dim]:
             if dim.size % ways(splits[dim]):
                 return None
-            found.append((stride * dim.size, stride * dim.size // ways(splits[dim]), splits[dim]))
+            digits.append((stride * dim.size, stride * dim.size // ways(splits[dim]), splits[dim]))
         stride *= dim.size
-    return found
+    return digits
 
 
-def _placed(
+def _factor_axes(
     digits: Sequence[tuple[int, int, Axes]], steps: Sequence[tuple[int, int]], ways: Callable[[Axes], int]
 ) -> list[Axes] | None:
-    """The axes of each factor; None if a dim's axes can't be dealt out to the factors of its digit."""
-    placed: dict[tuple[int, int], Axes] = dict.fromkeys(steps, ())
+    """The axes of each factor. None if the axes of a dim can't be divided among the factors of its digit."""
+    factor_axes: dict[tuple[int, int], Axes] = dict.fromkeys(steps, ())
     for top, bottom, axes in digits:
         for high, low in steps:
             if top >= high and low >= bottom:
                 count = next((n for n in range(len(axes) + 1) if ways(axes[:n]) == high // low), None)
                 if count is None:
                     return None
-                placed[high, low], axes = axes[:count], axes[count:]
-        if axes:  # axes of one device, as a search traces with
+                factor_axes[high, low], axes = axes[:count], axes[count:]
+        if axes:  # axes of size 1, which layout search traces with
             return None
-    return list(placed.values())
+    return list(factor_axes.values())

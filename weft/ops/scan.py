@@ -1,8 +1,9 @@
-"""scan: one traced body for all places of a dim.
+"""scan: `lax.scan` over a named dim, with one traced body for all steps.
 
-What the steps share is brought into the form that they need before the loop: parameters are made varying
-outside (their gradients are summed once, not once a step), and sums that a carry accumulates stay pending
-until after the loop. Both are guesses, corrected by tracing the body again.
+Two choices depend on the body and are made before it is traced. Parameters are made varying outside the
+loop, so that their gradients are summed once and not in every step. A sum that a carry accumulates stays
+pending until after the loop. Both are guesses: if the body contradicts one, it is traced again with the other
+choice.
 """
 
 from __future__ import annotations
@@ -31,37 +32,41 @@ from ..core.boundary import (
     rebuild_leaf,
     strip_weak_type,
 )
-from ..core.context import Frame, RetraceForCarry
-from ..core.dims import Dim, check_distinct
+from ..core.context import Frame, RetraceForCarry, RetraceUnvarying
+from ..core.dims import Dim, DimLike, check_distinct
 from ..core.errors import ProgramError
-from ..core.forms import RetraceUnvarying, materialize, reshard, slice_tensor
 from ..core.op import op
+from ..core.operands import slice_tensor
+from ..core.reshard import materialize, reshard
 from ..core.tensor import Tensor
+from ..core.types import PyTree
+
+Leaf = Tensor | jax.Array
 
 
 @op(functions=True)
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    xs: Any,
-    dim: Any,
+    f: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    carry: PyTree,
+    xs: PyTree,
+    dim: DimLike,
     *,
     reverse: bool = False,
     unroll: int = 1,
-) -> tuple[Any, Any]:
-    """`f` over the places of a dim, one after the other, handing on a carry.
+) -> tuple[PyTree, PyTree]:
+    """Apply `f` to the slices of `xs` along a dim, one after the other, with a carry, like `jax.lax.scan`.
 
     Args:
-      f: takes the carry and the tensors at one place (without the dim); returns the new carry and what
-        to keep of this step.
-      carry: a tree of tensors to begin with.
-      xs: a tree of tensors that have the dim, or None.
-      dim: the dim, by name where `xs` has it. If it is split it is gathered.
-      reverse: from the last place to the first.
+      f: takes the carry and one slice of `xs` (without the dim). Returns the new carry and the output of this
+        step.
+      carry: the initial carry, a pytree of tensors.
+      xs: a pytree of tensors that have the dim, or None.
+      dim: the dim to scan over; a name is enough if `xs` has it. A split dim is gathered.
+      reverse: scan from the last element to the first.
       unroll: as in `jax.lax.scan`.
 
     Returns:
-      The last carry, and what was kept, with the dim in front.
+      The final carry, and the outputs of all steps, stacked along the dim, which comes first.
 
     >>> import weft as wf
     >>> total, sums = wf.scan(lambda c, x: (c + x, c + x), 0.0, wf.ones("step=3"), "step")
@@ -74,63 +79,74 @@ def scan(
     carries = [materialize(c) if isinstance(c, Tensor) else numbers_as_tensors(c) for c in carries]
     carries = [strip_weak_type(c) for c in carries]
     attempt = _Scan(f, dim, carry_tree, items_tree, reverse, unroll)
-    cast_early, pending = True, dict[int, frozenset[str]]()
+    vary_early, pending = True, dict[int, frozenset[str]]()
     while True:
-        begun = [
+        # A pending carry starts with its value on one device and zeros on the others.
+        initial = [
             as_pending(c, LeafSpec(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
             for n, c in enumerate(carries)
         ]
-        used = [(frame, set(frame.used)) for frame in context.require().frames]
+        used = [(frame, set(frame.reused)) for frame in context.require().frames]
         try:
-            return attempt.run(begun, items, cast_early, fixed=set(pending))
+            return attempt.run(initial, items, vary_early, fixed=set(pending))
         except RetraceUnvarying:
-            if not cast_early:
+            if not vary_early:
                 raise
-            cast_early = False
+            # The body needs an array that does not vary over the carry's axes.
+            vary_early = False
         except RetraceForCarry as better:
             if better.frame is not attempt.frame:
-                raise
+                raise  # it concerns a carry of an enclosing scan
             pending |= better.axes
-        for frame, before in used:  # what a failed attempt used counts for nothing
-            frame.used = before
+        for frame, before in used:  # discard the uses that a failed attempt recorded
+            frame.reused = before
 
 
 @dataclass
 class _Scan:
-    f: Any
+    f: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
     dim: Dim
-    carry_tree: Any
-    items_tree: Any
+    carry_tree: jax.tree_util.PyTreeDef
+    items_tree: jax.tree_util.PyTreeDef
     reverse: bool
     unroll: int
     frame: Frame | None = None
 
-    def run(self, carries: list[Any], items: list[Any], cast_early: bool, fixed: set[int]) -> tuple[Any, Any]:
-        """One attempt; `fixed` are the carries that were found to be better pending, or not."""
-        program = context.require()
-        carry_forms = [LeafSpec.of(c) for c in carries]
-        axes = _carry_axes(carries) if cast_early else frozenset()
-        scanned = [self._without_dim(x, axes) for x in items]
-        item_forms = [form for form, _ in scanned]
-        kept: dict[str, Any] = {}
+    def run(
+        self, carries: list[Leaf], items: list[Leaf], vary_early: bool, fixed: set[int]
+    ) -> tuple[PyTree, PyTree]:
+        """Trace the scan once.
 
-        def body(carry: list[Any], item: list[Any]) -> tuple[list[Any], list[Any]]:
+        Args:
+          carries: the initial carries.
+          items: the scanned leaves.
+          vary_early: whether to make parameters varying before the loop.
+          fixed: the carries for which an earlier attempt decided whether they are pending.
+        """
+        program = context.require()
+        carry_specs = [LeafSpec.of(c) for c in carries]
+        axes = _carry_axes(carries) if vary_early else frozenset()
+        scanned = [self._without_dim(x, axes) for x in items]
+        item_specs = [spec for spec, _ in scanned]
+        traced: dict[str, Any] = {}  # specs and structure of the body's results
+
+        def body(carry: list[jax.Array], item: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             with program.frame() as frame:
                 self.frame = frame
-                inner = [rebuild_leaf(f, a) for f, a in zip(carry_forms, carry, strict=True)]
+                inner = [rebuild_leaf(s, a) for s, a in zip(carry_specs, carry, strict=True)]
                 for n, t in enumerate(inner):
-                    # A carry that is found pending too late is fixed as resolved, and that's that.
+                    # A carry that an attempt fixed as resolved is not watched, so attempts cannot alternate.
                     if isinstance(t, Tensor) and (n not in fixed or t.pending):
-                        frame.carries[id(t._held)] = n
-                        t._watch = functools.partial(frame.consumed.add, n)
-                given = [rebuild_leaf(f, a) for f, a in zip(item_forms, item, strict=True)]
+                        frame.carries[id(t._data)] = n
+                        t._on_read = functools.partial(frame.consumed.add, n)
+                xs = [rebuild_leaf(s, a) for s, a in zip(item_specs, item, strict=True)]
                 out = self.f(
                     jax.tree.unflatten(self.carry_tree, inner),
-                    jax.tree.unflatten(self.items_tree, given),
+                    jax.tree.unflatten(self.items_tree, xs),
                 )
-                if frame.wished:
-                    raise RetraceForCarry(frame, frame.wished)
-                return self._results(out, carry_forms, carry, kept)
+                if frame.pending_carries:
+                    raise RetraceForCarry(frame, frame.pending_carries)
+                return self._results(out, carry_specs, carry, traced)
 
         last, stacked = lax.scan(
             body,
@@ -140,65 +156,68 @@ class _Scan:
             reverse=self.reverse,
             unroll=self.unroll,
         )
-        # The same forms; but only the body knows what its pending sums come from.
-        carry = [rebuild_leaf(f, a) for f, a in zip(kept["carries"], last, strict=True)]
-        ys = [self._with_dim(f, a) for f, a in zip(kept["forms"], stacked, strict=True)]
-        return jax.tree.unflatten(self.carry_tree, carry), jax.tree.unflatten(kept["tree"], ys)
+        # These specs equal carry_specs, except that they record the ops that the pending sums come from.
+        carry = [rebuild_leaf(s, a) for s, a in zip(traced["carries"], last, strict=True)]
+        ys = [self._with_dim(s, a) for s, a in zip(traced["ys"], stacked, strict=True)]
+        return jax.tree.unflatten(self.carry_tree, carry), jax.tree.unflatten(traced["tree"], ys)
 
-    def _results(self, out: Any, forms: list[Any], before: list[Any], kept: dict[str, Any]) -> Any:
+    def _results(
+        self, out: PyTree, specs: list[LeafSpec | None], before: list[jax.Array], traced: dict[str, Any]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Check the result of the body, and return the arrays of the new carry and of the outputs."""
         if not isinstance(out, tuple) or len(out) != 2:
             raise ProgramError(
                 f"the function of scan returned a {type(out).__name__}",
-                rule="it returns a pair: the new carry, and what to keep of this step (or None)",
-                hint="return carry, None; or return carry, y to keep y",
+                rule="it returns a pair: the new carry, and the output of this step (or None)",
+                hint="return carry, None; or return carry, y to stack the outputs y",
             )
         carries, tree = flatten(out[0])
         if tree != self.carry_tree:
             raise ProgramError(
                 f"the carry becomes {format_treedef(tree)} and was {format_treedef(self.carry_tree)}",
-                rule="the function of scan returns a carry with the same structure of tensors (*)",
+                rule="the function of scan returns a carry with the same tree structure (* is a leaf)",
                 hint="return the same structure",
             )
-        new = [match_spec(c, f, "a carry of scan") for c, f in zip(carries, forms, strict=True)]
+        new = [match_spec(c, s, "a carry of scan") for c, s in zip(carries, specs, strict=True)]
         arrays = [
             check_carry_dtype(leaf_array(c), b, "a carry of scan") for c, b in zip(new, before, strict=True)
         ]
-        kept["carries"] = [LeafSpec.of(c) for c in new]
-        leaves, kept["tree"] = flatten(out[1])
+        traced["carries"] = [LeafSpec.of(c) for c in new]
+        leaves, traced["tree"] = flatten(out[1])
         leaves = [check_exact_varying(numbers_as_tensors(leaf)) for leaf in leaves]
-        kept["forms"] = [LeafSpec.of(leaf) for leaf in leaves]
+        traced["ys"] = [LeafSpec.of(leaf) for leaf in leaves]
         return arrays, [leaf_array(leaf) for leaf in leaves]
 
-    def _without_dim(self, x: Any, axes: frozenset[str]) -> tuple[LeafSpec | None, Any]:
-        """A scanned tensor with the dim unsplit and in front, and the form of one place of it.
+    def _without_dim(self, x: Leaf, axes: frozenset[str]) -> tuple[LeafSpec | None, jax.Array]:
+        """The spec of one slice of a scanned leaf, and the array with the dim unsplit and first.
 
-        Other dims stay as they are stored: gathered inside, step by step. Parameters are made varying
-        over the carry's axes before the loop, as nearly every body will want them.
+        Other dims keep their stored splits and are gathered inside, step by step. Parameters are made varying
+        over the carry's axes before the loop, because nearly every body needs them so.
         """
         if not isinstance(x, Tensor):
             return None, jnp.asarray(x)
         program = context.require()
-        place = x.dims.index(self.dim)
+        dim_index = x.dims.index(self.dim)
         stored = program.splits(x.dims, x.role)
-        splits = tuple(() if n == place else one for n, one in enumerate(stored))
+        splits = tuple(() if n == dim_index else split for n, split in enumerate(stored))
         early = axes if jnp.issubdtype(x.dtype, jnp.inexact) else frozenset()
         array = reshard(x, splits, early)
-        array = jnp.moveaxis(array, place, 0) if place else array
-        dims = x.dims[:place] + x.dims[place + 1 :]
-        return LeafSpec(dims, x.role, splits[:place] + splits[place + 1 :], frozenset()), array
+        array = jnp.moveaxis(array, dim_index, 0) if dim_index else array
+        dims = x.dims[:dim_index] + x.dims[dim_index + 1 :]
+        return LeafSpec(dims, x.role, splits[:dim_index] + splits[dim_index + 1 :], frozenset()), array
 
-    def _with_dim(self, form: LeafSpec | None, array: Any) -> Any:
-        if form is None:
+    def _with_dim(self, spec: LeafSpec | None, array: jax.Array) -> Leaf:
+        if spec is None:
             return array
-        dims = (self.dim, *form.dims)
+        dims = (self.dim, *spec.dims)
         check_distinct(dims)
-        made = slice_tensor(array, dims, ((), *form.splits), form.pending)
-        made.origin = form.origin
-        return made
+        stacked = slice_tensor(array, dims, ((), *spec.splits), spec.pending)
+        stacked.origin = spec.origin
+        return stacked
 
 
-def _carry_axes(carries: list[Any]) -> frozenset[str]:
-    """The axes over which the values that are handed on vary."""
+def _carry_axes(carries: list[Leaf]) -> frozenset[str]:
+    """The axes over which the floating-point carries vary."""
     return frozenset(
         axis
         for c in carries

@@ -1,8 +1,8 @@
 """Renaming and reshaping: how a tensor changes its layout.
 
-Renaming moves no data by itself. A renamed tensor keeps the split it has; if its new name is split
-otherwise, the gather, slice, all-to-all or reduce-scatter happens where it is first used. So it is with a
-reshape whose pieces stay where they are. Where they can't, it moves them at once (`refine.py`).
+Renaming moves no data. A renamed tensor keeps its splits. If the layout splits the new name differently, its
+first consumer performs the gather, slice, all-to-all or reduce-scatter. The same holds for a reshape that
+maps every slice to a slice. Any other reshape moves the data immediately (`ops/refinement.py`).
 """
 
 from __future__ import annotations
@@ -10,34 +10,36 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ..core import context
-from ..core.dims import Dim, as_dims, check_distinct, format_dims, select_dim, select_dims, union_dims
-from ..core.errors import DimError, ShapeError
-from ..core.forms import (
-    as_slice,
-    as_slices,
-    check_along,
-    layout_splits,
-    linear_result,
-    reshard,
-    reshard_together,
-    slice_tensor,
+from ..core.dims import (
+    Dim,
+    DimLike,
+    DimsLike,
+    as_dims,
+    check_distinct,
+    format_dims,
+    select_dim,
+    select_dims,
+    union_dims,
 )
+from ..core.errors import DimError, ShapeError
 from ..core.layout import Splits, axes_of
 from ..core.op import op
+from ..core.operands import as_slice, as_slices, check_along, linear_result, slice_tensor
 from ..core.padding import fill_padding
+from ..core.reshard import layout_splits, reshard, reshard_together
 from ..core.tensor import Tensor
 from .elementwise import align
 from .refinement import DimGroup, refine_dims
 
 
 @op
-def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
-    """The same values with dims renamed; the way to change how a dim is split.
+def rename(x: Tensor, names: Mapping[str, DimLike]) -> Tensor:
+    """Rename dims. This is the way to change how a dim is split.
 
     >>> import weft as wf
     >>> wf.rename(wf.ones("length=2"), {"length": "memory"})
@@ -51,23 +53,23 @@ def rename(x: Tensor, names: Mapping[str, Any]) -> Tensor:
             raise DimError(
                 f"{dim} can't be renamed {name}: the sizes differ",
                 rule="a rename keeps the size",
-                hint="wf.split and wf.merge change sizes; wf.slice and wf.pad cut and extend",
+                hint="wf.split and wf.merge change sizes; wf.slice shortens a dim and wf.pad extends it",
             )
         new[dim.name] = name.name if isinstance(name, Dim) else name
     dims = tuple(d.rename(new.get(d.name, d.name)) for d in x.dims)
     check_distinct(dims)
     program = context.require()
-    program.splits(dims)
+    program.splits(dims)  # raises if the layout maps two of them to one axis
     program.renamed.update(map(frozenset, new.items()))
     for was, dim in zip(x.dims, dims, strict=True):
-        if was in program.dealt:
-            program.dealt[dim] = program.dealt[was]
+        if was in program.partial_dims:
+            program.partial_dims[dim] = program.partial_dims[was]
     return linear_result(x, x._array, dims, x.splits)
 
 
 @op
-def transpose(x: Tensor, dims: Any) -> Tensor:
-    """The same tensor with its dims in another order.
+def transpose(x: Tensor, dims: DimsLike) -> Tensor:
+    """Reorder the dims of a tensor.
 
     >>> import weft as wf
     >>> wf.transpose(wf.tensor([[1, 2]], "a=1 b=2"), ["b", "a"])
@@ -80,17 +82,17 @@ def transpose(x: Tensor, dims: Any) -> Tensor:
     if len(order) != len(x.dims):
         raise DimError(
             f"[{format_dims(order)}] are not all dims of [{format_dims(x.dims)}]",
-            rule="transpose takes every dim once",
+            rule="transpose takes every dim exactly once",
             hint="to drop dims, reduce them: wf.sum(x, dims)",
         )
-    places = [x.dims.index(d) for d in order]
+    permutation = [x.dims.index(d) for d in order]
     assert x.splits is not None
-    return linear_result(x, x._array.transpose(places), order, tuple(x.splits[p] for p in places))
+    return linear_result(x, x._array.transpose(permutation), order, tuple(x.splits[n] for n in permutation))
 
 
 @op
-def broadcast_to(x: Tensor, dims: Any) -> Tensor:
-    """The tensor repeated along the dims that it has not; `dims` are all dims of the result.
+def broadcast_to(x: Tensor, dims: DimsLike) -> Tensor:
+    """Repeat a tensor along the dims that it lacks. `dims` are all dims of the result.
 
     >>> import weft as wf
     >>> wf.broadcast_to(wf.tensor([1, 2], "a=2"), "b=2 a=2")
@@ -99,30 +101,30 @@ def broadcast_to(x: Tensor, dims: Any) -> Tensor:
      [1, 2]]
     """
     x = as_slice(x)
-    wanted = as_dims(dims)
-    every = union_dims([wanted, x.dims])
-    if len(every) != len(wanted):
-        lost = [d for d in every if d not in wanted]
+    out_dims = as_dims(dims)
+    all_dims = union_dims([out_dims, x.dims])
+    if len(all_dims) != len(out_dims):
+        lost = [d for d in all_dims if d not in out_dims]
         raise DimError(
-            f"dims {format_dims(lost)} of [{format_dims(x.dims)}] are not in [{format_dims(wanted)}]",
-            rule="broadcast_to adds dims and drops none",
+            f"dims {format_dims(lost)} of [{format_dims(x.dims)}] are not in [{format_dims(out_dims)}]",
+            rule="broadcast_to adds dims and doesn't drop any",
             hint="list all dims of the result",
         )
     program = context.require()
-    splits = program.splits(wanted)
-    shape = program.slice_shape(wanted, splits)
-    array = jnp.broadcast_to(_expanded(reshard(x, axes=axes_of(splits)), x.dims, wanted), shape)
-    return slice_tensor(fill_padding(array, wanted, splits), wanted)
+    splits = program.splits(out_dims)
+    shape = program.slice_shape(out_dims, splits)
+    array = jnp.broadcast_to(_expand(reshard(x, axes=axes_of(splits)), x.dims, out_dims), shape)
+    return slice_tensor(fill_padding(array, out_dims, splits), out_dims)
 
 
-def _expanded(array: Any, have: Sequence[Dim], want: Sequence[Dim]) -> Any:
+def _expand(array: jax.Array, have: Sequence[Dim], want: Sequence[Dim]) -> jax.Array:
     array = align(array, have, want)
     return array.reshape((1,) * (len(want) - array.ndim) + array.shape)
 
 
 @op
-def reshape(x: Tensor, dims: Any) -> Tensor:
-    """The same elements, in row-major order, under other dims of the same total size.
+def reshape(x: Tensor, dims: DimsLike) -> Tensor:
+    """Reshape to other dims of the same total size, in row-major order.
 
     >>> import weft as wf
     >>> wf.reshape(wf.tensor([[1, 2], [3, 4]], "a=2 b=2"), "c=4")
@@ -130,10 +132,10 @@ def reshape(x: Tensor, dims: Any) -> Tensor:
     """
     x = as_slice(x)
     new = as_dims(dims)
-    if math.prod(d.size for d in new) != x.size:
+    size = math.prod(d.size for d in new)
+    if size != x.size:
         raise ShapeError(
-            f"[{format_dims(x.dims)}] has {x.size} elements and [{format_dims(new)}] has "
-            f"{math.prod(d.size for d in new)}",
+            f"[{format_dims(x.dims)}] has {x.size} elements and [{format_dims(new)}] has {size}",
             rule="reshape keeps the elements, so the sizes must have the same product",
             hint="check the sizes of the new dims",
         )
@@ -141,8 +143,8 @@ def reshape(x: Tensor, dims: Any) -> Tensor:
 
 
 @op
-def split(x: Tensor, dim: Any, into: Any) -> Tensor:
-    """One dim as several, the last fastest: `split(x, "length", [blocks, block])`.
+def split(x: Tensor, dim: DimLike, into: DimsLike) -> Tensor:
+    """Split one dim into several, in row-major order: `split(x, "length", [blocks, block])`.
 
     >>> import weft as wf
     >>> wf.split(wf.arange(wf.Dim("length", 6)), "length", "blocks=2 block=3")
@@ -152,14 +154,14 @@ def split(x: Tensor, dim: Any, into: Any) -> Tensor:
     """
     x = as_slice(x)
     old, parts = select_dim(x.dims, dim), as_dims(into)
-    _same_size([old], parts)
-    place = x.dims.index(old)
-    return _reshape(x, x.dims[:place] + parts + x.dims[place + 1 :])
+    _check_same_size([old], parts)
+    n = x.dims.index(old)
+    return _reshape(x, x.dims[:n] + parts + x.dims[n + 1 :])
 
 
 @op
-def merge(x: Tensor, dims: Any, into: Any) -> Tensor:
-    """Several dims as one, the last fastest, in the place of the first: `merge(x, ["a", "b"], ab)`.
+def merge(x: Tensor, dims: DimsLike, into: DimLike) -> Tensor:
+    """Merge several dims into one, in row-major order: `merge(x, ["a", "b"], ab)`. It replaces the first one.
 
     >>> import weft as wf
     >>> wf.merge(wf.tensor([[1, 2], [3, 4]], "a=2 b=2"), ["b", "a"], "ba")
@@ -169,17 +171,17 @@ def merge(x: Tensor, dims: Any, into: Any) -> Tensor:
     parts = select_dims(x.dims, dims)
     name = into if isinstance(into, str) else into.name
     size = math.prod(d.size for d in parts) if isinstance(into, str) else into.size
-    whole = Dim(name, size)
-    _same_size(parts, [whole])
+    merged = Dim(name, size)
+    _check_same_size(parts, [merged])
     first = x.dims.index(parts[0])
     rest = [d for d in x.dims if d not in parts]
     before = [d for d in x.dims[:first] if d not in parts]
     after = [d for d in rest if d not in before]
-    moved = transpose(x, [*before, *parts, *after])
-    return _reshape(moved, (*before, whole, *after))
+    adjacent = transpose(x, [*before, *parts, *after])
+    return _reshape(adjacent, (*before, merged, *after))
 
 
-def _same_size(old: Sequence[Dim], new: Sequence[Dim]) -> None:
+def _check_same_size(old: Sequence[Dim], new: Sequence[Dim]) -> None:
     have, want = math.prod(d.size for d in old), math.prod(d.size for d in new)
     if have != want:
         raise ShapeError(
@@ -190,21 +192,22 @@ def _same_size(old: Sequence[Dim], new: Sequence[Dim]) -> None:
 
 
 def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[DimGroup]:
-    """Both lists, but for dims of size 1, cut into runs of equal product, as short as can be."""
+    """Partition both lists, without dims of size 1, into the shortest runs of equal product."""
     groups: list[DimGroup] = []
+    # Dims of size 1 don't affect the row-major order.
     rest_old, rest_new = ([d for d in dims if d.size != 1] for dims in (old, new))
     while rest_old:
         left, right = [rest_old.pop(0)], [rest_new.pop(0)]
         while math.prod(d.size for d in left) != math.prod(d.size for d in right):
-            short = math.prod(d.size for d in left) < math.prod(d.size for d in right)
-            (left if short else right).append((rest_old if short else rest_new).pop(0))
+            extend_left = math.prod(d.size for d in left) < math.prod(d.size for d in right)
+            (left if extend_left else right).append((rest_old if extend_left else rest_new).pop(0))
         groups.append((left, right))
     return groups
 
 
 def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     program = context.require()
-    # A dim of one place is not moved; where it is split, its consumer slices it.
+    # A dim of size 1 is not moved. If the layout splits it, its consumer slices it.
     target = {d: axes if d.size > 1 else () for d, axes in zip(new, program.splits(new), strict=True)}
     program.renamed.add(frozenset(d.name for d in {*x.dims} ^ {*new}))
     assert x.splits is not None
@@ -217,11 +220,11 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     for left, right in groups:
         check_along(left if left != right else ())
         ways = program.ways(now[left[0]])
-        # A split run can be reshaped locally where only its leading dim is split, and the pieces of
-        # the leading dims on both sides are whole blocks of the same elements.
+        # A split run can be reshaped locally if only its leading dim is split, and the blocks of the leading
+        # dims on both sides consist of the same elements.
         same = len(left) == len(right) == 1
-        whole = left[0].size % ways == 0 and right[0].size % ways == 0
-        if (same or whole) and not any(now[d] for d in left[1:]):
+        divides = left[0].size % ways == 0 and right[0].size % ways == 0
+        if (same or divides) and not any(now[d] for d in left[1:]):
             before[left[0]] = after[right[0]] = now[left[0]]
             stays |= dict.fromkeys(right, ()) | {right[0]: now[left[0]]}
     splits = tuple(before.get(d, ()) for d in x.dims)
@@ -229,43 +232,45 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     shape = program.slice_shape(new, new_splits)
     if x.splits == splits:
         return linear_result(x, x._array.reshape(shape), new, new_splits)
-    # Runs that can stay where they are do, unless an axis that leaves another run is wanted in one of them.
+    # Runs that can be reshaped locally are, unless one of them needs an axis that another run gives up.
     leaving = axes_of(x.splits) & axes_of(target.values()) - axes_of(stays.values())
     options = [target, stays] if leaving else [stays, target]
-    # Axes that the tensor is not on yet may be in the way; they are left to the consumer then.
+    # Axes that don't split the tensor yet may make a move impossible. They are then left to the consumer.
     have = axes_of(x.splits) | x.pending
     options += [{d: tuple(itertools.takewhile(have.__contains__, axes)) for d, axes in options[0].items()}]
-    for wanted in options:
-        moved = _moved(x, groups, new, tuple(wanted.values()))
-        if moved is not None:
-            return moved
+    for option in options:
+        reshaped = _reshard_refined(x, groups, new, tuple(option.values()))
+        if reshaped is not None:
+            return reshaped
     return slice_tensor(reshard(x, splits).reshape(shape), new, new_splits)
 
 
-def _moved(x: Tensor, groups: Sequence[DimGroup], new: tuple[Dim, ...], splits: Splits) -> Tensor | None:
-    """A reshaped tensor split as told, by a relayout of finer dims; None if there are no such dims."""
+def _reshard_refined(
+    x: Tensor, groups: Sequence[DimGroup], new: tuple[Dim, ...], splits: Splits
+) -> Tensor | None:
+    """Reshape to the given splits by resharding a tensor of finer dims. None if there are no such dims."""
     program = context.require()
     assert x.splits is not None
     now, then = dict(zip(x.dims, x.splits, strict=True)), dict(zip(new, splits, strict=True))
     axes = [axis for one in splits for axis in one]
     ones = [axis for d, one in now.items() if d.size == 1 for axis in one]
-    fine = refine_dims(groups, now, then, program.ways)
-    if fine is None or ones or len({*axes}) < len(axes) or program.mapped & {*axes}:
+    refined = refine_dims(groups, now, then, program.ways)
+    if refined is None or ones or len({*axes}) < len(axes) or program.vmapped_axes & {*axes}:
         return None
-    dims, old, target = fine
+    dims, old, target = refined
     if x.pending:
-        program.resolves(x._held)
+        program.note_resolve(x._data)
     shape = program.slice_shape(dims, old)
-    # Remembered like its relayout: equal reshapes of a tensor share both, and both are outside of loops.
-    array = program.remember(x._held, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
+    # Memoized like the resharding: equal reshapes of a tensor share both, and both are hoisted out of loops.
+    array = program.memoize(x._data, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
     finer = Tensor(array, dims, mesh=program.mesh, layout=program.layout, splits=old, pending=x.pending)
     finer.origin = x.origin
     return slice_tensor(reshard(finer, target).reshape(program.slice_shape(new, splits)), new, splits)
 
 
 @op
-def stack(tensors: Sequence[Tensor], dim: Any) -> Tensor:
-    """Tensors with the same dims put together along a new dim, which comes first.
+def stack(tensors: Sequence[Tensor], dim: DimLike) -> Tensor:
+    """Stack tensors with the same dims along a new first dim.
 
     >>> import weft as wf
     >>> wf.stack([wf.zeros("a=2"), wf.ones("a=2")], "b")
@@ -279,8 +284,8 @@ def stack(tensors: Sequence[Tensor], dim: Any) -> Tensor:
     if new is None or (isinstance(dim, Dim) and dim.size != len(slices)):
         raise ShapeError(
             f"{len(slices)} tensors can't be stacked along {dim}",
-            rule="stack makes one place of the new dim for each tensor",
-            hint=f'stack(tensors, "{name}") takes the size from their number',
+            rule="the size of the new dim is the number of tensors",
+            hint=f'stack(tensors, "{name}") infers the size',
         )
     dims = union_dims(t.dims for t in slices)
     if any(set(t.dims) != set(dims) for t in slices):
@@ -289,7 +294,7 @@ def stack(tensors: Sequence[Tensor], dim: Any) -> Tensor:
             rule="stack takes tensors with the same dims",
             hint="wf.broadcast_to(x, dims) adds missing ones",
         )
-    context.require().splits((new, *dims))
+    context.require().splits((new, *dims))  # raises if the layout maps two of them to one axis
     arrays = reshard_together(slices)
     rest = context.require().splits(dims)
     array = jnp.stack([align(a, t.dims, dims) for a, t in zip(arrays, slices, strict=True)])
@@ -297,20 +302,20 @@ def stack(tensors: Sequence[Tensor], dim: Any) -> Tensor:
 
 
 @op
-def unstack(x: Tensor, dim: Any) -> list[Tensor]:
-    """The tensors at each place of a dim, as a list.
+def unstack(x: Tensor, dim: DimLike) -> list[Tensor]:
+    """Split a tensor along a dim into a list of tensors without it.
 
     >>> import weft as wf
     >>> wf.unstack(wf.tensor([[1, 2], [3, 4]], "a=2 b=2"), "b")
     [i32[a=2] [1, 3], i32[a=2] [2, 4]]
     """
     x = as_slice(x)
-    gone = select_dim(x.dims, dim)
-    check_along([gone])
-    place = x.dims.index(gone)
-    splits = tuple(() if n == place else axes for n, axes in enumerate(layout_splits(x)))
-    array = reshard(x, splits)
-    kept = x.dims[:place] + x.dims[place + 1 :]
-    rest = splits[:place] + splits[place + 1 :]
-    whole = jnp.moveaxis(array, place, 0)
-    return [slice_tensor(whole[n], kept, rest) for n in range(gone.size)]
+    removed = select_dim(x.dims, dim)
+    check_along([removed])
+    dim_index = x.dims.index(removed)
+    splits = tuple(() if n == dim_index else axes for n, axes in enumerate(layout_splits(x)))
+    # Every device needs all elements of the dim, one for each result: a split dim is gathered.
+    leading = jnp.moveaxis(reshard(x, splits), dim_index, 0)
+    dims = x.dims[:dim_index] + x.dims[dim_index + 1 :]
+    rest = splits[:dim_index] + splits[dim_index + 1 :]
+    return [slice_tensor(leading[n], dims, rest) for n in range(removed.size)]

@@ -1,212 +1,229 @@
-"""How a window slides along a dim, and which places of it each device needs."""
+"""Sliding windows: output sizes, padding, and the halo that each device needs.
+
+Input: a dim with window, stride, padding and dilation. Output: a `SlidingWindow` in the terms of `jax.lax`,
+and the receptive field of a device's block of the result, fetched by halo exchange.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias, TypeVar
 
+import jax
 import numpy as np
 from jax import lax
 
 from ..core import context, halo
 from ..core.collectives import Axes
-from ..core.dims import Dim
+from ..core.describe import format_call
+from ..core.dims import Dim, DimLike
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, nearest, python_number_error
-from ..core.forms import check_along
-from ..core.tensor import format_call
+from ..core.operands import check_along
+from ..core.tensor import Tensor
+from ..core.types import PyTree
+
+T = TypeVar("T")
+PerDim: TypeAlias = T | Mapping[DimLike, T]  # one value for all dims, or one for each
+Padding = str | Sequence[int]  # "SAME", "VALID", or (before, after)
 
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """A window that slides along one dim, in JAX's terms.
+    """A window that slides along one dim, in the terms of `jax.lax`.
 
     Args:
       dim: the input's dim.
-      window: how many places the window takes.
-      stride: how far it moves from one place of the result to the next.
-      dilation: how far its places lie apart.
-      spread: how far the input's places are put apart, with zeros between them.
-      low: how many places are added before the input (cut off, if negative).
-      high: how many are added behind it.
+      window: the number of elements in the window.
+      stride: the step of the window from one output to the next.
+      dilation: the distance between neighbouring elements of the window.
+      input_dilation: the distance between neighbouring elements of the input, with zeros between them.
+      low: the padding before the input (negative: the number of elements removed).
+      high: the padding after the input.
     """
 
     dim: Dim
     window: int
     stride: int
     dilation: int
-    spread: int
+    input_dilation: int
     low: int
     high: int
 
     @property
-    def reach(self) -> int:
-        """How many places lie under the window, the gaps of its dilation included."""
+    def extent(self) -> int:
+        """The number of input positions that the window covers, including the gaps of its dilation."""
         return (self.window - 1) * self.dilation + 1
 
     @property
     def out(self) -> Dim:
-        """The result's dim: one place for each position of the window."""
-        padded = (self.dim.size - 1) * self.spread + 1 + self.low + self.high
-        if padded < self.reach:
+        """The result's dim, with one element for each position of the window."""
+        padded = (self.dim.size - 1) * self.input_dilation + 1 + self.low + self.high
+        if padded < self.extent:
             raise ShapeError(
-                f"a window over {self.reach} places of {self.dim.name} does not fit into {padded}",
+                f"a window of extent {self.extent} along {self.dim.name} does not fit into {padded} elements",
                 f"window {self.window}, dilation {self.dilation}: (window - 1) · dilation + 1 = "
-                f"{self.reach}     {self.dim}, padding {self.low} and {self.high}",
-                rule="the window has to fit into the dim and its padding at least once",
+                f"{self.extent}     {self.dim}, padding {self.low} and {self.high}",
+                rule="the window must fit into the padded dim at least once",
                 hint='use a smaller window or dilation, or padding="SAME"',
             )
-        return self.dim.resize((padded - self.reach) // self.stride + 1)
+        return self.dim.resize((padded - self.extent) // self.stride + 1)
 
 
 def sliding_windows(
     dims: Sequence[Dim],
-    windows: Sequence[Any],
-    stride: Any,
-    padding: Any,
-    dilation: Any = 1,
+    windows: Sequence[int],
+    stride: PerDim[int],
+    padding: PerDim[Padding],
+    dilation: PerDim[int] = 1,
     transpose: bool = False,
 ) -> list[SlidingWindow]:
-    """The slides along several dims; stride, padding and dilation for all of them or by dim."""
+    """Sliding windows along several dims, with stride, padding and dilation for all dims or for each dim."""
     check_along(dims)
+    no_padding: Padding = "VALID"
     return [
-        _slide(*each, transpose)
-        for each in zip(
+        _sliding_window(*options, transpose)
+        for options in zip(
             dims,
             windows,
             _by_dim(dims, stride, 1, "stride"),
-            _by_dim(dims, padding, "VALID", "padding"),
+            _by_dim(dims, padding, no_padding, "padding"),
             _by_dim(dims, dilation, 1, "dilation"),
             strict=True,
         )
     ]
 
 
-def _slide(dim: Dim, window: Any, stride: Any, padding: Any, dilation: Any, transpose: bool) -> SlidingWindow:
-    window, stride = _count(dim, window, "window"), _count(dim, stride, "stride")
-    dilation = _count(dim, dilation, "dilation")
-    reach = (window - 1) * dilation + 1
-    word = padding.upper() if isinstance(padding, str) else ""
-    if word in ("SAME", "VALID"):
-        rule = _transposed_pads if transpose else _pads
-        low, high = rule(dim.size, reach, stride, word)
+def _sliding_window(
+    dim: Dim, window: int, stride: int, padding: Padding, dilation: int, transpose: bool
+) -> SlidingWindow:
+    window, stride = _positive(dim, window, "window"), _positive(dim, stride, "stride")
+    dilation = _positive(dim, dilation, "dilation")
+    extent = (window - 1) * dilation + 1
+    mode = padding.upper() if isinstance(padding, str) else ""
+    if mode in ("SAME", "VALID"):
+        pads = _transposed_pads if transpose else _pads
+        low, high = pads(dim.size, extent, stride, mode)
     else:
-        low, high = _pair(dim, padding)
+        low, high = _explicit_pads(dim, padding)
     if transpose:
         return SlidingWindow(dim, window, 1, dilation, stride, low, high)
     return SlidingWindow(dim, window, stride, dilation, 1, low, high)
 
 
-def _by_dim(dims: Sequence[Dim], given: Any, default: Any, what: str) -> list[Any]:
-    """An option for each dim: the same for all, or by name and by default for the rest."""
-    if not isinstance(given, Mapping):
-        return [given] * len(dims)
+def _by_dim(dims: Sequence[Dim], value: PerDim[T], default: T, option: str) -> list[T]:
+    """The value of an option for each dim: one value for all dims, or a mapping with a default."""
+    if not isinstance(value, Mapping):
+        return [value] * len(dims)
     names = [d.name for d in dims]
-    wrong = [name for name in given if name not in names]
-    if wrong:
+    unknown = [name for name in value if name not in names]
+    if unknown:
         raise DimError(
-            f"{what} is given for {', '.join(f'{n}{nearest(n, names)}' for n in map(str, wrong))}",
-            rule="an option speaks of the dims that the window slides along",
+            f"{option} is given for {', '.join(f'{n}{nearest(n, names)}' for n in map(str, unknown))}",
+            rule="options are given for the dims that the window slides along",
             hint=f"these are {', '.join(names)}",
         )
-    return [given.get(name, default) for name in names]
+    return [value.get(name, default) for name in names]
 
 
-def _count(dim: Dim, value: Any, what: str) -> int:
+def _positive(dim: Dim, value: int, option: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise python_number_error(
         ShapeError,
-        f"the {what} along {dim.name}",
+        f"the {option} along {dim.name}",
         value,
-        rule=f"a {what} is an integer, at least 1",
-        hint=f'for example {what}={{"{dim.name}": 2}}',
+        rule=f"a {option} is an integer, at least 1",
+        hint=f'for example {option}={{"{dim.name}": 2}}',
     )
 
 
-def _pair(dim: Dim, padding: Any) -> tuple[int, int]:
+def _explicit_pads(dim: Dim, padding: Padding) -> tuple[int, int]:
     if isinstance(padding, tuple | list) and [type(n) for n in padding] == [int, int]:
         return padding[0], padding[1]
-    unknown = [n for n in padding if context.is_traced(n)] if isinstance(padding, tuple | list) else []
+    traced = [n for n in padding if context.is_traced(n)] if isinstance(padding, tuple | list) else []
     raise python_number_error(
         ShapeError,
         f"the padding along {dim.name}",
-        unknown[0] if unknown else padding,
-        rule='a padding is "SAME", "VALID", or how many places to add before and behind',
+        traced[0] if traced else padding,
+        rule='a padding is "SAME", "VALID", or two integers: the padding before and after',
         hint=f'for example padding=(1, 1), or padding={{"{dim.name}": (1, 1)}}',
     )
 
 
-def _pads(size: int, reach: int, stride: int, word: str) -> tuple[int, int]:
-    ((low, high),) = lax.padtype_to_pads([size], [reach], [stride], word)
+def _pads(size: int, extent: int, stride: int, mode: str) -> tuple[int, int]:
+    ((low, high),) = lax.padtype_to_pads([size], [extent], [stride], mode)
     return low, high
 
 
-def _transposed_pads(size: int, reach: int, stride: int, word: str) -> tuple[int, int]:
-    """The rule of `jax.lax.conv_transpose`: the result is size · stride places (SAME), or what a
-    VALID convolution would take to the input's size."""
-    if word == "VALID":
-        return reach - 1, reach - 1 + max(stride - reach, 0)
-    total = reach + stride - 2
-    low = reach - 1 if stride > reach - 1 else -(-total // 2)
+def _transposed_pads(size: int, extent: int, stride: int, mode: str) -> tuple[int, int]:
+    """The padding rule of `jax.lax.conv_transpose`.
+
+    The output size is size · stride for SAME. For VALID it is the size that a VALID convolution would reduce
+    to the input's.
+    """
+    if mode == "VALID":
+        return extent - 1, extent - 1 + max(stride - extent, 0)
+    total = extent + stride - 2
+    low = extent - 1 if stride > extent - 1 else -(-total // 2)
     return low, total - low
 
 
 def fetch_receptive_field(
-    array: Any, position: int, slide: SlidingWindow, axes: Axes
-) -> tuple[Any, tuple[int, int], list[int] | None]:
-    """The input that this device's block of the result needs.
+    array: jax.Array, dim_index: int, slide: SlidingWindow, axes: Axes
+) -> tuple[jax.Array, tuple[int, int], list[int] | None]:
+    """Fetch the receptive field of this device's block of the result.
 
     Returns:
-      The input's places, the padding to put around them once they are spread, and, for each device,
-      how many places the local result begins too early (None: nowhere).
+      The input elements; the padding to add before and after them once they are dilated; and, for each
+      device, the number of leading results to discard (None: no device has any).
     """
     program = context.require()
     block = program.slice_size(slide.out, axes)
     firsts = [k * block * slide.stride - slide.low for k in range(program.ways(axes))]
-    # A place m of the spread input holds an element if spread divides m. Where the devices' first
-    # places differ in that, all begin at the last element before: the same work for all, and
-    # some of their results come too early.
-    early = [first % slide.spread for first in firsts]
-    if len(set(early)) == 1:
-        ahead, extra = -firsts[0] % slide.spread, 0
-        starts = [(first + ahead) // slide.spread for first in firsts]
+    # Position m of the dilated input holds an element if input_dilation divides m, and a zero otherwise. If
+    # the devices' first positions leave different remainders, every device starts at the element before its
+    # first position: all run the same program, and some compute results that have to be discarded.
+    remainders = [first % slide.input_dilation for first in firsts]
+    if len(set(remainders)) == 1:
+        before, discarded = -firsts[0] % slide.input_dilation, 0
+        starts = [(first + before) // slide.input_dilation for first in firsts]
     else:
-        ahead, extra = 0, max(early)
-        starts = [first // slide.spread for first in firsts]
-    reach = (block - 1) * slide.stride + extra + slide.reach
-    length = max(1, -(-(reach - ahead) // slide.spread))
-    near = halo.halo_exchange(array, position, slide.dim, axes, starts, length)
-    behind = reach - ahead - ((length - 1) * slide.spread + 1)
-    return near, (ahead, behind), early if extra else None
+        before, discarded = 0, max(remainders)
+        starts = [first // slide.input_dilation for first in firsts]
+    extent = (block - 1) * slide.stride + discarded + slide.extent
+    length = max(1, -(-(extent - before) // slide.input_dilation))
+    field = halo.halo_exchange(array, dim_index, slide.dim, axes, starts, length)
+    after = extent - before - ((length - 1) * slide.input_dilation + 1)
+    return field, (before, after), remainders if discarded else None
 
 
-def accept_dim_keys(public: Callable[..., Any]) -> Callable[..., Any]:
-    """Let dicts be keyed by Dims as well as by names: JAX sorts keys, and Dims have no order."""
+def accept_dim_keys(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Accept dicts keyed by Dims as well as by names. JAX sorts the keys of dicts, and Dims have no order."""
 
-    def plain(given: Any) -> Any:
-        if isinstance(given, Mapping):
-            return {k.name if isinstance(k, Dim) else k: plain(v) for k, v in given.items()}
-        if isinstance(given, tuple | list):
-            return tuple(map(plain, given))
-        return int(given) if isinstance(given, np.integer) else given
+    def with_names(value: PyTree) -> PyTree:
+        if isinstance(value, Mapping):
+            return {k.name if isinstance(k, Dim) else k: with_names(v) for k, v in value.items()}
+        if isinstance(value, tuple | list):
+            return tuple(map(with_names, value))
+        return int(value) if isinstance(value, np.integer) else value
 
-    @functools.wraps(public)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(op)
+    def call(*args: PyTree, **kwargs: PyTree) -> Tensor:
         try:
-            return public(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
+            return op(*map(with_names, args), **{k: with_names(v) for k, v in kwargs.items()})
         except WeftError as error:
-            error.located(format_call(public.__name__, args, kwargs))
+            error.located(format_call(op.__name__, args, kwargs))
             raise
 
     return call
 
 
-def check_window(window: Any, example: str) -> None:
+def check_window(window: Mapping[DimLike, int] | Mapping[DimLike, DimLike], example: str) -> None:
     if not isinstance(window, Mapping) or not window:
         raise TensorTypeError(
             f"the window is {window!r}",
-            rule="a window says by name which dims it slides along",
+            rule="a window is a mapping whose keys are the dims that it slides along",
             hint=f"for example window={example}",
         )

@@ -1,9 +1,9 @@
-"""Order along a dim: the greatest, the k greatest, all of them sorted, and running totals.
+"""Sorting and cumulative ops along a dim: argmax, top_k, sort, cumsum.
 
-Over a split dim only candidates travel (one from each device for argmax, k for top_k), or only
-block totals (for cumsum). The blocks of a dim lie on the devices in order, and padding comes last
-of all. So "the lowest index first", which JAX keeps at ties, puts padding behind every true element
-that equals what it was filled with.
+Along a split dim the devices exchange candidates only (one per device for argmax, k for top_k), or the totals
+of their blocks (for cumsum). A full sort gathers the dim. Blocks are on the devices in order, and padding
+comes last. JAX breaks ties in favor of the lowest index, so padding loses to every element that equals its
+fill value.
 """
 
 from __future__ import annotations
@@ -12,253 +12,254 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from ..core import collectives, context
 from ..core.collectives import Axes
-from ..core.dims import Dim, as_dim, check_distinct, select_dim
+from ..core.dims import Dim, DimLike, as_dim, check_distinct, select_dim
 from ..core.errors import ShapeError
-from ..core.forms import as_slice, check_along, layout_splits, reshard, slice_tensor
 from ..core.op import op
+from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import block_start, fill_padding
+from ..core.reshard import layout_splits, reshard
 from ..core.tensor import Tensor
+from ..core.types import PyTree
 from . import scaled_product
 from .reduce import extreme_value, require_ordered
+from .typing import ArrayFn
+
+T = TypeVar("T")
 
 
-def _along(x: Tensor, dim: Any) -> tuple[Dim, int, Axes]:
-    """The dim that is meant, its place, and the axes that the layout splits it over."""
+def _resolve_dim(x: Tensor, dim: DimLike) -> tuple[Dim, int, Axes]:
+    """A dim of the tensor, its index, and the axes that the layout splits it over."""
     chosen = select_dim(x.dims, dim)
     check_along([chosen])
-    place = x.dims.index(chosen)
-    return chosen, place, layout_splits(x)[place]
+    dim_index = x.dims.index(chosen)
+    return chosen, dim_index, layout_splits(x)[dim_index]
 
 
-def _replaced(splits: Any, place: int, *new: Any) -> Any:
-    return (*splits[:place], *new, *splits[place + 1 :])
+def _replace(items: tuple[T, ...], n: int, *new: T) -> tuple[T, ...]:
+    return (*items[:n], *new, *items[n + 1 :])
 
 
-# The greatest
-
-
-def _extreme_place(x: Tensor, dim: Any, sign: int) -> Tensor:
+def _arg_extreme(x: Tensor, dim: DimLike, sign: int) -> Tensor:
     x = require_ordered(x, "argmax" if sign > 0 else "argmin")
-    chosen, place, axes = _along(x, dim)
+    chosen, dim_index, axes = _resolve_dim(x, dim)
     find = jnp.argmax if sign > 0 else jnp.argmin
-    filling = extreme_value(x.dtype, -sign)
-    array = fill_padding(lax.stop_gradient(reshard(x)), x.dims, layout_splits(x), filling, only=[chosen])
-    best = find(array, axis=place, keepdims=True).astype(jnp.int32)
+    fill = extreme_value(x.dtype, -sign)
+    array = fill_padding(lax.stop_gradient(reshard(x)), x.dims, layout_splits(x), fill, only=[chosen])
+    best = find(array, axis=dim_index, keepdims=True).astype(jnp.int32)
     if axes:
-        values = jnp.take_along_axis(array, best, axis=place)
-        best = best + jnp.int32(block_start(axes, array.shape[place]))
-        values = collectives.all_gather(values, axes, place)
-        best = collectives.all_gather(best, axes, place)
-        best = jnp.take_along_axis(best, find(values, axis=place, keepdims=True), axis=place)
-    # Along a row of padding all are equal, and 0 is the first: padding is still zero.
-    return slice_tensor(best.squeeze(place), _replaced(x.dims, place))
+        # Candidates are gathered in the order of the blocks, so the first one still wins ties.
+        values = jnp.take_along_axis(array, best, axis=dim_index)
+        best = best + jnp.int32(block_start(axes, array.shape[dim_index]))
+        values = collectives.all_gather(values, axes, dim_index)
+        best = collectives.all_gather(best, axes, dim_index)
+        best = jnp.take_along_axis(best, find(values, axis=dim_index, keepdims=True), axis=dim_index)
+    # In rows of padding all elements are equal, and the first index is 0: padding is still zero.
+    return slice_tensor(best.squeeze(dim_index), _replace(x.dims, dim_index))
 
 
 @op
-def argmax(x: Tensor, dim: Any) -> Tensor:
-    """The index of the greatest element along a dim: of several the first, and NaN is greatest.
+def argmax(x: Tensor, dim: DimLike) -> Tensor:
+    """The index of the maximum along a dim. The first one wins ties; NaN counts as the maximum.
 
     >>> import weft as wf
     >>> wf.argmax(wf.tensor([3, 7, 7], "a=3"), "a")
     i32[] 1
     """
-    return _extreme_place(x, dim, +1)
+    return _arg_extreme(x, dim, +1)
 
 
 @op
-def argmin(x: Tensor, dim: Any) -> Tensor:
-    """The index of the least element along a dim: of several the first, and NaN is least.
+def argmin(x: Tensor, dim: DimLike) -> Tensor:
+    """The index of the minimum along a dim. The first one wins ties; NaN counts as the minimum.
 
     >>> import weft as wf
     >>> wf.argmin(wf.tensor([7, 3, 3], "a=3"), "a")
     i32[] 1
     """
-    return _extreme_place(x, dim, -1)
+    return _arg_extreme(x, dim, -1)
 
 
 @op
-def top_k(x: Tensor, dim: Any, k_dim: Dim) -> tuple[Tensor, Tensor]:
-    """The greatest elements along a dim, in falling order, and their indices, as `jax.lax.top_k`.
+def top_k(x: Tensor, dim: DimLike, k_dim: Dim) -> tuple[Tensor, Tensor]:
+    """The k largest elements along a dim, in descending order, and their indices, like `jax.lax.top_k`.
 
     Args:
       x: a tensor.
-      dim: the dim to choose from.
-      k_dim: takes its place in the results; its size is the number of elements.
+      dim: the dim to select from.
+      k_dim: replaces `dim` in the results; its size is k.
 
     >>> import weft as wf
     >>> wf.top_k(wf.tensor([3, 9, 5, 9], "a=4"), "a", wf.Dim("best", 3))
     (i32[best=3] [9, 9, 5], i32[best=3] [1, 3, 2])
     """
     x = require_ordered(x, "top_k")
-    chosen, place, axes = _along(x, dim)
+    chosen, dim_index, axes = _resolve_dim(x, dim)
     new = as_dim(k_dim)
     if new.size > chosen.size:
         raise ShapeError(
-            f"{new.size} elements ({new}) are wanted of {chosen.size} ({chosen})",
-            rule="top_k chooses at most as many elements as there are",
-            hint=f"make the new dim no larger: {new.name}={chosen.size}",
+            f"k is {new.size} ({new}), and the dim has {chosen.size} elements ({chosen})",
+            rule="k is at most the size of the dim",
+            hint=f"use a smaller dim: {new.name}={chosen.size}",
         )
-    dims, splits = _replaced(x.dims, place, new), _replaced(layout_splits(x), place, ())
+    dims, splits = _replace(x.dims, dim_index, new), _replace(layout_splits(x), dim_index, ())
     check_distinct(dims)
     context.require().splits(dims)
-    array = fill_padding(reshard(x), x.dims, layout_splits(x), _below_all(x.dtype), only=[chosen])
-    block = array.shape[place]
-    values, indices = lax.top_k(array, min(new.size, block), axis=place)
-    indices = indices.astype(jnp.int32)  # JAX gives them the weak type of the values
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), _lowest(x.dtype), only=[chosen])
+    block = array.shape[dim_index]
+    # The k largest elements of the dim are among the k largest of the blocks.
+    values, indices = lax.top_k(array, min(new.size, block), axis=dim_index)
+    indices = indices.astype(jnp.int32)  # JAX makes them weakly typed if the values are
     if axes:
         indices = indices + jnp.int32(block_start(axes, block))
-        values = collectives.all_gather(values, axes, place)
-        indices = collectives.all_gather(indices, axes, place)
-        values, best = lax.top_k(values, new.size, axis=place)
-        indices = jnp.take_along_axis(indices, best, axis=place)
+        values = collectives.all_gather(values, axes, dim_index)
+        indices = collectives.all_gather(indices, axes, dim_index)
+        values, best = lax.top_k(values, new.size, axis=dim_index)
+        indices = jnp.take_along_axis(indices, best, axis=dim_index)
     indices = fill_padding(indices, dims, splits)
     return slice_tensor(values, dims, splits), slice_tensor(indices, dims, splits)
 
 
-def _below_all(dtype: Any) -> Any:
-    """The least value in the total order of `lax.top_k`, where a negative NaN lies below -∞."""
+def _lowest(dtype: DTypeLike) -> float | int | bool:
+    """The lowest value in the total order of `lax.top_k`, in which a negative NaN is below -∞."""
     return -math.nan if jnp.issubdtype(dtype, jnp.inexact) else extreme_value(dtype, -1)
 
 
-# All of them
-
-
 @op
-def sort(x: Tensor, dim: Any, descending: bool = False) -> Tensor:
-    """The elements in rising (or falling) order along a dim; a split dim is gathered.
+def sort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
+    """Sort the elements along a dim. A split dim is gathered.
 
     >>> import weft as wf
     >>> wf.sort(wf.tensor([3, 9, 5], "a=3"), "a", descending=True)
     i32[a=3] [9, 5, 3]
     """
     x = as_slice(x)
-    _, place, _ = _along(x, dim)
-    splits = _replaced(layout_splits(x), place, ())
-    array = jnp.sort(reshard(x, splits), axis=place, stable=True, descending=descending)
+    _, dim_index, _ = _resolve_dim(x, dim)
+    splits = _replace(layout_splits(x), dim_index, ())
+    array = jnp.sort(reshard(x, splits), axis=dim_index, stable=True, descending=descending)
     return slice_tensor(array, x.dims, splits)
 
 
 @op
-def argsort(x: Tensor, dim: Any, descending: bool = False) -> Tensor:
-    """The indices that sort a dim, equal elements in their order; a split dim is gathered.
+def argsort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
+    """The indices that sort a dim; the sort is stable. A split dim is gathered.
 
     >>> import weft as wf
     >>> wf.argsort(wf.tensor([3, 9, 5], "a=3"), "a")
     i32[a=3] [0, 2, 1]
     """
     x = as_slice(x)
-    _, place, _ = _along(x, dim)
-    splits = _replaced(layout_splits(x), place, ())
+    _, dim_index, _ = _resolve_dim(x, dim)
+    splits = _replace(layout_splits(x), dim_index, ())
     array = lax.stop_gradient(reshard(x, splits))
-    order = jnp.argsort(array, axis=place, stable=True, descending=descending).astype(jnp.int32)
+    order = jnp.argsort(array, axis=dim_index, stable=True, descending=descending).astype(jnp.int32)
     return slice_tensor(fill_padding(order, x.dims, splits), x.dims, splits)
 
 
-# Running totals
-
-
 @dataclass(frozen=True)
-class _Running:
-    """What `cumsum` and `cumprod` differ in. What is combined is an array, or a tree of them.
+class _Cumulative:
+    """The differences between `cumsum` and `cumprod`. A value is an array or a pytree of arrays.
 
     Attributes:
-      neutral: the value that changes nothing.
-      enter, leave: from an array to what is combined, and back to an array of a type.
-      scan: the running combination along a dimension.
-      fold: that of all places along a dimension, which stays with size 1.
-      combine: that of two.
+      identity: the identity element of the operation.
+      to_value: converts an array to a value.
+      from_value: converts a value to an array of a dtype.
+      scan: the cumulative operation along a dimension.
+      reduce: the operation over a dimension, which keeps size 1.
+      combine: the operation on two values.
     """
 
-    neutral: int
-    enter: Callable[[Any], Any]
-    leave: Callable[[Any, Any], Any]
-    scan: Callable[[Any, int, bool], Any]
-    fold: Callable[[Any, int], Any]
-    combine: Callable[[Any, Any], Any]
+    identity: int
+    to_value: Callable[[jax.Array], PyTree]
+    from_value: Callable[[PyTree, DTypeLike], jax.Array]
+    scan: Callable[[PyTree, int, bool], PyTree]
+    reduce: Callable[[PyTree, int], PyTree]
+    combine: Callable[[PyTree, PyTree], PyTree]
 
 
-def _plain(neutral: int, scan: Any, fold: Any, combine: Any) -> _Running:
-    return _Running(
-        neutral,
+def _on_arrays(identity: int, scan: ArrayFn, reduce: ArrayFn, combine: ArrayFn) -> _Cumulative:
+    return _Cumulative(
+        identity,
         lambda array: array,
         lambda array, dtype: array,
-        lambda array, place, reverse: scan(array, axis=place, reverse=reverse),
-        lambda array, place: fold(array, axis=place, dtype=array.dtype, keepdims=True),
+        lambda array, dim_index, reverse: scan(array, axis=dim_index, reverse=reverse),
+        lambda array, dim_index: reduce(array, axis=dim_index, dtype=array.dtype, keepdims=True),
         combine,
     )
 
 
-_SUM = _plain(0, lax.cumsum, jnp.sum, jnp.add)
-_PRODUCT = _plain(1, lax.cumprod, jnp.prod, jnp.multiply)
-_SCALED_PRODUCT = _Running(
+_SUM = _on_arrays(0, lax.cumsum, jnp.sum, jnp.add)
+_PRODUCT = _on_arrays(1, lax.cumprod, jnp.prod, jnp.multiply)
+_SCALED_PRODUCT = _Cumulative(
     1,
     scaled_product.to_scaled,
     scaled_product.from_scaled,
     scaled_product.cumprod_scaled,
-    lambda pair, place: tuple(
-        jnp.expand_dims(one, place) for one in scaled_product.prod_scaled(pair, (place,))
+    lambda pair, dim_index: tuple(
+        jnp.expand_dims(one, dim_index) for one in scaled_product.prod_scaled(pair, (dim_index,))
     ),
     scaled_product.multiply_scaled,
 )
 
 
-def _running(x: Tensor, dim: Any, exclusive: bool, reverse: bool, kind: _Running) -> Tensor:
-    chosen, place, axes = _along(x, dim)
-    array = fill_padding(reshard(x), x.dims, layout_splits(x), kind.neutral, only=[chosen])
-    # As jnp.cumsum's, the type of the result is strong.
+def _cumulative(x: Tensor, dim: DimLike, exclusive: bool, reverse: bool, kind: _Cumulative) -> Tensor:
+    chosen, dim_index, axes = _resolve_dim(x, dim)
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), kind.identity, only=[chosen])
+    # Like jnp.cumsum, the result is strongly typed.
     array = array.astype(jnp.int32 if array.dtype == jnp.bool_ else array.dtype)
-    block, neutral = array.shape[place], kind.enter(jnp.asarray(kind.neutral, array.dtype))
-    # XLA takes the running sum of one element with zeros around it to be that element everywhere. Barriers
-    # hide such a padding, in the backward pass too.
-    values = kind.enter(lax.optimization_barrier(array))
-    result = lax.optimization_barrier(kind.scan(values, place, reverse))
+    block, identity = array.shape[dim_index], kind.to_value(jnp.asarray(kind.identity, array.dtype))
+    # XLA miscompiles the cumulative sum of one zero-padded element: it broadcasts the element. Barriers hide
+    # the padding from XLA, in the backward pass too.
+    values = kind.to_value(lax.optimization_barrier(array))
+    result = lax.optimization_barrier(kind.scan(values, dim_index, reverse))
     last = 0 if reverse else block - 1
-    total = jax.tree.map(lambda a: lax.slice_in_dim(a, last, last + 1, axis=place), result)
+    total = jax.tree.map(lambda a: lax.slice_in_dim(a, last, last + 1, axis=dim_index), result)
     if exclusive:
-        pads = [(0, 0, 0)] * array.ndim
-        pads[place] = (-1, 1, 0) if reverse else (1, -1, 0)
-        result = jax.tree.map(lambda a, n: lax.pad(a, n, pads), result, neutral)
+        config = [(0, 0, 0)] * array.ndim
+        config[dim_index] = (-1, 1, 0) if reverse else (1, -1, 0)
+        result = jax.tree.map(lambda a, n: lax.pad(a, n, config), result, identity)
     if axes:
-        gather = functools.partial(collectives.all_gather, axes=axes, position=place, stays_varying=axes)
+        # Gather the totals of all blocks, and add those of the preceding blocks to this one.
+        gather = functools.partial(collectives.all_gather, axes=axes, position=dim_index, stays_varying=axes)
         totals = jax.tree.map(gather, total)
-        device = lax.iota(jnp.int32, jax.tree.leaves(totals)[0].shape[place])
-        here = collectives.axis_index(axes)
-        before = device > here if reverse else device < here
-        before = before.reshape([-1 if p == place else 1 for p in range(array.ndim)])
-        totals = jax.tree.map(lambda a, n: jnp.where(before, a, n), totals, neutral)
-        result = kind.combine(result, kind.fold(totals, place))
-    result = kind.leave(result, array.dtype)
+        device = lax.iota(jnp.int32, jax.tree.leaves(totals)[0].shape[dim_index])
+        this_device = collectives.axis_index(axes)
+        precedes = device > this_device if reverse else device < this_device
+        precedes = precedes.reshape([-1 if n == dim_index else 1 for n in range(array.ndim)])
+        totals = jax.tree.map(lambda a, n: jnp.where(precedes, a, n), totals, identity)
+        result = kind.combine(result, kind.reduce(totals, dim_index))
+    result = kind.from_value(result, array.dtype)
     return slice_tensor(fill_padding(result, x.dims, layout_splits(x)), x.dims)
 
 
 @op
-def cumsum(x: Tensor, dim: Any, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """The running sum along a dim; of a split dim only the sums of whole blocks travel.
+def cumsum(x: Tensor, dim: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """The cumulative sum along a dim. If the dim is split, devices exchange the sums of their blocks only.
 
     Args:
       x: a tensor.
-      dim: the dim to run along.
-      exclusive: leave each element out of its own sum, so that the first is 0.
-      reverse: run from the end.
+      dim: the dim to sum along.
+      exclusive: exclude each element from its own sum, so that the first result is 0.
+      reverse: start from the end.
 
     >>> import weft as wf
     >>> wf.cumsum(wf.tensor([1, 2, 3], "a=3"), "a", exclusive=True)
     i32[a=3] [0, 1, 3]
     """
-    return _running(as_slice(x), dim, exclusive, reverse, _SUM)
+    return _cumulative(as_slice(x), dim, exclusive, reverse, _SUM)
 
 
 @op
-def cumprod(x: Tensor, dim: Any, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """The running product along a dim; arguments as for `cumsum`.
+def cumprod(x: Tensor, dim: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """The cumulative product along a dim; arguments as for `cumsum`.
 
     >>> import weft as wf
     >>> wf.cumprod(wf.tensor([1, 2, 4], "a=3"), "a")
@@ -266,4 +267,4 @@ def cumprod(x: Tensor, dim: Any, exclusive: bool = False, reverse: bool = False)
     """
     x = as_slice(x)
     kind = _SCALED_PRODUCT if scaled_product.needs_scaling(x.dtype) else _PRODUCT
-    return _running(x, dim, exclusive, reverse, kind)
+    return _cumulative(x, dim, exclusive, reverse, kind)

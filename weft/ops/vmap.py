@@ -1,4 +1,4 @@
-"""vmap: a function at all places of a dim at once."""
+"""vmap: vectorize a function over a named dim."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ import jax.numpy as jnp
 
 from ..core import collectives, context
 from ..core.boundary import LeafSpec, common_dim, flatten, leaf_array, numbers_as_tensors
-from ..core.dims import Dim, check_distinct
+from ..core.collectives import Axes
+from ..core.dims import Dim, DimLike, check_distinct
 from ..core.errors import DimError, ProgramError, nearest
-from ..core.forms import materialize, reshard, slice_tensor
+from ..core.layout import axes_of
 from ..core.op import op
+from ..core.operands import slice_tensor
 from ..core.padding import fill_padding, safe_padding
+from ..core.reshard import materialize, reshard
 from ..core.tensor import Tensor, is_tensor
+from ..core.types import PyTree
 
 
-def vmap(f: Callable[..., Any], dim: Any) -> Callable[..., Any]:
-    """`f` at every place of a dim at once; inside, tensors don't have the dim, results get it in front.
+def vmap(f: Callable[..., PyTree], dim: DimLike) -> Callable[..., PyTree]:
+    """Vectorize `f` over a dim. Inside, tensors lack the dim; results have it first.
 
-    Tensors without the dim are the same at every place, as is all else that is given, by position or by
-    name. A split dim stays split. Roles are kept.
+    Tensors without the dim, and all other arguments, are shared by all calls. A split dim stays split. Roles
+    are preserved.
 
     >>> import weft as wf
     >>> x = wf.tensor([[1.0, 2.0], [3.0, 4.0]], "row=2 column=2")
@@ -35,7 +39,7 @@ def vmap(f: Callable[..., Any], dim: Any) -> Callable[..., Any]:
 
 
 @op(functions=True)
-def _vmap(f: Callable[..., Any], dim: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
     program = context.require()
     leaves, tree = flatten((args, kwargs))
     name = dim.name if isinstance(dim, Dim) else dim
@@ -49,52 +53,54 @@ def _vmap(f: Callable[..., Any], dim: Any, /, *args: Any, **kwargs: Any) -> Any:
         )
     found = common_dim([leaves[n] for n in mapped], dim)
     (axes,) = program.splits((found,))
-    program.hidden.add(found.name)
-    forms, arrays = [], []
+    # Ops inside don't have the dim in their labels, from which layout search reads the dims of an op.
+    program.vmapped_dims.add(found.name)
+    specs, arrays = [], []
     for n in mapped:
         t = leaves[n]
-        place = t.dims.index(found)
-        # Other dims stay as they are stored, and are gathered inside where that is wanted.
+        dim_index = t.dims.index(found)
+        # Other dims keep their stored splits, and are gathered inside if an op needs that.
         role, splits = t.role, program.splits(t.dims, t.role)
-        if splits[place] != axes:
+        if splits[dim_index] != axes:
             role, splits = "value", program.splits(t.dims)
+        # `f` may be infinite at zero, so padding gets valid elements before the call and zeros after it.
         array = safe_padding(reshard(t, splits), t.dims, splits, found)
-        rest = t.dims[:place] + t.dims[place + 1 :]
-        forms.append(LeafSpec(rest, role, splits[:place] + splits[place + 1 :], frozenset()))
-        arrays.append(jnp.moveaxis(array, place, 0))
+        rest = t.dims[:dim_index] + t.dims[dim_index + 1 :]
+        specs.append(LeafSpec(rest, role, splits[:dim_index] + splits[dim_index + 1 :], frozenset()))
+        arrays.append(jnp.moveaxis(array, dim_index, 0))
     others = [n for n, t in enumerate(leaves) if isinstance(t, Tensor) and n not in mapped]
-    leaves = [_free(t, axes) if n in others else t for n, t in enumerate(leaves)]
-    kept: dict[str, Any] = {}
+    leaves = [_off_axes(t, axes) if n in others else t for n, t in enumerate(leaves)]
+    traced: dict[str, Any] = {}  # specs and structure of the results of `f`
 
-    def inner(arrays: list[Any]) -> list[Any]:
-        with program.frame(), program.mapping(program.mapped | set(axes), program.vmaps + 1):
-            given = list(leaves)
-            for n, form, array in zip(mapped, forms, arrays, strict=True):
-                given[n] = form.around(array)
-            positional, named = jax.tree.unflatten(tree, given)
-            out, kept["tree"] = flatten(f(*positional, **named))
-            out = [_free(o, axes) if isinstance(o, Tensor) else o for o in map(numbers_as_tensors, out)]
-            kept["forms"] = [LeafSpec.of(o) for o in out]
+    def inner(arrays: list[jax.Array]) -> list[jax.Array]:
+        with program.frame(), program.vmapping(program.vmapped_axes | set(axes), program.vmap_depth + 1):
+            arguments = list(leaves)
+            for n, spec, array in zip(mapped, specs, arrays, strict=True):
+                arguments[n] = spec.rebuild(array)
+            positional, named = jax.tree.unflatten(tree, arguments)
+            out, traced["tree"] = flatten(f(*positional, **named))
+            out = [_off_axes(o, axes) if isinstance(o, Tensor) else o for o in map(numbers_as_tensors, out)]
+            traced["specs"] = [LeafSpec.of(o) for o in out]
             return [collectives.pvary(leaf_array(o), axes) for o in out]
 
     stacked = jax.vmap(inner)(arrays)
     results = []
-    for form, array in zip(kept["forms"], stacked, strict=True):
-        if form is None:
+    for spec, array in zip(traced["specs"], stacked, strict=True):
+        if spec is None:
             raise ProgramError(
                 "the mapped function returned a raw array",
-                rule="a mapped function returns tensors, so that the dim can be given back",
+                rule="a mapped function returns tensors, to which vmap adds the dim",
                 hint="return the tensor, not its .array",
             )
-        dims, splits = (found, *form.dims), (axes, *form.splits)
+        dims, splits = (found, *spec.dims), (axes, *spec.splits)
         check_distinct(dims)
-        made = slice_tensor(fill_padding(array, dims, splits), dims, splits)
-        made.role = form.role
-        results.append(made)
-    return jax.tree.unflatten(kept["tree"], results)
+        result = slice_tensor(fill_padding(array, dims, splits), dims, splits)
+        result.role = spec.role
+        results.append(result)
+    return jax.tree.unflatten(traced["tree"], results)
 
 
-def _free(t: Tensor, axes: tuple[str, ...]) -> Tensor:
-    """A tensor as it is stored; or, if that is in pieces along the axes that are mapped over, as a value."""
-    stored = {axis for one in context.require().splits(t.dims, t.role) for axis in one}
+def _off_axes(t: Tensor, axes: Axes) -> Tensor:
+    """A tensor with the splits of its role, or those of a value if its role uses the mapped axes."""
+    stored = axes_of(context.require().splits(t.dims, t.role))
     return materialize(t, "value" if stored & set(axes) else t.role)

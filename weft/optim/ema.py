@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import weft as wf
 from weft.core.deferred import Deferred, ResultSpec, defer
 from weft.core.errors import ProgramError
-from weft.core.forms import linear_result
+from weft.core.operands import linear_result
 from weft.core.tensor import Tensor
 from weft.core.types import PyTree
 
@@ -117,7 +117,7 @@ def _update(ema: Ema, params: PyTree, decay: float) -> Ema:
     updated = {}
     for name, p in named_tensors(params).items():
         old = ema[name]
-        if isinstance(p._held, Deferred):  # optax computes it after the SPMD part, so the EMA follows there
+        if isinstance(p._data, Deferred):  # optax computes it after the SPMD part, so the EMA follows there
             arrays = lambda old, p: moving_average(old, p.astype(old.dtype), decay)  # noqa: E731
             updated[name] = defer(arrays, (old, p), ResultSpec(old.dims, "optimizer"))
             continue

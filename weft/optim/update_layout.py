@@ -11,9 +11,10 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from weft.core import context
-from weft.core.forms import as_slice, materialize
 from weft.core.layout import Layout
 from weft.core.op import run_eagerly
+from weft.core.operands import as_slice
+from weft.core.reshard import materialize
 from weft.core.tensor import Tensor
 from weft.core.types import PyTree
 
@@ -38,7 +39,7 @@ def update_scope(name: str) -> Iterator[None]:
 def under_optimizer_layout(name: str) -> Iterator[None]:
     """Trace with the layout's rules for optimizer state applied to all tensors."""
     program = context.require()
-    with update_scope(name), program.laid_out(Layout(program.layout.rules_for("optimizer"))):
+    with update_scope(name), program.under_layout(Layout(program.layout.rules_for("optimizer"))):
         yield
 
 

@@ -27,11 +27,13 @@ import jax.numpy as jnp
 from ..autodiff.grad import remat as computed_again
 from ..core import collectives, context
 from ..core.boundary import LeafSpec, common_dim, flatten, rebuild_leaf
+from ..core.context import RetraceUnvarying
+from ..core.describe import describe
 from ..core.dims import Dim
 from ..core.errors import DimError, ProgramError, TensorTypeError, nearest, python_number_error
-from ..core.forms import RetraceUnvarying, materialize
 from ..core.op import op
-from ..core.tensor import Tensor, describe, is_tensor
+from ..core.reshard import materialize
+from ..core.tensor import Tensor, is_tensor
 from ..ops.scan import scan
 from .schedules import SCHEDULES
 from .stages import PipelineSpec, StageRunner, without_leading_dim
@@ -98,12 +100,12 @@ def pipeline(
         program.pipelines[replace(line.known(), micro=micro or 0)] = None
         return _opened(line, f if remat is None else computed_again(f, remat), x, items, shared)
     program.pipelines[line.known()] = None
-    used = [(frame, set(frame.used)) for frame in program.frames]
+    used = [(frame, set(frame.reused)) for frame in program.frames]
     try:
         return _staged(line, x, items, shared, early=line.schedule == "gpipe")
     except RetraceUnvarying:
         for frame, before in used:  # what a failed attempt used counts for nothing
-            frame.used = before
+            frame.reused = before
         return _staged(line, x, items, shared, early=False)
 
 
@@ -183,7 +185,7 @@ def _rows(x: Any, batch: str) -> Dim:
 def _staged(line: PipelineSpec, x: Any, items: list[Any], shared: Sequence[Any], early: bool) -> Any:
     """What comes out of the last stage, on all devices."""
     program = context.require()
-    plain = program.vmaps > 0  # where JAX's `linear_call` has no rule
+    plain = program.vmap_depth > 0  # where JAX's `linear_call` has no rule
     leaves, x_tree = flatten(x)
     dealt = [line.dealt(leaf) for leaf in leaves]
     forms = [without_leading_dim(t) for t in dealt]
@@ -191,7 +193,10 @@ def _staged(line: PipelineSpec, x: Any, items: list[Any], shared: Sequence[Any],
     own = [line.own(item, dealt if early else ()) for item in items]
     around_it = jax.tree.map(line.shared, tuple(shared), is_leaf=is_tensor)
     stages = StageRunner(line, forms, x_tree)
-    with program.mapping(program.mapped | set(line.axes), program.vmaps), program.staging(line.layers):
+    with (
+        program.vmapping(program.vmapped_axes | set(line.axes), program.vmap_depth),
+        program.in_pipeline(line.layers),
+    ):
         given = [line.stream(f, a) for f, a in zip(forms, streams, strict=True)]
         out = [t._array for t in SCHEDULES[line.schedule](stages, given, own, around_it)]
     whole = [collectives.from_stage(a, line.axes, line.stages - 1, plain=plain) for a in out]
@@ -214,7 +219,10 @@ def _opened(
 
     forms = [LeafSpec.of(leaf) for leaf in leaves]
     entered = [collectives.to_stage(leaf._array, line.axes, 0) for leaf in leaves]
-    with program.mapping(program.mapped | set(line.axes), program.vmaps), program.staging(line.layers):
+    with (
+        program.vmapping(program.vmapped_axes | set(line.axes), program.vmap_depth),
+        program.in_pipeline(line.layers),
+    ):
         given = [rebuild_leaf(f, a) for f, a in zip(forms, entered, strict=True)]
         made, _ = scan(layer, given, own, line.here, unroll=line.unroll)
         out = [t._array for t in made]

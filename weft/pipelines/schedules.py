@@ -14,7 +14,8 @@ from ..autodiff.partition import Partition, add_gradients, zero_gradient
 from ..core import context
 from ..core.dims import Dim
 from ..core.errors import TensorTypeError
-from ..core.forms import materialize, slice_tensor
+from ..core.operands import slice_tensor
+from ..core.reshard import materialize
 from ..core.tensor import Tensor
 from ..ops.elementwise import where
 from ..ops.scan import scan

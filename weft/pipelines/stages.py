@@ -20,11 +20,13 @@ from ..core import collectives, context
 from ..core.boundary import LeafSpec, flatten, leaf_array
 from ..core.collectives import Axes
 from ..core.context import Pipeline
+from ..core.describe import describe
 from ..core.dims import Dim
 from ..core.errors import DimError, LayoutError, ShapeError
-from ..core.forms import materialize, reshard, slice_tensor
+from ..core.operands import slice_tensor
 from ..core.padding import safe_padding, valid_mask
-from ..core.tensor import Tensor, describe, is_tensor
+from ..core.reshard import materialize, reshard
+from ..core.tensor import Tensor, is_tensor
 from ..ops.elementwise import stop_gradient, where
 from ..ops.scan import scan
 from ..ops.shape import merge, split, transpose
@@ -49,7 +51,7 @@ class PipelineSpec:
     def __post_init__(self) -> None:
         program = context.require()
         self.stages = program.ways(self.axes)
-        clash = program.mapped & set(self.axes)
+        clash = program.vmapped_axes & set(self.axes)
         if clash:
             names = ", ".join(sorted(clash))
             raise LayoutError(
@@ -127,7 +129,7 @@ class PipelineSpec:
             further = {a for t in streams for axes in t.splits for a in axes}
         array = safe_padding(reshard(item, splits, further), item.dims, splits, self.layers)
         dims = tuple(self.here if d == self.layers else d for d in item.dims)
-        return LeafSpec(dims, role, (*splits[:place], (), *splits[place + 1 :]), frozenset()).around(array)
+        return LeafSpec(dims, role, (*splits[:place], (), *splits[place + 1 :]), frozenset()).rebuild(array)
 
     def _own_rows(self, array: Any) -> Any:
         """The same of a raw array."""
@@ -173,7 +175,7 @@ class StageRunner:
 
     def begin(self, streams: list[Tensor]) -> list[Tensor]:
         """Something for stages that have nothing to do yet: true values, of which f has a derivative."""
-        return [stop_gradient(f.around(t._array[0])) for f, t in zip(self.forms, streams, strict=True)]
+        return [stop_gradient(f.rebuild(t._array[0])) for f, t in zip(self.forms, streams, strict=True)]
 
     def _fed(self, streams: list[Tensor], ticks: Dim, before: int) -> list[Tensor]:
         """Micro-batches, one for each tick; the first and the last are said over where there is none."""
@@ -195,7 +197,7 @@ class StageRunner:
         count, step = self.line.stages, 1 if first == 0 else -1
         pairs = [(k, k + step) for k in range(count) if 0 <= k + step < count]
         passed = [
-            f.around(collectives.permute(leaf_array(t), self.line.axes, pairs))
+            f.rebuild(collectives.permute(leaf_array(t), self.line.axes, pairs))
             for f, t in zip(self.forms, h, strict=True)
         ]
         here = slice_tensor(self.number == first, ())
@@ -224,7 +226,7 @@ class StageRunner:
                 new = [where(slice_tensor(there, ()), n, o) for n, o in zip(new, h, strict=True)]
             return new, None
 
-        with context.require().dealing(line.part, line.parts, number):
+        with context.require().part_of_dim(line.part, line.parts, number):
             return scan(layer, h, (own, is_layer), line.here, unroll=line.unroll)[0]
 
     def _of(self, t: Any, number: Any) -> Any:
@@ -260,11 +262,11 @@ def without_leading_dim(t: Tensor) -> LeafSpec:
 
 def index_leading(t: Tensor, number: Any) -> Tensor:
     """One place of a tensor along its first dim."""
-    return without_leading_dim(t).around(lax.dynamic_index_in_dim(leaf_array(t), number, 0, keepdims=False))
+    return without_leading_dim(t).rebuild(lax.dynamic_index_in_dim(leaf_array(t), number, 0, keepdims=False))
 
 
 def update_leading(t: Tensor, one: Tensor, number: Any) -> Tensor:
     """A tensor with another one at that place."""
     form = LeafSpec.of(t)
     assert form is not None
-    return form.around(lax.dynamic_update_index_in_dim(leaf_array(t), leaf_array(one), number, 0))
+    return form.rebuild(lax.dynamic_update_index_in_dim(leaf_array(t), leaf_array(one), number, 0))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.describe import describe
 from ..core.errors import ProgramError
-from ..core.tensor import Tensor, describe
+from ..core.tensor import Tensor
 
 
 def check_args_is_tuple(args: Any, asked: str, hint: str) -> None:

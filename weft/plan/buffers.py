@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..core.describe import short_dtype
 from ..core.mesh import Mesh
-from ..core.tensor import short_dtype
 from .events import op_label, phase_of, user_source
 from .facts import LiveBuffer, Memory, PlannedTensor
 from .fusion import FUSIBLE, Reads, fuse
@@ -200,7 +200,7 @@ def assign_buffers(jaxpr: Any, mesh: Mesh, donated: Sequence[int]) -> BufferAssi
     given = [reader.number(env, v) for v in (*jaxpr.constvars, *jaxpr.invars)]
     body, sizes = reader.body(jaxpr, env, ""), reader.sizes
     body.kept = _donations(jaxpr, body, sizes, given[len(jaxpr.constvars) :], donated)
-    reads = fuse(body, alone=mesh.is_whole)
+    reads = fuse(body, alone=mesh.is_unsplit)
     homes, copies = allocate_buffers(body, sizes, reads)
 
     end = max((node.end for node in body.nodes), default=0)

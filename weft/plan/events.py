@@ -16,9 +16,9 @@ from typing import Any
 from jax.extend import core as jax_core
 from jax.interpreters import partial_eval
 
+from ..core.describe import short_dtype
 from ..core.errors import PACKAGE
 from ..core.mesh import Mesh
-from ..core.tensor import short_dtype
 from . import primitives
 from .facts import Collective, Event, UnboundedLoop, Work
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ..core.describe import describe
 from ..core.dims import Dim
 from ..core.layout import Splits
 from ..core.mesh import Mesh
-from ..core.tensor import Tensor, describe, stored_splits
+from ..core.shapes import stored_splits
+from ..core.tensor import Tensor
 from .facts import ReshardedInput
 
 
@@ -22,7 +24,7 @@ def find_resharded_inputs(inputs: Iterable[tuple[str, Tensor]], program: Any) ->
         have, want = stored_splits(t), program.layout.splits(t.dims, program.mesh, t.role)
         elements = max_received_elements(t.dims, have, want, program.mesh) if have != want else 0
         if elements:
-            wanted = Tensor(t._held, t.dims, role=t.role, mesh=program.mesh, layout=program.layout)
+            wanted = Tensor(t._data, t.dims, role=t.role, mesh=program.mesh, layout=program.layout)
             yield ReshardedInput(name, describe(t), describe(wanted), elements * t.dtype.itemsize)
 
 

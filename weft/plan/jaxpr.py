@@ -76,7 +76,7 @@ class JaxprReader:
         body = Body()
         self.add(body, jaxpr, env, name)
         body.outputs = [self.number(env, atom) for atom in jaxpr.outvars]
-        return apply_xla_rewrites(body, self.mesh.is_whole)
+        return apply_xla_rewrites(body, self.mesh.is_unsplit)
 
     def node(
         self, primitive: str, operands: list[int], results: list[int], eqn: Any, name: str, *bodies: Body
@@ -164,7 +164,7 @@ class JaxprReader:
         results = [self.number(env, v) for v in eqn.outvars]
         operands = [*operands[first:last], *stacks, *operands[:first], *operands[last:]]
         body.nodes.append(
-            self.node("scan", operands, results, eqn, name, apply_xla_rewrites(inside, self.mesh.is_whole))
+            self.node("scan", operands, results, eqn, name, apply_xla_rewrites(inside, self.mesh.is_unsplit))
         )
 
     def loop(self, body: Body, eqn: Any, operands: list[int], env: dict[Any, int], name: str) -> None:

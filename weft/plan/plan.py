@@ -17,12 +17,13 @@ from typing import Any
 
 import jax
 
+from ..core.describe import short_dtype
 from ..core.dims import Dim
 from ..core.errors import TensorTypeError
 from ..core.layout import Splits, axes_of
 from ..core.mesh import Mesh
 from ..core.shapes import stored_shape
-from ..core.tensor import Tensor, is_tensor, short_dtype
+from ..core.tensor import Tensor, is_tensor
 from .buffers import BufferAssignment, assign_buffers, summarize_memory
 from .events import TracedEvent, eliminate_dead_code, find_unbounded_loops, trace_events
 from .facts import (
@@ -252,7 +253,7 @@ def _outputs(program: Any, staged: Any, jaxpr: Any) -> list[PlannedTensor]:
     numbers = jax.tree.unflatten(staged.out_tree, range(len(staged.out_leaves)))
     paths = {n: path for path, n in jax.tree_util.tree_leaves_with_path(numbers)}
     kinds = [kind for kind, *_ in staged.out_leaves]
-    order = [n for kind in ("now", "later") for n, k in enumerate(kinds) if k == kind]
+    order = [n for kind in ("array", "deferred") for n, k in enumerate(kinds) if k == kind]
     dtypes = {n: v.aval.dtype for n, v in zip(order, jaxpr.outvars, strict=True)}
     return [
         _stored("result" + _shown(paths[n]), "output", named[0], named[1], dtypes[n], program)

@@ -1,4 +1,4 @@
-"""Random draws that depend on the key and the global index of an element, not on the layout."""
+"""Random numbers that depend on the key and on the global index of an element, not on the layout."""
 
 from .draws import bernoulli as bernoulli
 from .draws import bits as bits

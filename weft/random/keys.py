@@ -1,8 +1,6 @@
-"""Keys: what random draws are made from, `jax.random.key(seed)`."""
+"""Checks of random keys, which are JAX's: `jax.random.key(seed)`."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +8,19 @@ import jax.numpy as jnp
 from ..core.errors import TensorTypeError
 
 
-def check_key(key: Any) -> None:
-    """An error unless this is one key."""
+def check_key(key: object) -> None:
+    """Raise an error unless the argument is a single key."""
     if not is_prng_key(key):
         shape = f"an array of shape {tuple(key.shape)}" if hasattr(key, "shape") else repr(key)
         raise TensorTypeError(
             f"{shape} is not a key",
-            rule="draws take one key of JAX's, and the same key gives the same numbers",
-            hint="key = jax.random.key(0); several: first, second = jax.random.split(key)",
+            rule="random functions take a single JAX key; the same key gives the same numbers",
+            hint="key = jax.random.key(0); for several keys: first, second = jax.random.split(key)",
         )
 
 
-def is_prng_key(key: Any) -> bool:
-    """Whether this is one key of JAX's, of the new kind or the old."""
+def is_prng_key(key: object) -> bool:
+    """Whether the argument is a single JAX key: typed, or raw (`uint32[2]`)."""
     if not isinstance(key, jax.Array):
         return False
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):

@@ -1,17 +1,17 @@
-"""Turns a key and the place of a block into that block of `jax.random`'s draw, and no more of it.
+"""Index-based threefry: one block of a `jax.random` draw, without the rest.
 
-`jax.random` (threefry, `jax_threefry_partitionable=True`, the default) gives element n of a draw
-the bits `threefry(key, n)`, where n is the element's row-major index as a 64-bit number. A device
-that knows where its block lies in the true shape can therefore draw its own elements without
-communication, and every layout gives the same numbers. In a draw of shape (3, 4) the block with
-starts (1, 2) and sizes (2, 2) holds the elements
+`jax.random` (threefry, `jax_threefry_partitionable=True`, the default) gives element n of a draw the bits
+`threefry(key, n)`, where n is the element's row-major index as a 64-bit integer. A device that knows the
+start of its block in the global shape can therefore draw its own elements without communication, and every
+layout gives the same numbers. In a draw of shape (3, 4) the block with starts (1, 2) and sizes (2, 2) has the
+elements
 
     n = [[1*4+2, 1*4+3],  =  [[ 6,  7],
          [2*4+2, 2*4+3]]      [10, 11]]
 
-Starts may be traced (they come from `lax.axis_index`); shapes and sizes are static. Elements of a
-block outside the true shape are padding: they hold some number, which the caller masks. Numbers of
-64 bits are pairs (high, low) of uint32, because JAX has no uint64 without `jax_enable_x64`.
+Starts may be traced (they come from `lax.axis_index`); shapes and sizes are static. Elements of a block
+outside the global shape are padding: they have arbitrary values, which the caller masks. 64-bit integers are
+pairs (high, low) of uint32, because JAX has no uint64 without `jax_enable_x64`.
 """
 
 import functools
@@ -44,10 +44,10 @@ def block_bits(key: jax.Array, shape: Shape, starts: Starts, sizes: Shape, bit_w
     assert len(shape) == len(starts) == len(sizes), (shape, starts, sizes)
     dtype = _available(f"uint{bit_width}", jnp.unsignedinteger)
     index = _block_index(tuple(_words(start) for start in starts), tuple(shape), tuple(sizes))
-    # In one dimension: XLA takes ten times as long to compile threefry's loop for arrays of five.
+    # Flatten first: XLA takes ten times as long to compile threefry's loop for five-dimensional arrays.
     high, low = threefry2x32_p.bind(*_key_words(key), *(word.reshape(-1) for word in index))
-    # The primitive's result type forgets the mesh axes that its operands vary over (jax 0.10.2):
-    # say them again, or shard_map takes the blocks of different devices for copies of one value.
+    # The result type of the primitive loses the mesh axes that its operands vary over (jax 0.10.2). Restore
+    # them, or shard_map treats the blocks of different devices as replicas of one value.
     axes = frozenset[str]().union(*(varying_axes(x) for x in (key, *index)))
     high, low = (pvary(word, axes) for word in (high, low))
     if dtype.itemsize == 8:
@@ -77,9 +77,9 @@ def block_normal(
     return _normal(block_bits(key, shape, starts, sizes, _bits_drawn(dtype)), dtype)
 
 
-# From bits to floats: the operations of jax/_src/random/core.py in the same order. Each is one jit,
-# as there: one by one, products and sums would not be fused and could round otherwise. Each ends in
-# a barrier: else XLA moves what follows (`normal * 0.02`) into the draw, differently per layout.
+# From bits to floats: the operations of jax/_src/random/core.py in the same order. Each function is one jit,
+# as in JAX: op by op, products and sums are not fused and may round differently. Each ends in a barrier:
+# without it XLA fuses the consumer (`normal * 0.02`) into the draw, differently for each layout.
 
 
 @functools.partial(jax.jit, static_argnames="dtype", inline=True)
@@ -126,7 +126,7 @@ def _block_index(starts: tuple[Words, ...], shape: Shape, sizes: Shape) -> Words
 
 
 def _words(number: ArrayLike) -> Words:
-    if isinstance(number, int | np.integer):  # may be more than an array holds without x64
+    if isinstance(number, int | np.integer):  # may exceed 32 bits, the most that an array has without x64
         return jnp.uint32(int(number) >> 32 & 0xFFFFFFFF), jnp.uint32(int(number) & 0xFFFFFFFF)
     number = jnp.asarray(number)
     wide, low = number.dtype.itemsize == 8, number.astype(jnp.uint32)
@@ -135,12 +135,12 @@ def _words(number: ArrayLike) -> Words:
 
 def _add(a: Words, b: Words) -> Words:
     low = a[1] + b[1]
-    carry = (low < b[1]).astype(jnp.uint32)  # a sum less than a summand has wrapped around
+    carry = (low < b[1]).astype(jnp.uint32)  # a sum below a summand has wrapped around
     return a[0] + b[0] + carry, low
 
 
 def _multiply(a: Words, b: Words) -> Words:
-    # The high word of low times low, by halves of 16 bits: no partial sum exceeds 32 bits.
+    # The high word of low · low, computed in 16-bit halves so that no partial sum exceeds 32 bits.
     # (lax.mulhi does not compile inside shard_map in jax 0.10.2.)
     (a1, a0), (b1, b0) = ((word >> 16, word & 0xFFFF) for word in (a[1], b[1]))
     middle = a1 * b0 + ((a0 * b0) >> 16)
@@ -152,14 +152,14 @@ def _key_words(key: jax.Array) -> Words:
     name, data = jax.random.key_impl(key), jax.random.key_data(key)
     if name != "threefry2x32":
         raise TensorTypeError(
-            f"a draw with a key of {name}",
-            rule="only threefry keys give layout-invariant draws: an element's index gives its bits",
-            hint='make the key with jax.random.key(seed, impl="threefry2x32")',
+            f"the key has the implementation {name}",
+            rule="only threefry draws are layout-invariant: the bits are a function of the element's index",
+            hint='create the key with jax.random.key(seed, impl="threefry2x32")',
         )
     if data.shape != (2,):
         raise TensorTypeError(
-            f"a draw takes one key, got keys[{data.shape[:-1]}]",
-            rule="all places of a draw come from one key",
+            f"a random function takes a single key, got keys[{data.shape[:-1]}]",
+            rule="all elements of a draw come from one key",
             hint="use vmap",
         )
     return jnp.asarray(data[0]), jnp.asarray(data[1])
@@ -169,8 +169,8 @@ def _available(dtype: DTypeLike, kind: type) -> np.dtype:
     canonical_dtype(dtype)
     if not jnp.issubdtype(dtype, kind):
         raise TensorTypeError(
-            f"a draw of {jnp.dtype(dtype)}: it has to be {kind.__name__}",
-            rule="numbers are drawn in the dtype in which their distribution is defined",
-            hint="convert them afterwards: x.astype(...)",
+            f"the dtype of the draw is {jnp.dtype(dtype)}, and must be {kind.__name__}",
+            rule="the dtype of a draw is one for which the distribution is defined",
+            hint="convert the result: x.astype(...)",
         )
-    return jnp.zeros((), dtype).dtype  # without x64 64 bits become 32, and JAX warns
+    return jnp.zeros((), dtype).dtype  # without x64, JAX warns and turns 64 bits into 32

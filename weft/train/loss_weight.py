@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
+from weft.core.describe import describe
 from weft.core.errors import ProgramError
-from weft.core.tensor import Tensor, describe, is_tensor
+from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
 
 from ..core.fields import is_finite_number

@@ -10,8 +10,9 @@ import jax
 from jax.tree_util import KeyPath
 
 import weft as wf
+from weft.core.describe import describe
 from weft.core.errors import ShapeError, TensorTypeError
-from weft.core.tensor import Tensor, describe, is_tensor
+from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
 
 BATCH_DIM = "batch"  # the dim of a batch's rows

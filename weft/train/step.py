@@ -154,7 +154,7 @@ def _select(finite: Tensor, new: PyTree, old: PyTree) -> PyTree:
     """`new` if `finite`, otherwise `old`; both trees have the same structure."""
     leaves, tree = jax.tree.flatten(new, is_leaf=_is_leaf)
     old_leaves = jax.tree.leaves(old, is_leaf=_is_leaf)
-    if any(isinstance(getattr(t, "_held", t), Deferred) for t in leaves):
+    if any(isinstance(getattr(t, "_data", t), Deferred) for t in leaves):
         # optax computes the new values after the SPMD part, so the selection follows there.
         kinds = [ResultSpec(t.dims, t.role) if isinstance(t, Tensor) else ResultSpec(None) for t in leaves]
         select = lambda finite, new, old: [jnp.where(finite, n, o) for n, o in zip(new, old, strict=True)]  # noqa: E731

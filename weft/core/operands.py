@@ -1,0 +1,216 @@
+"""Operands: turn the arguments of an op into slices inside a program, and its result into a tensor.
+
+Input: a Tensor, a slice of this program or a global tensor that the program captures, or a Python number.
+Output: a slice, that is, a Tensor with `splits`. `as_slice` reads an operand, `slice_tensor` builds a result.
+`core/reshard.py` then changes how a slice is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from . import collectives, context
+from .context import Context, RetraceOnMesh
+from .describe import describe
+from .dims import Dim, check_distinct
+from .errors import LayoutError, ProgramError, TensorTypeError
+from .layout import Splits, axes_of
+from .reshard import layout_splits, materialize, reshard
+from .tensor import Tensor, check_shape, check_usable
+from .types import cast_like
+
+# Results
+
+
+def slice_tensor(
+    array: jax.Array, dims: Sequence[Dim], splits: Splits | None = None, pending: Iterable[str] = ()
+) -> Tensor:
+    """An op's result: a slice with these dims.
+
+    Args:
+      array: this device's slice.
+      dims: its dims.
+      splits: the axes that split each dim; by default those of the layout.
+      pending: axes over which the slices still have to be summed.
+    """
+    program = context.require()
+    dims = tuple(dims)
+    if len({d.name for d in dims}) < len(dims):
+        check_distinct(dims)
+    splits = program.splits(dims) if splits is None else splits
+    pending = frozenset(pending)
+    split_axes = axes_of(splits)
+    # Constants start unvarying. Restoring the invariant here (an array varies over the axes that split it
+    # and its pending axes) lets loop carries type-check, whatever the op computed from.
+    array = collectives.pvary(array, split_axes | pending)
+    program.register(array)
+    clash = program.vmapped_axes & (split_axes | pending)
+    if clash:
+        names = ", ".join(d.name for d, axes in zip(dims, splits, strict=True) if clash & set(axes))
+        names = names or "a dim that is summed over"
+        raise LayoutError(
+            f"{names} is on axis {', '.join(sorted(clash))}, in use by an enclosing vmap or pipeline",
+            rule="an axis splits one dim of a tensor at most, counting that of an enclosing vmap or pipeline",
+            hint="remove one of the rules, or rename the dim",
+        )
+    result = Tensor(array, dims, mesh=program.mesh, layout=program.layout, splits=splits, pending=pending)
+    result.origin = program.op if pending else ""
+    return result
+
+
+def linear_result(x: Tensor, array: jax.Array, dims: Sequence[Dim], splits: Splits | None) -> Tensor:
+    """The result of a linear function of one slice: a pending sum stays pending."""
+    result = slice_tensor(array, dims, splits, x.pending)
+    result.origin = x.origin
+    return result
+
+
+def from_global(array: ArrayLike, dims: Sequence[Dim]) -> Tensor:
+    """A tensor inside a program from an array of the true size that is replicated on every device."""
+    array = jnp.asarray(array)
+    if collectives.varying_axes(array) - context.require().vmapped_axes:
+        raise ProgramError(
+            f"an array that varies over {', '.join(sorted(collectives.varying_axes(array)))} was named "
+            "as if it were replicated",
+            rule="inside a program a raw array must be the same on all devices",
+            hint="work on slices with wf.local(fn, *tensors, out=dims)",
+        )
+    return slice_tensor(array, dims, splits=((),) * len(dims))
+
+
+# Operands
+
+
+def as_slice(x: Tensor | ArrayLike) -> Tensor:
+    """An operand as a slice: global tensors become inputs of the program, numbers become constants."""
+    if isinstance(x, Tensor):
+        check_usable(x)
+        check_shape(x)
+        return _varying_as_branch(_shared_by_vmap(x if x.is_slice else _capture(x)))
+    if getattr(x, "shape", ()) == () and (hasattr(x, "dtype") or isinstance(x, int | float | complex)):
+        return slice_tensor(jnp.asarray(x), ())
+    raise _not_a_tensor(x)
+
+
+def as_slices(tensors: Iterable[Tensor | ArrayLike], name: str) -> list[Tensor]:
+    """The operands of an op that joins a list of tensors; raises an error for a single tensor."""
+    if isinstance(tensors, Tensor):
+        raise TensorTypeError(
+            f"{name} was given {describe(tensors)}",
+            rule=f"{name} takes a list of tensors",
+            hint=f"pass a list: {name}([x, y], dim)",
+        )
+    return [as_slice(t) for t in tensors]
+
+
+def _shared_by_vmap(t: Tensor) -> Tensor:
+    """Gather a tensor that is stored split over an axis of an enclosing vmap: all its positions share it.
+
+    The gathered value varies over that axis, as the operands it meets do. The transpose of the gather is then
+    a reduce-scatter.
+    """
+    program = context.require()
+    wanted = layout_splits(t) if program.vmapped_axes else t.splits
+    if not program.vmapped_axes or t.splits == wanted or not axes_of(t.splits or ()) & program.vmapped_axes:
+        return t
+    array = reshard(t, wanted, program.vmapped_axes)
+    return Tensor(array, t.dims, mesh=program.mesh, layout=program.layout, splits=wanted)
+
+
+def _varying_as_branch(t: Tensor) -> Tensor:
+    """Make a tensor vary over the axes of the predicate that selects the current branch.
+
+    JAX's vmap makes the values that a branch closes over varying, but not the constants that they meet
+    inside the branch (0.10.2).
+    """
+    program = context.require()
+    missing = program.branch_axes - collectives.varying_axes(t._data)
+    if not missing:
+        return t
+    array = reshard(t, t.splits, missing)
+    return Tensor(array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=t.splits)
+
+
+def _not_a_tensor(x: object) -> TensorTypeError:
+    kind = "an array" if hasattr(x, "dtype") else f"a {type(x).__name__}"
+    shape = f" of shape {tuple(x.shape)}" if hasattr(x, "shape") else ""
+    return TensorTypeError(
+        f"{'None' if x is None else kind + shape} is not a tensor",
+        rule="operands are tensors or numbers; a raw array has no names to match by",
+        hint='name its dimensions: wf.tensor(array, "batch=64 d_model=256")',
+    )
+
+
+def check_along(dims: Iterable[Dim]) -> None:
+    """Raise an error if an op works along a dim of which a pipeline stage has only one micro-batch."""
+    found = [d for d in dims if d in context.require().partial_dims]
+    if found:
+        raise ProgramError(
+            f"a layer of a pipeline works along {found[0].name}, and it sees one micro-batch at a time",
+            rule="a layer's result for a row must not depend on other rows; then stages never change results",
+            hint="do it before or after the pipeline",
+        )
+
+
+# Captures: global tensors that a function closes over
+
+
+def capture_key(t: Tensor) -> Hashable:
+    """The identity of a captured tensor. Two may share an array under different names or roles."""
+    return id(t._data), t.dims, t.role
+
+
+def _capture(t: Tensor) -> Tensor:
+    """The input that stands for a captured tensor, or a blank one if this trace is the first to see it."""
+    program = context.require()
+    if not program.adopts_placement:
+        check_same_placement(t, program)
+    elif t.mesh is not None and t.layout is not None and not program.is_finished:
+        raise RetraceOnMesh(t.mesh, t.layout)
+    if program.is_finished:
+        return _constant(t)
+    key = capture_key(t)
+    if key in program.captured_inputs:
+        return program.captured_inputs[key]
+    program.captured[key] = t
+    # Zeros of the right type keep this trace going. Its result is discarded: the program is traced again
+    # with the tensor among its inputs.
+    splits = program.splits(t.dims, t.role)
+    shape = program.slice_shape(t.dims, splits)
+    blank = slice_tensor(cast_like(jnp.zeros(shape, t.dtype), t._data), t.dims, splits)
+    blank.role = t.role
+    return blank
+
+
+def _constant(t: Tensor) -> Tensor:
+    """A captured tensor that can no longer become an input, embedded by its values."""
+    if context.is_traced(t._data) or not t._data.is_fully_addressable:
+        raise ProgramError(
+            f"a rule of a custom_vjp captures {describe(t)}, whose values are not available",
+            rule="JAX calls the rules of a custom_vjp after the eager op that uses it",
+            hint="pass the tensor as an argument of the custom_vjp",
+        )
+    unpadded = np.asarray(t._data)[tuple(slice(d.size) for d in t.dims)]
+    return materialize(from_global(cast_like(unpadded, t._data), t.dims), t.role)
+
+
+def check_same_placement(t: Tensor, program: Context) -> None:
+    """Raise an error if a tensor is placed on a different mesh or layout from the program's."""
+    if t.mesh is not None and t.mesh != program.mesh:
+        others = " of other devices" if t.mesh.axes == program.mesh.axes else ""
+        raise LayoutError(
+            f'{describe(t)} is on mesh "{t.mesh}"{others}, and this runs on mesh "{program.mesh}"',
+            rule="the tensors of one operation, or program, are on one mesh",
+            hint="move it with wf.place(t, mesh, layout)",
+        )
+    if t.mesh is not None and t.layout != program.layout:
+        raise LayoutError(
+            f"{describe(t)} has {t.layout!r}, and this runs with {program.layout!r}",
+            rule="the tensors of one operation, or program, have one layout",
+            hint="move it with wf.place(t, mesh, layout)",
+        )
