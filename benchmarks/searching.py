@@ -15,7 +15,8 @@ import weft as wf
 from benchmarks import lm
 from benchmarks.handwritten import Size
 from benchmarks.measure import alternate
-from weft.autolayout.ranking import CandidateSpace, RankedLayout
+from weft.autolayout.candidates import CandidateSpace
+from weft.autolayout.results import RankedLayout
 from weft.core.errors import WeftError
 from weft.hardware.measure import measure_cpu
 from weft.hardware.profile import Hardware
@@ -32,7 +33,7 @@ def at_random(space: CandidateSpace, hardware: Hardware, known: set[Any]) -> lis
         place = tuple(draw.randrange(len(space.groups)) for _ in sizes)
         levels = ("",) * len(sizes)
         candidate = next(space.candidates(sizes, levels, place))
-        if not space.is_own(sizes, levels)[place] or candidate in known:
+        if not space.is_distinct(sizes, levels)[place] or candidate in known:
             continue
         known.add(candidate)
         plan = space.planned(candidate)

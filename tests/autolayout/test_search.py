@@ -8,7 +8,9 @@ from every_layout import best_of_all, drawn
 from search_cases import LONG, PROGRAMS, QUICK, chain
 
 import weft as wf
-from weft.autolayout import ranking, search
+from weft.autolayout import search
+from weft.autolayout.bound import LowerBound
+from weft.autolayout.candidates import CandidateSpace
 from weft.autolayout.cost_atoms import dims_in_label, trace_cost_atoms
 from weft.core.errors import WeftError
 from weft.hardware.profile import Hardware
@@ -22,7 +24,7 @@ def every(name):
     make, devices, axes = PROGRAMS[name]
     fn, args = make()
     dims = [*trace_cost_atoms(fn, tuple(args)).dims]
-    space = ranking.CandidateSpace("", fn, tuple(args), devices, axes, Hardware.of("cpu"), dims=dims)
+    space = CandidateSpace("", fn, tuple(args), devices, axes, Hardware.of("cpu"), dims=dims)
     found = {}
     for sizes in space.meshes:
         for levels in space.levels(sizes, stored=True):
@@ -35,24 +37,30 @@ def every(name):
 def holds(name, machine, monkeypatch):
     space, plans = every(name)
     hardware, (make, devices, axes) = Hardware.of(machine), PROGRAMS[name]
-    bound = ranking.LowerBound(space.bound.facts, hardware, devices, space.groups)
+    bound = LowerBound(space.bound.atoms, hardware, devices, space.groups)
     seconds = {}
     for candidate, plan in plans.items():
         if isinstance(plan, WeftError):
             continue
         seconds[candidate] = plan.time(hardware).overlapped_seconds
         place = tuple(space.groups.index(group) for group in candidate.groups)
-        loose = bound.seconds(candidate.sizes, candidate.levels)[place]
+        loose = bound.mesh_seconds(candidate.sizes, candidate.levels)[place]
         assert loose <= seconds[candidate] * (1 + 1e-9), (candidate.mesh, candidate.layout)
-        assert bound.tight(candidate) <= seconds[candidate] * (1 + 1e-9), (candidate.mesh, candidate.layout)
-        assert bound.bytes(candidate) <= plan.memory.peak * (1 + 1e-9), (candidate.mesh, candidate.layout)
+        assert bound.candidate_seconds(candidate) <= seconds[candidate] * (1 + 1e-9), (
+            candidate.mesh,
+            candidate.layout,
+        )
+        assert bound.candidate_bytes(candidate) <= plan.memory.peak * (1 + 1e-9), (
+            candidate.mesh,
+            candidate.layout,
+        )
     made = []
 
     def planned(_, candidate):
         made.append(candidate)
         return plans[candidate]
 
-    monkeypatch.setattr(ranking.CandidateSpace, "planned", planned)
+    monkeypatch.setattr(CandidateSpace, "planned", planned)
     found = search(*make(), devices=devices, hardware=machine, axes=axes)
     # Equal, but for the order in which a twin's seconds were added up.
     assert found.best.seconds == pytest.approx(min(seconds.values()), rel=1e-12)
@@ -83,7 +91,7 @@ def test_memory(name, monkeypatch):
     make, devices, axes = PROGRAMS[name]
     good = {c: plan for c, plan in plans.items() if not isinstance(plan, WeftError)}
     peaks = sorted({plan.memory.peak for plan in good.values()})
-    monkeypatch.setattr(ranking.CandidateSpace, "planned", lambda _, candidate: plans[candidate])
+    monkeypatch.setattr(CandidateSpace, "planned", lambda _, candidate: plans[candidate])
     asked = functools.partial(search, *make(), devices=devices, axes=axes, hardware="a100")
     assert asked(objective="memory").best.bytes == peaks[0]
     for cap in (peaks[0], peaks[len(peaks) // 2]):
@@ -150,9 +158,9 @@ def test_every_order_is_counted():
     """The number of candidates is that of the orders of axes that are tried."""
     x = wf.spec("a=64 b=64")
     fn = functools.partial(wf.merge, dims=["a", "b"], into="c")
-    space = ranking.CandidateSpace("", fn, (x,), 8, 3, Hardware.of("h100"), wf.Mesh("x=2 y=2 z=2"))
+    space = CandidateSpace("", fn, (x,), 8, 3, Hardware.of("h100"), wf.Mesh("x=2 y=2 z=2"))
     (sizes,) = space.meshes
-    counts = space.orders(sizes)
+    counts = space.order_counts(sizes)
     assert counts.max() == 36
     for place in itertools.product(range(len(space.groups)), repeat=3):
         assert counts[place] == len({*space.candidates(sizes, ("",) * 3, place)})
@@ -161,12 +169,12 @@ def test_every_order_is_counted():
 def test_the_best_ten(monkeypatch):
     """As many as are asked for are in order, and none that is better and not the same as one is missing."""
     space, plans = every("two layers")
-    monkeypatch.setattr(ranking.CandidateSpace, "planned", lambda _, candidate: plans[candidate])
+    monkeypatch.setattr(CandidateSpace, "planned", lambda _, candidate: plans[candidate])
     make, devices, axes = PROGRAMS["two layers"]
     found = search(*make(), devices=devices, axes=axes, hardware="h100", top=10)
 
     def is_own(c):
-        return space.is_own(c.sizes, c.levels)[tuple(space.groups.index(group) for group in c.groups)]
+        return space.is_distinct(c.sizes, c.levels)[tuple(space.groups.index(group) for group in c.groups)]
 
     own = [plan for c, plan in plans.items() if is_own(c) and not isinstance(plan, WeftError)]
     times = sorted(plan.time("h100").overlapped_seconds for plan in own)

@@ -150,7 +150,7 @@ def test_comparisons_with_any_rules(devices, rules, mesh, program, capsys):
 
 def test_what_a_kernel_needs_whole_is_not_searched(program, capsys):
     out, _ = asked(capsys, "program.py:kernel", "--devices", "8", "--hardware", "h100")
-    assert 'layout  "a:model"' in out and "not asked for): b" in out
+    assert 'layout  "a:model"' in out and "or excluded): b" in out
 
 
 def test_flags_of_variants():
@@ -233,7 +233,7 @@ def test_stored_layouts_are_found():
     """Where memory is short, state is stored in pieces; what is found can be pasted and planned."""
     fn, args = two_layers_trained()
     found = search(fn, args, devices=4, axes=1, hardware="h100", memory=200 * 2**20)
-    assert found.best.candidate.stored and found.best.bytes <= 200 * 2**20
+    assert found.best.candidate.storage_rules and found.best.bytes <= 200 * 2**20
     data = found.to_data()["ranked"][0]
     layout = wf.Layout(data["rules"], params=data["params"] or None, optimizer=data["optimizer"] or None)
     plan = wf.spmd(fn.fn, data["mesh"], layout, donate=fn.donate).plan(*args)

@@ -357,7 +357,7 @@ def test_a_plan_that_does_not_fit_says_what_would_help():
 
     w = wf.spec([layers, d_model, d_model.rename("d_out")], role="param")
     plan = wf.spmd(wf.grad(loss), "data=2", "batch:data").plan(w, wf.spec([batch, d_model]))
-    asked = "are kept for the backward pass: recompute them (wf.remat; --model.remat nothing)"
+    asked = "are saved for the backward pass: recompute them (wf.remat; --model.remat nothing)"
     for shown in (" ".join(plan.explain("tpu-v2").split()), plan.to_html("tpu-v2")):
         assert "the peak exceeds the memory of a device by" in shown and asked in shown
         assert "are parameters" not in shown  # they are small

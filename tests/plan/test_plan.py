@@ -199,8 +199,8 @@ def test_advice_names_loops_whose_rounds_are_not_known():
     plan = wf.spmd(loops, "x=2", "batch:x").plan(wf.spec([batch]), wf.spec("", jnp.int32))
     said = [(a.level, a.text.partition(" is counted")[0]) for a in plan.advice[:2]]
     assert said == [
-        ("warning", "one round of while_loop[batch]"),
-        ("warning", "one round of fori_loop[ · batch]"),
+        ("warning", "one iteration of while_loop[batch]"),
+        ("warning", "one iteration of fori_loop[ · batch]"),
     ]
     assert len(plan.loops) == 2 and all("test_plan.py" in loop.source for loop in plan.loops)
     assert [loop["op"] for loop in plan.to_data()["loops"]] == [loop.op for loop in plan.loops]
@@ -215,7 +215,7 @@ def test_advice_names_inputs_that_are_moved():
     [moved] = plan.moved  # of what is whole everywhere a device has its piece
     assert moved.given == "f32[batch=9, d=6/model·2]" and moved.wanted == "f32[batch=9/data·4, d=6]"
     assert (moved.name, moved.bytes) == ("x.x", 3 * 3 * 4)  # three rows, of which it has half
-    assert "input x.x is f32[batch=9, d=6/model·2] and is moved to" in plan.advice[0].text
+    assert "input x.x is f32[batch=9, d=6/model·2] and is resharded to" in plan.advice[0].text
     placed = [wf.place(t, "data=4 model=2", "batch:data") for t in (x, whole)]
     assert not program.plan({"x": placed[0]}, placed[1]).moved
 
@@ -457,7 +457,7 @@ def test_verify_compares_types(whole, piece, told):
     fn = lambda x: {
         "y": wf.local(lambda a: (whole if a.shape[0] == 4 else piece)(a), x, out=x.dims, splittable=["batch"])
     }
-    with pytest.raises(AssertionError, match=r"result\['y'\] has another type under .*batch:x") as caught:
+    with pytest.raises(AssertionError, match=r"result\['y'\] has a different type under .*batch:x") as caught:
         wf.verify(fn, (x,), "x=2", "batch:x")
     assert told in str(caught.value)
 
@@ -494,7 +494,7 @@ def test_verify_tells_of_another_structure():
     def odd(x):
         return x, (x if x.array.shape[0] == 4 else ())
 
-    with pytest.raises(AssertionError, match="another structure"):
+    with pytest.raises(AssertionError, match="a different structure"):
         wf.verify(odd, (wf.ones("batch=4"),), "x=2", "batch:x")
 
 

@@ -106,7 +106,7 @@ def test_an_axis_longer_than_a_torus_side_uses_two_of_its_directions():
     assert both == pytest.approx(2 * V * 63 / 64 / 4e9 + 2 * 14e-6, rel=1e-6)
     rings = ring_segments(("data",), wf.Mesh("data=32"), TORUS)  # 8 × 4: two rings
     lines = ring_segments(("data",), wf.Mesh("data=36"), TORUS)  # 6 × 6: two lines
-    assert (rings[0].pace, lines[0].pace) == (4e9, 2e9)
+    assert (rings[0].rate, lines[0].rate) == (4e9, 2e9)
 
 
 def test_two_cores_of_a_chip_share_its_links():
@@ -115,7 +115,7 @@ def test_two_cores_of_a_chip_share_its_links():
     alone = ring_segments(("data",), mesh, v3)
     together = ring_segments(("data", "core"), mesh, v3)
     assert [c.level.name for c in alone] == ["ICI"] and [c.level.name for c in together] == ["chip", "ICI"]
-    assert together[1].pace == 2 * alone[0].pace
+    assert together[1].rate == 2 * alone[0].rate
 
 
 def test_axes_of_one_device_cost_nothing():

@@ -57,7 +57,7 @@ def grad(
 def value_and_grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """The value and the gradient of a scalar function, as `jax.accumulate_gradients`.
+    """The value and the gradient of a scalar function, as `jax.value_and_grad`.
 
     Args:
       f: takes pytrees of tensors and returns a tensor without dims (and with `has_aux` a pair of it

@@ -1,17 +1,17 @@
-"""Lower bounds: what no plan of a candidate can be below, for all candidates of a mesh at once.
+"""Lower bounds on the time and memory of candidates, for all candidates of a mesh at once.
 
-**Work.** An op is shared out by the axes that its dims are on, and by no others: `seconds / Π sizes`.
+**Work.** The axes of an op's dims divide its work, and no others do: `seconds / Π sizes`.
 
-**Collectives.** Each collective of the opened program is there in a candidate that has one of its dims on an
-axis, over those axes, of slices that the other axes make smaller. Dims on one axis may save some: a renamed
-dim needs no gather if its new name is on the same axis, and a sum becomes a reduce-scatter; sums that meet
-are one. Groups of dims for which that can happen count less. What may hide behind the work of its phase
-counts where it is more than that.
+**Collectives.** A collective of the universal trace occurs in a candidate that has one of its trigger dims on
+an axis. It runs over those axes, on data that the other axes shrink. Dims that share an axis can save
+collectives: a renamed dim needs no gather if its new name is on the same axis, a sum becomes a
+reduce-scatter, and sums of the same value become one. Groups of dims where this can happen count less.
+Collectives that can overlap with the work of their phase count only where they exceed it.
 
-**Memory.** What is stored, and the buffers of the opened program, each divided by the axes of its dims.
+**Memory.** The stored tensors and the buffers of the universal trace, each divided by the axes of its dims.
 
-A mesh has a group of dims for each axis, and all that is counted is a sum of products of one factor for each
-axis. So the bounds of all candidates of a mesh are a few matrix products.
+A candidate chooses one group of dims for each axis, and every term is a product of one factor per axis. The
+bounds of all candidates of a mesh are therefore a few matrix products over parts × groups (`_sum_products`).
 """
 
 from __future__ import annotations
@@ -34,451 +34,529 @@ from ..plan.time import can_overlap, collective_seconds, main_dtype, work_second
 from .cost_atoms import CostAtoms, WorkAtom
 from .space import Candidate, DimGroup, MeshShape, StorageLevels, extra_storage_dims
 
-SLACK = 1 - 2e-3  # for sizes that are rounded, and for what is fused a little otherwise
-MIN_BUFFER_SHARE = 0.8  # of the memory of buffers: a split program may be fused better than the opened one
-LARGE_MESSAGE = 1 << 40  # bytes
+# Plans round sizes to whole bytes, and a split program may fuse a little more than the universal trace.
+SLACK = 1 - 2e-3
+# A split program may fuse better than the universal trace, and then needs less memory for buffers. The tests
+# compare the bound with the plans of all layouts of several programs.
+MIN_BUFFER_SHARE = 0.8
+LARGE_MESSAGE = 1 << 40  # bytes; large enough that latency does not affect the measured rate
 PHASES = ("forward", "backward", "update")
-SPLITS = ("plain", "param", "state")  # how values are split, stored parameters, and optimizer state
-EXTRA_SPLITS = {"param more": "params", "state more": "optimizer"}  # where a collective is only for that
+# A *split* is the list of dims on each axis. Values, stored parameters and stored optimizer state each have
+# one: the last two include the extra dims of the storage level. The extra dims alone are two more splits,
+# because gathers of stored parameters run over these only.
+SPLIT_OF_ROLE = {"value": "value", "param": "param", "optimizer": "state"}
+EXTRA_SPLITS = {"param extra": "params", "state extra": "optimizer"}  # with their storage levels
 
 
 @dataclass(frozen=True)
 class CollectiveCost:
-    """A collective: the dims that call for it, and those that what is sent has beside them.
+    """A collective of the universal trace, or a gather that a storage level adds.
 
     Attributes:
-      on: which dims of an axis call for it: those of one of SPLITS, or those that "param" or "state" adds.
-      beside: which of SPLITS the other axes cut what is sent by.
+      trigger_split: the split whose dims cause it.
+      payload_split: the split by which the other axes shrink its data.
+      kind: as of `Collective`.
+      trigger_dims, payload_dims: as of `CollectiveAtom`.
+      bytes, count: as of `Collective`.
+      is_gradient: whether it sums a gradient.
+      index: tells equal collectives apart.
     """
 
-    on: str
-    beside: str
+    trigger_split: str
+    payload_split: str
     kind: str
-    over: DimGroup
-    dims: DimGroup
+    trigger_dims: DimGroup
+    payload_dims: DimGroup
     bytes: float
     count: int
     is_gradient: bool
-    number: int  # to tell equal ones apart
+    index: int
 
 
 @dataclass(frozen=True)
 class WorkCost:
-    """Some work: the dims that may share it out, what it takes, and the layers' dim if it is done in stages.
+    """The seconds of some work, the dims that divide it, and the layers dim of its pipeline, or "".
 
-    What takes less than nothing is taken away where the layers are not in stages.
+    Negative seconds cancel work that only runs in a pipeline, where the layers are not split into stages.
     """
 
     dims: DimGroup
     seconds: float
-    staged: str
+    pipeline: str
 
 
 class LowerBound:
-    """What candidates of one program take at least.
+    """Lower bounds for the candidates of one program.
 
     Args:
-      facts: the program.
+      atoms: the costs of the program.
       hardware: the machine.
-      devices: how many there are.
-      groups: what an axis can have on it.
+      devices: the number of devices.
+      groups: the groups of dims that an axis can split.
     """
 
-    def __init__(self, facts: CostAtoms, hardware: Hardware, devices: int, groups: Sequence[DimGroup]):
-        self.facts, self.hardware, self.groups = facts, hardware, groups
-        self.dtype = main_dtype(facts.plan)
-        self.times = devices / hardware.shared_cores if hardware.shared_cores else 1.0
-        self.state = [one for one in facts.inputs if one.role != "value"]
-        self._roles: dict[str, list[tuple[DimGroup, int]]] = defaultdict(list)
-        for one in facts.inputs:
-            self._roles[one.role].append((frozenset(name for name, n, _ in one.dims if n > 1), one.bytes))
-        self.work = self._work()
-        self.sent = self._sent()
-        gathers = (over for c, over, _ in facts.sent if c.kind == "all-gather")
-        self._gathered: DimGroup = frozenset().union(*gathers)
-        self._paces: dict[tuple[MeshShape, tuple[int, ...], str], tuple[float, float]] = {}
+    def __init__(self, atoms: CostAtoms, hardware: Hardware, devices: int, groups: Sequence[DimGroup]):
+        self.atoms, self.hardware, self.groups = atoms, hardware, groups
+        self.dtype = main_dtype(atoms.plan)
+        # Virtual devices share cores, and everything takes longer by this factor (`plan/time.py`).
+        self.slowdown = devices / hardware.shared_cores if hardware.shared_cores else 1.0
+        self.state = [tensor for tensor in atoms.inputs if tensor.role != "value"]
+        self._inputs: dict[str, list[tuple[DimGroup, int]]] = defaultdict(list)  # by role
+        for tensor in atoms.inputs:
+            dims = frozenset(name for name, n, _ in tensor.dims if n > 1)
+            self._inputs[tensor.role].append((dims, tensor.bytes))
+        self.work = self._collect_work()
+        self.collectives = self._collect_collectives()
+        gathers = (atom.trigger_dims for atom in atoms.collectives if atom.collective.kind == "all-gather")
+        self._gathered_dims: DimGroup = frozenset().union(*gathers)
+        # The same few values are needed for thousands of candidates.
+        self._rates: dict[tuple[MeshShape, tuple[int, ...], str], tuple[float, float]] = {}
         self._savings: dict[DimGroup, tuple[set[int], bool]] = {}
-        self._left: dict[tuple[DimGroup, int], float] = {}
-        self._further: dict[tuple[DimGroup, int], DimGroup] = {}
+        self._shares: dict[tuple[DimGroup, int], float] = {}
+        self._storage_dims: dict[tuple[DimGroup, int], DimGroup] = {}
 
     # Time
 
-    def seconds(self, sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
-        """The least seconds of all candidates of a mesh: an array with a dim of groups for each axis."""
-        nothing = np.zeros([len(self.groups)] * len(sizes))
-        plain, work, hidden = nothing, dict.fromkeys(PHASES, nothing), dict.fromkeys(PHASES, nothing)
-        for phase, parts in self.work.items():
-            shares = []
+    def mesh_seconds(self, sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
+        """The bounds in seconds of all candidates of a mesh, indexed by one group for each axis."""
+        zeros = np.zeros([len(self.groups)] * len(sizes))
+        exposed, work, hidden = zeros, dict.fromkeys(PHASES, zeros), dict.fromkeys(PHASES, zeros)
+        for phase, costs in self.work.items():
+            factors = []
             for size, level in zip(sizes, levels, strict=True):
-                on = self._on(size, level)
-                some = [on[self._where(phase, part.dims, levels)] for part in parts]
-                shares.append(
-                    self._shares([part.dims for part in parts], some, size) * self._ticks(parts, some, size)
-                )
-            work[phase] = _summed(np.array([part.seconds for part in parts]), shares)
-        for (phase, hides), sent in (*self.sent.items(), *self._gathers(levels).items()):
-            seconds = self._all_sent(sent, sizes, levels)
-            if hides:
+                splits = self._axis_splits(size, level)
+                choices = [splits[self._work_split(phase, cost.dims, levels)] for cost in costs]
+                shares = self._share_table([cost.dims for cost in costs], choices, size)
+                factors.append(shares * self._pipeline_factors(costs, choices, size))
+            work[phase] = _sum_products(np.array([cost.seconds for cost in costs]), factors)
+        for (phase, overlaps), collectives in self._all_collectives(levels):
+            seconds = self._mesh_collective_seconds(collectives, sizes, levels)
+            if overlaps:
                 hidden[phase] = hidden[phase] + seconds
             else:
-                plain = plain + seconds
-        return SLACK * (plain + sum(np.maximum(work[phase], hidden[phase]) for phase in PHASES))
+                exposed = exposed + seconds
+        return SLACK * (exposed + sum(np.maximum(work[phase], hidden[phase]) for phase in PHASES))
 
-    def tight(self, candidate: Candidate) -> float:
-        """The least seconds of one candidate: closer where one dim is on several axes."""
+    def candidate_seconds(self, candidate: Candidate) -> float:
+        """The bound in seconds of one candidate; tighter than `mesh_seconds`.
+
+        A product of one factor per axis can't see that two axes split the same dim, whose pieces then have
+        `ceil(n / (a · b))` elements. It can't see either which array limits the traffic of some work.
+        """
         levels, sizes = candidate.levels, candidate.sizes
-        on = self._on_axes(candidate)
-        plain, work, hidden = 0.0, defaultdict[str, float](float), defaultdict[str, float](float)
-        left = functools.cache(lambda dims, where: self._left_of(dims, sizes, on[where]))
-        stages = self._ways(frozenset(self.facts.pipelines), sizes, candidate.groups)
-        for part in self.facts.work:
-            seconds = self._of_part(part, left, levels)
-            if part.staged in stages and part.work.kind == "matmul":
-                seconds *= self._stretch(part.staged, stages[part.staged])
-                if self._again(part):
+        splits = self._candidate_splits(candidate)
+        exposed, work, hidden = 0.0, defaultdict[str, float](float), defaultdict[str, float](float)
+        share = functools.cache(lambda dims, split: self._device_share(dims, sizes, splits[split]))
+        stages = self._pieces(frozenset(self.atoms.pipelines), sizes, candidate.groups)
+        for atom in self.atoms.work:
+            seconds = self._atom_seconds(atom, share, levels)
+            if atom.pipeline in stages and atom.work.kind == "matmul":
+                seconds *= self._bubble_factor(atom.pipeline, stages[atom.pipeline])
+                if self._is_recomputed(atom):
                     work["backward"] += seconds
-            work[part.work.phase] += seconds
-        for (phase, hides), sent in (*self.sent.items(), *self._gathers(levels).items()):
-            for s in sent:
-                weights = [self._weight(s, group) for group in on[s.on]]
-                axes = tuple(place for place, weight in enumerate(weights) if weight)
-                if not axes:
-                    continue
-                latency, pace = self._pace(sizes, axes, self._kind(s, levels, axes))
-                beside = [
-                    frozenset[str]() if place in axes else group for place, group in enumerate(on[s.beside])
-                ]
-                bytes = s.bytes * self._left_of(s.dims, sizes, beside)
-                if s.on in EXTRA_SPLITS:
-                    bytes *= self._padded(s.dims, sizes, on[s.on.partition(" ")[0]])
-                latency *= not s.is_gradient  # all of these begin once
-                seconds = self.times * s.count * (latency + bytes * pace)
-                seconds *= math.prod(weights[place] for place in axes)
-                if hides:
+            work[atom.work.phase] += seconds
+        for (phase, overlaps), costs in self._all_collectives(levels):
+            for cost in costs:
+                seconds = self._candidate_collective_seconds(cost, sizes, levels, splits)
+                if overlaps:
                     hidden[phase] += seconds
                 else:
-                    plain += seconds
-        return SLACK * (plain + sum(max(work[phase], hidden[phase]) for phase in PHASES))
+                    exposed += seconds
+        return SLACK * (exposed + sum(max(work[phase], hidden[phase]) for phase in PHASES))
 
-    def _ticks(
-        self, parts: Sequence[WorkCost], groups: Sequence[Sequence[DimGroup]], size: int
-    ) -> np.ndarray:
-        """How much longer work takes in so many stages, by the group that is on an axis.
+    # Work
 
-        Work that is there only in stages counts, and is then taken away again where there are none.
+    def _collect_work(self) -> dict[str, list[WorkCost]]:
+        """The seconds of all work on full-size tensors, by phase; atoms with the same dims are added up."""
+        totals = defaultdict[tuple[str, DimGroup, str, bool], float](float)
+        for atom in self.atoms.work:
+            compute, memory = work_seconds(atom.work, self.hardware, self.dtype)
+            seconds = compute + memory if self.hardware.shared_cores else max(compute, memory)
+            seconds *= self.slowdown * atom.work.count
+            pipeline = atom.pipeline if atom.work.kind == "matmul" else ""
+            totals[atom.work.phase, atom.dims, pipeline, False] += seconds
+            if pipeline and self._is_recomputed(atom):
+                # Recomputed only if the layers are split into stages. The negative cost cancels it
+                # otherwise, so that the bound stays one sum of products.
+                totals["backward", atom.dims, pipeline, False] += seconds
+                totals["backward", atom.dims, pipeline, True] -= seconds
+        costs: dict[str, list[WorkCost]] = defaultdict(list)
+        for (phase, dims, pipeline, _), seconds in totals.items():
+            costs[phase].append(WorkCost(dims, seconds, pipeline))
+        return costs
+
+    def _is_recomputed(self, atom: WorkAtom) -> bool:
+        """Whether the backward pass of a pipeline computes this work a second time."""
+        return atom.work.phase == "forward" and self.atoms.pipelines[atom.pipeline].recomputes
+
+    def _work_split(self, phase: str, dims: DimGroup, levels: StorageLevels) -> str:
+        """The split that divides some work.
+
+        Updates run on stored state. Work whose dims are all a parameter's may run on the stored piece, for
+        example a cast before the gather.
         """
-        found = np.ones([len(parts), len(self.groups)])
-        for n, (part, some) in enumerate(zip(parts, groups, strict=True)):
-            if part.staged:
-                split = np.array([part.staged in group for group in some])
-                found[n] = np.where(split, 0.0 if part.seconds < 0 else self._stretch(part.staged, size), 1.0)
-        return found
+        if phase == "update":
+            return "state"
+        on_stored = "params" in levels and any(dims <= stored for stored, _ in self._inputs.get("param", ()))
+        return "param" if on_stored else "value"
 
-    def _stretch(self, layers: str, stages: int) -> float:
-        """(M + K - 1) / M: in how many ticks so many stages do the work of one."""
-        one = self.facts.pipelines[layers]
-        return 1 + (stages - 1) / (one.micro or min(4 * stages, one.batch.size))
+    def _pipeline_factors(
+        self, costs: Sequence[WorkCost], choices: Sequence[Sequence[DimGroup]], size: int
+    ) -> np.ndarray:
+        """The factor by which pipeline bubbles lengthen each work, by the group on an axis."""
+        factors = np.ones([len(costs), len(self.groups)])
+        for n, (cost, groups) in enumerate(zip(costs, choices, strict=True)):
+            if cost.pipeline:
+                is_staged = np.array([cost.pipeline in group for group in groups])
+                # A negative cost cancels recomputation, which does take place in stages.
+                staged = 0.0 if cost.seconds < 0 else self._bubble_factor(cost.pipeline, size)
+                factors[n] = np.where(is_staged, staged, 1.0)
+        return factors
 
-    def _of_part(
-        self, part: WorkAtom, left: Callable[[DimGroup, str], float], levels: StorageLevels
+    def _bubble_factor(self, layers: str, stages: int) -> float:
+        """(M + K - 1) / M: K stages take this many ticks per micro-batch."""
+        pipeline = self.atoms.pipelines[layers]
+        return 1 + (stages - 1) / (pipeline.micro or min(4 * stages, pipeline.batch.size))
+
+    def _atom_seconds(
+        self, atom: WorkAtom, share: Callable[[DimGroup, str], float], levels: StorageLevels
     ) -> float:
-        """The least seconds of some work: what it reads and writes is cut along its own dims only."""
-        where = self._where(part.work.phase, part.dims, levels)
-        whole = work_seconds(part.work, self.hardware, self.dtype)
-        compute, memory = (seconds * left(part.dims, where) for seconds in whole)
-        touched = sum(bytes * left(dims, where) for bytes, dims in part.touched)
-        if where == "param" and part.work.phase == "backward" and part.work.op.startswith("astype"):
-            bytes, dims = part.touched[-1]  # a gradient, which is scattered when it is whole in its own type
-            touched += bytes * (left(dims, "plain") - left(dims, where))
-        memory = max(memory, touched / self.hardware.memory_bandwidth)
+        """The least seconds of some work, given the share of a tensor that is on one device.
+
+        Each array it accesses shrinks only along its own dims, so its traffic can exceed its share of the
+        total: a weight that is read for a slice of the batch is read in full.
+        """
+        split = self._work_split(atom.work.phase, atom.dims, levels)
+        full = work_seconds(atom.work, self.hardware, self.dtype)
+        compute, memory = (seconds * share(atom.dims, split) for seconds in full)
+        traffic = sum(bytes * share(dims, split) for bytes, dims in atom.accesses)
+        if split == "param" and atom.work.phase == "backward" and atom.work.op.startswith("astype"):
+            # A gradient is cast before it is scattered: the result is written at the size of the value.
+            bytes, dims = atom.accesses[-1]
+            traffic += bytes * (share(dims, "value") - share(dims, split))
+        memory = max(memory, traffic / self.hardware.memory_bandwidth)
         seconds = compute + memory if self.hardware.shared_cores else max(compute, memory)
-        return self.times * seconds * part.work.count
+        return self.slowdown * seconds * atom.work.count
 
-    def _on_axes(self, candidate: Candidate) -> dict[str, list[DimGroup]]:
-        """The dims on each axis of a candidate, as `_on` has them."""
-        levels = candidate.levels
-        both = zip(candidate.groups, candidate.sizes, strict=True)
-        more = [self.further(group, n) for group, n in both]
-        return _split(candidate.groups, more, levels)
+    # Collectives
 
-    def _left_of(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> float:
-        """What is left on a device of a whole with these dims; an axis cuts it along one of them."""
-        ways = self._ways(dims, sizes, split)
-        return math.prod(self._share(frozenset([dim]), n) for dim, n in ways.items())
+    def _all_collectives(self, levels: StorageLevels) -> list[tuple[tuple[str, bool], list[CollectiveCost]]]:
+        """The collectives of the program and of its storage levels, by phase and whether they can overlap."""
+        return [*self.collectives.items(), *self._storage_gathers(levels).items()]
 
-    def _ways(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> dict[str, int]:
-        """Into how many pieces each dim is cut."""
-        ways: dict[str, int] = defaultdict(lambda: 1)
-        for size, group in zip(sizes, split, strict=True):
-            if group & dims:
-                ways[max(group & dims, key=lambda dim: (self.facts.dims[dim], dim))] *= size
-        return ways
+    def _collect_collectives(self) -> dict[tuple[str, bool], list[CollectiveCost]]:
+        """The collectives of the universal trace, without those that a real layout may not have.
 
-    def _padded(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> float:
-        """How much larger a whole is with the padding that its pieces need."""
-        ways = self._ways(dims, sizes, split)
-        return math.prod(n * self._share(frozenset([dim]), n) for dim, n in ways.items())
+        With every dim on its own axis, the gradient of a parameter may be summed several times, once for each
+        use. In a real layout these can be one sum, so only one counts for each parameter. The same holds for
+        sums of values that differ only by the name of a dim.
+        """
+        stored = [frozenset(name for name, n, _ in tensor.dims if n > 1) for tensor in self.atoms.inputs]
+        remaining = {dims: stored.count(dims) for dims in stored}
+        seen: set[tuple[DimGroup, DimGroup]] = set()
+        costs: dict[tuple[str, bool], list[CollectiveCost]] = defaultdict(list)
+        # Largest first: of several sums that become one, the largest is the one that stays.
+        atoms = sorted(self.atoms.collectives, key=lambda a: -a.collective.bytes * a.collective.count)
+        for index, atom in enumerate(atoms):
+            c, dims = atom.collective, atom.payload_dims
+            count, is_gradient = c.count, False
+            is_backward_sum = c.phase == "backward" and c.kind == "all-reduce"
+            if is_backward_sum and dims in remaining:
+                if not remaining[dims]:
+                    continue
+                remaining[dims], count, is_gradient = remaining[dims] - 1, 1, True
+            renamed = [group for group in self.atoms.renamed if group & dims]
+            if is_backward_sum and renamed:
+                key = atom.trigger_dims, dims.union(*renamed)
+                if key in seen:
+                    continue
+                seen.add(key)
+            is_gradient = is_gradient or (c.phase == "backward" and any(dims <= s for s in stored if dims))
+            overlaps = not self.hardware.shared_cores and (is_gradient or can_overlap(c, self.atoms.plan))
+            trigger = "state" if c.phase == "update" else "value"
+            # A gradient may be sliced to the layout of stored state before it is summed.
+            payload = "state" if is_gradient else trigger
+            costs[c.phase, overlaps].append(
+                CollectiveCost(
+                    trigger, payload, c.kind, atom.trigger_dims, dims, c.bytes, count, is_gradient, index
+                )
+            )
+        return costs
 
-    def _where(self, phase: str, dims: DimGroup, levels: StorageLevels) -> str:
-        """Whether work is done on what is stored: an update, or a cast before parameters are gathered."""
-        early = "params" in levels and any(dims <= one for one, _ in self._roles.get("param", ()))
-        return "state" if phase == "update" else "param" if early else "plain"
+    def _storage_gathers(self, levels: StorageLevels) -> dict[tuple[str, bool], list[CollectiveCost]]:
+        """The all-gathers of parameters that are stored, or updated, split along extra dims."""
+        params = self._inputs.get("param", [])
+        costs: dict[tuple[str, bool], list[CollectiveCost]] = {}
+        if params and "params" in levels:
+            # Gathered where they are used, possibly after a cast to half of their width.
+            costs["forward", not self.hardware.shared_cores] = [
+                CollectiveCost("param extra", "value", "all-gather", dims, dims, bytes / 2, 1, False, index)
+                for index, (dims, bytes) in enumerate(params)
+            ]
+        if params and "optimizer" in levels:
+            costs["update", False] = [
+                CollectiveCost("state extra", "param", "all-gather", dims, dims, bytes, 1, False, index)
+                for index, (dims, bytes) in enumerate(params)
+            ]
+        return costs
+
+    def _mesh_collective_seconds(
+        self, costs: list[CollectiveCost], sizes: MeshShape, levels: StorageLevels
+    ) -> np.ndarray:
+        """The seconds of collectives for all candidates of a mesh.
+
+        The duration depends on the set of axes a collective runs over, which is not a product over axes. So
+        each set of axes is a sum of its own: of the collectives that run over exactly these axes.
+        """
+        axes_range = range(len(sizes))
+        weights, shares = [], []  # for each axis: collectives × groups
+        for size, level in zip(sizes, levels, strict=True):
+            splits = self._axis_splits(size, level)
+            weights.append(
+                np.array(
+                    [[self._collective_weight(c, group) for group in splits[c.trigger_split]] for c in costs]
+                )
+            )
+            payloads = [splits[c.payload_split] for c in costs]
+            shares.append(self._share_table([c.payload_dims for c in costs], payloads, size))
+        counts = np.array([c.count * self.slowdown for c in costs])
+        # All gradient sums of a step start as one collective (`plan/time.py`): their latency is not counted.
+        starts = counts * [not c.is_gradient for c in costs]
+        bytes = np.array([c.bytes for c in costs])
+        total = np.zeros([len(self.groups)] * len(sizes))
+        for axes in _axis_subsets(axes_range):
+            kinds = [self._collective_kind(c, levels, axes) for c in costs]
+            latency, rate = np.array([self._latency_and_rate(sizes, axes, kind) for kind in kinds]).T
+            occurs = [weights[n] if n in axes else 1.0 * (weights[n] == 0) for n in axes_range]
+            sends = [occurs[n] if n in axes else occurs[n] * shares[n] for n in axes_range]
+            total += _sum_products(starts * latency, occurs) + _sum_products(counts * bytes * rate, sends)
+        return total
+
+    def _candidate_collective_seconds(
+        self,
+        cost: CollectiveCost,
+        sizes: MeshShape,
+        levels: StorageLevels,
+        splits: dict[str, list[DimGroup]],
+    ) -> float:
+        """The seconds of a collective for one candidate; 0 if no axis triggers it."""
+        weights = [self._collective_weight(cost, group) for group in splits[cost.trigger_split]]
+        axes = tuple(n for n, weight in enumerate(weights) if weight)
+        if not axes:
+            return 0.0
+        latency, rate = self._latency_and_rate(sizes, axes, self._collective_kind(cost, levels, axes))
+        others = [
+            frozenset[str]() if n in axes else group for n, group in enumerate(splits[cost.payload_split])
+        ]
+        bytes = cost.bytes * self._device_share(cost.payload_dims, sizes, others)
+        if cost.trigger_split in EXTRA_SPLITS:
+            # A gather of stored pieces also transfers their padding.
+            stored = splits[cost.trigger_split.removesuffix(" extra")]
+            bytes *= self._padding_factor(cost.payload_dims, sizes, stored)
+        latency *= not cost.is_gradient  # as in `_mesh_collective_seconds`
+        seconds = self.slowdown * cost.count * (latency + bytes * rate)
+        return seconds * math.prod(weights[n] for n in axes)
 
     @staticmethod
-    def _kind(sent: CollectiveCost, levels: StorageLevels, axes: tuple[int, ...]) -> str:
-        """A sum of gradients is a reduce-scatter where state is stored in further pieces."""
-        scattered = sent.is_gradient and any(levels[n] for n in axes)
-        return "reduce-scatter" if scattered and sent.kind == "all-reduce" else sent.kind
+    def _collective_kind(cost: CollectiveCost, levels: StorageLevels, axes: tuple[int, ...]) -> str:
+        """The kind of a collective: a gradient sum is a reduce-scatter where state has extra splits."""
+        is_scattered = cost.is_gradient and any(levels[n] for n in axes)
+        return "reduce-scatter" if is_scattered and cost.kind == "all-reduce" else cost.kind
 
-    def _again(self, part: WorkAtom) -> bool:
-        """Whether stages do some work once more, in the backward pass."""
-        return part.work.phase == "forward" and self.facts.pipelines[part.staged].recomputes
+    def _collective_weight(self, cost: CollectiveCost, group: DimGroup) -> float:
+        """The share of a collective that at least occurs if an axis splits a group of dims.
 
-    def _work(self) -> dict[str, list[WorkCost]]:
-        """The seconds of all work on one device, by phase and by the dims that may share it out."""
-        total = defaultdict[tuple[str, DimGroup, str, bool], float](float)
-        for part in self.facts.work:
-            compute, memory = work_seconds(part.work, self.hardware, self.dtype)
-            seconds = compute + memory if self.hardware.shared_cores else max(compute, memory)
-            seconds *= self.times * part.work.count
-            staged = part.staged if part.work.kind == "matmul" else ""
-            total[part.work.phase, part.dims, staged, False] += seconds
-            if staged and self._again(part):
-                total["backward", part.dims, staged, False] += seconds
-                total["backward", part.dims, staged, True] -= seconds
-        found: dict[str, list[WorkCost]] = defaultdict(list)
-        for (phase, dims, staged, _), seconds in total.items():
-            found[phase].append(WorkCost(dims, seconds, staged))
-        return found
-
-    def _sent(self) -> dict[tuple[str, bool], list[CollectiveCost]]:
-        """The collectives of the opened program, less those that a split one may not have.
-
-        Sums of one parameter's gradients are one sum; and so are those of what differs only by a dim's name.
+        0 if the group does not trigger it or another collective may include it, and 0.5 if the all-reduce may
+        become a reduce-scatter, which sends half as much.
         """
-        stored = [frozenset(name for name, n, _ in one.dims if n > 1) for one in self.facts.inputs]
-        left = {dims: stored.count(dims) for dims in stored}
-        seen: set[tuple[DimGroup, DimGroup]] = set()
-        found: dict[tuple[str, bool], list[CollectiveCost]] = defaultdict(list)
-        dear = sorted(self.facts.sent, key=lambda one: -one[0].bytes * one[0].count)
-        for number, (c, over, dims) in enumerate(dear):
-            count, gradient = c.count, False
-            if c.phase == "backward" and c.kind == "all-reduce" and dims in left:
-                if not left[dims]:
-                    continue
-                left[dims], count, gradient = left[dims] - 1, 1, True
-            kin = [some for some in self.facts.renamed if some & dims]
-            if c.phase == "backward" and c.kind == "all-reduce" and kin:
-                alike = over, dims.union(*kin)
-                if alike in seen:
-                    continue
-                seen.add(alike)
-            gradient = gradient or (c.phase == "backward" and any(dims <= one for one in stored if dims))
-            hides = not self.hardware.shared_cores and (gradient or can_overlap(c, self.facts.plan))
-            on = "state" if c.phase == "update" else "plain"
-            # What is stored in further pieces may be cut before the sum.
-            beside = "state" if gradient else on
-            found[c.phase, hides].append(
-                CollectiveCost(on, beside, c.kind, over, dims, c.bytes, count, gradient, number)
-            )
-        return found
-
-    def _gathers(self, levels: StorageLevels) -> dict[tuple[str, bool], list[CollectiveCost]]:
-        """The gathers of parameters that are stored, or updated, in further pieces.
-
-        Those that are stored so are gathered where they are used, perhaps in half of their type.
-        """
-        some = self._roles.get("param", [])
-        found: dict[tuple[str, bool], list[CollectiveCost]] = {}
-        if some and "params" in levels:
-            found["forward", not self.hardware.shared_cores] = [
-                CollectiveCost("param more", "plain", "all-gather", dims, dims, bytes / 2, 1, False, number)
-                for number, (dims, bytes) in enumerate(some)
-            ]
-        if some and "optimizer" in levels:
-            found["update", False] = [
-                CollectiveCost("state more", "param", "all-gather", dims, dims, bytes, 1, False, number)
-                for number, (dims, bytes) in enumerate(some)
-            ]
-        return found
-
-    def _all_sent(self, sent: list[CollectiveCost], sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
-        """The seconds of collectives: over each set of axes, those that are over these and no others."""
-        places = range(len(sizes))
-        hits, inside = [], []
-        for size, level in zip(sizes, levels, strict=True):
-            on = self._on(size, level)
-            hits.append(np.array([[self._weight(s, group) for group in on[s.on]] for s in sent]))
-            inside.append(self._shares([s.dims for s in sent], [on[s.beside] for s in sent], size))
-        counts = np.array([s.count * self.times for s in sent])
-        begun = counts * [not s.is_gradient for s in sent]  # sums of gradients begin once, all of them
-        bytes = np.array([s.bytes for s in sent])
-        total = np.zeros([len(self.groups)] * len(sizes))
-        for axes in _subsets(places):
-            latency, pace = np.array([self._pace(sizes, axes, self._kind(s, levels, axes)) for s in sent]).T
-            over = [hits[p] if p in axes else 1.0 * (hits[p] == 0) for p in places]
-            cut = [over[p] if p in axes else over[p] * inside[p] for p in places]
-            total += _summed(begun * latency, over) + _summed(counts * bytes * pace, cut)
-        return total
-
-    def _weight(self, sent: CollectiveCost, group: DimGroup) -> float:
-        """How much of a collective a group of dims on an axis calls for."""
-        if not sent.over & group:
+        if not cost.trigger_dims & group:
             return 0.0
-        if sent.on in EXTRA_SPLITS:
+        if cost.trigger_split in EXTRA_SPLITS:
             return 1.0
         if group not in self._savings:
-            renames = any(group & dims for dims in self.facts.renamed)
-            self._savings[group] = self._merged(group), renames
-        merged, renames = self._savings[group]
-        if sent.number in merged:
+            has_rename = any(group & dims for dims in self.atoms.renamed)
+            self._savings[group] = self._mergeable_sums(group), has_rename
+        mergeable, has_rename = self._savings[group]
+        if cost.index in mergeable:
             return 0.0
-        if renames:
-            return 0.5 if sent.kind == "all-reduce" else 0.0
-        # A sum of what has a dim on the same axis, or had one before a gather, is scattered along that.
-        scattered = sent.dims & group or (sent.is_gradient and self._gathered & group)
-        return 0.5 if sent.kind == "all-reduce" and scattered else 1.0
+        if has_rename:  # the gather is not needed if the new name is on the same axis
+            return 0.5 if cost.kind == "all-reduce" else 0.0
+        # If the summed value has another dim on the same axis, or had one before a gather, the sum is
+        # scattered along that dim.
+        is_scattered = cost.payload_dims & group or (cost.is_gradient and self._gathered_dims & group)
+        return 0.5 if cost.kind == "all-reduce" and is_scattered else 1.0
 
-    def _merged(self, group: DimGroup) -> set[int]:
-        """The sums that may be part of others if a group is on one axis: all but the dearest of a phase."""
-        meet = [some for some in self.facts.alike if all(dims & group for dims in some)]
-        over = frozenset[DimGroup]().union(*meet)
-        found: set[int] = set()
-        for sent in self.sent.values():
-            some = sorted((s for s in sent if s.over in over), key=lambda s: s.bytes * s.count)
-            found.update(s.number for s in some[:-1])
-        return found
+    def _mergeable_sums(self, group: DimGroup) -> set[int]:
+        """The sums that may merge into others if the group shares an axis: all but the largest per phase."""
+        merged = [sums for sums in self.atoms.mergeable if all(dims & group for dims in sums)]
+        trigger_dims = frozenset[DimGroup]().union(*merged)
+        indices: set[int] = set()
+        for costs in self.collectives.values():
+            sums = sorted(
+                (c for c in costs if c.trigger_dims in trigger_dims), key=lambda c: c.bytes * c.count
+            )
+            indices.update(c.index for c in sums[:-1])
+        return indices
 
-    def _pace(self, sizes: MeshShape, axes: tuple[int, ...], kind: str) -> tuple[float, float]:
-        """The seconds of a collective of nothing over some axes, and of each byte."""
+    def _latency_and_rate(self, sizes: MeshShape, axes: tuple[int, ...], kind: str) -> tuple[float, float]:
+        """The seconds of an empty collective over some axes, and the seconds for each further byte."""
         key = sizes, axes, kind
-        if key not in self._paces:
+        if key not in self._rates:
             mesh = Mesh([(f"x{n}", size) for n, size in enumerate(sizes)])
             names, ways = tuple(f"x{n}" for n in axes), math.prod(sizes[n] for n in axes)
-            sent = Collective(
+            large = Collective(
                 kind, names, LARGE_MESSAGE, 1, "", "", "", wire_bytes(kind, LARGE_MESSAGE, ways)
             )
-            none = Collective(kind, names, 0, 1, "", "", "", 0)
-            whole, latency = (collective_seconds(c, mesh, self.hardware) for c in (sent, none))
-            # What is sent from each to each, or on to a neighbour, is cut by these axes too.
-            pace = (whole - latency) / LARGE_MESSAGE / (ways if kind in ("all-to-all", "permute") else 1)
-            # A sum is made at once; pieces may be moved over one axis after the other.
+            empty = Collective(kind, names, 0, 1, "", "", "", 0)
+            seconds, latency = (collective_seconds(c, mesh, self.hardware) for c in (large, empty))
+            # All-to-alls and permutes send slices: these axes divide the data as well.
+            rate = (seconds - latency) / LARGE_MESSAGE / (ways if kind in ("all-to-all", "permute") else 1)
+            # A sum is one collective. The others may be lowered to one collective per axis.
             if len(axes) > 1 and kind != "all-reduce":
-                alone = [self._pace(sizes, (axis,), kind) for axis in axes]
-                latency = min(latency, sum(one[0] for one in alone))
-                pace = min(pace, max(one[1] for one in alone))
-            self._paces[key] = latency, pace
-        return self._paces[key]
+                single = [self._latency_and_rate(sizes, (axis,), kind) for axis in axes]
+                latency = min(latency, sum(one for one, _ in single))
+                rate = min(rate, max(one for _, one in single))
+            self._rates[key] = latency, rate
+        return self._rates[key]
 
-    def _shares(
-        self, parts: Sequence[DimGroup], groups: Sequence[Sequence[DimGroup]], size: int
+    # Shares: how much of a tensor is on one device
+
+    def _device_share(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> float:
+        """The share of a tensor with these dims on one device, padding included."""
+        pieces = self._pieces(dims, sizes, split)
+        return math.prod(self._axis_share(frozenset([dim]), n) for dim, n in pieces.items())
+
+    def _pieces(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> dict[str, int]:
+        """The number of pieces of each dim; an axis splits at most one dim of a tensor."""
+        pieces: dict[str, int] = defaultdict(lambda: 1)
+        for size, group in zip(sizes, split, strict=True):
+            if group & dims:
+                pieces[max(group & dims, key=lambda dim: (self.atoms.dims[dim], dim))] *= size
+        return pieces
+
+    def _padding_factor(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> float:
+        """The size of a tensor with the padding of its pieces, relative to its size without."""
+        pieces = self._pieces(dims, sizes, split)
+        return math.prod(n * self._axis_share(frozenset([dim]), n) for dim, n in pieces.items())
+
+    def _share_table(
+        self, parts: Sequence[DimGroup], choices: Sequence[Sequence[DimGroup]], size: int
     ) -> np.ndarray:
-        """The share of each part that is left on a device of an axis, by the group that is on it.
+        """The share of each part on one device, parts × groups.
 
         Args:
-          parts: their dims.
-          groups: for each part the groups that may be on the axis.
-          size: of the axis.
+          parts: the dims of each part.
+          choices: for each part the groups that may be on the axis.
+          size: the size of the axis.
         """
-        both = zip(parts, groups, strict=True)
-        return np.array([[self._share(dims & group, size) for group in some] for dims, some in both])
+        pairs = zip(parts, choices, strict=True)
+        return np.array(
+            [[self._axis_share(dims & group, size) for group in groups] for dims, groups in pairs]
+        )
 
-    def _share(self, cut: DimGroup, size: int) -> float:
-        """What is left of a whole that an axis cuts along one of these dims; all, if there is none."""
-        if (cut, size) not in self._left:
-            sizes = [self.facts.dims[dim] for dim in cut]
-            self._left[cut, size] = min((-(-n // size) / n for n in sizes), default=1.0)
-        return self._left[cut, size]
+    def _axis_share(self, candidates: DimGroup, size: int) -> float:
+        """The share that an axis leaves if it splits one of these dims, the one that divides best."""
+        if (candidates, size) not in self._shares:
+            dim_sizes = [self.atoms.dims[dim] for dim in candidates]
+            self._shares[candidates, size] = min((-(-n // size) / n for n in dim_sizes), default=1.0)
+        return self._shares[candidates, size]
 
-    # Storage
+    # Splits: which dims are on an axis
 
-    def _on(self, size: int, level: str) -> dict[str, list[DimGroup]]:
-        """What an axis can have on it, for each of its groups: by SPLITS, and what these add."""
-        more = [self.further(group, size) for group in self.groups]
-        return _split(self.groups, more, [level] * len(more))
+    def _axis_splits(self, size: int, level: str) -> dict[str, list[DimGroup]]:
+        """The dims on an axis in each split, for each group that the axis can take."""
+        extra = [self.storage_dims(group, size) for group in self.groups]
+        return _dims_by_split(self.groups, extra, [level] * len(extra))
 
-    def further(self, group: DimGroup, size: int) -> DimGroup:
-        """The dims that state is stored along on an axis with a group, beside those of the group."""
-        if (group, size) not in self._further:
-            self._further[group, size] = extra_storage_dims(group, size, self.state, self.facts.unsplittable)
-        return self._further[group, size]
+    def _candidate_splits(self, candidate: Candidate) -> dict[str, list[DimGroup]]:
+        """The dims on each axis of a candidate in each split."""
+        axes = zip(candidate.groups, candidate.sizes, strict=True)
+        extra = [self.storage_dims(group, size) for group, size in axes]
+        return _dims_by_split(candidate.groups, extra, candidate.levels)
 
-    def stored(self, sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
-        """The bytes of what goes in, for all candidates of a mesh."""
+    def storage_dims(self, group: DimGroup, size: int) -> DimGroup:
+        """The extra dims along which an axis with this group stores state."""
+        if (group, size) not in self._storage_dims:
+            self._storage_dims[group, size] = extra_storage_dims(
+                group, size, self.state, self.atoms.unsplittable
+            )
+        return self._storage_dims[group, size]
+
+    # Memory
+
+    def mesh_stored_bytes(self, sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
+        """The bytes of the inputs on one device, for all candidates of a mesh."""
         total = np.zeros([len(self.groups)] * len(sizes))
-        split = [self._on(size, level) for size, level in zip(sizes, levels, strict=True)]
-        for role, some in self._roles.items():
-            dims = [dims for dims, _ in some]
+        splits = [self._axis_splits(size, level) for size, level in zip(sizes, levels, strict=True)]
+        for role, tensors in self._inputs.items():
+            parts = [dims for dims, _ in tensors]
             shares = [
-                self._shares(dims, [on[_SPLIT_OF[role]]] * len(dims), n)
-                for n, on in zip(sizes, split, strict=True)
+                self._share_table(parts, [split[SPLIT_OF_ROLE[role]]] * len(parts), size)
+                for size, split in zip(sizes, splits, strict=True)
             ]
-            total += _summed(np.array([float(bytes) for _, bytes in some]), shares)
+            total += _sum_products(np.array([float(bytes) for _, bytes in tensors]), shares)
         return total
 
-    def bytes(self, candidate: Candidate) -> float:
-        """The least memory of one candidate, its buffers included."""
-        on, sizes = self._on_axes(candidate), candidate.sizes
+    def candidate_bytes(self, candidate: Candidate) -> float:
+        """The bound in bytes of one candidate, buffers included."""
+        splits, sizes = self._candidate_splits(candidate), candidate.sizes
         stored = sum(
-            bytes * self._left_of(dims, sizes, on[_SPLIT_OF[role]])
-            for role, some in self._roles.items()
-            for dims, bytes in some
+            bytes * self._device_share(dims, sizes, splits[SPLIT_OF_ROLE[role]])
+            for role, tensors in self._inputs.items()
+            for dims, bytes in tensors
         )
-        scattered = "params" in candidate.levels  # then gradients are in pieces in the backward pass
-        split = {
-            phase: on["state" if phase == "update" or (phase == "backward" and scattered) else "plain"]
+        # With parameters in extra pieces, gradients are scattered as they are computed.
+        scattered = "params" in candidate.levels
+        split_of_phase = {
+            phase: splits["state" if phase == "update" or (phase == "backward" and scattered) else "value"]
             for phase in PHASES
         }
-        cut = self.facts.cut
-
-        placed = frozenset[str]().union(*candidate.groups)
+        split_dims = frozenset[str]().union(*candidate.groups)
 
         def size(buffer: Buffer) -> float:
-            dims, phase, staged = cut[buffer.number]
-            if staged in placed:  # in stages a part of the batch is there at a time, and kept otherwise
+            atom = self.atoms.buffers[buffer.value]
+            # A stage works on one micro-batch at a time and stores other activations than the trace.
+            if atom.pipeline in split_dims:
                 return 0.0
-            return buffer.size * self._left_of(dims, sizes, split[phase])
+            return buffer.size * self._device_share(atom.dims, sizes, split_of_phase[atom.phase])
 
-        returned, most, _ = self.facts.buffers.peak(size)
-        return SLACK * (stored + MIN_BUFFER_SHARE * self.facts.whole * (returned + most))
-
-
-_SPLIT_OF = {"value": "plain", "param": "param", "optimizer": "state"}
+        returned, other, _ = self.atoms.assignment.peak(size)
+        return SLACK * (stored + MIN_BUFFER_SHARE * self.atoms.peak_ratio * (returned + other))
 
 
-def _split(
-    groups: Sequence[DimGroup], more: Sequence[DimGroup], levels: Sequence[str]
+def _dims_by_split(
+    groups: Sequence[DimGroup], extra: Sequence[DimGroup], levels: Sequence[str]
 ) -> dict[str, list[DimGroup]]:
-    """The dims that are on axes by SPLITS, and those that are stored on top of the ones before.
+    """The dims on axes in each split.
 
     Args:
-      groups: the dims that are on each axis.
-      more: those that may be stored beside them.
-      levels: for what they are.
+      groups: the dims that each axis splits.
+      extra: the extra dims for stored state.
+      levels: the storage levels.
     """
-    none = frozenset[str]()
-    all_ = list(zip(groups, more, levels, strict=True))
+    axes = list(zip(groups, extra, levels, strict=True))
     return {
-        "plain": list(groups),
-        "param": [group | extra if level == "params" else group for group, extra, level in all_],
-        "state": [group | extra if level else group for group, extra, level in all_],
+        "value": list(groups),
+        "param": [group | more if level == "params" else group for group, more, level in axes],
+        "state": [group | more if level else group for group, more, level in axes],
         **{
-            on: [extra if level == one else none for _, extra, level in all_]
-            for on, one in EXTRA_SPLITS.items()
+            split: [more if level == its_level else frozenset() for _, more, level in axes]
+            for split, its_level in EXTRA_SPLITS.items()
         },
     }
 
 
-def _subsets(places: Sequence[int]) -> list[tuple[int, ...]]:
-    return [some for n in range(1, len(places) + 1) for some in itertools.combinations(places, n)]
+def _axis_subsets(axes: Sequence[int]) -> list[tuple[int, ...]]:
+    """All non-empty subsets of axes."""
+    return [subset for n in range(1, len(axes) + 1) for subset in itertools.combinations(axes, n)]
 
 
-def _summed(amounts: np.ndarray, factors: Sequence[np.ndarray]) -> np.ndarray:
-    """Σ of amounts, each times one factor for each axis: over all choices of a group for each axis.
+def _sum_products(amounts: np.ndarray, factors: Sequence[np.ndarray]) -> np.ndarray:
+    """Σ over parts of `amount · factor_1[part, g_1] · factor_2[part, g_2] …`, for all groups g_1, g_2, ….
 
     Args:
-      amounts: of each part.
-      factors: for each axis, parts × groups.
+      amounts: one for each part.
+      factors: for each axis a table of parts × groups.
     """
     if not factors:
         return amounts.sum()
@@ -486,5 +564,6 @@ def _summed(amounts: np.ndarray, factors: Sequence[np.ndarray]) -> np.ndarray:
     rows = amounts[:, None]
     for factor in first:
         rows = (rows[:, :, None] * factor[:, None, :]).reshape(len(amounts), -1)
+    # The last axis is a matrix product: an outer product of all axes would be parts × groups ** axes.
     shape = [factor.shape[1] for factor in factors]
     return (rows.T @ last).reshape(shape)

@@ -1,4 +1,10 @@
-"""What one trace tells of a program under every layout: work, collectives and buffers with their dims."""
+"""Cost atoms: the work, collectives and buffers of one universal trace, each with the dims that scale it.
+
+    atoms = trace_cost_atoms(step, args)
+    atoms.work[0].dims            # splitting one of these dims divides this work
+
+`bound` combines the atoms into lower bounds for every layout; the program is not traced again.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +12,17 @@ import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ..core.context import Pipeline
+from jax.core import ShapedArray
+
+from ..core.context import Context, Pipeline
 from ..core.errors import LayoutError
 from ..core.layout import Layout
 from ..core.mesh import Mesh
 from ..core.program import Program
+from ..core.types import PyTree
 from ..ops import elementwise
 from ..plan import primitives
 from ..plan.buffers import Buffer, BufferAssignment
@@ -25,209 +33,256 @@ from ..plan.plan import Plan, TracedPlan, trace_plan
 from .space import DimGroup
 from .universal_trace import UniversalLayout, UniversalMesh, program_on
 
-FEW_DIMS = 8  # dims; a program with more of them is searched only along those that are worth it
-NEGLIGIBLE_RATIO = (
-    500  # a dim that has a smaller part of all work and all state than one in this many is not searched
-)
+FEW_DIMS = 8  # programs with more dims are searched only along the dims that matter
+NEGLIGIBLE_RATIO = 500  # a dim with less than 1/500 of all work and all state is not searched
 
-# Ops that do the same work if their dims can be split; a convolution over split space does more.
+# Ops whose total work does not depend on which dims are split. Most others do more work when split: a
+# convolution over a split spatial dim computes halos.
 SPLIT_INVARIANT_OPS = {
     *elementwise.__all__,
     *"einsum sum mean var max min prod softmax log_softmax logsumexp take dropout scan arange".split(),
     *"transpose optimizer gradient".split(),
 }
-_AROUND = re.compile("scan|while|fori|cond|map|vmap|local")  # ops with others inside, which have further dims
-_DIMS, _NAME = re.compile(r"\[([^\]]*)\]"), re.compile(r"[A-Za-z_][\w.']*")
-_NONE: DimGroup = frozenset()
+# Ops that contain other ops: their bodies can have dims that the op's own label does not list.
+_OUTER_OPS = re.compile("scan|while|fori|cond|map|vmap|local")
+_LABEL_DIMS, _DIM_NAME = re.compile(r"\[([^\]]*)\]"), re.compile(r"[A-Za-z_][\w.']*")
+_NO_DIMS: DimGroup = frozenset()
 
 
 @dataclass(frozen=True)
 class WorkAtom:
-    """Some work.
+    """One piece of local work.
 
     Attributes:
-      work: of whole tensors.
-      dims: those that may share it out.
-      touched: the bytes of each thing that it reads or writes, and the dims that this can be cut along.
-      staged: the layers' dim of the pipeline that it is inside of.
+      work: its cost on full-size tensors.
+      dims: the dims that divide the work when they are split.
+      accesses: the bytes of each array it reads or writes, with the dims that array can be split along.
+      pipeline: the layers dim of the pipeline that contains the work, or "".
     """
 
     work: Work
     dims: DimGroup
-    touched: tuple[tuple[float, DimGroup], ...]
-    staged: str = ""
+    accesses: tuple[tuple[float, DimGroup], ...]
+    pipeline: str = ""
+
+
+@dataclass(frozen=True)
+class CollectiveAtom:
+    """One collective.
+
+    Attributes:
+      collective: its cost on full-size tensors.
+      trigger_dims: splitting one of these dims causes the collective, over the dim's axis.
+      payload_dims: the other dims of the data; splitting one of them shrinks the data.
+    """
+
+    collective: Collective
+    trigger_dims: DimGroup
+    payload_dims: DimGroup
+
+
+@dataclass(frozen=True)
+class BufferAtom:
+    """The dims that a buffer can be split along, its phase, and its pipeline's layers dim, or ""."""
+
+    dims: DimGroup
+    phase: str
+    pipeline: str
 
 
 @dataclass(frozen=True)
 class CostAtoms:
-    """A program, seen once.
+    """The costs of a program under every layout, from one trace.
 
     Attributes:
-      plan: of whole tensors, with the collectives that splits call for.
-      buffers: whole ones too.
-      dims: the names of all dims that can be split, and the size of the largest of each name.
-      meetings: dims of which no two may be on one axis.
-      renamed: dims that take the place of others, and these.
-      alike: sets of dims whose sums are one sum where these have one axis.
-      work: the work.
-      sent: the collectives, each with the dims that call for it and those that what is sent has beside them.
-      whole: what the peak of memory is on one device, beside that of the opened program.
-      cut: for each buffer, by its number, the dims that it may be cut along, its phase, and the layers' dim
-        of the pipeline that it is inside of.
-      pipelines: by the name of their layers' dim.
-      unsplittable: dims that some op, like `wf.local`, can't have split.
+      plan: the plan of the universal trace: full-size tensors, with the collectives of all splits.
+      assignment: its buffers, also at full size.
+      dims: all dims that can be split; the size is the largest that occurs under the name.
+      conflicts: sets of dims; no two dims of a set may share an axis.
+      renamed: sets of dims that are renamed or reshaped to one another.
+      mergeable: sets of dim groups; if the dims share an axis, their sums become one.
+      work: the local work.
+      collectives: the collectives.
+      peak_ratio: the peak memory on one device, relative to that of the universal trace; at most 1.
+      buffers: the dims of each buffer, by the id of its value.
+      pipelines: the pipelines, by the name of their layers dim.
+      unsplittable: dims that some op, such as `wf.local`, can't have split.
     """
 
     plan: Plan
-    buffers: BufferAssignment
+    assignment: BufferAssignment
     dims: dict[str, int]
-    meetings: frozenset[DimGroup]
+    conflicts: frozenset[DimGroup]
     renamed: frozenset[DimGroup]
-    alike: frozenset[frozenset[DimGroup]]
+    mergeable: frozenset[frozenset[DimGroup]]
     work: tuple[WorkAtom, ...]
-    sent: tuple[tuple[Collective, DimGroup, DimGroup], ...]
-    whole: float
-    cut: dict[int, tuple[DimGroup, str, str]]
+    collectives: tuple[CollectiveAtom, ...]
+    peak_ratio: float
+    buffers: dict[int, BufferAtom]
     pipelines: dict[str, Pipeline]
     unsplittable: DimGroup
 
     @property
     def inputs(self) -> list[PlannedTensor]:
-        return [one for one in self.plan.stored if one.kind == "input"]
+        """The program's inputs."""
+        return [tensor for tensor in self.plan.stored if tensor.kind == "input"]
 
     @functools.cached_property
     def searched(self) -> list[str]:
-        """The dims that are worth a search: if there are few, all of them.
+        """The dims worth searching: all of them if there are few.
 
-        Else not those of no weight: layouts that differ by them alone are about as good, and all of these
-        would have to be planned. And not those that a loop runs along: such a dim is gathered before the
-        loop, and to store what it has in further pieces, which is searched, mostly costs less. A dim that
-        takes the place of another one has the weight of both: if one of them is split, there is a gather.
+        Otherwise, negligible dims are left out: layouts that differ only in them cost about the same, and
+        all of these would have to be planned. Dims that a loop runs along are left out too: such a dim is
+        gathered before the loop, and storing its tensors in more pieces, which is searched, usually costs
+        less. If one dim of a rename family matters, the entire family is searched, because splitting only
+        one of them causes a gather.
         """
         if len(self.dims) <= FEW_DIMS:
             return sorted(self.dims)
         totals: dict[str, float] = defaultdict(float)
         weights: dict[tuple[str, str], float] = defaultdict(float)
-        for what, amount, dims in (
-            *(("flops", p.work.flops * p.work.count, p.dims) for p in self.work),
-            *(("bytes", p.work.bytes * p.work.count, p.dims) for p in self.work),
-            *(("sent", c.bytes * c.count, dims) for c, _, dims in self.sent),
-            *(("state", one.bytes, frozenset(name for name, _, _ in one.dims)) for one in self.inputs),
+        for measure, amount, dims in (
+            *(("flops", atom.work.flops * atom.work.count, atom.dims) for atom in self.work),
+            *(("bytes", atom.work.bytes * atom.work.count, atom.dims) for atom in self.work),
+            *(
+                ("sent", atom.collective.bytes * atom.collective.count, atom.payload_dims)
+                for atom in self.collectives
+            ),
+            *(("state", t.bytes, frozenset(name for name, _, _ in t.dims)) for t in self.inputs),
         ):
-            totals[what] += amount
+            totals[measure] += amount
             for dim in dims:
-                weights[what, dim] += amount
-        heavy = {
-            d for d in self.dims if any(weights[what, d] > totals[what] / NEGLIGIBLE_RATIO for what in totals)
+                weights[measure, dim] += amount
+        relevant = {
+            dim
+            for dim in self.dims
+            if any(weights[measure, dim] > totals[measure] / NEGLIGIBLE_RATIO for measure in totals)
         }
-        loops = (over for c, over, _ in self.sent if c.kind == "all-gather" and c.op.startswith("scan["))
-        heavy = heavy.union(*(family for family in self.families if family & heavy))
-        return sorted(heavy - {dim for over in loops for dim in over})
+        relevant = relevant.union(*(family for family in self.families if family & relevant))
+        looped = (
+            atom.trigger_dims
+            for atom in self.collectives
+            if atom.collective.kind == "all-gather" and atom.collective.op.startswith("scan[")
+        )
+        return sorted(relevant - {dim for dims in looped for dim in dims})
 
     @functools.cached_property
     def families(self) -> list[DimGroup]:
-        """Sets of dims that take the place of one another, directly or by way of others."""
-        found: list[DimGroup] = []
-        for some in self.renamed:
-            near = [family for family in found if family & some]
-            found = [family for family in found if family not in near] + [some.union(*near)]
-        return [family for family in found if len(family) > 1]
+        """Sets of dims that are renamed to one another, directly or through others."""
+        families: list[DimGroup] = []
+        for renamed in self.renamed:
+            overlapping = [family for family in families if family & renamed]
+            families = [family for family in families if family not in overlapping]
+            families.append(renamed.union(*overlapping))
+        return [family for family in families if len(family) > 1]
 
 
-def trace_cost_atoms(fn: Any, args: tuple[Any, ...]) -> CostAtoms:
+def trace_cost_atoms(fn: Callable[..., PyTree], args: tuple[PyTree, ...]) -> CostAtoms:
     """Trace a function once, with all its dims split.
 
     Args:
-      fn: a function of tensors, or a program of one, whose mesh and layout don't matter.
+      fn: a function of tensors, or a program; a program's mesh and layout are ignored.
       args: its arguments: tensors, or `wf.spec(dims)`.
     """
-    program, layout, reading = _opened(fn, args)
+    program, layout, traced = _universal_plan(fn, args)
     staged, _ = program._prepare(args, {})
-    dims = _Dims(layout, staged.call.last["context"], reading.plan)
-    parts = [dims.part(one) for one in reading.found if isinstance(one.event, Work)]
-    parts = [one for one in parts if not one.work.op.startswith(PIPELINE_LABEL)]  # handing on is not bounded
-    whole = 1.0
-    if not all(is_split_invariant(part.work) for part in parts):
-        alone = program_on(fn, Mesh(), Layout()).plan(*args)
-        others = [dims.rough_part(work) for work in alone.work if not is_split_invariant(work)]
-        parts = _fused([one for one in parts if is_split_invariant(one.work)], alone.work) + others
-        whole = min(1.0, alone.memory.peak / max(reading.plan.memory.peak, 1))
-    buffers = reading.buffers
+    dims = _DimAttribution(layout, staged.call.last["context"], traced.plan)
+    work = [dims.work_atom(event) for event in traced.events if isinstance(event.event, Work)]
+    # Copies between pipeline stages depend on the schedule; a lower bound may ignore them.
+    work = [atom for atom in work if not atom.work.op.startswith(PIPELINE_LABEL)]
+    peak_ratio = 1.0
+    if not all(is_split_invariant(atom.work) for atom in work):
+        # Ops that do more work when split would make the bound too high. The plan for one device has their
+        # least work, but not which dims an array varies over: that is read from the label.
+        single = program_on(fn, Mesh(), Layout()).plan(*args)
+        others = [dims.work_atom_from_label(w) for w in single.work if not is_split_invariant(w)]
+        work = _cap_traffic([atom for atom in work if is_split_invariant(atom.work)], single.work) + others
+        peak_ratio = min(1.0, single.memory.peak / max(traced.plan.memory.peak, 1))
+    buffers = traced.assignment
     return CostAtoms(
-        reading.plan,
-        buffers,
-        {name: max(dims.sizes[name]) for name in sorted(dims.every)},
-        dims.meetings,
-        dims.renamed,
-        dims.alike,
-        tuple(parts),
-        tuple((c, dims.on(c.axes), dims.on({*c.varies} - {*c.axes})) for c in reading.plan.collectives),
-        whole,
-        {b.number: dims.cut(b, buffers) for b in (*buffers.returned, *buffers.spare, *buffers.others)},
-        dims.pipelines,
-        layout.whole,
+        plan=traced.plan,
+        assignment=buffers,
+        dims={name: max(dims.sizes[name]) for name in sorted(dims.every)},
+        conflicts=dims.conflicts,
+        renamed=dims.renamed,
+        mergeable=dims.mergeable,
+        work=tuple(work),
+        collectives=tuple(
+            CollectiveAtom(c, dims.on_axes(c.axes), dims.on_axes({*c.varies} - {*c.axes}))
+            for c in traced.plan.collectives
+        ),
+        peak_ratio=peak_ratio,
+        buffers={
+            b.value: dims.buffer_atom(b, buffers)
+            for b in (*buffers.returned, *buffers.spare, *buffers.others)
+        },
+        pipelines=dims.pipelines,
+        unsplittable=layout.unsplittable,
     )
 
 
-def _opened(fn: Any, args: tuple[Any, ...]) -> tuple[Program, UniversalLayout, TracedPlan]:
-    """A program with all its dims split, but for those of which an op says that it can't have them so."""
-    whole: DimGroup = _NONE
+def _universal_plan(
+    fn: Callable[..., PyTree], args: tuple[PyTree, ...]
+) -> tuple[Program, UniversalLayout, TracedPlan]:
+    """The plan with every dim split, except those that an op rejects."""
+    unsplittable: DimGroup = _NO_DIMS
+    # An op reports its unsplittable dims by raising an error, so the trace restarts without them.
     while True:
         mesh = UniversalMesh()
-        layout = UniversalLayout(mesh, whole)
+        layout = UniversalLayout(mesh, unsplittable)
         program = program_on(fn, mesh, layout)
         try:
             return program, layout, trace_plan(program, args, {})
         except LayoutError as error:
             if not error.unsplittable:
                 raise
-            whole |= error.unsplittable
+            unsplittable |= error.unsplittable
 
 
-def _fused(parts: Sequence[WorkAtom], alone: Sequence[Work]) -> list[WorkAtom]:
-    """Some work, with no more memory traffic than the same ops have on one device.
+def _cap_traffic(atoms: Sequence[WorkAtom], single: Sequence[Work]) -> list[WorkAtom]:
+    """Limit the memory traffic of each op to its traffic on one device.
 
-    Where an op does other work on split dims, the ones before it may have to write out what it fuses with
-    on one device.
+    If an op lowers differently for split dims, ops before it may have to write results that are fused on one
+    device. A layout that does not split these dims has no such traffic, and the bound must hold for it too.
     """
 
-    def totals(some: Iterable[Work]) -> dict[tuple[str, ...], float]:
-        found: dict[tuple[str, ...], float] = defaultdict(float)
-        for work in some:
-            found[work.phase, work.op, work.kind] += work.bytes * work.count
-        return found
+    def traffic(works: Iterable[Work]) -> dict[tuple[str, ...], float]:
+        totals: dict[tuple[str, ...], float] = defaultdict(float)
+        for work in works:
+            totals[work.phase, work.op, work.kind] += work.bytes * work.count
+        return totals
 
-    most, have = totals(alone), totals(part.work for part in parts)
-    found = []
-    for part in parts:
-        key = part.work.phase, part.work.op, part.work.kind
-        share = min(1.0, most.get(key, 0.0) / have[key]) if have[key] else 1.0
-        touched = tuple((bytes * share, dims) for bytes, dims in part.touched)
-        found.append(
-            replace(part, work=replace(part.work, bytes=round(part.work.bytes * share)), touched=touched)
-        )
-    return found
+    limits, current = traffic(single), traffic(atom.work for atom in atoms)
+    capped = []
+    for atom in atoms:
+        key = atom.work.phase, atom.work.op, atom.work.kind
+        share = min(1.0, limits.get(key, 0.0) / current[key]) if current[key] else 1.0
+        work = replace(atom.work, bytes=round(atom.work.bytes * share))
+        accesses = tuple((bytes * share, dims) for bytes, dims in atom.accesses)
+        capped.append(replace(atom, work=work, accesses=accesses))
+    return capped
 
 
 def is_split_invariant(work: Work) -> bool:
-    """Whether an op, or what is outside all ops, does the same work if dims can be split."""
-    name, named, _ = work.op.partition("[")
-    return not named or name in SPLIT_INVARIANT_OPS
+    """Whether the total work stays the same when dims are split; true for work outside all ops."""
+    name, bracket, _ = work.op.partition("[")
+    return not bracket or name in SPLIT_INVARIANT_OPS
 
 
 def dims_in_label(op: str, known: DimGroup) -> DimGroup:
-    """Those of the known dims in the name of an op, `einsum[batch,io · io,hidden]`.
+    """The known dims in an op's label, `einsum[batch,io · io,hidden]`.
 
-    All if it has none: such a name does not tell, and a bound is only sure below what any dims would give.
+    All known dims if the label lists none: the dims could be any, and only the assumption that all of them
+    divide the work keeps the result a lower bound.
     """
-    found = _DIMS.search(op)
-    return frozenset(_NAME.findall(found[1])) & known if found and found[1] else known
+    match = _LABEL_DIMS.search(op)
+    return frozenset(_DIM_NAME.findall(match[1])) & known if match and match[1] else known
 
 
-class _Dims:
-    """The dims of an opened program, and which of them things have."""
+class _DimAttribution:
+    """Attributes the work, arrays and buffers of a universal trace to dims."""
 
-    def __init__(self, layout: UniversalLayout, context: Any, plan: Plan):
+    def __init__(self, layout: UniversalLayout, context: Context, plan: Plan):
         self.names = {axis: name for name, axis in layout.axes.items()}
         self.every = frozenset(layout.axes)
         self.hidden = frozenset(context.vmapped_dims) & self.every
@@ -235,81 +290,93 @@ class _Dims:
         for _, dims in context.joint_dims:
             for d in dims:
                 self.sizes[d.name].add(d.size)
-        self.meetings = frozenset(
+        self.conflicts = frozenset(
             frozenset(d.name for d in dims) & self.every for _, dims in context.joint_dims
         )
         self.renamed = frozenset(dims & self.every for dims in context.renamed)
-        self.alike = frozenset(frozenset(map(self.on, some)) for some in context.same_sum_axes)
-        gathers = (self.on(c.axes) for c in plan.collectives if c.kind == "all-gather")
-        self.gathered = _NONE.union(*gathers)
-        self.of_array = functools.cache(self._of_array)
+        self.mergeable = frozenset(frozenset(map(self.on_axes, some)) for some in context.same_sum_axes)
+        gathers = (self.on_axes(c.axes) for c in plan.collectives if c.kind == "all-gather")
+        self.gathered = _NO_DIMS.union(*gathers)
+        self.dims_of_array = functools.cache(self._dims_of_array)
         self.pipelines = {one.layers.name: one for one in context.pipelines}
 
-    def on(self, axes: Any) -> DimGroup:
-        """The dims on some axes."""
+    def on_axes(self, axes: Iterable[str]) -> DimGroup:
+        """The dims on these axes."""
         return frozenset(self.names[axis] for axis in axes)
 
-    def named(self, op: str) -> DimGroup:
-        """The dims that an op may have, by its name."""
+    def of_label(self, op: str) -> DimGroup:
+        """The dims that an op may have, by its label."""
         return dims_in_label(op, self.every) | self.hidden
 
-    def kin(self, dims: DimGroup) -> DimGroup:
-        """Some dims, and those renamed to them: what is element-wise may still be cut along these."""
-        return dims.union(*(some for some in self.renamed if some & dims))
+    def with_renamed(self, dims: DimGroup) -> DimGroup:
+        """The dims and all dims renamed to them: elementwise work can be split along either name."""
+        return dims.union(*(renamed for renamed in self.renamed if renamed & dims))
 
-    def of_type(self, aval: Any, op: str) -> DimGroup:
-        """The dims that a value can be cut along.
+    def of_aval(self, aval: ShapedArray, op: str) -> DimGroup:
+        """The dims that an array can be split along.
 
-        What is the same on all devices, like zeros, does not vary, and goes by the op that makes it.
+        An array that is the same on all devices, such as zeros, varies over no axis. Its dims come from the
+        label of the op that makes it.
         """
-        varying = self.on(aval.mat.varying) if hasattr(aval, "mat") else _NONE
-        return self.kin(self.of_array(math.prod(aval.shape), varying) or self.named(op))
+        varying = self.on_axes(aval.mat.varying) if hasattr(aval, "mat") else _NO_DIMS
+        return self.with_renamed(self.dims_of_array(math.prod(aval.shape), varying) or self.of_label(op))
 
-    def _of_array(self, elements: int, varying: DimGroup) -> DimGroup:
-        """Those of the dims along which an array varies that it can have: a weight may vary like a batch."""
-        sets = self._products(tuple(sorted(varying | self.gathered)), elements)
-        return varying & _NONE.union(*sets) if sets else varying
+    def _dims_of_array(self, elements: int, varying: DimGroup) -> DimGroup:
+        """The varying dims that an array of this many elements can have.
 
-    def _products(self, dims: tuple[str, ...], elements: int) -> list[DimGroup]:
-        """All sets of some dims that so many elements can be along."""
+        The type lists the axes an array varies over, not its dims: a weight made varying for a product
+        with a batch varies over the batch's axis without having that dim. The number of elements rules such
+        dims out. An array after a gather may have dims that it no longer varies over.
+        """
+        sets = self._factorizations(tuple(sorted(varying | self.gathered)), elements)
+        return varying & _NO_DIMS.union(*sets) if sets else varying
+
+    def _factorizations(self, dims: tuple[str, ...], elements: int) -> list[DimGroup]:
+        """All subsets of the dims whose sizes multiply to this many elements."""
         if not dims:
-            return [_NONE] if elements == 1 else []
+            return [_NO_DIMS] if elements == 1 else []
         first, rest = dims[0], dims[1:]
-        found = self._products(rest, elements)
+        subsets = self._factorizations(rest, elements)
         for size in self.sizes[first]:
             if size > 1 and elements % size == 0:
-                found = [*found, *(some | {first} for some in self._products(rest, elements // size))]
-        return found
+                subsets = [
+                    *subsets,
+                    *(subset | {first} for subset in self._factorizations(rest, elements // size)),
+                ]
+        return subsets
 
-    def part(self, one: TracedEvent) -> WorkAtom:
-        """Some work of the opened program."""
-        work = one.event
+    def work_atom(self, traced: TracedEvent) -> WorkAtom:
+        """The atom of some work in the universal trace."""
+        work = traced.event
         assert isinstance(work, Work)
-        inside = self.on(work.varies) if _AROUND.match(work.op) else _NONE
-        staged = self.staged(one.name, work.varies)
-        layers = frozenset([staged]) if staged else _NONE
-        touched = tuple(
-            (primitives.aval_bytes(a), self.of_type(a, work.op) | layers)
-            for a in one.touched
-            if primitives.aval_bytes(a)
+        inside = self.on_axes(work.varies) if _OUTER_OPS.match(work.op) else _NO_DIMS
+        pipeline = self.pipeline_of(traced.name, work.varies)
+        layers = frozenset([pipeline]) if pipeline else _NO_DIMS
+        accesses = tuple(
+            (primitives.aval_bytes(aval), self.of_aval(aval, work.op) | layers)
+            for aval in traced.accessed
+            if primitives.aval_bytes(aval)
         )
-        own = self.named(work.op)
-        dims = (own if work.kind == "matmul" else self.kin(own)) | inside | layers
-        return WorkAtom(work, dims, touched, staged)
+        own = self.of_label(work.op)
+        # A product contracts exactly the dims in its label. Elementwise work may run before a rename.
+        dims = (own if work.kind == "matmul" else self.with_renamed(own)) | inside | layers
+        return WorkAtom(work, dims, accesses, pipeline)
 
-    def staged(self, name: str, varies: Any) -> str:
-        """The layers' dim of the pipeline that something of this whole name is inside of."""
-        return next(iter(self.on(varies) & self.pipelines.keys()), "") if PIPELINE_LABEL in name else ""
+    def pipeline_of(self, full_name: str, varies: Iterable[str]) -> str:
+        """The layers dim of the pipeline that contains an equation, or ""."""
+        if PIPELINE_LABEL not in full_name:
+            return ""
+        return next(iter(self.on_axes(varies) & self.pipelines.keys()), "")
 
-    def rough_part(self, work: Work) -> WorkAtom:
-        """Some work of which only the name tells the dims."""
-        dims = self.kin(self.named(work.op))
+    def work_atom_from_label(self, work: Work) -> WorkAtom:
+        """The atom of work in the plan for one device, which has no axes to identify dims by."""
+        dims = self.with_renamed(self.of_label(work.op))
         return WorkAtom(work, dims, ((work.bytes, dims),))
 
-    def cut(self, buffer: Buffer, buffers: BufferAssignment) -> tuple[DimGroup, str, str]:
-        """The dims that a buffer may be cut along, its phase, and the pipeline that it is inside of."""
-        aval, node = buffers.reader.avals[buffer.number], buffer.node
+    def buffer_atom(self, buffer: Buffer, assignment: BufferAssignment) -> BufferAtom:
+        """The atom of a buffer."""
+        aval, node = assignment.reader.avals[buffer.value], buffer.node
         if node is None:
-            return self.of_type(aval, ""), "update", ""
-        staged = self.staged(node.name, getattr(getattr(aval, "mat", None), "varying", ()))
-        return self.of_type(aval, op_label(node.name)), phase_of(node.name, False), staged
+            return BufferAtom(self.of_aval(aval, ""), "update", "")
+        pipeline = self.pipeline_of(node.name, getattr(getattr(aval, "mat", None), "varying", ()))
+        return BufferAtom(self.of_aval(aval, op_label(node.name)), phase_of(node.name, False), pipeline)

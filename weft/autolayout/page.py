@@ -1,6 +1,6 @@
-"""What a search found as one self-contained HTML page: time against memory, and the table.
+"""Search results as one self-contained HTML page: time against memory, and the table.
 
-The page loads nothing from elsewhere and runs no script.
+The page runs no script and loads nothing from the network; its content security policy forbids both.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from ..plan.units import human_bytes, human_seconds
 from .report import describe_candidate, describe_counts, explain_difference, train_flags
 
 if TYPE_CHECKING:
-    from .ranking import RankedLayout, SearchResult
+    from .results import RankedLayout, SearchResult
 
-WIDE, HIGH, EDGE = 720, 380, 60
+WIDTH, HEIGHT, MARGIN = 720, 380, 60
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums } th { text-align: left }
@@ -26,26 +26,26 @@ code, pre { background: #262626 } td, th { border-color: #333 } svg text { fill:
 """
 
 
-def search_page(found: SearchResult, compare: RankedLayout | None) -> str:
-    """A whole HTML document."""
-    title = f"{found.devices} × {found.hardware.name}"
-    best = found.best
+def search_page(result: SearchResult, compare: RankedLayout | None) -> str:
+    """The page, a complete HTML document."""
+    title = f"{result.devices} × {result.hardware.name}"
+    best = result.best
     parts = [f"<h1>{escape(title)}</h1>"]
     if best is not None:
         parts.append(f"<pre>{escape(chr(10).join(describe_candidate(best)))}</pre>")
         if flags := train_flags(best):
             parts.append(f"<p>To train with it: <code>{escape(flags)}</code></p>")
-        parts.append(_picture(found))
-        parts.append(_table(found.front or found.ranked))
+        parts.append(_scatter_plot(result))
+        parts.append(_table(result.front or result.ranked))
         if compare is not None:
             parts.append(f"<pre>{escape(explain_difference(best, compare))}</pre>")
     else:
         parts.append("<p>Nothing fits.</p>")
-        if found.nearest is not None:
+        if result.nearest is not None:
             parts.append(
-                f"<p>The nearest:</p><pre>{escape(chr(10).join(describe_candidate(found.nearest)))}</pre>"
+                f"<p>The nearest:</p><pre>{escape(chr(10).join(describe_candidate(result.nearest)))}</pre>"
             )
-    parts.append(f"<p>{escape(describe_counts(found))}</p>")
+    parts.append(f"<p>{escape(describe_counts(result))}</p>")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" '
@@ -54,46 +54,49 @@ def search_page(found: SearchResult, compare: RankedLayout | None) -> str:
     )
 
 
-def _picture(found: SearchResult) -> str:
-    """Every plan that was made, time upwards and memory to the right; the front is joined."""
-    every = [*found.ranked, *found.too_large, *found.front]
-    most = max(one.bytes for one in every) * 1.05
-    slow = max(one.seconds for one in every) * 1.05
+def _scatter_plot(result: SearchResult) -> str:
+    """A scatter plot of all plans, memory on the x axis and time on the y axis; the front is joined."""
+    layouts = [*result.ranked, *result.too_large, *result.front]
+    max_bytes = max(layout.bytes for layout in layouts) * 1.05
+    max_seconds = max(layout.seconds for layout in layouts) * 1.05
 
-    def at(one: RankedLayout) -> tuple[float, float]:
-        return EDGE + (WIDE - EDGE) * one.bytes / most, (HIGH - EDGE) * (1 - one.seconds / slow) + 10
+    def point(layout: RankedLayout) -> tuple[float, float]:
+        x = MARGIN + (WIDTH - MARGIN) * layout.bytes / max_bytes
+        y = (HEIGHT - MARGIN) * (1 - layout.seconds / max_seconds) + 10
+        return x, y
 
-    front = set(map(id, found.front))
+    front = set(map(id, result.front))
     dots = []
-    for one in every:
-        x, y = at(one)
-        colour = "#c2410c" if id(one) in front or one is found.best else "#64748b"
-        label = escape(f"{human_seconds(one.seconds)}, {human_bytes(one.bytes)}: {one.mesh}, {one.layout}")
-        dots.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{label}</title></circle>'
+    for layout in layouts:
+        x, y = point(layout)
+        color = "#c2410c" if id(layout) in front or layout is result.best else "#64748b"
+        label = escape(
+            f"{human_seconds(layout.seconds)}, {human_bytes(layout.bytes)}: {layout.mesh}, {layout.layout}"
         )
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, found.front))
-    base = HIGH - EDGE + 10
+        dots.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"><title>{label}</title></circle>')
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(point, result.front))
+    base = HEIGHT - MARGIN + 10
     axes = (
-        f'<path d="M{EDGE},10 V{base} H{WIDE}" fill="none" stroke="#999"/>'
-        f'<text x="{WIDE}" y="{base + 18}" text-anchor="end">memory, up to {human_bytes(most)}</text>'
-        f'<text x="4" y="10" dominant-baseline="hanging">{human_seconds(slow)}</text>'
-        f'<text x="{EDGE - 6}" y="{base}" text-anchor="end">0</text>'
+        f'<path d="M{MARGIN},10 V{base} H{WIDTH}" fill="none" stroke="#999"/>'
+        f'<text x="{WIDTH}" y="{base + 18}" text-anchor="end">memory, up to {human_bytes(max_bytes)}</text>'
+        f'<text x="4" y="10" dominant-baseline="hanging">{human_seconds(max_seconds)}</text>'
+        f'<text x="{MARGIN - 6}" y="{base}" text-anchor="end">0</text>'
     )
     return (
-        f'<svg viewBox="0 0 {WIDE + 20} {HIGH}" width="{WIDE + 20}" role="img" '
+        f'<svg viewBox="0 0 {WIDTH + 20} {HEIGHT}" width="{WIDTH + 20}" role="img" '
         'aria-label="time against memory">'
         f'{axes}<polyline points="{line}" fill="none" stroke="#c2410c"/>{"".join(dots)}</svg>'
     )
 
 
-def _table(rows: tuple[RankedLayout, ...]) -> str:
+def _table(layouts: tuple[RankedLayout, ...]) -> str:
     head = "".join(f"<th>{word}</th>" for word in ("time", "memory", "bound by", "done", "mesh", "layout"))
     body = "".join(
-        f'<tr><td class="n">{human_seconds(one.seconds)}</td><td class="n">{human_bytes(one.bytes)}</td>'
-        f"<td>{one.time.bound}</td><td class='n'>{one.plan.duplication:.2f}×</td>"
-        f"<td>{escape(str(one.mesh))}</td>"
-        f"<td>{escape(f'{one.layout} {one.candidate.variant}')}</td></tr>"
-        for one in rows
+        f'<tr><td class="n">{human_seconds(layout.seconds)}</td>'
+        f'<td class="n">{human_bytes(layout.bytes)}</td>'
+        f"<td>{layout.time.bound}</td><td class='n'>{layout.plan.duplication:.2f}×</td>"
+        f"<td>{escape(str(layout.mesh))}</td>"
+        f"<td>{escape(f'{layout.layout} {layout.candidate.variant}')}</td></tr>"
+        for layout in layouts
     )
     return f"<table><tr>{head}</tr>{body}</table>"

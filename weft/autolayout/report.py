@@ -1,4 +1,4 @@
-"""What a search found, as text and as data."""
+"""Search results as text and as JSON-compatible data."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..plan.diff import diff
 from ..plan.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
-    from .ranking import RankedLayout, SearchResult
+    from .results import RankedLayout, SearchResult
 
 VERSION = 1
-VARIANT_FLAGS = {  # of variants
+VARIANT_FLAGS = {  # of `weft train`, by the words of a variant's name
     "remat": "--model.remat",
     "micro": "--optimizer.micro",
     "pipeline": "--model.pipeline",
@@ -20,174 +20,177 @@ VARIANT_FLAGS = {  # of variants
 }
 
 
-def explain(found: SearchResult, compare: RankedLayout | None, rows: int) -> str:
-    """The best, the table, what was ruled out, and why the best is better than another."""
+def explain(result: SearchResult, compare: RankedLayout | None, rows: int) -> str:
+    """The best layout, the table, the counts, and why the best is better than `compare`."""
     lines = [
-        f"{_name(found)} on {found.devices} × {found.hardware.name}, "
-        f"at most {human_bytes(found.cap)} on each",
+        f"{_name(result)} on {result.devices} × {result.hardware.name}, "
+        f"at most {human_bytes(result.cap)} on each",
         "",
     ]
-    if found.best is None:
-        lines += _nothing(found)
+    if result.best is None:
+        lines += _describe_nearest(result)
     else:
-        lines += [*(f"  {line}" for line in describe_candidate(found.best)), "", *_table(found.ranked[:rows])]
-        if found.front:
-            lines += ["", "the fastest with less and less memory:", "", *_table(found.front)]
-    lines += ["", describe_counts(found)]
-    if compare is not None and found.best is not None:
-        lines += ["", explain_difference(found.best, compare)]
+        best = describe_candidate(result.best)
+        lines += [*(f"  {line}" for line in best), "", *_table(result.ranked[:rows])]
+        if result.front:
+            lines += ["", "the fastest with less and less memory:", "", *_table(result.front)]
+    lines += ["", describe_counts(result)]
+    if compare is not None and result.best is not None:
+        lines += ["", explain_difference(result.best, compare)]
     return "\n".join(lines) + "\n"
 
 
-def describe_candidate(one: RankedLayout) -> list[str]:
-    """What to write down of a candidate: its mesh, its rules, and what it takes."""
-    c = one.candidate
+def describe_candidate(layout: RankedLayout) -> list[str]:
+    """The mesh, the rules, the time and the memory of a candidate, one line each."""
+    c = layout.candidate
     lines = [f'mesh    "{c.mesh}"', f'layout  "{c.rules}"']
-    lines += [f'{name:<7} "{rules}"' for name, rules in c.stored.items()]
+    lines += [f'{role:<7} "{rules}"' for role, rules in c.storage_rules.items()]
     if c.variant:
         lines.append(f"with    {c.variant}")
-    time = one.time
+    time = layout.time
     lines.append(
-        f"time    {human_seconds(one.seconds)}, bound by {time.bound}; {time.flops_share:.0%} of the peak"
+        f"time    {human_seconds(layout.seconds)}, bound by {time.bound}; {time.flops_share:.0%} of the peak"
     )
-    lines.append(f"memory  {human_bytes(one.bytes)} on each device")
+    lines.append(f"memory  {human_bytes(layout.bytes)} on each device")
     return lines
 
 
-def train_flags(one: RankedLayout) -> str:
-    """The flags of `weft train` that say the same."""
-    c = one.candidate
-    flags = {"mesh": str(c.mesh), "rules": c.rules, **c.stored}
-    given = [f'--layout.{name} "{value}"' for name, value in flags.items() if value]
+def train_flags(layout: RankedLayout) -> str:
+    """The equivalent flags of `weft train`."""
+    c = layout.candidate
+    flags = {"mesh": str(c.mesh), "rules": c.rules, **c.storage_rules}
+    layout_flags = [f'--layout.{name} "{value}"' for name, value in flags.items() if value]
     words = [word.partition(" ") for word in c.variant.split(", ")]
-    return " ".join(
-        [*given, *(f"{VARIANT_FLAGS[name]} {value}" for name, _, value in words if name in VARIANT_FLAGS)]
-    )
+    variant_flags = [f"{VARIANT_FLAGS[name]} {value}" for name, _, value in words if name in VARIANT_FLAGS]
+    return " ".join([*layout_flags, *variant_flags])
 
 
-def describe_counts(found: SearchResult) -> str:
-    """How many candidates there were, and what became of them."""
-    planned = len(found.ranked) + len(found.too_large)
+def describe_counts(result: SearchResult) -> str:
+    """The number of candidates, and how many were ruled out for which reason."""
+    planned = len(result.ranked) + len(result.too_large)
     text = (
-        f"{found.legal:,} legal candidate{'s' * (found.legal != 1)}: {found.by_memory:,} can't fit, "
-        f"{found.by_bound:,} can't be better, {found.refused:,} could not be lowered, "
+        f"{result.legal:,} legal candidate{'s' * (result.legal != 1)}: {result.by_memory:,} can't fit, "
+        f"{result.by_bound:,} can't be better, {result.refused:,} could not be lowered, "
         f"{planned:,} planned"
     )
-    if found.too_large:
-        text += f", of which {len(found.too_large):,} were too large"
-    if found.best is not None and found.best.bound:
-        value = found.best.seconds if found.objective == "time" else found.best.bytes
-        text += f"; the bound of the best was {found.best.bound / value:.1%} of what it takes"
-    if found.left_out:
-        reasons = "of no weight, looped along, whole in some op, or not asked for"
-        text += f"\nnot searched ({reasons}): {', '.join(found.left_out)}"
+    if result.too_large:
+        text += f" ({len(result.too_large):,} too large)"
+    if result.best is not None and result.best.bound:
+        value = result.best.seconds if result.objective == "time" else result.best.bytes
+        text += f"; the bound of the best was {result.best.bound / value:.1%} of its plan"
+    if result.left_out:
+        reasons = "negligible, looped over, unsplittable in some op, or excluded"
+        text += f"\nnot searched ({reasons}): {', '.join(result.left_out)}"
     return text
 
 
 def explain_difference(best: RankedLayout, other: RankedLayout) -> str:
-    """What makes the best better than another: by what the time goes to, then by what is sent."""
+    """Why the best is better than another layout: by parts of the time, then by totals of the plans."""
     lines = [
         f'compared with mesh "{other.mesh}", {other.layout!r}: '
         f"{human_seconds(other.seconds)} → {human_seconds(best.seconds)} "
         f"({other.seconds / best.seconds:.2f} times as fast), "
         f"{human_bytes(other.bytes)} → {human_bytes(best.bytes)}"
     ]
-    words = ("multiplications", "memory traffic", "network", "of it hidden")
-    for word, before, after in zip(words, _parts(other), _parts(best), strict=True):
-        lines.append(f"  {word}: {human_seconds(before)} → {human_seconds(after)}")
+    labels = ("compute", "memory traffic", "network", "of it overlapped")
+    for label, before, after in zip(labels, _time_parts(other), _time_parts(best), strict=True):
+        lines.append(f"  {label}: {human_seconds(before)} → {human_seconds(after)}")
     lines += [line for line in diff(other.plan, best.plan).splitlines() if line.startswith("  ")]
     return "\n".join(lines)
 
 
-def _parts(one: RankedLayout) -> list[float]:
-    """What the time goes to: multiplications, memory traffic, the network, and what is hidden of that."""
-    time = one.time
+def _time_parts(layout: RankedLayout) -> list[float]:
+    """The seconds of compute, memory traffic and the network, and how much of them overlaps."""
+    time = layout.time
     network = sum(time.network_seconds.values())
     return [time.compute_seconds, time.memory_seconds, network, time.total_seconds - time.overlapped_seconds]
 
 
-def _nothing(found: SearchResult) -> list[str]:
-    """The nearest miss."""
-    near = found.nearest
-    if near is None:
+def _describe_nearest(result: SearchResult) -> list[str]:
+    """The candidate that comes closest to fitting."""
+    nearest = result.nearest
+    if nearest is None:
         return ["nothing fits."]
-    m, missing = near.plan.memory, human_bytes(near.bytes - found.cap)
+    m, missing = nearest.plan.memory, human_bytes(nearest.bytes - result.cap)
     parts = {
         "parameters": m.params,
         "optimizer state": m.optimizer,
         "activations and the rest": m.peak - m.params - m.optimizer,
     }
     return [
-        f"nothing fits. The nearest needs {human_bytes(near.bytes)}, {missing} too much:",
+        f"nothing fits. The nearest needs {human_bytes(nearest.bytes)}, {missing} too much:",
         "",
-        *(f"  {line}" for line in describe_candidate(near)),
-        "  of it " + ", ".join(f"{word} {human_bytes(size)}" for word, size in parts.items()),
+        *(f"  {line}" for line in describe_candidate(nearest)),
+        "  of it " + ", ".join(f"{part} {human_bytes(size)}" for part, size in parts.items()),
     ]
 
 
-def _name(found: SearchResult) -> str:
-    some = [*found.ranked, *found.too_large, *([found.nearest] if found.nearest else [])]
-    return some[0].plan.name if some else "the program"
+def _name(result: SearchResult) -> str:
+    layouts = [*result.ranked, *result.too_large, *([result.nearest] if result.nearest else [])]
+    return layouts[0].plan.name if layouts else "the program"
 
 
-def _table(some: Sequence[RankedLayout]) -> list[str]:
+def _table(layouts: Sequence[RankedLayout]) -> list[str]:
     rows = [("time", "memory", "bound by", "done", "mesh", "sent by each device", "layout")]
-    for one in some:
-        c = one.candidate
-        words = [c.rules or "nothing split", *(f"{name} {rules}" for name, rules in c.stored.items())]
-        sent = (f"{axes} {human_bytes(n)}" for axes, n in one.plan.comm_bytes.items())
+    for layout in layouts:
+        c = layout.candidate
+        rules = [
+            c.rules or "nothing split",
+            *(f"{role} {extra}" for role, extra in c.storage_rules.items()),
+        ]
+        sent = (f"{axes} {human_bytes(n)}" for axes, n in layout.plan.comm_bytes.items())
         rows.append(
             (
-                human_seconds(one.seconds),
-                human_bytes(one.bytes),
-                one.time.bound,
-                f"{one.plan.duplication:.2f}×",
+                human_seconds(layout.seconds),
+                human_bytes(layout.bytes),
+                layout.time.bound,
+                f"{layout.plan.duplication:.2f}×",
                 str(c.mesh) or "one device",
                 ", ".join(sent) or "nothing",
-                "; ".join([*words, *([c.variant] if c.variant else [])]),
+                "; ".join([*rules, *([c.variant] if c.variant else [])]),
             )
         )
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     return ["  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def candidate_to_data(one: RankedLayout) -> dict[str, Any]:
-    """A candidate as data."""
-    c = one.candidate
+def candidate_to_data(layout: RankedLayout) -> dict[str, Any]:
+    """A candidate as JSON-compatible data."""
+    c = layout.candidate
     return {
         "mesh": str(c.mesh),
         "rules": c.rules,
         "params": c.params,
         "optimizer": c.optimizer,
         "variant": c.variant,
-        "seconds": one.seconds,
-        "total_seconds": one.time.total_seconds,
-        "bytes": one.bytes,
-        "bound_by": one.time.bound,
-        "duplication": one.plan.duplication,
-        "comm_bytes": one.plan.comm_bytes,
-        "bound": one.bound,
-        "train_flags": train_flags(one),
+        "seconds": layout.seconds,
+        "total_seconds": layout.time.total_seconds,
+        "bytes": layout.bytes,
+        "bound_by": layout.time.bound,
+        "duplication": layout.plan.duplication,
+        "comm_bytes": layout.plan.comm_bytes,
+        "bound": layout.bound,
+        "train_flags": train_flags(layout),
     }
 
 
-def result_to_data(found: SearchResult, compare: RankedLayout | None) -> dict[str, Any]:
-    """What was found as JSON's kinds of things, and what it was compared with."""
+def result_to_data(result: SearchResult, compare: RankedLayout | None) -> dict[str, Any]:
+    """The result and the layout it is compared with, as JSON-compatible data."""
     return {
         "version": VERSION,
-        "name": _name(found),
-        "devices": found.devices,
-        "hardware": found.hardware.name,
-        "memory": found.cap,
-        "objective": found.objective,
-        "legal": found.legal,
-        "refused": found.refused,
-        "by_memory": found.by_memory,
-        "by_bound": found.by_bound,
-        "left_out": list(found.left_out),
-        "ranked": [candidate_to_data(one) for one in found.ranked],
-        "too_large": [candidate_to_data(one) for one in found.too_large],
-        "front": [candidate_to_data(one) for one in found.front],
-        "nearest": candidate_to_data(found.nearest) if found.nearest is not None else None,
+        "name": _name(result),
+        "devices": result.devices,
+        "hardware": result.hardware.name,
+        "memory": result.cap,
+        "objective": result.objective,
+        "legal": result.legal,
+        "refused": result.refused,
+        "by_memory": result.by_memory,
+        "by_bound": result.by_bound,
+        "left_out": list(result.left_out),
+        "ranked": [candidate_to_data(layout) for layout in result.ranked],
+        "too_large": [candidate_to_data(layout) for layout in result.too_large],
+        "front": [candidate_to_data(layout) for layout in result.front],
+        "nearest": candidate_to_data(result.nearest) if result.nearest is not None else None,
         "compare": candidate_to_data(compare) if compare is not None else None,
     }

@@ -1,13 +1,14 @@
-"""What is searched: meshes of so many devices, and for each all legal layouts of a program's dims.
+"""The search space: the meshes of a number of devices, and all legal layouts of a program's dims on each.
 
-A layout is legal if no tensor, and no union of dims of an op, has two dims on one axis. So each axis takes a
-set of dims of which no two ever meet, and the axes choose theirs independently: the layouts of a mesh are the
-product of these sets. A dim that several axes take is split in the mesh's order of them. Another order costs
-the same, unless the dim takes the place of another one (a rename, a reshape): there it is tried too.
+A layout is legal if no tensor, and no op's union of dims, has two dims on one axis. Two dims that occur
+together in this sense *conflict*. Each mesh axis can take any set of dims without a conflict (an independent
+set of the conflict graph), and the axes choose independently: the layouts of a mesh are the product of these
+sets. A dim on several axes is split in mesh order. Another order costs the same, unless the dim is renamed or
+reshaped to another dim; then all orders are candidates.
 
-Beside that, state may be stored split over axes that leave it whole (ZeRO). Of the sets of dims that an axis
-can take for that, the one that leaves the least on a device is taken; what is open, for each axis, is whether
-it holds for nothing, for optimizer state, or for parameters too.
+State can also be stored split over axes that would replicate it (ZeRO). The extra dims of an axis are the
+set that minimizes the bytes per device. The search decides for each axis whether they apply to nothing, to
+optimizer state, or to optimizer state and parameters.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from ..core.layout import Layout
 from ..core.mesh import Mesh
 from ..plan.facts import PlannedTensor
 
-MeshShape = tuple[int, ...]
-DimGroup = frozenset[str]  # the names of dims that are on one axis, or that meet in one op
-StorageLevels = tuple[str, ...]
-AxisOrder = tuple[tuple[str, tuple[int, ...]], ...]  # dims with their axes, as positions in the mesh
+MeshShape = tuple[int, ...]  # the sizes of the axes
+DimGroup = frozenset[str]  # names of dims that share an axis, or that occur in one op
+StorageLevels = tuple[str, ...]  # one of STORAGE_LEVELS for each axis
+AxisOrder = tuple[tuple[str, tuple[int, ...]], ...]  # dims and the positions of their axes in the mesh
 
-STORAGE_LEVELS = ("", "optimizer", "params")  # what is stored split over an axis that would leave it whole
+# What an axis stores split along its extra dims; each level includes the one before it.
+STORAGE_LEVELS = ("", "optimizer", "params")
 
 
 @dataclass(frozen=True)
@@ -35,38 +37,38 @@ class Candidate:
     """A mesh and a layout.
 
     Attributes:
-      sizes: of the mesh's axes; members of the last one are neighbours.
-      groups: for each axis the dims that are on it.
-      levels: for each axis what is stored in further pieces, one of LEVELS.
-      further: for each axis the dims that are on it where such things are stored.
-      order: the dims whose axes are not in the mesh's order, and their axes.
-      variant: which of the functions that are searched.
-      axes: the names of the mesh's axes, if they are given.
+      sizes: sizes of the mesh axes; devices along the last one are neighbors.
+      groups: the dims split over each axis.
+      levels: the state that each axis stores split along extra dims, one of STORAGE_LEVELS.
+      storage_groups: these extra dims of each axis.
+      order: dims whose axes are not in mesh order, with their axes.
+      variant: the name of the searched function.
+      axes: the names of the mesh axes, if the user named them.
     """
 
     sizes: MeshShape
     groups: tuple[DimGroup, ...]
     levels: StorageLevels = ()
-    further: tuple[DimGroup, ...] = ()
+    storage_groups: tuple[DimGroup, ...] = ()
     order: AxisOrder = ()
     variant: str = ""
     axes: tuple[str, ...] = ()
 
     @property
     def rank(self) -> int:
-        """How much there is to say: of equals the simplest comes first."""
+        """The complexity of the rules; among equally good candidates the simplest ranks first."""
         kinds = len({*self.levels} - {""})
-        return len(self.sizes) + sum(map(len, (*self.groups, *self.further))) + len(self.order) + kinds
+        return len(self.sizes) + sum(map(len, (*self.groups, *self.storage_groups))) + len(self.order) + kinds
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names for the axes, after what is on them unless they are given."""
+        """The names of the axes: the user's, or chosen by the dims on them."""
         if self.axes:
             return self.axes
         names: list[str] = []
         for group in self.groups:
-            wanted = ["data"] if "batch" in group else ["pipe"] if "layers" in group else ["model"]
-            free = (n for n in (*wanted, "second", "third") if n not in names)
+            preferred = ["data"] if "batch" in group else ["pipe"] if "layers" in group else ["model"]
+            free = (n for n in (*preferred, "second", "third") if n not in names)
             names.append(next(free))
         return tuple(names)
 
@@ -77,26 +79,26 @@ class Candidate:
     @property
     def rules(self) -> str:
         """The layout's rules for all tensors."""
-        return self._shown(self._rules)
+        return self._format(self._rules)
 
     @property
     def params(self) -> str:
-        """Further rules for stored parameters."""
-        return self._stored("params")
+        """The extra rules for stored parameters."""
+        return self._storage_rules_of("params")
 
     @property
     def optimizer(self) -> str:
-        """Further rules for optimizer state, if they are others than those for parameters."""
-        return self._stored("optimizer", "params") if "optimizer" in self.levels else ""
+        """The extra rules for optimizer state, if they differ from those for parameters."""
+        return self._storage_rules_of("optimizer", "params") if "optimizer" in self.levels else ""
 
     @property
-    def stored(self) -> dict[str, str]:
-        """The further rules that there are, by what they are for."""
+    def storage_rules(self) -> dict[str, str]:
+        """The non-empty extra rules, by role."""
         return {name: rules for name in STORAGE_LEVELS[1:] if (rules := getattr(self, name))}
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.rules, **self.stored)
+        return Layout(self.rules, **self.storage_rules)
 
     @property
     def _rules(self) -> dict[str, tuple[str, ...]]:
@@ -106,22 +108,24 @@ class Candidate:
             for dim, axes in axes_by_dim(self.groups).items()
         }
 
-    def _stored(self, *levels: str) -> str:
-        """The rules of what is stored: the axes of the rules for all come first, so that pieces nest."""
-        more = axes_by_dim(
-            [g if n in levels else frozenset() for g, n in zip(self.further, self.levels, strict=True)]
+    def _storage_rules_of(self, *levels: str) -> str:
+        """The rules for state on axes of these levels."""
+        extra = axes_by_dim(
+            [g if n in levels else frozenset() for g, n in zip(self.storage_groups, self.levels, strict=True)]
         )
         base = self._rules
-        return self._shown({d: (*base.get(d, ()), *(self.names[n] for n in more[d])) for d in more})
+        # The axes of the layout's own rule come first: a stored piece is then part of the slice in use, and
+        # one all-gather over the extra axes restores that slice.
+        return self._format({d: (*base.get(d, ()), *(self.names[n] for n in extra[d])) for d in extra})
 
-    def _shown(self, rules: Mapping[str, tuple[str, ...]]) -> str:
+    def _format(self, rules: Mapping[str, tuple[str, ...]]) -> str:
         return " ".join(f"{dim}:{'+'.join(axes)}" for dim, axes in rules.items())
 
 
 def axes_by_dim(groups: Sequence[DimGroup]) -> dict[str, tuple[int, ...]]:
-    """The dims of some axes' groups, and for each of them the positions of its axes.
+    """The positions of each dim's axes, given the groups of all axes.
 
-    >>> placed([frozenset("ab"), frozenset("a")])
+    >>> axes_by_dim([frozenset("ab"), frozenset("a")])
     {'a': (0, 1), 'b': (0,)}
     """
     dims = sorted(frozenset[str]().union(*groups))
@@ -129,100 +133,119 @@ def axes_by_dim(groups: Sequence[DimGroup]) -> dict[str, tuple[int, ...]]:
 
 
 def axis_orders(groups: Sequence[DimGroup], families: Iterable[DimGroup]) -> list[AxisOrder]:
-    """The orders of dims' axes that may cost differently, the mesh's first.
+    """The orders of the dims' axes that can differ in cost, mesh order first.
 
-    Where a dim takes the place of another one, nothing is sent for the axes that both have first. So the
-    order matters to a dim with several axes if one of its family has some of them.
+    If a dim is renamed to another one, the axes that both list first cause no communication. The order
+    therefore matters only for a dim on several axes that shares one of them with its family.
 
     Args:
-      families: sets of dims that take the place of one another.
+      groups: the dims on each axis.
+      families: sets of dims that are renamed or reshaped to one another.
 
-    >>> orders([frozenset("ab"), frozenset("a")], [frozenset("ab")])
+    >>> axis_orders([frozenset("ab"), frozenset("a")], [frozenset("ab")])
     [(), (('a', (1, 0)),)]
-    >>> orders([frozenset("ab"), frozenset("a")], [])
+    >>> axis_orders([frozenset("ab"), frozenset("a")], [])
     [()]
     """
     axes = axes_by_dim(groups)
-    free = [
+    reorderable = [
         dim
         for family in families
         for dim in sorted(family & axes.keys())
-        if len(axes[dim]) > 1 and any({*axes[dim]} & {*axes.get(kin, ())} for kin in family - {dim})
+        if len(axes[dim]) > 1 and any({*axes[dim]} & {*axes.get(other, ())} for other in family - {dim})
     ]
-    ways = itertools.product(*(itertools.permutations(axes[dim]) for dim in free))
-    return [tuple((d, way) for d, way in zip(free, some, strict=True) if way != axes[d]) for some in ways]
+    choices = itertools.product(*(itertools.permutations(axes[dim]) for dim in reorderable))
+    return [
+        tuple((dim, order) for dim, order in zip(reorderable, choice, strict=True) if order != axes[dim])
+        for choice in choices
+    ]
 
 
 def mesh_shapes(devices: int, axes: int) -> list[MeshShape]:
-    """The sizes of all meshes of so many devices with at most so many axes, each of at least 2.
+    """The shapes of all meshes of `devices` devices with at most `axes` axes, each of size 2 or more.
 
-    >>> factorisations(8, 2)
+    >>> mesh_shapes(8, 2)
     [(8,), (2, 4), (4, 2)]
-    >>> factorisations(1, 3)
+    >>> mesh_shapes(1, 3)
     [()]
-    >>> factorisations(1_000_000_007, 2)
+    >>> mesh_shapes(1_000_000_007, 2)
     [(1000000007,)]
     """
 
-    def parts(left: int, count: int) -> Iterator[MeshShape]:
+    def factorizations(product: int, count: int) -> Iterator[MeshShape]:
         if count == 1:
-            yield (left,)
+            yield (product,)
             return
-        small = [n for n in range(2, math.isqrt(left) + 1) if left % n == 0]
-        for first in sorted({*small, *(left // n for n in small)}):
-            yield from ((first, *rest) for rest in parts(left // first, count - 1))
+        # Divisors come in pairs, one of them at most the square root: a large prime must stay fast.
+        small = [n for n in range(2, math.isqrt(product) + 1) if product % n == 0]
+        for first in sorted({*small, *(product // n for n in small)}):
+            yield from ((first, *rest) for rest in factorizations(product // first, count - 1))
 
     if devices == 1:
         return [()]
-    return [sizes for count in range(1, axes + 1) for sizes in parts(devices, count) if min(sizes) > 1]
+    shapes = (shape for count in range(1, axes + 1) for shape in factorizations(devices, count))
+    return [shape for shape in shapes if min(shape) > 1]
 
 
 def independent_groups(
-    dims: Sequence[str], meetings: Iterable[DimGroup], most: float = math.inf
+    dims: Sequence[str], conflicts: Iterable[DimGroup], limit: float = math.inf
 ) -> list[DimGroup]:
-    """All sets of dims of which no two meet, the empty one first; an error if there are more than so many.
+    """All independent sets of dims, the empty one first.
 
-    >>> [sorted(group) for group in independent(["a", "b", "c"], [frozenset("ab"), frozenset("bc")])]
+    Args:
+      dims: the dims to choose from.
+      conflicts: sets of dims; no two dims of a set may share an axis.
+      limit: more sets than this raise an error.
+
+    >>> [sorted(group) for group in independent_groups(["a", "b", "c"], [frozenset("ab"), frozenset("bc")])]
     [[], ['a'], ['b'], ['c'], ['a', 'c']]
     """
-    near: dict[str, set[str]] = {dim: set() for dim in dims}
-    for meeting in meetings:
-        for dim in meeting & near.keys():
-            near[dim] |= meeting - {dim}
-    found: list[DimGroup] = [frozenset()]
+    neighbors: dict[str, set[str]] = {dim: set() for dim in dims}
+    for conflict in conflicts:
+        for dim in conflict & neighbors.keys():
+            neighbors[dim] |= conflict - {dim}
+    groups: list[DimGroup] = [frozenset()]
     for dim in dims:
-        found += [group | {dim} for group in found if not group & near[dim]]
-        if len(found) > most:
+        groups += [group | {dim} for group in groups if not group & neighbors[dim]]
+        if len(groups) > limit:
             raise LayoutError(
-                f"too many layouts: an axis can have any of more than {most:,} sets of dims",
+                f"too many layouts: an axis can take any of more than {limit:,} sets of dims",
                 f"dims: {', '.join(dims)}",
-                rule="the bounds of all layouts of a mesh are held at once",
+                rule="the bounds of all layouts of a mesh are held in memory at once",
                 hint="search fewer dims (dims=, --dims), or meshes of fewer axes (axes=1, --axes 1)",
             )
-    return sorted(found, key=lambda group: (len(group), sorted(group)))
+    return sorted(groups, key=lambda group: (len(group), sorted(group)))
 
 
 def extra_storage_dims(
     group: DimGroup, size: int, state: Sequence[PlannedTensor], unsplittable: DimGroup = frozenset()
 ) -> DimGroup:
-    """The dims that cut stored state the most on an axis of a size that has a group already; or none.
+    """The dims that shrink stored state most on an axis that already splits a group of dims; may be empty.
 
     Args:
-      state: the tensors that are parameters or optimizer state.
-      unsplittable: dims that are left whole.
+      group: the dims split over the axis.
+      size: the size of the axis.
+      state: the parameters and the optimizer state.
+      unsplittable: dims that must not be split.
     """
-    tensors = [({name: n for name, n, _ in one.dims if n > 1}, one.bytes) for one in state]
-    open_ = [dims for dims, _ in tensors if not dims.keys() & group]
-    names = sorted({name for dims in open_ for name in dims} - group - unsplittable)
-    barred = {name for dims, _ in tensors if dims.keys() & group for name in dims}
-    choices = independent_groups([n for n in names if n not in barred], [frozenset(dims) for dims in open_])
+    tensors = [({name: n for name, n, _ in tensor.dims if n > 1}, tensor.bytes) for tensor in state]
+    # A tensor with a dim in the group is split over the axis already. None of its other dims may go there
+    # too: a rule applies to all tensors, and an axis splits at most one dim of each.
+    replicated = [dims for dims, _ in tensors if not dims.keys() & group]
+    names = sorted({name for dims in replicated for name in dims} - group - unsplittable)
+    excluded = {name for dims, _ in tensors if dims.keys() & group for name in dims}
+    choices = independent_groups(
+        [name for name in names if name not in excluded], [frozenset(dims) for dims in replicated]
+    )
 
-    def left(choice: DimGroup) -> float:
-        return sum(_left(dims, bytes, choice, size) for dims, bytes in tensors)
+    def stored_bytes(choice: DimGroup) -> float:
+        return sum(_bytes_per_device(dims, bytes, choice, size) for dims, bytes in tensors)
 
-    best = min(choices, key=lambda choice: (left(choice), len(choice), sorted(choice)))
-    return best if left(best) < 0.99 * left(frozenset()) else frozenset()
+    best = min(choices, key=lambda choice: (stored_bytes(choice), len(choice), sorted(choice)))
+    # A saving below 1% is not worth its gathers, and each level that is tried multiplies the candidates.
+    return best if stored_bytes(best) < 0.99 * stored_bytes(frozenset()) else frozenset()
 
 
-def _left(dims: Mapping[str, int], bytes: int, choice: DimGroup, size: int) -> float:
+def _bytes_per_device(dims: Mapping[str, int], bytes: int, choice: DimGroup, size: int) -> float:
+    """The bytes of a tensor after an axis splits the chosen dims; slices are padded to equal sizes."""
     return bytes * math.prod(-(-n // size) / n for name, n in dims.items() if name in choice)

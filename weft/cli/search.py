@@ -19,7 +19,7 @@ from .preset_targets import is_preset, load_plan_target
 from .targets import CommandFailure, UsageError, user_code
 
 if TYPE_CHECKING:
-    from ..autolayout.ranking import RankedLayout
+    from ..autolayout.results import RankedLayout
     from ..core.program import Program
     from ..hardware.profile import Hardware
 
@@ -210,7 +210,7 @@ class SearchCommand:
         self, fn: Callable[..., Any], args: tuple[Any, ...], profile: Hardware, cap: int | None
     ) -> RankedLayout:
         """Plan the rules of --compare on the best mesh for them."""
-        from ..autolayout.ranking import RankedLayout
+        from ..autolayout.results import RankedLayout
         from ..autolayout.space import Candidate, mesh_shapes
         from ..autolayout.universal_trace import program_on
         from ..core.mesh import Mesh

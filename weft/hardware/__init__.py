@@ -1,1 +1,1 @@
-"""Hardware profiles: rates and links of accelerators, from TOML files with their sources."""
+"""Hardware profiles: the rates and networks of machines, from TOML files with their sources."""

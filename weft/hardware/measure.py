@@ -1,4 +1,4 @@
-"""This CPU as a hardware profile, measured with programs of Weft's own."""
+"""Measures this CPU and returns a hardware profile."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from ..core.devices import cpu_devices
 from ..core.dims import Dim, dims
 from ..core.layout import Layout
 from ..core.mesh import Mesh
 from ..core.placement import place
-from ..core.program import spmd
+from ..core.program import Program, spmd
+from ..core.tensor import Tensor
 from ..ops import reduce
 from ..ops.creation import full, ones, zeros
 from ..ops.einsum import einsum
@@ -24,78 +25,80 @@ from ..ops.scan import scan
 from .profile import Hardware, NetworkLevel
 
 REPEATS = 9
-# Rows, inner and columns of the products that a Transformer's slices make.
+# Rows, inner size and columns of matmuls that are typical of the slices of a Transformer.
 _PRODUCTS = ((2048, 256, 256), (256, 2048, 256), (256, 256, 2048), (512, 512, 512), (256, 1024, 256))
 
 
 def measure_cpu(devices: int = 8) -> Hardware:
-    """This CPU as that many virtual devices, measured with programs of Weft's own.
+    """Measure this CPU, used as virtual devices, with small Weft programs.
 
-    Run it on a quiet machine, and in a process that has not used JAX yet. All devices work at once, as
-    in a real program, and so the times are those of shared cores; the numbers are then those of one core.
+    Run it on an idle machine, in a process that has not used JAX yet. All devices work at once, as in a real
+    program, so they share the cores; the profile has the numbers of one core.
     """
     cpu_devices(devices)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     mesh, layout = Mesh(f"d={devices}"), Layout("slice:d")
-    slices, times = Dim("slice", devices), Dim("times", 8)
+    slices, iterations = Dim("slice", devices), Dim("times", 8)
 
-    def seconds(body: Callable[..., Any], *args: Any) -> float:
-        """Of one call of `body` on all devices; its results are new memory, as in a real program."""
-        return _typical(spmd(body, mesh, layout), *(place(a, mesh, layout) for a in args))
+    def seconds(body: Callable[..., Tensor], *args: Tensor) -> float:
+        """Seconds of one call of `body` on all devices. Results are newly allocated, as in a real program."""
+        return _median_seconds(spmd(body, mesh, layout), *(place(a, mesh, layout) for a in args))
 
-    def looped(body: Callable[[Any], Any], carry: Any) -> float:
-        """Of one run of `body` on all devices inside a program, without what a call costs."""
+    def looped(body: Callable[[Tensor], Tensor], carry: Tensor) -> float:
+        """Seconds of one run of `body` inside a program, without the overhead of a call."""
 
-        def loop(carry: Any) -> Any:
-            return scan(lambda c, _: (body(c), None), carry, zeros([times]), times)[0]
+        def loop(carry: Tensor) -> Tensor:
+            return scan(lambda c, _: (body(c), None), carry, zeros([iterations]), iterations)[0]
 
-        return seconds(loop, carry) / times.size
+        return seconds(loop, carry) / iterations.size
 
     def memory(size: int) -> float:
-        """Bytes/s of one core, reading and writing that many floats on each device."""
+        """Bytes/s of one core that reads and writes `size` floats on each device."""
         x = ones([slices, Dim("n", size)])
         return 2 * 4 * size * devices / seconds(lambda x: x * 0.5 + 1.0, x) / cores
 
-    def matmul(rows: int, inner: int, columns: int, dtype: Any) -> float:
-        """FLOP/s of one core in products of these sizes on each device, without their memory traffic."""
+    def matmul(rows: int, inner: int, columns: int, dtype: DTypeLike) -> float:
+        """FLOP/s of one core in matmuls of these sizes, without the time of their memory traffic."""
         row, i, o = dims(f"row={rows} i={inner} o={columns}")
         x, w = ones([slices, row, i], dtype), full([slices, i, o], 1 / inner, dtype)
-        taken = seconds(lambda x, w: einsum(x, w, out=[slices, row, o]), x, w) * cores / devices
-        moved = (rows * inner + inner * columns + rows * columns) * jnp.dtype(dtype).itemsize
-        return 2 * rows * inner * columns / max(taken - moved / bandwidth, taken / 2)
+        elapsed = seconds(lambda x, w: einsum(x, w, out=[slices, row, o]), x, w) * cores / devices
+        traffic = (rows * inner + inner * columns + rows * columns) * jnp.dtype(dtype).itemsize
+        # Traffic of cached operands costs less than the bandwidth says: subtract half of the time at most.
+        return 2 * rows * inner * columns / max(elapsed - traffic / bandwidth, elapsed / 2)
 
     def all_reduce(size: int) -> float:
-        """Seconds of the sum over all devices of that many floats."""
+        """Seconds of an all-reduce of `size` floats over all devices."""
         n = Dim("n", size)
         x = ones([slices, n])
 
-        def body(x: Any) -> Any:
+        def body(x: Tensor) -> Tensor:
+            # The zeros have the dim that the sum removes, so that the result can be the next carry.
             return reduce.sum(x, "slice") * 0.5 + zeros([slices, n])
 
         return max(looped(body, x) - looped(lambda x: x * 0.5 + 1.0, x), 1e-9)
 
     bandwidth = statistics.median(memory(1 << bits) for bits in (21, 20, 19, 18, 20, 21))
     rates = sorted(matmul(*sizes, jnp.float32) for sizes in _PRODUCTS)
-    half = max(matmul(*sizes, jnp.bfloat16) for sizes in _PRODUCTS)
+    bf16_rate = max(matmul(*sizes, jnp.bfloat16) for sizes in _PRODUCTS)
     sharing = devices / cores
-    latency = all_reduce(16) / sharing  # of one collective: threads meet once
+    latency = all_reduce(16) / sharing  # threads synchronize once per collective
     wire = 2 * 4 * (1 << 19) * (devices - 1) / devices
-    moving = max(all_reduce(1 << 19) - latency * sharing, 1e-9)
+    transfer = max(all_reduce(1 << 19) - latency * sharing, 1e-9)
     return Hardware(
         name="cpu",
         source=f"measured by weft hardware measure, {devices} virtual devices on {cores} cores",
         devices_per_node=cores,
-        peak_flops={"f32": rates[-1], "bf16": half},
+        peak_flops={"f32": rates[-1], "bf16": bf16_rate},
         matmul_efficiency=rates[len(rates) // 2] / rates[-1],
         memory_bytes=_ram() // devices,
         memory_bandwidth=bandwidth,
-        network=(NetworkLevel("memory copies", wire * sharing / moving, latency),),
+        network=(NetworkLevel("memory copies", wire * sharing / transfer, latency),),
         shared_cores=cores,
     )
 
 
-def _typical(program: Any, *args: Any) -> float:
-    """The median of the seconds of a call, after a first one that compiles."""
+def _median_seconds(program: Program, *args: Tensor) -> float:
+    """The median time of a call, after a first call that compiles."""
 
     def once() -> float:
         start = time.perf_counter()
@@ -109,5 +112,5 @@ def _typical(program: Any, *args: Any) -> float:
 def _ram() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on this system
+    except (AttributeError, ValueError, OSError):  # not available on this system
         return 8 << 30

@@ -1,4 +1,4 @@
-"""The TOML of a hardware profile, asked for its fields; what is wrong is shown in the file's own words."""
+"""Typed access to the TOML of a hardware profile, with errors that quote the offending line."""
 
 from __future__ import annotations
 
@@ -10,117 +10,144 @@ from typing import Any
 
 from ..core.errors import HardwareError, caret, nearest
 
+_EXAMPLE = "weft hardware show tpu-v4 prints a complete profile"
+
 
 class TomlTable:
-    """A TOML table that is asked for its fields, and complains in the file's own words."""
+    """A TOML table whose fields are read one by one; `done` rejects the fields that were not read.
+
+    Args:
+      data: the parsed table.
+      text: the text of the file, to quote lines from.
+      where: the name of the file.
+      name: the name of the table, "" at the top.
+      number: the index of the table among those of its name.
+    """
 
     def __init__(self, data: dict[str, Any], text: str, where: str, name: str, number: int = 0):
         self.data, self._text, self._where, self._name, self._number = data, text, where, name, number
-        self._asked: set[str] = set()
+        self._read_keys: set[str] = set()
 
     @classmethod
     def read(cls, text: str, where: str) -> TomlTable:
-        """The table at the top of TOML text."""
+        """The top-level table of TOML text."""
         try:
             return cls(tomllib.loads(text), text, where, "")
         except tomllib.TOMLDecodeError as error:
-            raise _broken(text, where, str(error)) from None
+            raise _syntax_error(text, where, str(error)) from None
 
     def text(self, key: str) -> str:
+        """A non-empty string."""
         return self._get(key, "text in quotes", lambda v: isinstance(v, str) and v != "")
 
-    def whole(self, key: str, *default: Any) -> Any:
-        ok = lambda v: _is_number(v) and v == int(v) and v >= (0 if default == (0,) else 1)  # noqa: E731
-        value = self._get(key, "a whole number", ok, *default)
-        return int(value) if value is not None else None
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer; 0 is allowed if it is the default."""
+        smallest = 0 if default == 0 else 1
+        valid = lambda v: _is_number(v) and v == int(v) and v >= smallest  # noqa: E731
+        return int(self._get(key, "an integer", valid, *(() if default is None else (default,))))
+
+    def optional_integer(self, key: str) -> int | None:
+        """A positive integer, or None if the field is missing."""
+        if key in self.data:
+            return self.integer(key)
+        self._read_keys.add(key)
+        return None
 
     def number(self, key: str, *, least: float | None = None, most: float = math.inf) -> float:
+        """A number above 0, or of at least `least`, and of at most `most`."""
         what = "a number" if least is not None else "a number above 0"
         what += f", at most {most:g}" if most < math.inf else ""
         in_range = lambda v: (v >= least if least is not None else v > 0) and v <= most  # noqa: E731
         return float(self._get(key, what, lambda v: _is_number(v) and in_range(v)))
 
     def table(self, key: str) -> TomlTable:
-        found = self._get(key, f"a table: [{key}]", lambda v: isinstance(v, dict))
-        return TomlTable(found, self._text, self._where, self._inner(key))
+        """A nested table."""
+        data = self._get(key, f"a table: [{key}]", lambda v: isinstance(v, dict))
+        return TomlTable(data, self._text, self._where, self._full_key(key))
 
     def tables(self, key: str) -> list[TomlTable]:
-        def ok(v: Any) -> bool:
+        """An array of tables with at least one entry."""
+
+        def valid(v: object) -> bool:
             return isinstance(v, list) and bool(v) and all(isinstance(x, dict) for x in v)
 
-        found = self._get(key, f"a list of tables: [[{key}]]", ok)
-        return [TomlTable(t, self._text, self._where, self._inner(key), n) for n, t in enumerate(found)]
+        array = self._get(key, f"a list of tables: [[{key}]]", valid)
+        return [TomlTable(t, self._text, self._where, self._full_key(key), n) for n, t in enumerate(array)]
 
     def done(self) -> None:
-        """An error if there are fields that nobody asked for: a misspelt one would have no effect."""
-        for key in set(self.data) - self._asked:
+        """Raise an error for fields that were not read: a misspelled one would have no effect."""
+        for key in set(self.data) - self._read_keys:
             raise HardwareError(
-                f"unknown field {self._inner(key)}{nearest(key, self._asked)}",
-                *self._shown(key, value=False),
-                rule=f"fields here: {', '.join(sorted(self._asked))}",
-                hint="mend the name, or leave the line out",
+                f"unknown field {self._full_key(key)}{nearest(key, self._read_keys)}",
+                *self._quote(key, value=False),
+                rule=f"fields here: {', '.join(sorted(self._read_keys))}",
+                hint="correct the name, or remove the line",
             )
 
-    def _called(self) -> list[str]:
-        """Which one of several tables this is."""
+    def _which(self) -> list[str]:
+        """A line that tells which of several tables with one name this is."""
         name = self.data.get("name") if self._name else None
         return [f"in the [[{self._name}]] named {name}"] if name else []
 
-    def _inner(self, key: str) -> str:
+    def _full_key(self, key: str) -> str:
         return f"{self._name}.{key}" if self._name else key
 
-    def _get(self, key: str, what: str, ok: Callable[[Any], bool], *default: Any) -> Any:
-        self._asked.add(key)
+    def _get(self, key: str, what: str, valid: Callable[[Any], bool], *default: int) -> Any:
+        self._read_keys.add(key)
         if key not in self.data:
             if default:
                 return default[0]
-            close = nearest(key, set(self.data) - self._asked).replace("did you mean", "misspelt as")
+            close = nearest(key, set(self.data) - self._read_keys).replace("did you mean", "misspelled as")
             raise HardwareError(
-                f"{self._inner(key)} is missing from {self._where}{close}",
-                *self._called(),
-                rule=f"{self._inner(key)} is {what}",
-                hint="weft hardware show tpu-v4 prints a whole profile",
+                f"{self._full_key(key)} is missing from {self._where}{close}",
+                *self._which(),
+                rule=f"{self._full_key(key)} is {what}",
+                hint=_EXAMPLE,
             )
         value = self.data[key]
-        if not ok(value):
+        if not valid(value):
             raise HardwareError(
-                f"{self._inner(key)} = {value!r} is not {what}",
-                *self._shown(key),
-                hint="weft hardware show tpu-v4 prints a whole profile",
+                f"{self._full_key(key)} = {value!r} is not {what}",
+                *self._quote(key),
+                hint=_EXAMPLE,
             )
         return value
 
-    def _shown(self, key: str, *, value: bool = True) -> list[str]:
-        """The field's line in the file, with a caret under its value or name."""
+    def _quote(self, key: str, *, value: bool = True) -> list[str]:
+        """The field's line in the file, with a caret under its value or name.
+
+        `tomllib` keeps no line numbers, so the text is scanned for the table's header and then for the key.
+        """
         table, number = "", -1
         for n, line in enumerate(self._text.splitlines(), 1):
             if header := re.match(r"\s*(\[\[?)\s*([\w.]+)", line):
                 number = number + 1 if header[2] == table else 0
                 table = header[2]
-                if table == self._inner(key):
-                    return _pointed(self._where, n, line, header.start(2))
+                if table == self._full_key(key):
+                    return _point_at(self._where, n, line, header.start(2))
                 continue
             here = table == self._name and (number == self._number or not table)
             if here and (field := re.match(rf"(\s*)\"?{re.escape(key)}\"?\s*=\s*", line)):
-                return _pointed(self._where, n, line, field.end() if value else field.end(1))
+                return _point_at(self._where, n, line, field.end() if value else field.end(1))
         return [f"in {self._where}"]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _pointed(where: str, line: int, text: str, column: int) -> list[str]:
+def _point_at(where: str, line: int, text: str, column: int) -> list[str]:
     return [f"{where}, line {line}:", caret(text, column)]
 
 
-def _broken(text: str, where: str, message: str) -> HardwareError:
-    fact, _, place = message.partition(" (at ")
-    found = re.match(r"line (\d+), column (\d+)", place)
+def _syntax_error(text: str, where: str, message: str) -> HardwareError:
+    fact, _, location = message.partition(" (at ")
+    position = re.match(r"line (\d+), column (\d+)", location)
     lines = text.splitlines() or [""]
-    line, column = (int(found[1]), int(found[2])) if found else (len(lines), len(lines[-1]) + 1)
+    # At the end of the file `tomllib` gives no position.
+    line, column = (int(position[1]), int(position[2])) if position else (len(lines), len(lines[-1]) + 1)
     return HardwareError(
-        f"{where} is not TOML: {fact[:1].lower()}{fact[1:]}",
-        *_pointed(where, line, lines[min(line, len(lines)) - 1], column - 1),
-        hint="weft hardware show tpu-v4 prints a profile that is",
+        f"{where} is not valid TOML: {fact[:1].lower()}{fact[1:]}",
+        *_point_at(where, line, lines[min(line, len(lines)) - 1], column - 1),
+        hint="weft hardware show tpu-v4 prints a valid profile",
     )

@@ -1,4 +1,4 @@
-"""Advice: what in a plan is worth knowing, or worth changing. One function for each kind."""
+"""Advice: warnings about a plan, and suggestions for a better layout. One function for each kind."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .units import human_bytes, human_count
 if TYPE_CHECKING:
     from .plan import Plan
 
-MAX_IDLE_SHARE = 0.2  # of the time of a pipeline's stage
-MIN_SHARE = 0.05  # of all work or memory, below which nothing is said
+MAX_IDLE_SHARE = 0.2  # of the time of a pipeline stage
+MIN_SHARE = 0.05  # of all work or memory; smaller costs get no advice
 
 
 def generate_advice(plan: Plan) -> Iterator[Advice]:
-    """Everything worth saying about a plan, the gravest first."""
+    """All advice on a plan: first the warnings that its numbers are incomplete, then the largest savings."""
     for kind in (
         unbounded_loops,
         resharded_inputs,
@@ -35,62 +35,63 @@ def generate_advice(plan: Plan) -> Iterator[Advice]:
         yield from kind(plan)
 
 
-def exceeds_memory(plan: Plan, device: int) -> Iterator[Advice]:
-    """What would help where a device's memory is not enough: what takes most of it comes first.
+def exceeds_memory(plan: Plan, available: int) -> Iterator[Advice]:
+    """If the peak exceeds the memory of a device: ways to reduce it, for the largest parts first.
 
     Args:
-      device: the bytes of memory that it has.
+      plan: the plan.
+      available: the bytes of memory of a device.
     """
     m = plan.memory
-    if m.peak <= device:
+    if m.peak <= available:
         return
-    ways = {
-        "are kept for the backward pass: recompute them (wf.remat; --model.remat nothing), or use "
+    remedies = {
+        "are saved for the backward pass: recompute them (wf.remat; --model.remat nothing), or use "
         "micro-batches (train_step(micro=4); --optimizer.micro 4)": m.activations,
         'are parameters: store them split (params="dim:axis")': m.params,
         'are optimizer state: store it split (optimizer="dim:axis")': m.optimizer,
     }
-    largest = sorted(((size, way) for way, size in ways.items() if size > MIN_SHARE * m.peak), reverse=True)
-    helps = [f"{human_bytes(size)} {way}" for size, way in largest]
-    helps.append("a smaller batch, rules for more dims, or more devices need less of everything")
-    fact = f"the peak exceeds the memory of a device by {human_bytes(m.peak - device)}"
-    yield Advice("warning", f"{fact}; {'; '.join(helps)}; weft search finds what fits")
+    large = ((size, remedy) for remedy, size in remedies.items() if size > MIN_SHARE * m.peak)
+    parts = [f"{human_bytes(size)} {remedy}" for size, remedy in sorted(large, reverse=True)]
+    parts.append("a smaller batch, rules for more dims, or more devices reduce everything")
+    fact = f"the peak exceeds the memory of a device by {human_bytes(m.peak - available)}"
+    yield Advice("warning", f"{fact}; {'; '.join(parts)}; weft search finds layouts that fit")
 
 
 def unbounded_loops(plan: Plan) -> Iterator[Advice]:
-    """Loops that run as often as they run: the totals are too low."""
+    """Loops with an unknown number of iterations: the totals are too low."""
     for loop in plan.loops:
         yield Advice(
             "warning",
-            f"one round of {loop.op} is counted in all numbers; how many there will be is not known",
+            f"one iteration of {loop.op} is counted in all numbers; the number of iterations is not known",
             loop.source,
         )
 
 
 def resharded_inputs(plan: Plan) -> Iterator[Advice]:
-    """Inputs that are laid out anew for each call."""
+    """Inputs that are resharded before each call."""
     for m in plan.moved:
         yield Advice(
             "warning",
-            f"input {m.name} is {m.given} and is moved to {m.wanted} before each call, for which a device is "
-            f"sent up to {human_bytes(m.bytes)} that no other number counts; wf.place it once by the "
+            f"input {m.name} is {m.given} and is resharded to {m.wanted} before each call; a device receives "
+            f"up to {human_bytes(m.bytes)}, which no other number includes; wf.place it once with the "
             "program's layout",
         )
 
 
 def optax_updates(plan: Plan) -> Iterator[Advice]:
-    """What optax does after the SPMD part: XLA splits it up, as it likes."""
+    """Optax updates after the SPMD part, which XLA's partitioner splits."""
     if plan.mesh.size > 1 and any(w.op == OPTAX_LABEL for w in plan.work):
         yield Advice(
             "warning",
-            "an optax transformation runs after the SPMD part, split up by XLA: its memory traffic is "
-            "counted as if each device did all of it, and its collectives are not counted; the optimizers of "
-            "weft.train are planned exactly",
+            "an optax transformation runs after the SPMD part, and XLA splits it: its memory traffic is "
+            "counted as if each device did all of it, and its collectives are not counted; the optimizers in "
+            "weft.optim are planned exactly",
         )
 
 
 def duplicated_work(plan: Plan) -> Iterator[Advice]:
-    """Ops that several devices do alike."""
+    """Ops that several devices duplicate."""
     by_op: dict[tuple[str, str], list[Work]] = defaultdict(list)
     for w in plan.work:
         if w.flops:
@@ -99,13 +100,15 @@ def duplicated_work(plan: Plan) -> Iterator[Advice]:
     for (op, source), work in by_op.items():
         done = sum(w.flops * w.count for w in work) * plan.mesh.size
         unique = sum(w.unique_flops * w.count for w in work)
+        # `done` counts every device, `unique` each piece of work once.
         if done > unique and done - unique > MIN_SHARE * plan.flops * plan.mesh.size:
             rows.append((done - unique, op, source, done / unique))
+    # One missing rule usually duplicates many ops; the largest five are enough to name it.
     for extra, op, source, times in sorted(rows, reverse=True)[:5]:
         yield Advice(
             "warning",
-            f"{op} is done {times:.3g} times over ({human_count(extra)} FLOPs too many on all devices): "
-            "no dim of it is split over some axes; a rule for one of its dims would share the work",
+            f"{op} is done {times:.3g} times over ({human_count(extra)} extra FLOPs on all devices): "
+            "some axes split none of its dims; a rule for one of them would divide the work",
             source,
         )
 
@@ -120,56 +123,57 @@ def pipeline_bubbles(plan: Plan) -> Iterator[Advice]:
             yield Advice(
                 "advice",
                 f"each of the {s.stages} stages of {s.layers} is idle for {s.bubble:.0%} of the time; with "
-                f"{more} micro-batches in place of {s.micro} for "
-                f"{bubble_share(s.stages, more, s.schedule):.0%} "
-                "(their number divides the batch)",
+                f"{more} micro-batches instead of {s.micro}, for "
+                f"{bubble_share(s.stages, more, s.schedule):.0%} (the number must divide the batch)",
             )
 
 
 def replicated_tensors(plan: Plan) -> Iterator[Advice]:
-    """Large stored tensors of which devices hold copies, although an idle axis could split them."""
+    """Large replicated inputs that an unused axis could split."""
     for s in sorted(plan.stored, key=lambda s: -s.bytes):
         used = axes_of(axes for _, _, axes in s.dims)
-        idle = [(axis, n) for axis, n in plan.mesh.axes if n > 1 and axis not in used]
+        unused = [(axis, n) for axis, n in plan.mesh.axes if n > 1 and axis not in used]
         if s.kind != "input" or s.bytes < MIN_SHARE * plan.memory.peak:
             continue
         rules = [
             (n, size, name, axis)
-            for axis, n in idle
+            for axis, n in unused
             for name, size, axes in s.dims
             if not axes and size > 1 and _is_legal(name, axis, s.role, plan)
         ]
         if not rules:
             continue
+        # The largest axis first, then a dim that fills it, then the largest dim.
         ways, size, name, axis = max(rules, key=lambda rule: (rule[0], rule[1] >= rule[0], rule[1]))
         saved = human_bytes(s.bytes - s.bytes * -(-size // ways) / size)
-        way = {
-            "param": f'params="{name}:{axis}" would store it split and gather it where it is used',
+        remedy = {
+            "param": f'params="{name}:{axis}" would store it split and gather it at each use',
             "optimizer": f'optimizer="{name}:{axis}" would store it split',
             "value": f'if it is a parameter, wf.parameter and params="{name}:{axis}" would store it split',
         }[s.role]
-        what = f"input {s.name}" if s.role == "value" else s.name
+        subject = f"input {s.name}" if s.role == "value" else s.name
         yield Advice(
             "advice",
-            f"{what} ({human_bytes(s.bytes)}) is the same on all devices along {axis}: {way}, "
+            f"{subject} ({human_bytes(s.bytes)}) is replicated along {axis}: {remedy}, "
             f"{saved} less on each device",
         )
 
 
 def _is_legal(name: str, axis: str, role: str, plan: Plan) -> bool:
-    """Whether all that is stored in a role, and has a dim, may be split along it over an axis."""
-    alike = [s.dims for s in plan.stored if s.role == role and name in {one for one, _, _ in s.dims}]
-    return not any(axis in axes for dims in alike for _, _, axes in dims)
+    """Whether a rule is legal for all tensors with this role: none with the dim may use the axis already."""
+    affected = [s.dims for s in plan.stored if s.role == role and name in {dim for dim, _, _ in s.dims}]
+    return not any(axis in axes for dims in affected for _, _, axes in dims)
 
 
 def dominant_collective(plan: Plan) -> Iterator[Advice]:
-    """One collective that is most of the traffic."""
+    """A collective that causes more than half of the traffic."""
     total = sum(c.wire_bytes * c.count for c in plan.collectives)
     by_op: dict[tuple[str, str, str, str], list[Collective]] = defaultdict(list)
     for c in plan.collectives:
         by_op[c.op, c.source, c.kind, c.over].append(c)
-    for (op, source, kind, over), some in by_op.items():
-        share = sum(c.wire_bytes * c.count for c in some) / total if total else 0
+    for (op, source, kind, over), group in by_op.items():
+        share = sum(c.wire_bytes * c.count for c in group) / total if total else 0
+        # The only collective of a program is always all of its traffic.
         if share > 0.5 and len(by_op) > 1:
             yield Advice(
                 "advice",
@@ -179,7 +183,7 @@ def dominant_collective(plan: Plan) -> Iterator[Advice]:
 
 
 def uneven_splits(plan: Plan) -> Iterator[Advice]:
-    """Dims that don't divide, where padding is a good part of what is stored."""
+    """Dims whose size is not a multiple of the number of pieces, if that wastes much."""
     seen = set()
     for s in plan.stored:
         for name, size, axes in s.dims:
@@ -188,9 +192,10 @@ def uneven_splits(plan: Plan) -> Iterator[Advice]:
             waste = 1 - size / (block * ways)
             if waste > MIN_SHARE and (name, size, axes) not in seen:
                 seen.add((name, size, axes))
-                fitting = sorted({size // ways * ways or ways, block * ways})
+                # The nearest multiples below and above, but not 0.
+                divisible = sorted({size // ways * ways or ways, block * ways})
                 yield Advice(
                     "warning",
                     f"{name}={size} over {'+'.join(axes)} ({ways} ways) is padded to {block * ways}: "
-                    f"{waste:.0%} of it is padding; {' and '.join(map(str, fitting))} would have none",
+                    f"{waste:.0%} of it is padding; {' and '.join(map(str, divisible))} would have none",
                 )

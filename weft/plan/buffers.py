@@ -1,13 +1,14 @@
-"""Peak memory: which buffers XLA will make, when it makes them, and which of them share a place.
+"""Peak memory: which buffers XLA allocates, when they are live, and which of them share memory.
 
-The program is taken through what XLA does with it:
+The program goes through the stages of XLA's CPU compiler:
 
-1. `nodes`   reads it: calls inlined, loops with bodies, what XLA rewrites rewritten;
-2. `fusion`  computes element-wise chains inside what reads them, and orders the rest breadth first;
-3. `memory`  places buffers: one lives from its node to its last reader, takes over the memory of an operand
-             that dies there if it can, and may use the memory of a result that is not there yet.
+1. `jaxpr`     reads it into a graph: calls inlined, loops with bodies, XLA's `rewrites` applied;
+2. `fusion`    computes elementwise chains inside their consumers, and orders the rest breadth first;
+3. `buffers`   assigns memory. A buffer is live from its node to its last reader. It reuses the buffer of an
+               operand that dies there if it can, or the memory of a result that is not computed yet.
 
-The rules are those of XLA's CPU compiler, against which they are checked (docs/memory.md).
+The rules are those of XLA's CPU compiler, and are checked against it (docs/memory.md). Adding up the live
+values of a jaxpr does not work: fusion removes most of them, and reuse shrinks the rest.
 """
 
 from __future__ import annotations
@@ -15,32 +16,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+
+from jax.extend.core import Jaxpr, Var
 
 from ..core.describe import short_dtype
 from ..core.mesh import Mesh
 from .events import op_label, phase_of, user_source
 from .facts import LiveBuffer, Memory, PlannedTensor
 from .fusion import FUSIBLE, Reads, fuse
-from .jaxpr import Body, JaxprReader, Node
+from .graph import Body, Node
+from .jaxpr import JaxprReader
+from .primitives import aval_of
 
-# They write into the memory of their first operand.
+# They write their result into the buffer of the first operand.
 IN_PLACE = frozenset(["scatter-add", "scatter", "dynamic_update_slice"])
 
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory from one moment to another, first filled by `node` with `number`."""
+    """Memory from time `start` to `end`, first written by `node` with `value`; `node` is None for inputs."""
 
     size: int
     start: int
     end: int
-    number: int
+    value: int
     node: Node | None
 
 
 def assign_times(body: Body, now: int = 0) -> int:
-    """Give all nodes their times; returns the next."""
+    """Number the start and end of all nodes; returns the next number."""
     for node in body.nodes:
         node.start, now = now, now + 1
         for inside in node.bodies:
@@ -50,7 +54,7 @@ def assign_times(body: Body, now: int = 0) -> int:
 
 
 def walk_nodes(body: Body) -> Iterator[Node]:
-    """All nodes, those of loops too."""
+    """All nodes, including those inside loops."""
     for node in body.nodes:
         yield node
         for inside in node.bodies:
@@ -58,103 +62,115 @@ def walk_nodes(body: Body) -> Iterator[Node]:
 
 
 def copied_inputs(body: Body, reads: Reads) -> set[int]:
-    """The kept inputs that their result cannot just be written over.
+    """The aliased inputs that XLA copies before it overwrites them.
 
-    XLA copies an input if something reads it that the result does not wait for: it decides that before
-    it chooses an order. Else a loop's carry, or a donated parameter, is updated where it is.
+    XLA copies an input if some node reads it that the aliased result does not depend on: it decides this
+    before it chooses an order, so such a reader might run too late. Otherwise a loop's carry, or a donated
+    parameter, is updated in place.
     """
-    maker = {n: node for node in body.nodes for n in node.results}
-    found = set()
-    for old, new in body.kept:
-        before, todo = set[int](), [new]
-        while todo:
-            node = maker.get(todo.pop())
-            if node is not None and id(node) not in before:
-                before.add(id(node))
-                todo += reads[id(node)]
-        if old != new and any(old in reads[id(node)] for node in body.nodes if id(node) not in before):
-            found.add(old)
-    return found
+    producer = {n: node for node in body.nodes for n in node.results}
+    copied = set()
+    for old, new in body.aliases:
+        ancestors, stack = set[int](), [new]
+        while stack:
+            node = producer.get(stack.pop())
+            if node is not None and id(node) not in ancestors:
+                ancestors.add(id(node))
+                stack += reads[id(node)]
+        if old != new and any(old in reads[id(node)] for node in body.nodes if id(node) not in ancestors):
+            copied.add(old)
+    return copied
 
 
 def allocate_buffers(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[int, Buffer], list[Buffer]]:
-    """The buffer of each number that has one, and the copies of kept inputs."""
-    end = assign_times(body)
-    ends = dict.fromkeys(body.outputs, end)
-    for node in walk_nodes(body):
-        for n in reads[id(node)]:
-            ends[n] = max(ends.get(n, 0), node.end)
-        for inside in node.bodies:
-            done = max((last.end for last in inside.nodes), default=0)
-            ends.update((n, max(ends.get(n, 0), done)) for n in inside.outputs)
-    homes: dict[int, Buffer] = {}
-    copies = [Buffer(sizes[n], 0, ends[n], n, None) for n in sorted(copied_inputs(body, reads))]
-    housed = {new for _, new in body.kept}
-    written = {node.operands[0] for node in walk_nodes(body) if node.primitive in IN_PLACE}
+    """The buffer of each value that has one, and the copies of aliased inputs."""
+    last_reads = _last_reads(body, reads)
+    buffers: dict[int, Buffer] = {}
+    copies = [Buffer(sizes[n], 0, last_reads[n], n, None) for n in sorted(copied_inputs(body, reads))]
+    # Results that overwrite an aliased input need no buffer.
+    aliased = {new for _, new in body.aliases}
+    updated = {node.operands[0] for node in walk_nodes(body) if node.primitive in IN_PLACE}
     for node in walk_nodes(body):
         for inside in node.bodies:
-            housed.update(new for _, new in inside.kept)
-            copies += [Buffer(sizes[n], node.start, ends[n], n, node) for n in copied_inputs(inside, reads)]
+            aliased.update(new for _, new in inside.aliases)
+            copied = copied_inputs(inside, reads)
+            copies += [Buffer(sizes[n], node.start, last_reads[n], n, node) for n in copied]
         for position, n in enumerate(node.results):
-            if n in housed or not sizes[n]:
+            if n in aliased or not sizes[n]:
                 continue
-            until = ends.get(n, node.end)
-            if node.primitive == "bitcast":  # another name for its operand's memory
-                if node.operands[0] in homes:
-                    homes[n] = homes[node.operands[0]]
-                    homes[n].end = max(homes[n].end, until)
+            end = last_reads.get(n, node.end)
+            if node.primitive == "bitcast":
+                if node.operands[0] in buffers:
+                    buffers[n] = buffers[node.operands[0]]
+                    buffers[n].end = max(buffers[n].end, end)
                 continue
-            # What is written into later is, for XLA, one with what is then there: it takes no other's place.
-            for o in () if n in written else _replaced(node, position, reads[id(node)]):
-                home = homes.get(o)
-                if home is not None and home.end == ends[o] == node.end and home.size == sizes[n]:
-                    homes[n], home.end = home, until
+            # For XLA, a value that is updated in place later is one buffer with the result of the update, and
+            # such a buffer reuses no operand's.
+            for operand in () if n in updated else _reusable_operands(node, position, reads[id(node)]):
+                buffer = buffers.get(operand)
+                dies_here = buffer is not None and buffer.end == last_reads[operand] == node.end
+                if buffer is not None and dies_here and buffer.size == sizes[n]:
+                    buffers[n], buffer.end = buffer, end
                     break
             else:
-                # The result of a cond takes the place of its branch's.
+                # The result of a cond replaces that of its branch, which is live until the cond ends.
                 start = node.end if node.primitive == "cond" else node.start
-                homes[n] = Buffer(sizes[n], start, until, n, node)
-    return homes, copies
+                buffers[n] = Buffer(sizes[n], start, end, n, node)
+    return buffers, copies
 
 
-def _replaced(node: Node, position: int, reads: dict[int, bool]) -> list[int]:
-    """The numbers whose memory a result may take over."""
-    if node.primitive in ("scan", "while"):  # what it carries, and the zeros that it fills
+def _last_reads(body: Body, reads: Reads) -> dict[int, int]:
+    """Number all nodes, and return the time of the last read of each value."""
+    last_reads = dict.fromkeys(body.outputs, assign_times(body))
+    for node in walk_nodes(body):
+        for n in reads[id(node)]:
+            last_reads[n] = max(last_reads.get(n, 0), node.end)
+        for inside in node.bodies:
+            end = max((last.end for last in inside.nodes), default=0)
+            last_reads.update((n, max(last_reads.get(n, 0), end)) for n in inside.outputs)
+    return last_reads
+
+
+def _reusable_operands(node: Node, position: int, reads: dict[int, bool]) -> list[int]:
+    """The values whose buffers a result may overwrite."""
+    if node.primitive in ("scan", "while"):  # carries, and the zeros that stacked results are written into
         return node.operands[position : position + 1]
     if node.primitive in IN_PLACE:
         return node.operands[:1]
-    return [n for n, alike in reads.items() if alike] if node.primitive in FUSIBLE else []
+    return [n for n, in_place in reads.items() if in_place] if node.primitive in FUSIBLE else []
 
 
-def pack_into_slots(buffers: list[Buffer], rooms: list[Buffer]) -> list[Buffer]:
-    """The buffers that find no place in rooms while these are empty; large ones choose first.
+def pack_into_slots(buffers: list[Buffer], slots: list[Buffer]) -> list[Buffer]:
+    """The buffers that cannot be packed into free intervals of `slots`, largest first.
 
-    Results, and donated inputs that were copied, have memory from the start of the program to its end.
+    The caller of a program allocates its results before the program starts, and donated inputs that were
+    copied stay allocated until it ends. XLA uses this memory for temporary buffers while it is free. It packs
+    greedily, largest first, and so do we: an optimal packing could predict less memory than XLA uses.
     """
-    taken = [(room.size, [(room.start, room.end)]) for room in sorted(rooms, key=lambda r: -r.size)]
-    left = []
+    occupied = [(slot.size, [(slot.start, slot.end)]) for slot in sorted(slots, key=lambda s: -s.size)]
+    unpacked = []
     for b in sorted(buffers, key=lambda b: -b.size):
-        for size, times in taken:
-            if size >= b.size and all(b.end < start or end < b.start for start, end in times):
-                times.append((b.start, b.end))
+        for size, intervals in occupied:
+            if size >= b.size and all(b.end < start or end < b.start for start, end in intervals):
+                intervals.append((b.start, b.end))
                 break
         else:
-            left.append(b)
-    return left
+            unpacked.append(b)
+    return unpacked
 
 
 def find_peak(buffers: list[Buffer]) -> tuple[int, int]:
-    """The most bytes alive at once, and when."""
+    """The most bytes that are live at once, and when. Offsets, and so fragmentation, are not simulated."""
     changes: Counter[int] = Counter()
     for b in buffers:
         changes[b.start] += b.size
         changes[b.end + 1] -= b.size
-    now = best = when = 0
+    live = peak = when = 0
     for time in sorted(changes):
-        now += changes[time]
-        if now > best:
-            best, when = now, time
-    return best, when
+        live += changes[time]
+        if live > peak:
+            peak, when = live, time
+    return peak, when
 
 
 # The facts
@@ -162,114 +178,129 @@ def find_peak(buffers: list[Buffer]) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class BufferAssignment:
-    """Where a program's buffers are.
+    """The buffers of a program.
 
     Attributes:
-      body, reader, reads, homes: the program, the sizes of its numbers, what reads them, their buffers.
-      given: the numbers that go in.
-      returned: the buffers of results that have memory of their own.
-      spare: places of donated inputs, from when they are free.
+      body, reader: the program, and the sizes and types of its values.
+      reads: the values that each node reads.
+      buffers: the buffer of each value that has one.
+      inputs: the ids of the program's inputs.
+      returned: the buffers of results that do not reuse an input.
+      spare: the memory of copied donated inputs, occupied from when their result is written.
       others: the other buffers.
     """
 
     body: Body
     reader: JaxprReader
     reads: Reads
-    homes: dict[int, Buffer]
-    given: list[int]
+    buffers: dict[int, Buffer]
+    inputs: list[int]
     returned: list[Buffer]
     spare: list[Buffer]
     others: list[Buffer]
 
     def peak(self, size: Callable[[Buffer], float] = lambda b: b.size) -> tuple[int, int, int]:
-        """The bytes of results, the most of all else that is alive at once, and when.
+        """The bytes of results, the most bytes of other buffers that are live at once, and when.
 
         Args:
-          size: of a buffer; by default its own.
+          size: the size of a buffer; by default its own. The layout search passes the size under a layout.
         """
         returned, spare, others = (
-            [replace(b, size=int(size(b))) for b in some] for some in (self.returned, self.spare, self.others)
+            [replace(b, size=int(size(b))) for b in group]
+            for group in (self.returned, self.spare, self.others)
         )
-        most, when = find_peak(pack_into_slots(others, returned + spare))
-        return sum(b.size for b in returned), most, when
+        peak, when = find_peak(pack_into_slots(others, returned + spare))
+        return sum(b.size for b in returned), peak, when
 
 
-def assign_buffers(jaxpr: Any, mesh: Mesh, donated: Sequence[int]) -> BufferAssignment:
-    """The buffers of a program on one device."""
-    reader, env = JaxprReader(mesh), dict[Any, int]()
-    given = [reader.number(env, v) for v in (*jaxpr.constvars, *jaxpr.invars)]
-    body, sizes = reader.body(jaxpr, env, ""), reader.sizes
-    body.kept = _donations(jaxpr, body, sizes, given[len(jaxpr.constvars) :], donated)
-    reads = fuse(body, alone=mesh.is_unsplit)
-    homes, copies = allocate_buffers(body, sizes, reads)
+def assign_buffers(jaxpr: Jaxpr, mesh: Mesh, donated: Sequence[int]) -> BufferAssignment:
+    """Assign the buffers of a program on one device.
+
+    Args:
+      jaxpr: the program, without dead code.
+      mesh: its mesh.
+      donated: the positions of donated inputs.
+    """
+    reader, env = JaxprReader(mesh), dict[Var, int]()
+    inputs = [reader.value_of(env, v) for v in (*jaxpr.constvars, *jaxpr.invars)]
+    body, sizes = reader.read_body(jaxpr, env, ""), reader.sizes
+    body.aliases = _donations(jaxpr, body, sizes, inputs[len(jaxpr.constvars) :], donated)
+    reads = fuse(body, single_device=mesh.is_unsplit)
+    buffers, copies = allocate_buffers(body, sizes, reads)
 
     end = max((node.end for node in body.nodes), default=0)
-    in_place = {new for _, new in body.kept}
+    in_place = {new for _, new in body.aliases}
     results = [n for n in dict.fromkeys(body.outputs) if n not in in_place]
-    returned = {id(b): b for b in (homes.get(n) or Buffer(sizes[n], 0, end, n, None) for n in results)}
-    # A copied input's own place is free until its result is there, made in place of what it is made from.
-    maker = {n: node for node in body.nodes for n in node.results}
-    moved = {b.number for b in copies}
+    # Several results can share a buffer, hence by id. A result that is an input has none, and is copied.
+    returned = {id(b): b for b in (buffers.get(n) or Buffer(sizes[n], 0, end, n, None) for n in results)}
+    # A copied input is read from its copy. Its own memory is free until the result is written there.
+    producer = {n: node for node in body.nodes for n in node.results}
+    copied = {b.value for b in copies}
     spare = [
-        Buffer(sizes[n], maker[n].end + 1, end, n, maker[n])
-        for i, n in body.kept
-        if i in moved and n in maker
+        Buffer(sizes[new], producer[new].end + 1, end, new, producer[new])
+        for old, new in body.aliases
+        if old in copied and new in producer
     ]
-    others = {id(b): b for b in (*homes.values(), *copies) if id(b) not in returned}
+    others = {id(b): b for b in (*buffers.values(), *copies) if id(b) not in returned}
     return BufferAssignment(
-        body, reader, reads, homes, given, [*returned.values()], spare, [*others.values()]
+        body, reader, reads, buffers, inputs, [*returned.values()], spare, [*others.values()]
     )
 
 
-def summarize_memory(found: BufferAssignment, inputs: Sequence[PlannedTensor]) -> Memory:
+def summarize_memory(assignment: BufferAssignment, inputs: Sequence[PlannedTensor]) -> Memory:
     """The memory of a program on one device."""
-    own, most, when = found.peak()
-    stored = sum(found.reader.sizes[n] for n in found.given)
-    buffers = (*found.returned, *found.others)
-    alive = sorted((b for b in buffers if b.start <= when <= b.end), key=lambda b: -b.size)
-    by_role = {role: sum(s.bytes for s in inputs if s.role == role) for role in ("param", "optimizer")}
+    outputs, peak, when = assignment.peak()
+    stored = sum(assignment.reader.sizes[n] for n in assignment.inputs)
+    buffers = (*assignment.returned, *assignment.others)
+    live = sorted((b for b in buffers if b.start <= when <= b.end), key=lambda b: -b.size)
+    by_role = {role: sum(t.bytes for t in inputs if t.role == role) for role in ("param", "optimizer")}
     return Memory(
         params=by_role["param"],
         optimizer=by_role["optimizer"],
         inputs=stored,
-        outputs=own,
-        activations=_kept_for_backward(found.body, found.homes, found.reads),
-        peak=stored + own + most,
-        largest=tuple(_live(b, found.reader) for b in alive[:10] if b.size),
+        outputs=outputs,
+        activations=_saved_for_backward(assignment),
+        peak=stored + outputs + peak,
+        largest=tuple(_live_buffer(b, assignment.reader) for b in live[:10] if b.size),
     )
 
 
 def _donations(
-    jaxpr: Any, body: Body, sizes: list[int], given: list[int], donated: Sequence[int]
+    jaxpr: Jaxpr, body: Body, sizes: list[int], inputs: list[int], donated: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """JAX gives a donated input's memory to the first result of the same type that has none yet."""
+    """Pairs of a donated input and the result that reuses its memory.
+
+    JAX pairs an input with the first result of the same type that has none yet.
+    """
     free, pairs = list(donated), dict[int, int]()
-    for n, variable in zip(body.outputs, jaxpr.outvars, strict=True):
+    for n, outvar in zip(body.outputs, jaxpr.outvars, strict=True):
+        result = aval_of(outvar)
         for i in free:
-            aval = jaxpr.invars[i].aval
-            same = aval.shape == variable.aval.shape and aval.dtype == variable.aval.dtype
-            if same and sizes[given[i]] == sizes[n] and n not in pairs:
-                pairs[n] = given[i]
+            aval = aval_of(jaxpr.invars[i])
+            same = aval.shape == result.shape and aval.dtype == result.dtype
+            if same and sizes[inputs[i]] == sizes[n] and n not in pairs:
+                pairs[n] = inputs[i]
                 free.remove(i)
                 break
     return [(old, new) for new, old in pairs.items()]
 
 
-def _kept_for_backward(body: Body, homes: dict[int, Buffer], reads: Reads) -> int:
-    """Bytes of what the backward pass reads of the forward pass's results."""
-    kept = {}
-    for node in walk_nodes(body):
+def _saved_for_backward(assignment: BufferAssignment) -> int:
+    """Bytes of forward results that the backward pass reads."""
+    # By buffer, because several values can share one.
+    saved, buffers = {}, assignment.buffers
+    for node in walk_nodes(assignment.body):
         if phase_of(node.name, False) == "backward":
-            for home in (homes[n] for n in reads[id(node)] if n in homes):
-                if home.node is not None and phase_of(home.node.name, False) == "forward":
-                    kept[id(home)] = home.size
-    return sum(kept.values())
+            for buffer in (buffers[n] for n in assignment.reads[id(node)] if n in buffers):
+                if buffer.node is not None and phase_of(buffer.node.name, False) == "forward":
+                    saved[id(buffer)] = buffer.size
+    return sum(saved.values())
 
 
-def _live(buffer: Buffer, reader: JaxprReader) -> LiveBuffer:
-    aval, node = reader.avals[buffer.number], buffer.node
+def _live_buffer(buffer: Buffer, reader: JaxprReader) -> LiveBuffer:
+    aval, node = reader.avals[buffer.value], buffer.node
     shape = f"{short_dtype(aval.dtype)}[{','.join(map(str, aval.shape))}]"
     if node is None:
         return LiveBuffer(buffer.size, shape, "a copy of an input", "forward", "")
-    source = user_source(node.eqn) or node.around
+    source = user_source(node.eqn) or node.enclosing_source
     return LiveBuffer(buffer.size, shape, op_label(node.name), phase_of(node.name, False), source)

@@ -1,26 +1,28 @@
-"""The facts of a plan: plain data, the same in text, JSON and HTML."""
+"""The facts of a plan: plain data, the same in text, JSON and HTML. Field names are the JSON format."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-VERSION = 1
+from ..core.types import PyTree
+
+VERSION = 1  # of the JSON format
 
 
 @dataclass(frozen=True)
 class Work:
-    """Local work of one op of the language, in one phase.
+    """The local work of one op in one phase.
 
     Attributes:
-      op: its name with its dims, `einsum[batch,io · io,hidden → batch,hidden]`.
+      op: its label, `einsum[batch,io · io,hidden → batch,hidden]`.
       phase: forward, backward or update.
       source: the user's `file:line`.
       kind: matmul, conv or other.
-      dtype: of the result.
-      flops: multiplications and additions of matrix products and convolutions, on one device, each time.
-      unique_flops: the same over all devices, work that several of them do alike counted once.
-      bytes: memory traffic on one device, each time; element-wise chains are fused.
+      dtype: the dtype of the result.
+      flops: multiplications and additions of matmuls and convolutions, on one device, each time.
+      unique_flops: the same over all devices; work that several devices duplicate counts once.
+      bytes: memory traffic on one device, each time; elementwise chains are fused.
       count: how often it runs in one call.
       varies: the axes along which devices do different work.
     """
@@ -43,12 +45,12 @@ class Collective:
 
     Attributes:
       kind: all-reduce, all-gather, reduce-scatter, all-to-all or permute.
-      axes: the mesh axes that it runs over, in the order of the mesh.
-      bytes: on one device: the operand's, for an all-gather the result's.
+      axes: the mesh axes it runs over, in mesh order.
+      bytes: bytes on one device: of the operand, for an all-gather of the result.
       count: how often it runs in one call.
       op, phase, source: as of `Work`.
-      wire_bytes: what one device sends for it in a ring.
-      varies: the axes along which what goes in differs.
+      wire_bytes: bytes that one device sends in a ring.
+      varies: the axes along which the operand differs.
     """
 
     kind: str
@@ -73,14 +75,14 @@ class Collective:
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor that goes into or comes out of a program.
+    """An input or output of a program.
 
     Attributes:
-      name: its place in the arguments or results, `params.w`.
+      name: its path in the arguments or results, `params.w`.
       kind: input or output.
       role: value, param or optimizer.
-      dims: for each dim its name, size and the axes that split it.
-      bytes: on one device, padding included.
+      dims: name, size and axes of each dim.
+      bytes: bytes on one device, padding included.
       waste: the share of the stored elements that are padding.
     """
 
@@ -95,7 +97,7 @@ class PlannedTensor:
 
 @dataclass(frozen=True)
 class LiveBuffer:
-    """A buffer that is alive at the peak."""
+    """A buffer that is live at the peak."""
 
     bytes: int
     shape: str
@@ -109,11 +111,12 @@ class Memory:
     """Bytes on one device.
 
     Attributes:
-      params, optimizer, inputs, outputs: what is stored, by role; outputs that reuse a donated input
-        are not counted again.
-      activations: what is kept of the forward pass for the backward pass.
-      peak: the most that is alive at any moment, all of the above included.
-      largest: the largest buffers at that moment.
+      params, optimizer: the inputs with these roles.
+      inputs: all inputs.
+      outputs: outputs that do not reuse a donated input.
+      activations: results of the forward pass that are saved for the backward pass.
+      peak: the largest sum of all live buffers, including all of the above.
+      largest: the largest live buffers at the peak.
     """
 
     params: int
@@ -127,18 +130,18 @@ class Memory:
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """Layers that run in stages, as a pipeline.
+    """A stack of layers that runs as a pipeline.
 
     Attributes:
-      layers, count: the name of their dim, and how many there are.
-      axes: along which the stages are.
-      stages: how many there are.
-      micro: how many micro-batches stream through.
+      layers, count: the name and size of the layers dim.
+      axes: the axes of the stages.
+      stages: the number of stages.
+      micro: the number of micro-batches.
       schedule: "gpipe" or "1f1b".
-      ticks, back_ticks: of the forward and of the backward pass.
-      bubble: the share of its time that a stage has nothing to do.
-      sent: bytes that a device sends to the next stages in one call, along these axes for all pipelines.
-      alike: the share of all FLOPs that is outside of pipelines, and done alike on all stages.
+      ticks, back_ticks: ticks of the forward and of the backward pass.
+      bubble: the share of its time that a stage is idle.
+      sent: bytes that a device sends to other stages in one call, over all pipelines on these axes.
+      duplicated_share: the share of all FLOPs that runs outside of pipelines and is duplicated on all stages.
     """
 
     layers: str
@@ -151,17 +154,17 @@ class PipelinePlan:
     back_ticks: int
     bubble: float
     sent: int
-    alike: float
+    duplicated_share: float = field(metadata={"json": "alike"})
 
 
 @dataclass(frozen=True)
 class ReshardedInput:
-    """An input that is laid out otherwise than the program wants it, and moved before each call.
+    """An input whose layout differs from the program's; it is resharded before each call.
 
     Attributes:
-      name: its place in the arguments.
-      given, wanted: its type as it is, and as the program wants it.
-      bytes: what a device has to be sent of it, at most.
+      name: its path in the arguments.
+      given, wanted: its type as passed, and as the program needs it.
+      bytes: the most bytes that a device receives.
     """
 
     name: str
@@ -172,7 +175,7 @@ class ReshardedInput:
 
 @dataclass(frozen=True)
 class UnboundedLoop:
-    """A loop of which nobody can say beforehand how many rounds it has: one is counted.
+    """A loop whose number of iterations is not known before it runs; the plan counts one.
 
     Attributes:
       op, source: as of `Work`.
@@ -184,7 +187,7 @@ class UnboundedLoop:
 
 @dataclass(frozen=True)
 class ScheduleBar:
-    """What a stage does for a while: a micro-batch forward, again, or backward; times are relative."""
+    """One micro-batch on one stage, in relative time; `kind` is forward, again (recomputed) or backward."""
 
     stage: int
     kind: str
@@ -195,7 +198,7 @@ class ScheduleBar:
 
 @dataclass(frozen=True)
 class Advice:
-    """Something worth knowing, or worth changing."""
+    """A warning, or a suggestion for a better layout."""
 
     level: str  # "warning" or "advice"
     text: str
@@ -205,10 +208,11 @@ class Advice:
 Event = Work | Collective
 
 
-def to_jsonable(x: Any) -> Any:
-    """Facts as JSON's kinds of things."""
+def to_jsonable(x: PyTree) -> Any:
+    """Facts as JSON-compatible data."""
     if is_dataclass(x):
-        return {f.name: to_jsonable(getattr(x, f.name)) for f in fields(x)}
+        # A field that was renamed keeps its name in the format.
+        return {f.metadata.get("json", f.name): to_jsonable(getattr(x, f.name)) for f in fields(x)}
     if isinstance(x, dict):
         return {str(k): to_jsonable(v) for k, v in x.items()}
     if isinstance(x, list | tuple):

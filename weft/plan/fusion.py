@@ -1,7 +1,6 @@
-"""What XLA computes together, and in which order it runs what is left.
+"""Fusion: which nodes XLA computes inside their consumers, and the order in which it runs the others.
 
-`fuse(body)` leaves out the nodes that need no buffer, because they are computed inside what reads them, and
-puts the others in XLA's order.
+`fuse(body)` removes the nodes that need no buffer and puts the rest in XLA's order.
 """
 
 from __future__ import annotations
@@ -9,13 +8,15 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from . import primitives
-from .jaxpr import Body, Node
+from .graph import Body, Node
+from .primitives import aval_of
 
-# Fused, but a result is not element for element in its operand's place.
+# Fusible, but an element of the result is not at the same position as in the operand.
 DATA_MOVEMENT = frozenset("slice dynamic_slice gather rev pad concatenate transpose".split())
 BROADCASTS = frozenset(["broadcast_in_dim", "iota"])
 FUSIBLE = primitives.FUSED_PRIMITIVES | DATA_MOVEMENT
-# Computed once even if several nodes read them: they are dear.
+# XLA fuses a node with several consumers into each of them, and so computes it several times. It does not
+# duplicate expensive ones.
 EXPENSIVE = frozenset(
     """
     acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma div erf erf_inv erfc exp exp2 expm1 lgamma
@@ -23,108 +24,123 @@ EXPENSIVE = frozenset(
     """.split()
 )
 ELEMENTWISE = primitives.FUSED_PRIMITIVES - DATA_MOVEMENT - BROADCASTS
-# They read through a fused chain. All others, like products, collectives and loops, read buffers.
+# These compute fused operands themselves. All others (matmuls, collectives, loops) read buffers.
 FUSING_CONSUMERS = FUSIBLE | primitives.REDUCTIONS | {"dynamic_update_slice"}
-# For each node, by id, the numbers that it reads; true if a result may take that number's place.
+# The values that each node reads, by the node's id; true if a result may take over the value's buffer.
 Reads = dict[int, dict[int, bool]]
 
 
 def breadth_first(nodes: list[Node], needs: list[set[int]]) -> list[Node]:
-    """Nodes in the order in which they become ready, given the numbers that each one needs.
+    """Nodes in the order in which they become ready, given the values that each one needs.
 
-    XLA's CPU scheduler favours work that can run at the same time: first in, first out.
+    XLA's CPU scheduler prefers work that can run concurrently: first in, first out.
     """
-    maker = {n: place for place, node in enumerate(nodes) for n in node.results}
-    waiting: list[int] = []
+    producer = {n: index for index, node in enumerate(nodes) for n in node.results}
+    pending: list[int] = []
     users: list[list[int]] = [[] for _ in nodes]
-    for place, numbers in enumerate(needs):
-        before = {maker[n] for n in numbers if n in maker}
-        waiting.append(len(before))
-        for other in before:
-            users[other].append(place)
-    ready = deque(place for place, count in enumerate(waiting) if not count)
+    for index, values in enumerate(needs):
+        producers = {producer[n] for n in values if n in producer}
+        pending.append(len(producers))
+        for other in producers:
+            users[other].append(index)
+    ready = deque(index for index, count in enumerate(pending) if not count)
     order = []
     while ready:
-        place = ready.popleft()
-        order.append(nodes[place])
-        for user in users[place]:
-            waiting[user] -= 1
-            if not waiting[user]:
+        index = ready.popleft()
+        order.append(nodes[index])
+        for user in users[index]:
+            pending[user] -= 1
+            if not pending[user]:
                 ready.append(user)
     return order
 
 
-def is_expensive(node: Node, spread: set[int]) -> bool:
-    """Whether a node is not worth repeating. A division by one number for many is a multiplication."""
-    return node.primitive in EXPENSIVE and not (node.primitive == "div" and node.operands[1] in spread)
+def is_expensive(node: Node, broadcast: set[int]) -> bool:
+    """Whether a node is too expensive to duplicate."""
+    # XLA turns a division by a broadcast scalar into a multiplication by its reciprocal.
+    return node.primitive in EXPENSIVE and not (node.primitive == "div" and node.operands[1] in broadcast)
 
 
-def is_recomputed(node: Node, spread: set[int]) -> bool:
-    """Whether a node that has a buffer, because one of its readers needs it, is computed by others anew.
+def is_recomputed(node: Node, broadcast: set[int]) -> bool:
+    """Whether consumers recompute a node even though another consumer needs it in a buffer.
 
-    XLA does so where that reads no more than the buffer would: of one operand as large as the result.
+    XLA does so if recomputation reads no more than the buffer would: one operand as large as the result.
     """
-    if node.primitive not in ELEMENTWISE or is_expensive(node, spread):
+    if node.primitive not in ELEMENTWISE or is_expensive(node, broadcast):
         return False
-    rank = len(node.eqn.outvars[0].aval.shape)
+    rank = len(aval_of(node.eqn.outvars[0]).shape)
     large = [
         n
         for n, atom in zip(node.operands, node.eqn.invars, strict=False)
-        if n not in spread and len(getattr(atom.aval, "shape", ())) >= rank
+        if n not in broadcast and len(getattr(atom.aval, "shape", ())) >= rank
     ]
     return len(set(large)) <= 1
 
 
-def materialized_values(nodes: list[Node], outputs: set[int], spread: set[int]) -> set[int]:
-    """The numbers that get a buffer; nodes in order."""
-    buffers, reduced = set(outputs), set[int]()
-    readers = Counter(n for node in nodes for n in node.operands)
+def materialized_values(nodes: list[Node], outputs: set[int], broadcast: set[int]) -> set[int]:
+    """The values that get a buffer.
+
+    Args:
+      nodes: in topological order.
+      outputs: values that need a buffer in any case.
+      broadcast: values that are broadcasts.
+    """
+    materialized, reduced = set(outputs), set[int]()
+    uses = Counter(n for node in nodes for n in node.operands)
+    # Consumers first: whether a node is fused depends on what reads it.
     for node in reversed(nodes):
-        fused = node.primitive in FUSIBLE and node.results[0] not in buffers
-        if fused and is_expensive(node, spread) and readers[node.results[0]] > 1:
+        fused = node.primitive in FUSIBLE and node.results[0] not in materialized
+        if fused and is_expensive(node, broadcast) and uses[node.results[0]] > 1:
             fused = False
-        # XLA's reductions compute element-wise operands themselves, but read what is moved from a buffer.
+        # XLA's reductions compute elementwise operands in their loop, but read moved data from a buffer.
         if fused and node.primitive in DATA_MOVEMENT and node.results[0] in reduced:
             fused = False
         if not fused:
-            buffers.update(node.results)
+            materialized.update(node.results)
         if node.primitive not in FUSING_CONSUMERS:
-            buffers.update(node.operands)
+            materialized.update(node.operands)
         if node.primitive in primitives.REDUCTIONS or (fused and node.results[0] in reduced):
             reduced.update(node.operands)
-    return buffers
+    return materialized
 
 
-def fuse(body: Body, alone: bool) -> Reads:
-    """Leave fused nodes out of a body and of all inside it, and put the others in order.
+def fuse(body: Body, single_device: bool) -> Reads:
+    """Remove fused nodes from a body and from its inner bodies, and order the rest.
 
     Args:
-      body: what runs on one device.
-      alone: whether there is only that device. XLA then gives whole softmaxes, and products with them, to a
-        library, which repeats nothing.
+      body: the nodes of one device; changed in place.
+      single_device: whether it is the only device. XLA then calls a library for an entire softmax and for
+        products with it, and recomputes nothing.
+
+    Returns:
+      The values that each remaining node reads.
     """
     nodes = breadth_first(body.nodes, [set(node.operands) for node in body.nodes])
-    spread = {n for node in nodes if node.primitive in BROADCASTS for n in node.results}
-    buffers = materialized_values(nodes, {*body.outputs, *(new for _, new in body.kept)}, spread)
-    through: dict[int, dict[int, bool]] = {}  # what a fused or repeated number is computed from
+    broadcast = {n for node in nodes if node.primitive in BROADCASTS for n in node.results}
+    outputs = {*body.outputs, *(new for _, new in body.aliases)}
+    materialized = materialized_values(nodes, outputs, broadcast)
+    sources: dict[int, dict[int, bool]] = {}  # the buffers from which a fused value is computed
     reads: Reads = {}
-    left = []
+    remaining = []
     for node in nodes:
         found: dict[int, bool] = {}
-        alike = node.primitive not in DATA_MOVEMENT and node.primitive not in BROADCASTS
+        same_position = node.primitive not in DATA_MOVEMENT and node.primitive not in BROADCASTS
         for n in node.operands:
-            anew = ELEMENTWISE | primitives.REDUCTIONS if n in buffers else FUSING_CONSUMERS
-            sources = through.get(n, {n: True}) if node.primitive in anew else {n: True}
-            for source, straight in sources.items():
-                found[source] = found.get(source, True) and straight and alike
-        fused = node.primitive in FUSIBLE and node.results[0] not in buffers
-        if fused or (not alone and is_recomputed(node, spread)):
-            through[node.results[0]] = found
+            # A value in a buffer is recomputed only by elementwise consumers and reductions.
+            recomputing = ELEMENTWISE | primitives.REDUCTIONS if n in materialized else FUSING_CONSUMERS
+            buffers = sources.get(n, {n: True}) if node.primitive in recomputing else {n: True}
+            # A fusion may overwrite an operand only if it reads each element where it writes the result:
+            # this must hold along every path from the operand.
+            for buffer, in_place in buffers.items():
+                found[buffer] = found.get(buffer, True) and in_place and same_position
+        fused = node.primitive in FUSIBLE and node.results[0] not in materialized
+        if fused or (not single_device and is_recomputed(node, broadcast)):
+            sources[node.results[0]] = found
         if not fused:
             reads[id(node)] = found
-            left.append(node)
-    body.nodes = breadth_first(left, [set(reads[id(node)]) for node in left])
+            remaining.append(node)
+    body.nodes = breadth_first(remaining, [set(reads[id(node)]) for node in remaining])
     for node in body.nodes:
         for inside in node.bodies:
-            reads |= fuse(inside, alone)
+            reads |= fuse(inside, single_device)
     return reads

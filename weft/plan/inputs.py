@@ -1,23 +1,40 @@
-"""Inputs that are laid out otherwise than a program wants them: they are moved before each call."""
+"""The inputs of a planned call: the check that they are a tuple, and those that must be resharded first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from ..core.describe import describe
 from ..core.dims import Dim
+from ..core.errors import ProgramError
 from ..core.layout import Splits
 from ..core.mesh import Mesh
+from ..core.program import Program
 from ..core.shapes import stored_splits
 from ..core.tensor import Tensor
+from ..core.types import PyTree
 from .facts import ReshardedInput
 
 
-def find_resharded_inputs(inputs: Iterable[tuple[str, Tensor]], program: Any) -> Iterator[ReshardedInput]:
-    """Those of a program's inputs, with their names, of which devices don't hold what they need."""
+def check_args_is_tuple(args: PyTree, call: str, hint: str) -> None:
+    """Raise an error unless the arguments are a tuple or a list.
+
+    A single tensor or a dict is iterable too, and would silently be unpacked into its parts.
+    """
+    if isinstance(args, tuple | list):
+        return
+    what = f"one tensor, {describe(args)}" if isinstance(args, Tensor) else f"of type {type(args).__name__}"
+    raise ProgramError(
+        f"args is {what}",
+        rule="args is a tuple of the function's arguments",
+        hint=hint,
+    ).located(call)
+
+
+def find_resharded_inputs(inputs: Iterable[tuple[str, Tensor]], program: Program) -> Iterator[ReshardedInput]:
+    """The inputs, given with their names, that are placed on the program's mesh with another layout."""
     for name, t in inputs:
         if t.mesh != program.mesh:
             continue
@@ -29,20 +46,24 @@ def find_resharded_inputs(inputs: Iterable[tuple[str, Tensor]], program: Any) ->
 
 
 def max_received_elements(dims: tuple[Dim, ...], have: Splits, want: Splits, mesh: Mesh) -> int:
-    """The most elements of its new slice that a device does not hold yet."""
-    places = dict(zip(mesh.names, np.indices([n for _, n in mesh.axes]), strict=True))
-    wanted, held = np.ones((), int), np.ones((), int)
+    """The largest number of elements of its new slice that a device does not have yet."""
+    # Slices are boxes, so the overlap of the old and the new one is a product over dims. Arrays over the
+    # mesh do this for all devices at once.
+    coordinates = dict(zip(mesh.names, np.indices([n for _, n in mesh.axes]), strict=True))
+    wanted, present = np.ones((), int), np.ones((), int)
     for dim, before, after in zip(dims, have, want, strict=True):
-        (start, stop), (first, last) = (_block(dim, axes, mesh, places) for axes in (after, before))
+        (start, stop), (first, last) = (_interval(dim, axes, mesh, coordinates) for axes in (after, before))
         wanted = wanted * (stop - start)
-        held = held * np.maximum(np.minimum(stop, last) - np.maximum(start, first), 0)
-    return int(np.max(wanted - held))
+        present = present * np.maximum(np.minimum(stop, last) - np.maximum(start, first), 0)
+    return int(np.max(wanted - present))
 
 
-def _block(dim: Dim, axes: tuple[str, ...], mesh: Mesh, places: dict[str, Any]) -> tuple[Any, Any]:
-    """Where each device's piece of a dim begins and ends, without padding."""
-    number = np.zeros((), int)
+def _interval(
+    dim: Dim, axes: tuple[str, ...], mesh: Mesh, coordinates: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The start and end of each device's piece of a dim, without padding."""
+    index = np.zeros((), int)
     for axis in axes:
-        number = number * mesh.ways((axis,)) + places[axis]
+        index = index * mesh.ways((axis,)) + coordinates[axis]
     size = -(-dim.size // mesh.ways(axes))
-    return np.minimum(number * size, dim.size), np.minimum((number + 1) * size, dim.size)
+    return np.minimum(index * size, dim.size), np.minimum((index + 1) * size, dim.size)

@@ -1,4 +1,4 @@
-"""Pipelines in a plan: how many stages, how long they are idle, what they send, and who is busy when."""
+"""Pipelines in a plan: stages, idle time, bytes sent, and a chart of the schedule."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from .units import human_bytes
 if TYPE_CHECKING:
     from .plan import Plan
 
-# In the whole name of what is inside a pipeline, the op's.
+# Marks, in a full name stack, equations inside a pipeline.
 PIPELINE_LABEL = "pipeline["
-# What the backward pass of a stage takes for one micro-batch, in forward passes: once again, and back (2).
-# With "1f1b" it goes forward once more, for the next stage.
+# The backward pass of a stage for one micro-batch, in units of its forward pass: the recomputed forward pass
+# (1) and the gradients (2). With "1f1b" a stage recomputes the forward pass once more, as input for the next
+# stage.
 BACKWARD_COST = {"gpipe": 3, "1f1b": 4}
 
 
@@ -26,14 +27,14 @@ def plan_pipelines(
     """The facts of a program's pipelines.
 
     Args:
-      pipelines: as they were traced; of those that are alike in all that is said of them, one.
-      events: all of the program's.
-      names: the whole names of these.
+      pipelines: the traced pipelines, without duplicates.
+      events: all events of the program.
+      names: their full name stacks.
     """
     pairs = list(zip(events, names, strict=True))
     work = [(e.flops * e.count, PIPELINE_LABEL in name, e.varies) for e, name in pairs if isinstance(e, Work)]
     total = sum(flops for flops, _, _ in work) or 1
-    found = []
+    plans = []
     for p in pipelines:
         sent = sum(
             e.wire_bytes * e.count
@@ -43,29 +44,32 @@ def plan_pipelines(
             and e.kind == "permute"
             and {*e.axes} == {*p.axes}
         )
-        alike = sum(flops for flops, own, varies in work if not own and not set(varies) & set(p.axes))
-        found.append(
+        duplicated = sum(
+            flops for flops, inside, varies in work if not inside and not set(varies) & set(p.axes)
+        )
+        plans.append(
             PipelinePlan(
-                p.layers.name,
-                p.layers.size,
-                p.axes,
-                p.stages,
-                p.micro,
-                p.schedule,
-                p.micro + p.stages - 1,
-                p.micro + (p.stages - 1) * (1 if p.schedule == "gpipe" else 2),
-                bubble_share(p.stages, p.micro, p.schedule),
-                sent,
-                alike / total,
+                layers=p.layers.name,
+                count=p.layers.size,
+                axes=p.axes,
+                stages=p.stages,
+                micro=p.micro,
+                schedule=p.schedule,
+                ticks=p.micro + p.stages - 1,
+                # 1F1B first fills the pipeline forward again, then drains it backward.
+                back_ticks=p.micro + (p.stages - 1) * (1 if p.schedule == "gpipe" else 2),
+                bubble=bubble_share(p.stages, p.micro, p.schedule),
+                sent=sent,
+                duplicated_share=duplicated / total,
             )
         )
-    return found
+    return plans
 
 
 def bubble_share(stages: int, micro: int, schedule: str) -> float:
-    """The share of its time that a stage has nothing to do: for GPipe (K - 1) / (M + K - 1).
+    """The share of its time that a stage is idle: for GPipe (K - 1) / (M + K - 1).
 
-    >>> bubble(4, 8, "gpipe") == 3 / 11
+    >>> bubble_share(4, 8, "gpipe") == 3 / 11
     True
     """
     idle, back = stages - 1, BACKWARD_COST[schedule]
@@ -73,72 +77,72 @@ def bubble_share(stages: int, micro: int, schedule: str) -> float:
     return 1 - (1 + back) * micro / ticks
 
 
-def schedule_bars(s: PipelinePlan) -> Iterator[ScheduleBar]:
-    """When each stage does what, in forward passes of one micro-batch."""
-    back = BACKWARD_COST[s.schedule]
-    idle = s.stages - 1
-    for k in range(s.stages):
-        for m in range(s.micro):
+def schedule_bars(p: PipelinePlan) -> Iterator[ScheduleBar]:
+    """The work of each stage over time, in units of the forward pass of one micro-batch."""
+    back = BACKWARD_COST[p.schedule]
+    idle = p.stages - 1
+    for k in range(p.stages):
+        for m in range(p.micro):
             yield ScheduleBar(k, "forward", m, m + k, 1)
-            if s.schedule == "gpipe":
-                yield ScheduleBar(k, "backward", m, s.ticks + back * (idle - k + s.micro - 1 - m), back)
+            if p.schedule == "gpipe":  # the backward pass runs the micro-batches in reverse
+                yield ScheduleBar(k, "backward", m, p.ticks + back * (idle - k + p.micro - 1 - m), back)
             else:
-                yield ScheduleBar(k, "again", m, s.ticks + back * (m + k), 1)
-                yield ScheduleBar(k, "backward", m, s.ticks + back * (m + 2 * idle - k) + 1, back - 1)
+                yield ScheduleBar(k, "again", m, p.ticks + back * (m + k), 1)
+                yield ScheduleBar(k, "backward", m, p.ticks + back * (m + 2 * idle - k) + 1, back - 1)
 
 
 def describe_pipelines(plan: Plan) -> Iterator[str]:
-    """A line of text for each pipeline, and one for what is outside."""
-    for s in plan.pipelines:
+    """A line for each pipeline, and lines for each set of stage axes."""
+    for p in plan.pipelines:
         yield (
-            f"pipeline: {s.layers}={s.count} in {s.stages} stages of "
-            f"{'at most ' if s.count % s.stages else ''}{-(-s.count // s.stages)} along {'+'.join(s.axes)}, "
-            f"{s.micro} micro-batches, {s.schedule}: {s.ticks} ticks forward and {s.back_ticks} back, "
-            f"a bubble of {s.bubble:.1%}"
+            f"pipeline: {p.layers}={p.count} in {p.stages} stages of "
+            f"{'at most ' if p.count % p.stages else ''}{-(-p.count // p.stages)} along {'+'.join(p.axes)}, "
+            f"{p.micro} micro-batches, {p.schedule}: {p.ticks} ticks forward and {p.back_ticks} back, "
+            f"a bubble of {p.bubble:.1%}"
         )
-    for axes, s in {"+".join(s.axes): s for s in plan.pipelines}.items():
-        yield f"{human_bytes(s.sent)} sent from stage to stage along {axes}"
-        if s.alike > 0.005:
+    for axes, p in {"+".join(p.axes): p for p in plan.pipelines}.items():
+        yield f"{human_bytes(p.sent)} sent from stage to stage along {axes}"
+        if p.duplicated_share > 0.005:
             yield (
-                f"outside of stages, {s.alike:.1%} of the FLOPs are done alike along {axes}; a rule for a "
-                f"dim that is not inside, such as vocab:{axes}, shares them out"
+                f"outside of stages, {p.duplicated_share:.1%} of the FLOPs are duplicated along {axes}; a "
+                f"rule for a dim that is not inside, such as vocab:{axes}, divides them"
             )
 
 
-COLOURS = {
+COLORS = {
     "forward": "var(--forward, #4c8dd6)",
     "again": "var(--rest, #a9b1bd)",
     "backward": "var(--backward, #e0913a)",
 }
-MAX_BARS = 6000  # more can't be told apart
+MAX_BARS = 6000  # more are thinner than a pixel
 
 
-def pipeline_svg(s: PipelinePlan) -> str:
-    """The chart as a picture: a row for each stage, a bar for each micro-batch that it works on."""
-    bars = list(schedule_bars(s)) if 3 * s.stages * s.micro <= MAX_BARS else []
+def pipeline_svg(p: PipelinePlan) -> str:
+    """The schedule as an SVG: a row for each stage, a bar for each micro-batch."""
+    bars = list(schedule_bars(p)) if 3 * p.stages * p.micro <= MAX_BARS else []
     end = max((bar.start + bar.length for bar in bars), default=1)
     width, row, left = 1000, 22, 60
     scale = (width - left) / end
     parts = [
-        f'<svg viewBox="0 0 {width} {row * (s.stages + 1)}" width="100%" role="img" font-family="system-ui" '
-        f'font-size="11" aria-label="When each stage of {html.escape(s.layers)} works">'
+        f'<svg viewBox="0 0 {width} {row * (p.stages + 1)}" width="100%" role="img" font-family="system-ui" '
+        f'font-size="11" aria-label="When each stage of {html.escape(p.layers)} works">'
     ]
-    for n, (kind, colour) in enumerate(COLOURS.items()):
+    for n, (kind, color) in enumerate(COLORS.items()):
         if any(bar.kind == kind for bar in bars):
-            at = left + 110 * n
-            parts.append(f'<rect x="{at}" y="3" width="12" height="12" style="fill:{colour}"/>')
-            parts.append(f'<text x="{at + 17}" y="13" fill="currentColor">{kind}</text>')
-    for k in range(s.stages):
+            x = left + 110 * n
+            parts.append(f'<rect x="{x}" y="3" width="12" height="12" style="fill:{color}"/>')
+            parts.append(f'<text x="{x + 17}" y="13" fill="currentColor">{kind}</text>')
+    for k in range(p.stages):
         parts.append(f'<text x="0" y="{row * (k + 1) + 15}" fill="currentColor">stage {k}</text>')
     for bar in bars:
-        x, wide, y = left + bar.start * scale, bar.length * scale, row * (bar.stage + 1)
+        start, length, y = left + bar.start * scale, bar.length * scale, row * (bar.stage + 1)
         parts.append(
-            f'<rect x="{x:.2f}" y="{y}" width="{max(wide - 0.5, 0.3):.2f}" height="{row - 2}" '
-            f'style="fill:{COLOURS[bar.kind]}"><title>micro-batch {bar.micro}, {bar.kind}</title></rect>'
+            f'<rect x="{start:.2f}" y="{y}" width="{max(length - 0.5, 0.3):.2f}" height="{row - 2}" '
+            f'style="fill:{COLORS[bar.kind]}"><title>micro-batch {bar.micro}, {bar.kind}</title></rect>'
         )
-        if wide > 14:
+        if length > 14:  # wide enough for its number
             parts.append(
-                f'<text x="{x + wide / 2:.2f}" y="{y + 14}" text-anchor="middle" fill="#10141a" '
+                f'<text x="{start + length / 2:.2f}" y="{y + 14}" text-anchor="middle" fill="#10141a" '
                 f'pointer-events="none">{bar.micro}</text>'
             )
     return "".join([*parts, "</svg>"])

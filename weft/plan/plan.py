@@ -1,9 +1,9 @@
-"""The plan: what one call of a program will do on each device, before it runs.
+"""The plan: what one call of a program does on each device, known before it runs.
 
     plan = program.plan(*args)          # tensors, or wf.spec(dims, dtype)
     print(plan.explain())
 
-It is read off the traced program, not guessed, and needs no devices.
+It is derived from the traced program and needs no devices.
 """
 
 from __future__ import annotations
@@ -12,18 +12,25 @@ import functools
 import inspect
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.extend.core import Jaxpr
+from jax.typing import DTypeLike
 
 from ..core.describe import short_dtype
 from ..core.dims import Dim
 from ..core.errors import TensorTypeError
 from ..core.layout import Splits, axes_of
 from ..core.mesh import Mesh
+from ..core.program import Program
 from ..core.shapes import stored_shape
+from ..core.staging import Staged
 from ..core.tensor import Tensor, is_tensor
+from ..core.types import PyTree
+from ..hardware.profile import HardwareLike
 from .buffers import BufferAssignment, assign_buffers, summarize_memory
 from .events import TracedEvent, eliminate_dead_code, find_unbounded_loops, trace_events
 from .facts import (
@@ -41,22 +48,26 @@ from .facts import (
 )
 from .inputs import find_resharded_inputs
 from .pipelines import plan_pipelines
+from .primitives import aval_of
 from .units import human_bytes, human_count
+
+if TYPE_CHECKING:
+    from .time import Time
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """What one call of a program will do.
+    """What one call of a program does.
 
     Attributes:
-      name: the function's.
-      mesh, layout: what it is planned for.
-      events: work and collectives in the order of the program.
-      stored: the tensors that go in and come out.
+      name: the name of the function.
+      mesh, layout: the mesh and the layout.
+      events: work and collectives in program order.
+      stored: the inputs and outputs.
       memory: bytes on one device.
-      pipelines: stacks of layers that run in stages.
-      moved: inputs that have to be laid out anew before each call, which no other number counts.
-      loops: those of which one round is counted, as nobody knows how many there will be.
+      pipelines: stacks of layers that run as pipelines.
+      moved: inputs that are resharded before each call; no other number includes them.
+      loops: loops with an unknown number of iterations; one is counted.
 
     >>> import weft as wf
     >>> program = wf.spmd(lambda x: wf.sum(x, "d"), "data=4 model=2", "batch:data d:model")
@@ -82,6 +93,9 @@ class Plan:
             f"{human_count(self.flops)} FLOPs, {sent} in collectives, a peak of {peak}>"
         )
 
+    # Totals are cached: reports, advice and the search read them many times, and large plans have thousands
+    # of events.
+
     @functools.cached_property
     def work(self) -> tuple[Work, ...]:
         """The local work."""
@@ -94,17 +108,17 @@ class Plan:
 
     @functools.cached_property
     def flops(self) -> int:
-        """FLOPs of matrix products and convolutions on one device."""
+        """FLOPs of matmuls and convolutions on one device."""
         return sum(w.flops * w.count for w in self.work)
 
     @functools.cached_property
     def unique_flops(self) -> int:
-        """The same over all devices, work that several of them do alike counted once."""
+        """FLOPs over all devices; duplicated work counts once."""
         return sum(w.unique_flops * w.count for w in self.work)
 
     @property
     def duplication(self) -> float:
-        """How often the same work is done: 1 is the best."""
+        """How many devices do the same work on average; 1 is the best."""
         return self.flops * self.mesh.size / self.unique_flops if self.unique_flops else 1.0
 
     @functools.cached_property
@@ -118,53 +132,54 @@ class Plan:
     @functools.cached_property
     def waste(self) -> float:
         """The share of the stored elements that are padding."""
-        whole = sum(s.bytes for s in self.stored)
-        return sum(s.bytes * s.waste for s in self.stored) / whole if whole else 0.0
+        total = sum(s.bytes for s in self.stored)
+        return sum(s.bytes * s.waste for s in self.stored) / total if total else 0.0
 
     @property
     def intensity(self) -> float:
-        """FLOPs for each byte of memory traffic."""
-        moved = sum(w.bytes * w.count for w in self.work)
-        return self.flops / moved if moved else 0.0
+        """Arithmetic intensity: FLOPs per byte of memory traffic."""
+        traffic = sum(w.bytes * w.count for w in self.work)
+        return self.flops / traffic if traffic else 0.0
 
     @functools.cached_property
     def advice(self) -> tuple[Advice, ...]:
-        """What is worth knowing or changing."""
+        """Warnings, and suggestions for a better layout."""
         from .advice import generate_advice
 
         return tuple(generate_advice(self))
 
-    def time(self, hardware: Any) -> Any:
-        """The predicted time on a machine: a profile's name, file, or `HardwareCommand`."""
+    def time(self, hardware: HardwareLike) -> Time:
+        """The predicted time on a machine: the name of a profile, a TOML file, or `Hardware`."""
         from .time import estimate_time
 
         return estimate_time(self, hardware)
 
-    def explain(self, hardware: Any = None, width: int | None = None) -> str:
+    def explain(self, hardware: HardwareLike | None = None, width: int | None = None) -> str:
         """The plan as text.
 
         Args:
           hardware: adds the predicted time on this machine.
-          width: the columns of a line; by default 118.
+          width: the line width; 118 by default.
         """
+        # Imported here because rich is slow to import, and programs mostly plan without printing.
         from .text import explain
 
         return explain(self, hardware, width)
 
     def diff(self, other: Plan) -> str:
-        """What another plan does differently, as text."""
+        """The differences from another plan, as text."""
         from .diff import diff
 
         if not isinstance(other, Plan):
             raise TensorTypeError(
                 f"{other!r} is not a plan",
-                rule="a plan is compared with another one",
+                rule="diff compares a plan with another plan",
                 hint="plan.diff(wf.spmd(fn, mesh, other_layout).plan(*args))",
             ).located("diff(other)")
         return diff(self, other)
 
     def to_data(self) -> dict[str, Any]:
-        """The plan as JSON's kinds of things."""
+        """The plan as JSON-compatible data."""
         return {
             "version": VERSION,
             "name": self.name,
@@ -181,99 +196,105 @@ class Plan:
             "moved": to_jsonable(self.moved),
             "loops": to_jsonable(self.loops),
             "stored": to_jsonable(self.stored),
+            # The class name tells work and collectives apart.
             "events": [{"type": type(e).__name__.lower(), **to_jsonable(e)} for e in self.events],
             "advice": to_jsonable(self.advice),
         }
 
     def to_json(self) -> str:
-        """The plan as JSON; `version` says of which kind."""
+        """The plan as JSON; `version` is the version of the format."""
         return json.dumps(self.to_data(), indent=1)
 
-    def to_html(self, hardware: Any = None) -> str:
+    def to_html(self, hardware: HardwareLike | None = None) -> str:
         """The plan as one self-contained page."""
         from .html import plan_page
 
         return plan_page(self, hardware)
 
 
-def plan_program(program: Any, args: Any, kwargs: Any) -> Plan:
+def plan_program(program: Program, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Plan:
     """The plan of a program for these arguments."""
     return trace_plan(program, args, kwargs).plan
 
 
 @dataclass(frozen=True)
 class TracedPlan:
-    """A plan, with what its events and its memory were read off."""
+    """A plan, with the events and buffers it is derived from; the layout search needs both."""
 
     plan: Plan
-    found: list[TracedEvent]
-    buffers: BufferAssignment
+    events: list[TracedEvent]
+    assignment: BufferAssignment
 
 
-def trace_plan(program: Any, args: Any, kwargs: Any) -> TracedPlan:
-    """The plan of a program for these arguments, and what it is made of."""
+def trace_plan(program: Program, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> TracedPlan:
+    """Trace a program for these arguments, and plan it."""
     staged, arrays = program._prepare(args, kwargs)
     traced = staged.call.trace(*program._abstract(arrays))
     jaxpr = eliminate_dead_code(traced.jaxpr)
-    given = _inputs(program, args, kwargs)
-    given += [(f"captured {n}", t) for n, t in enumerate(staged.captured)]
-    inputs = [_stored(name, "input", t.dims, t.role, t.dtype, program) for name, t in given]
-    outputs = _outputs(program, staged, traced.jaxpr.jaxpr)
-    found, buffers = trace_events(jaxpr, program.mesh), assign_buffers(jaxpr, program.mesh, staged.donated)
-    events = [one.event for one in found]
+    named = _named_inputs(program, args, kwargs)
+    named += [(f"captured {n}", t) for n, t in enumerate(staged.captured)]
+    inputs = [_planned_tensor(name, "input", t.dims, t.role, t.dtype, program) for name, t in named]
+    outputs = _planned_outputs(program, staged, traced.jaxpr.jaxpr)
+    traced_events = trace_events(jaxpr, program.mesh)
+    assignment = assign_buffers(jaxpr, program.mesh, staged.donated)
+    events = [traced_event.event for traced_event in traced_events]
+    # With one stage the layers run in sequence on every device: there is no pipeline to report.
     pipelines = [one for one in staged.call.last["context"].pipelines if one.stages > 1]
     plan = Plan(
-        getattr(program.fn, "__name__", "program"),
-        program.mesh,
-        repr(program.layout),
-        tuple(events),
-        tuple(inputs + outputs),
-        summarize_memory(buffers, inputs),
-        tuple(plan_pipelines(pipelines, events, [one.name for one in found])),
-        tuple(find_resharded_inputs(given, program)),
-        tuple(dict.fromkeys(find_unbounded_loops(jaxpr))),
+        name=getattr(program.fn, "__name__", "program"),
+        mesh=program.mesh,
+        layout=repr(program.layout),
+        events=tuple(events),
+        stored=tuple(inputs + outputs),
+        memory=summarize_memory(assignment, inputs),
+        pipelines=tuple(plan_pipelines(pipelines, events, [traced.name for traced in traced_events])),
+        moved=tuple(find_resharded_inputs(named, program)),
+        loops=tuple(dict.fromkeys(find_unbounded_loops(jaxpr))),
     )
-    return TracedPlan(plan, found, buffers)
+    return TracedPlan(plan, traced_events, assignment)
 
 
-def _inputs(program: Any, args: Any, kwargs: Any) -> list[tuple[str, Tensor]]:
+def _named_inputs(
+    program: Program, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+) -> list[tuple[str, Tensor]]:
     """The tensors among the arguments, with their names."""
     names = list(inspect.signature(program.fn).parameters) if callable(program.fn) else []
-    found = []
+    tensors = []
     trees = [(names[n] if n < len(names) else f"argument {n}", a) for n, a in enumerate(args)]
     for name, tree in [*trees, *kwargs.items()]:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor):
             if isinstance(leaf, Tensor):
-                found.append((name + _shown(path), leaf))
-    return found
+                tensors.append((name + _format_path(path), leaf))
+    return tensors
 
 
-def _outputs(program: Any, staged: Any, jaxpr: Any) -> list[PlannedTensor]:
-    """The tensors that come out; their types are those of the jaxpr's results, in order."""
-    numbers = jax.tree.unflatten(staged.out_tree, range(len(staged.out_leaves)))
-    paths = {n: path for path, n in jax.tree_util.tree_leaves_with_path(numbers)}
+def _planned_outputs(program: Program, staged: Staged, jaxpr: Jaxpr) -> list[PlannedTensor]:
+    """The output tensors."""
+    indices = jax.tree.unflatten(staged.out_tree, range(len(staged.out_leaves)))
+    paths = {n: path for path, n in jax.tree_util.tree_leaves_with_path(indices)}
     kinds = [kind for kind, *_ in staged.out_leaves]
+    # The jaxpr returns the results of the SPMD part first, then those of deferred work.
     order = [n for kind in ("array", "deferred") for n, k in enumerate(kinds) if k == kind]
-    dtypes = {n: v.aval.dtype for n, v in zip(order, jaxpr.outvars, strict=True)}
+    dtypes = {n: aval_of(v).dtype for n, v in zip(order, jaxpr.outvars, strict=True)}
     return [
-        _stored("result" + _shown(paths[n]), "output", named[0], named[1], dtypes[n], program)
+        _planned_tensor("result" + _format_path(paths[n]), "output", named[0], named[1], dtypes[n], program)
         for n, (_, _, named) in enumerate(staged.out_leaves)
         if named is not None
     ]
 
 
-def _shown(path: Any) -> str:
+def _format_path(path: Sequence[object]) -> str:
     return "".join(f".{getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))}" for k in path)
 
 
-def _stored(
-    name: str, kind: str, dims: tuple[Dim, ...], role: str, dtype: Any, program: Any
+def _planned_tensor(
+    name: str, kind: str, dims: tuple[Dim, ...], role: str, dtype: DTypeLike, program: Program
 ) -> PlannedTensor:
     splits: Splits = program.layout.splits(dims, program.mesh, role)
     shape = stored_shape(dims, splits, program.mesh)
-    elements, true = 1, 1
+    padded, unpadded = 1, 1
     for n, dim in zip(shape, dims, strict=True):
-        elements, true = elements * n, true * dim.size
+        padded, unpadded = padded * n, unpadded * dim.size
     ways = program.mesh.ways(tuple(axes_of(splits)))
     return PlannedTensor(
         name,
@@ -281,6 +302,6 @@ def _stored(
         role,
         short_dtype(dtype),
         tuple((d.name, d.size, axes) for d, axes in zip(dims, splits, strict=True)),
-        elements * jax.numpy.dtype(dtype).itemsize // ways,
-        1 - true / elements,
+        padded * jax.numpy.dtype(dtype).itemsize // ways,
+        1 - unpadded / padded,
     )

@@ -1,58 +1,72 @@
-"""What one equation of a jaxpr costs on one device: multiplications and memory traffic.
+"""JAX primitives: the FLOPs and bytes of one equation of a jaxpr, and how XLA treats each primitive.
 
-FLOPs are those of matrix products and convolutions, two for each multiply-add, as everyone counts them;
-element-wise work is bounded by memory and counted as bytes.
+Only matmuls and convolutions count as FLOPs, two for each multiply-add, as is usual. Elementwise work is
+limited by memory bandwidth and counts as bytes.
+
+The tables list primitives by name. A primitive that is in none of them counts as an op of its own that reads
+its operands from memory and writes its results there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import cast
+
+from jax.core import AbstractValue, ShapedArray
+from jax.extend.core import JaxprEqn, Literal, Var
+
+Atom = Var | Literal
 
 
-def matmul_flops(eqn: Any) -> int:
-    """Of a dot_general: batch · rows · columns · contracted, times two."""
+def aval_of(atom: Atom) -> ShapedArray:
+    """The shape and dtype of a value. JAX declares every `aval` as its base class, which has neither."""
+    return cast(ShapedArray, atom.aval)
+
+
+def matmul_flops(eqn: JaxprEqn) -> int:
+    """FLOPs of a dot_general: 2 · batch · rows · columns · contracted."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
-    left, out = eqn.invars[0].aval, eqn.outvars[0].aval
+    left, out = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
     return 2 * math.prod(out.shape) * math.prod(left.shape[n] for n in contracted)
 
 
-def conv_flops(eqn: Any) -> int:
-    """Of a convolution: along each dim every place of the output meets every tap of the kernel once.
+def conv_flops(eqn: JaxprEqn) -> int:
+    """FLOPs of a convolution: along each dim every output position meets every tap of the kernel once.
 
-    If the input has fewer places than the output (a transposed convolution, or the gradient of a strided
-    one), it is those that meet every tap: XLA does not multiply by the zeros between them.
+    If the input is smaller than the output (a transposed convolution, or the gradient of a strided one),
+    input positions are counted instead: XLA does not multiply the zeros between them.
     """
-    given, kernel, out = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
+    left, kernel = aval_of(eqn.invars[0]).shape, aval_of(eqn.invars[1]).shape
+    out = aval_of(eqn.outvars[0]).shape
     numbers = eqn.params["dimension_numbers"]
-    (_, _, *places), (_, features, *window) = numbers.lhs_spec, numbers.rhs_spec
-    rows, channels, *results = numbers.out_spec
-    met = math.prod(
-        min(given[i], out[o]) * kernel[k] for i, o, k in zip(places, results, window, strict=True)
+    (_, _, *spatial), (_, features, *window) = numbers.lhs_spec, numbers.rhs_spec
+    batch, channels, *out_spatial = numbers.out_spec
+    taps = math.prod(
+        min(left[i], out[o]) * kernel[k] for i, o, k in zip(spatial, out_spatial, window, strict=True)
     )
-    return 2 * out[rows] * out[channels] * kernel[features] * met
+    return 2 * out[batch] * out[channels] * kernel[features] * taps
 
 
-FLOPS: dict[str, Callable[[Any], int]] = {
+FLOPS: dict[str, Callable[[JaxprEqn], int]] = {
     "dot_general": matmul_flops,
     "conv_general_dilated": conv_flops,
 }
 
 
-def flops(eqn: Any) -> int:
-    """The multiplications of an equation; 0 for all that is not a matrix product or convolution."""
+def flops(eqn: JaxprEqn) -> int:
+    """FLOPs of an equation; 0 unless it is a matmul or a convolution."""
     count = FLOPS.get(eqn.primitive.name)
     return count(eqn) if count else 0
 
 
-def aval_bytes(aval: Any) -> int:
-    """The bytes of an array on one device."""
+def aval_bytes(aval: AbstractValue) -> int:
+    """Bytes of an array on one device; 0 for tokens and other values without a shape."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
 
 
-# Fused by XLA into what uses them: they need no memory of their own.
+# XLA fuses these into their consumers: their results need no memory.
 FUSED_PRIMITIVES = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type
@@ -65,17 +79,17 @@ FUSED_PRIMITIVES = frozenset(
     """.split()
 )
 
-# They compute element-wise operands themselves.
+# Reductions compute fused operands inside their own loop.
 REDUCTIONS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split()
 )
 
-# Other names for the same memory.
+# The result is the operand's memory under another name.
 ALIASES = frozenset("reshape squeeze expand_dims pvary name optimization_barrier copy stop_gradient".split())
-# The same, or values that are made up on the spot.
+# Aliases, and values that each consumer computes from nothing.
 FREE = ALIASES | {"iota", "axis_index"}
 
-# What XLA inlines.
+# XLA inlines the called computation.
 CALLS = frozenset(
     """
     jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr linear_call

@@ -1,4 +1,4 @@
-"""A plan as text: totals first, then by axis, by op, the memory peak, and advice."""
+"""A plan as text: totals, traffic by axis, costs by op, the memory peak, and advice."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..hardware.profile import HardwareLike
 from .advice import exceeds_memory
 from .facts import Collective
 from .pipelines import describe_pipelines
@@ -18,28 +19,30 @@ from .units import human_bytes, human_count, human_seconds
 
 if TYPE_CHECKING:
     from .plan import Plan
+    from .time import Time
 
-WIDTH = 118
+WIDTH = 118  # columns; narrower tables put the source line below the op
 
 
-def explain(plan: Plan, hardware: Any = None, width: int | None = None) -> str:
-    """The plan as plain text, a table for each question."""
+def explain(plan: Plan, hardware: HardwareLike | None = None, width: int | None = None) -> str:
+    """The plan as plain text."""
     text = io.StringIO()
+    # The same text on every terminal and in golden files: no colors, no detected width.
     console = Console(file=text, width=width or WIDTH, color_system=None, highlight=False, soft_wrap=False)
     time = plan.time(hardware) if hardware is not None else None
-    _totals(console, plan, time)
-    _axes(console, plan)
-    _ops(console, plan)
-    _memory(console, plan)
-    short = exceeds_memory(plan, time.hardware.memory_bytes) if time is not None else ()
-    for advice in (*short, *plan.advice):
+    _print_totals(console, plan, time)
+    _print_axes(console, plan)
+    _print_ops(console, plan)
+    _print_memory(console, plan)
+    memory_advice = exceeds_memory(plan, time.hardware.memory_bytes) if time is not None else ()
+    for advice in (*memory_advice, *plan.advice):
         at = f" ({advice.source})" if advice.source else ""
         console.print(f"{advice.level}: {advice.text}{at}", markup=False)
     return text.getvalue().rstrip() + "\n"
 
 
 def _print_table(console: Console, columns: list[str], rows: list[list[str]]) -> None:
-    """Columns whose names begin with `>` are numbers. Where it is narrow, the line goes below the op."""
+    """Print a table. Columns whose names begin with `>` are right-aligned numbers."""
     narrow = console.width < WIDTH
     if narrow and columns[-1] == "line":
         op = next(n for n, name in enumerate(columns) if name in ("op", "made by"))
@@ -59,11 +62,13 @@ def _print_table(console: Console, columns: list[str], rows: list[list[str]]) ->
     console.print(table)
 
 
-def _totals(console: Console, plan: Plan, time: Any) -> None:
+def _print_totals(console: Console, plan: Plan, time: Time | None) -> None:
+    # Without `markup=False` rich would parse the brackets of labels and types as styles.
     console.print(
         f'{plan.name} on mesh "{plan.mesh}" ({plan.mesh.size} devices), {plan.layout}', markup=False
     )
-    over = f"{plan.duplication:.3g} times over" if plan.duplication > 1.005 else "nothing twice"
+    # Below this the factor would print as 1.
+    over = f"{plan.duplication:.3g} times over" if plan.duplication > 1.005 else "no duplication"
     console.print(
         f"on each device: {human_count(plan.flops, 'FLOP')} ({over}), "
         f"{human_bytes(sum(plan.comm_bytes.values()))} in collectives, "
@@ -71,7 +76,7 @@ def _totals(console: Console, plan: Plan, time: Any) -> None:
         markup=False,
     )
     if plan.waste > 0:
-        console.print(f"padding: {plan.waste:.1%} of what is stored", markup=False)
+        console.print(f"padding: {plan.waste:.1%} of all inputs and outputs", markup=False)
     for line in describe_pipelines(plan):
         console.print(line, markup=False)
     if time is not None:
@@ -80,16 +85,16 @@ def _totals(console: Console, plan: Plan, time: Any) -> None:
             f"{human_seconds(time.total_seconds)} without; bound by {time.bound}",
             markup=False,
         )
-        has = time.hardware.memory_bytes
-        if plan.memory.peak > has:
+        available = time.hardware.memory_bytes
+        if plan.memory.peak > available:
             console.print(
-                f"does not fit: a device of {time.hardware.name} has {human_bytes(has)} of memory",
+                f"does not fit: a device of {time.hardware.name} has {human_bytes(available)} of memory",
                 markup=False,
             )
     console.print()
 
 
-def _axes(console: Console, plan: Plan) -> None:
+def _print_axes(console: Console, plan: Plan) -> None:
     if not plan.collectives:
         console.print("no collectives\n")
         return
@@ -100,17 +105,17 @@ def _axes(console: Console, plan: Plan) -> None:
         [
             axes,
             kind,
-            str(sum(c.count for c in some)),
-            human_bytes(sum(c.bytes * c.count for c in some)),
-            human_bytes(sum(c.wire_bytes * c.count for c in some)),
+            str(sum(c.count for c in group)),
+            human_bytes(sum(c.bytes * c.count for c in group)),
+            human_bytes(sum(c.wire_bytes * c.count for c in group)),
         ]
-        for (axes, kind), some in sorted(groups.items())
+        for (axes, kind), group in sorted(groups.items())
     ]
     _print_table(console, ["over", "kind", ">calls", ">bytes", ">sent in a ring"], rows)
     console.print()
 
 
-def _ops(console: Console, plan: Plan) -> None:
+def _print_ops(console: Console, plan: Plan) -> None:
     ops: dict[tuple[str, str, str], dict[str, Any]] = {}
     for e in plan.events:
         if isinstance(e, Collective) or e.flops:
@@ -122,21 +127,21 @@ def _ops(console: Console, plan: Plan) -> None:
     rows = []
     for (op, phase, source), row in ops.items():
         sent = list(row["sent"].items()) or [("", 0)]
-        for n, (what, size) in enumerate(sent):
+        for n, (collective, size) in enumerate(sent):
             flops = human_count(row["flops"]) if row["flops"] and not n else ""
-            rows.append([phase, escape(op), flops, what, human_bytes(size) if size else "", source])
+            rows.append([phase, escape(op), flops, collective, human_bytes(size) if size else "", source])
     _print_table(console, ["phase", "op", ">FLOP", "collective", ">bytes", "line"], rows)
     console.print()
 
 
-def _memory(console: Console, plan: Plan) -> None:
+def _print_memory(console: Console, plan: Plan) -> None:
     m = plan.memory
     console.print(
         f"memory: parameters {human_bytes(m.params)}, optimizer {human_bytes(m.optimizer)}, all inputs "
-        f"{human_bytes(m.inputs)}, kept for the backward pass {human_bytes(m.activations)}, "
+        f"{human_bytes(m.inputs)}, saved for the backward pass {human_bytes(m.activations)}, "
         f"peak {human_bytes(m.peak)}",
         markup=False,
     )
     if m.largest:
-        rows = [[human_bytes(one.bytes), escape(one.shape), escape(one.op), one.source] for one in m.largest]
+        rows = [[human_bytes(b.bytes), escape(b.shape), escape(b.op), b.source] for b in m.largest]
         _print_table(console, [">bytes", "alive at the peak", "made by", "line"], rows)

@@ -1,11 +1,11 @@
 """From a plan and hardware to seconds: a roofline for local work, rings for collectives.
 
-**Local work** takes the longer of its multiplications, `flops / (peak · matmul_efficiency)`, and its memory
-traffic, `bytes / bandwidth`.
+**Local work** takes the longer of its compute time, `flops / (peak · matmul_efficiency)`, and its memory
+time, `bytes / bandwidth`.
 
-**Collectives.** Devices are numbered as the mesh lists them: members of the last axis are neighbours, on the
+**Collectives.** Devices are numbered in mesh order: devices along the last axis are neighbors, on the
 innermost and fastest level of the network, and each axis before it lies further out. A collective takes
-`sent / pace + steps · latency`:
+`sent / rate + steps · latency`:
 
 | kind | sent by each device | steps |
 |---|---|---|
@@ -14,21 +14,21 @@ innermost and fastest level of the network, and each axis before it lies further
 | all-to-all | bytes · (n-1) / n, in a torus bytes · n / 4 | n-1 |
 | permute | bytes | 1 |
 
-Sums of gradients over the same axes are one, as compilers make them: their steps count once.
+Compilers merge the sums of gradients over the same axes: their latency counts once.
 
-The pace is a device's bandwidth at that level; in a torus, that of both directions if the axis closes to a
-ring. Where a group spans levels (an axis of 16 GPUs in nodes of 8), its ring leaves a node once, through the
-adapters of all its members there, and the slowest level sets the pace; each level has its own steps. A mesh
-axis longer than a torus's side is laid over two or three of its directions and uses their links together.
-Different mesh axes are taken to have links of their own.
+The rate is a device's bandwidth at that level; in a torus, that of both directions if the axis closes to a
+ring. If a group spans levels (an axis of 16 GPUs in nodes of 8), its ring leaves a node once, through the
+adapters of all its members there. The slowest level sets the rate, and each level has its own steps. A mesh
+axis longer than the side of a torus is laid over two or three of its directions and uses their links
+together. Different mesh axes are assumed to have separate links.
 
-**Overlap.** Two numbers: `total_seconds` does one thing after the other; `overlapped_seconds` lets some
-collectives hide behind the compute of their phase, see `hideable`.
+**Overlap.** `total_seconds` is without overlap; in `overlapped_seconds` some collectives overlap with the
+compute of their phase, see `can_overlap`.
 
 **Virtual devices** (`shared_cores`): the numbers are those of one core, and d devices on c cores take d/c
-times as long, for everything: the network is copies by the same cores, and nothing hides behind anything; so
-multiplications and memory traffic add up as well. Threads meet once for a collective, however many they are:
-the latency counts once, not for each step of a ring.
+times as long, for everything. The same cores copy the data of collectives, so nothing overlaps, and compute
+and memory time add up as well. Threads synchronize once per collective, however many they are: the latency
+counts once, not for each step of a ring.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.layout import axes_of
 from ..core.mesh import Mesh
-from ..hardware.profile import Hardware, NetworkLevel
+from ..hardware.profile import Hardware, HardwareLike, NetworkLevel
 from .facts import Collective, Event, PlannedTensor, Work
 
 if TYPE_CHECKING:
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Time:
-    """What one call takes, in seconds. Compute, memory and network add up to the total.
+    """The predicted seconds of one call. Compute, memory and network add up to the total.
 
     Attributes:
       hardware: the machine.
-      total_seconds: one thing after the other.
-      overlapped_seconds: with what may hide behind compute hidden.
-      compute_seconds: of multiplications; of work that they bound, where devices are real.
-      memory_seconds: of memory traffic; of work that it bounds, where devices are real.
-      network_seconds: of collectives, by axis; several axes together are `"pod+data"`.
-      events: the timeline without overlap, in order; `start`, `seconds` (all its calls together), `kind`
+      total_seconds: the time without overlap.
+      overlapped_seconds: the time with overlap.
+      compute_seconds: the time of FLOPs; on real devices only of work that they bound.
+      memory_seconds: the time of memory traffic; on real devices only of work that it bounds.
+      network_seconds: the time of collectives, by axis; several axes together are `"pod+data"`.
+      events: the timeline without overlap, in order; `start`, `seconds` (of all its calls), `kind`
         compute or network, `axis`, `index` into `plan.events`, `bound` and `hideable`.
-      flops_share: the share of the peak that the useful multiplications reach: model FLOPs utilisation.
+      flops_share: the share of the peak that unique FLOPs reach: model FLOPs utilization.
     """
 
     hardware: Hardware
@@ -83,7 +83,7 @@ class Time:
         return max(parts, key=parts.__getitem__)
 
     def to_data(self) -> dict[str, Any]:
-        """The time as JSON's kinds of things."""
+        """The time as JSON-compatible data."""
         return {
             "hardware": self.hardware.name,
             "total_seconds": self.total_seconds,
@@ -97,56 +97,56 @@ class Time:
         }
 
 
-def estimate_time(plan: Plan, hardware: Any) -> Time:
+def estimate_time(plan: Plan, hardware: HardwareLike) -> Time:
     """The predicted time of a plan on a machine.
 
     Args:
-      hardware: a profile's name, a TOML file's path, or `HardwareCommand`.
+      plan: the plan.
+      hardware: the name of a profile, the path of a TOML file, or `Hardware`.
     """
     hardware = Hardware.of(hardware)
     sharing = plan.mesh.size / hardware.shared_cores if hardware.shared_cores else 1.0
     dtype = main_dtype(plan)
     events: list[dict[str, Any]] = []
-    sums: dict[str, float] = defaultdict(float)  # by what bounds it
-    network: dict[str, float] = defaultdict(float)
-    hidden: dict[str, float] = defaultdict(float)  # by phase
-    shade: dict[str, float] = defaultdict(float)
+    local: dict[str, float] = defaultdict(float)  # seconds of compute and of memory
+    network: dict[str, float] = defaultdict(float)  # by axis
+    overlapping: dict[str, float] = defaultdict(float)  # collectives that can overlap, by phase
+    available: dict[str, float] = defaultdict(float)  # local work that they can overlap with, by phase
     now = 0.0
-    merged: set[tuple[str, ...]] = set()  # axes over which gradients were summed already
+    merged: set[tuple[str, ...]] = set()  # axes with a gradient sum, into which later ones are merged
     for index, event in enumerate(plan.events):
         parts = _seconds(event, plan.mesh, hardware, dtype)
         if isinstance(event, Collective) and is_gradient_sum(event):
             if event.axes in merged:
-                parts["network"] -= collective_seconds(
-                    replace(event, bytes=0, wire_bytes=0), plan.mesh, hardware
-                )
+                empty = replace(event, bytes=0, wire_bytes=0)
+                parts["network"] -= collective_seconds(empty, plan.mesh, hardware)
             merged.add(event.axes)
         bound = max(parts, key=parts.__getitem__)
         times = event.count * sharing
         seconds = sum(parts.values()) * times
-        axis, hides = "", False
+        axis, overlaps = "", False
         if isinstance(event, Collective):
             axis = event.over
             network[axis] += seconds
-            hides = not hardware.shared_cores and can_overlap(event, plan)
-            hidden[event.phase] += seconds if hides else 0.0
+            overlaps = not hardware.shared_cores and can_overlap(event, plan)
+            overlapping[event.phase] += seconds if overlaps else 0.0
         else:
-            sums["compute"] += parts["compute"] * times
-            sums["memory"] += parts["memory"] * times
-            shade[event.phase] += seconds
+            local["compute"] += parts["compute"] * times
+            local["memory"] += parts["memory"] * times
+            available[event.phase] += seconds
         kind = "network" if bound == "network" else "compute"
         row = {"start": now, "seconds": seconds, "kind": kind, "axis": axis, "index": index}
-        events.append(row | {"bound": bound, "hideable": hides})
+        events.append(row | {"bound": bound, "hideable": overlaps})
         now += seconds
-    overlapped = now - sum(min(seconds, shade[phase]) for phase, seconds in hidden.items())
+    overlapped = now - sum(min(seconds, available[phase]) for phase, seconds in overlapping.items())
     unique = sum(w.unique_flops * w.count / hardware.peak(w.dtype or dtype) for w in plan.work)
     useful = unique / plan.mesh.size * sharing
     return Time(
         hardware,
         now,
         overlapped,
-        sums["compute"],
-        sums["memory"],
+        local["compute"],
+        local["memory"],
         dict(network),
         events,
         useful / overlapped if overlapped else 0.0,
@@ -154,17 +154,18 @@ def estimate_time(plan: Plan, hardware: Any) -> Time:
 
 
 def _seconds(event: Event, mesh: Mesh, hardware: Hardware, dtype: str) -> dict[str, float]:
-    """One run of an event on real devices, by what takes it."""
+    """The seconds of one run of an event, by resource."""
     if isinstance(event, Collective):
         return {"network": collective_seconds(event, mesh, hardware)}
     compute, memory = work_seconds(event, hardware, dtype)
     if hardware.shared_cores:
         return {"compute": compute, "memory": memory}
+    # Roofline: the shorter of the two overlaps with the longer one.
     return {"compute": compute, "memory": 0.0} if compute > memory else {"compute": 0.0, "memory": memory}
 
 
 def work_seconds(work: Work, hardware: Hardware, dtype: str) -> tuple[float, float]:
-    """The seconds of its multiplications and of its memory traffic; a real device does both at once."""
+    """The seconds of its FLOPs and of its memory traffic."""
     peak = hardware.peak(getattr(work, "dtype", "") or dtype)
     return work.flops / (peak * hardware.matmul_efficiency), work.bytes / hardware.memory_bandwidth
 
@@ -177,11 +178,12 @@ class RingSegment:
     """The part of a group's ring on one level of the network.
 
     Attributes:
-      inside: members of the group in one unit of the level inside this one.
-      members: members of the group that this level joins.
-      ways: into how many such units they fall.
-      directions: over how many directions of a torus it is laid.
-      length: how many units one direction has.
+      level: the level.
+      inside: members of the group in one unit of the next inner level.
+      members: members of the group that this level connects.
+      ways: the number of such units that contain members.
+      directions: the number of torus directions that the ring uses.
+      length: the number of units along one direction.
     """
 
     level: NetworkLevel
@@ -192,14 +194,14 @@ class RingSegment:
     length: float
 
     @property
-    def lane(self) -> float:
+    def direction_rate(self) -> float:
         """Bytes/s that a device sends along one direction."""
         return self.level.bandwidth * self.level.links(self.ways, self.directions)
 
     @property
-    def pace(self) -> float:
-        """Bytes/s of the ring: all members inside a unit leave it together."""
-        return self.lane * self.directions * self.inside
+    def rate(self) -> float:
+        """Bytes/s of the ring: all members in a unit share the traffic that leaves it."""
+        return self.direction_rate * self.directions * self.inside
 
     @property
     def steps(self) -> float:
@@ -207,22 +209,22 @@ class RingSegment:
 
 
 def ring_segments(axes: tuple[str, ...], mesh: Mesh, hardware: Hardware) -> list[RingSegment]:
-    """The levels that a group over these axes spans, from the innermost outwards."""
-    found = []
+    """The levels that a group over these axes spans, innermost first."""
+    segments = []
     unit, inside = 1, 1
-    for place, level in enumerate(hardware.network):
-        outermost = place == len(hardware.network) - 1
+    for index, level in enumerate(hardware.network):
+        outermost = index == len(hardware.network) - 1
         span = mesh.size if outermost or level.devices is None else level.devices
         members = _members(axes, mesh, span)
         if members > inside:
             ways = -(-members // inside)
-            found.append(RingSegment(level, inside, members, ways, *level.length(ways, unit)))
+            segments.append(RingSegment(level, inside, members, ways, *level.length(ways, unit)))
         unit, inside = span, max(members, inside)
-    return found
+    return segments
 
 
 def _members(axes: tuple[str, ...], mesh: Mesh, span: int) -> int:
-    """How many members of a group lie among that many neighbouring devices."""
+    """The number of members of a group among `span` neighboring devices."""
     count, stride = 1, 1
     for name, size in reversed(mesh.axes):
         if name in axes:
@@ -232,85 +234,89 @@ def _members(axes: tuple[str, ...], mesh: Mesh, span: int) -> int:
 
 
 def collective_seconds(c: Collective, mesh: Mesh, hardware: Hardware) -> float:
-    """One run of a collective."""
+    """The seconds of one run of a collective."""
     rings = ring_segments(c.axes, mesh, hardware)
     if not rings:
         return 0.0
     if c.kind == "permute":
         return max(c.bytes / r.level.bandwidth + r.level.latency for r in rings)
     latency = sum(r.steps * r.level.latency for r in rings)
-    if hardware.shared_cores:  # threads meet once, however many they are
+    if hardware.shared_cores:  # threads synchronize once, however many they are
         latency = max(r.level.latency for r in rings)
-        return max(_shared(c, r, mesh) for r in rings) + latency
+        return max(_copy_seconds(c, r, mesh) for r in rings) + latency
     if c.kind == "all-to-all":
-        return max(_exchange(c.bytes, r, mesh.ways(c.axes)) for r in rings) + latency
+        return max(_all_to_all_seconds(c.bytes, r, mesh.ways(c.axes)) for r in rings) + latency
     rounds = 2 if c.kind == "all-reduce" else 1
-    return c.wire_bytes / min(r.pace for r in rings) + rounds * latency
+    return c.wire_bytes / min(r.rate for r in rings) + rounds * latency
 
 
-def _shared(c: Collective, ring: RingSegment, mesh: Mesh) -> float:
-    """The bytes of a collective between threads: copies."""
+def _copy_seconds(c: Collective, ring: RingSegment, mesh: Mesh) -> float:
+    """The seconds of the copies of a collective between threads."""
     if c.kind == "all-to-all":
-        return _exchange(c.bytes, ring, mesh.ways(c.axes))
-    return c.wire_bytes / ring.pace
+        return _all_to_all_seconds(c.bytes, ring, mesh.ways(c.axes))
+    return c.wire_bytes / ring.rate
 
 
-def _exchange(size: int, ring: RingSegment, ways: int) -> float:
-    """Every member's bytes to every other one, on one level.
+def _all_to_all_seconds(size: int, ring: RingSegment, ways: int) -> float:
+    """The seconds of an all-to-all on one level.
 
-    Through a switch each byte goes once. In a torus it goes a quarter of a ring on average (a half of a line,
-    which has one link at work): the links carry bytes · length / 4 for each device.
+    Through a switch each byte is sent once. In a torus it travels a quarter of a ring on average (a half of
+    a line, which uses one link): the links carry bytes · length / 4 for each device.
     """
     if ring.level.torus:
-        return size * ring.members / ways * ring.length / 4 / ring.lane
-    return size * (ring.members - ring.inside) / ways / ring.lane
+        return size * ring.members / ways * ring.length / 4 / ring.direction_rate
+    return size * (ring.members - ring.inside) / ways / ring.direction_rate
 
 
 # Overlap
 
 
 def can_overlap(c: Collective, plan: Plan) -> bool:
-    """Whether a collective may run beside the compute of its phase.
+    """Whether a collective can overlap with the compute of its phase.
 
-    Two kinds may, because no op close by waits for them:
+    Two kinds can, because no nearby op waits for them:
 
     - sums of gradients (all-reduce or reduce-scatter) in the backward pass, which only the update needs;
-    - gathers of parameters that are stored split (ZeRO-3), which can be fetched ahead, and the
-      reduce-scatters that give back their gradients. They are told by their op, which has the dim that
-      is stored split, and by their size: over all calls they carry whole copies of the tensor, in its
-      dtype or in half of it.
+    - gathers of parameters that are stored split (ZeRO-3), which can be prefetched, and the
+      reduce-scatters of their gradients. They are recognized by their op, whose label has the dim that
+      is stored split, and by their size: over all calls they transfer full copies of the tensor, in its
+      dtype or in half of its width.
 
-    In each phase, at most the phase's compute hides them. Sums of activations never hide: the next op
-    waits for them. It is a bound, not a promise: the first gather and the last gradient have nothing to
-    hide behind, and a compiler may not find the overlap.
+    At most the compute time of the phase overlaps. Sums of activations never overlap: the next op waits for
+    them. This is an upper bound: the first gather and the last gradient have no compute to overlap with, and
+    a compiler may miss the overlap.
     """
-    if is_gradient_sum(c) or (c.phase == "backward" and c.kind == "reduce-scatter" and _of_gradient(c)):
+    if is_gradient_sum(c) or (c.phase == "backward" and c.kind == "reduce-scatter" and _is_gradient_op(c)):
         return True
-    if c.phase == "update":  # the next step waits for what was updated
+    if c.phase == "update":  # the next step waits for the updated parameters
         return False
     gathers = c.kind == "all-gather" or (c.kind == "reduce-scatter" and c.phase == "backward")
-    return gathers and any(_carries(c, s, plan.mesh) for s in plan.stored if s.role == "param")
+    return gathers and any(_transfers(c, t, plan.mesh) for t in plan.stored if t.role == "param")
 
 
-def _of_gradient(c: Collective) -> bool:
+def _is_gradient_op(c: Collective) -> bool:
     return c.op.startswith("gradient[")
 
 
 def is_gradient_sum(c: Collective) -> bool:
-    """Whether it is an all-reduce of a gradient; compilers make those over the same axes one."""
-    return c.phase == "backward" and c.kind == "all-reduce" and _of_gradient(c)
+    """Whether it is an all-reduce of a gradient; compilers merge those over the same axes."""
+    return c.phase == "backward" and c.kind == "all-reduce" and _is_gradient_op(c)
 
 
-def _carries(c: Collective, s: PlannedTensor, mesh: Mesh) -> bool:
-    split = axes_of(axes for _, _, axes in s.dims)
-    whole = s.bytes * mesh.ways(c.axes)
-    pieces = {name for name, _, axes in s.dims if set(axes) & set(c.axes)}
-    meant = c.op.startswith("scan[") or pieces & set(re.findall(r"[\w.']+", c.op))
-    return bool(meant) and set(c.axes) <= split and whole > 0 and 2 * c.bytes * c.count % whole == 0
+def _transfers(c: Collective, t: PlannedTensor, mesh: Mesh) -> bool:
+    """Whether a collective gathers a stored tensor, or scatters its gradient."""
+    split = axes_of(axes for _, _, axes in t.dims)
+    gathered = t.bytes * mesh.ways(c.axes)
+    pieces = {name for name, _, axes in t.dims if set(axes) & set(c.axes)}
+    # A scan gathers the layers that it runs over; its label does not list the dims of each stored tensor.
+    matches = c.op.startswith("scan[") or pieces & set(re.findall(r"[\w.']+", c.op))
+    # The factor 2 admits gathers after a cast to half of the width.
+    is_full = gathered > 0 and 2 * c.bytes * c.count % gathered == 0
+    return bool(matches) and set(c.axes) <= split and is_full
 
 
 def main_dtype(plan: Plan) -> str:
-    """The floating-point type that most of what is stored has; work that has none of its own is of it."""
+    """The floating-point dtype of most of the inputs, for work without a dtype."""
     sizes: dict[str, int] = defaultdict(int)
     for s in plan.stored:
         if "f" in s.dtype and s.kind == "input":

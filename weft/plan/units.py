@@ -1,10 +1,11 @@
-"""Numbers for people."""
+"""Numbers with units, formatted for people."""
 
 from __future__ import annotations
 
 
 def human_bytes(count: float) -> str:
     """`1.5 MiB`."""
+    # 999.5 and more would print as 1e+03.
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 999.5 or unit == "TiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
@@ -12,11 +13,11 @@ def human_bytes(count: float) -> str:
     raise AssertionError
 
 
-def human_count(count: float, of: str = "") -> str:
+def human_count(count: float, unit: str = "") -> str:
     """`1.5 G`, or `1.5 GFLOP`."""
-    for unit in ("", "K", "M", "G", "T", "P", "E"):
-        if abs(count) < 999.5 or unit == "E":
-            return f"{count:.3g} {unit}{of}".rstrip()
+    for prefix in ("", "K", "M", "G", "T", "P", "E"):
+        if abs(count) < 999.5 or prefix == "E":
+            return f"{count:.3g} {prefix}{unit}".rstrip()
         count /= 1000
     raise AssertionError
 

@@ -1,0 +1,157 @@
+"""The rewrites of XLA's CPU compiler that change which buffers a program needs, applied before fusion."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+
+from jax.extend import core as jax_core
+from jax.extend.core import JaxprEqn
+
+from .events import COLLECTIVE_KINDS
+from .graph import Body, Node
+from .primitives import aval_of
+
+
+def required_dim_orders(eqn: JaxprEqn) -> list[list[int]]:
+    """For each operand the dim order that XLA requires, or an empty list if it accepts any.
+
+    XLA lowers a matmul to one contracted and one free dim. Several dims are merged, so they must be adjacent:
+    contracted dims last on the left, first on the right. Convolutions require features last. Collectives that
+    split or join a dim require it first.
+    """
+    if eqn.primitive.name == "dot_general":
+        orders = []
+        for side, (atom, c, b) in enumerate(zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True)):
+            free = [n for n in range(aval_of(atom).ndim) if n not in c and n not in b]
+            order = [*b, *free, *c] if side == 0 else [*b, *c, *free]
+            orders.append(order if len(c) > 1 or len(free) > 1 else [])
+        return orders
+    if eqn.primitive.name == "conv_general_dilated":
+        (batch, feature, *spatial), (out, into, *window), _ = eqn.params["dimension_numbers"]
+        orders = [[batch, *spatial, feature], [*window, into, out]]
+        return [order if order != sorted(order) else [] for order in orders]
+    dim = eqn.params.get("scatter_dimension", eqn.params.get("all_gather_dimension", 0))
+    return [[dim, *(n for n in range(aval_of(eqn.invars[0]).ndim) if n != dim)]] if dim else []
+
+
+def apply_xla_rewrites(body: Body, single_device: bool) -> Body:
+    """Rewrite a body as XLA does before fusion."""
+    _merge_all_reduces(body)
+    _transpose_products(body)
+    # On one device XLA calls a library for the sums that would absorb a scatter, together with their softmax.
+    if not single_device:
+        _absorb_scatters(body)
+    return body
+
+
+def _merge_all_reduces(body: Body) -> None:
+    """Merge all-reduces over the same axes that do not depend on each other, as XLA's combiner does.
+
+    Merging changes the dependencies: a merged all-reduce waits for the operands of all its parts. Checking
+    only the original dependencies could merge two pairs into a cycle.
+    """
+    depends_on: dict[int, set[Node]] = {}  # value → merged all-reduces it directly depends on
+    waits_for: dict[Node, set[Node]] = {}  # the same for each merged all-reduce; grows with every merge
+    by_kind: dict[tuple[str, str], list[Node]] = {}
+    remaining = []
+    for node in body.nodes:
+        before = set().union(*(depends_on.get(n, ()) for n in node.operands))
+        target = node
+        if COLLECTIVE_KINDS.get(node.primitive) == "all-reduce":
+            # Both variants of psum lower to the same HLO.
+            key = node.primitive.removesuffix("_invariant"), str(node.eqn.params["axes"])
+            mergeable = by_kind.setdefault(key, [])
+            dependencies = _transitive_closure(before, waits_for)
+            target = next((other for other in mergeable if other not in dependencies), node)
+            waits_for.setdefault(target, set()).update(before)
+            before = {target}
+            if target is node:
+                mergeable.append(node)
+        if target is node:
+            remaining.append(node)
+        else:
+            target.operands += node.operands
+            target.results += node.results
+        depends_on.update((n, before) for n in node.results)
+    body.nodes = _topological_order(remaining) if len(remaining) < len(body.nodes) else remaining
+
+
+def _transitive_closure(nodes: set[Node], waits_for: dict[Node, set[Node]]) -> set[Node]:
+    closure, stack = set[Node](), list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in closure:
+            closure.add(node)
+            stack += waits_for.get(node, ())
+    return closure
+
+
+def _topological_order(nodes: list[Node]) -> list[Node]:
+    """The nodes in their order, except that each comes after the producers of its operands."""
+    producer = {n: index for index, node in enumerate(nodes) for n in node.results}
+    pending = [{producer[n] for n in node.operands if n in producer} - {i} for i, node in enumerate(nodes)]
+    users: list[list[int]] = [[] for _ in nodes]
+    for index, producers in enumerate(pending):
+        for other in producers:
+            users[other].append(index)
+    # The heap keeps the original order among the nodes that are ready.
+    ready = [index for index, producers in enumerate(pending) if not producers]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        index = heapq.heappop(ready)
+        ordered.append(nodes[index])
+        for user in users[index]:
+            pending[user].discard(index)
+            if not pending[user]:
+                heapq.heappush(ready, user)
+    assert len(ordered) == len(nodes)
+    return ordered
+
+
+def _transpose_products(body: Body) -> None:
+    """Rewrite `(a · b)ᵀ` to `bᵀ · aᵀ`.
+
+    The new product is scheduled after those that become ready at the same time, hence it moves to the end.
+    """
+    producer = {n: node for node in body.nodes for n in node.results}
+    uses = Counter(n for node in body.nodes for n in node.operands)
+    for node in list(body.nodes):
+        # A product that others read as well stays as it is.
+        product = producer.get(node.operands[0]) if node.primitive == "transpose" else None
+        if product is None or product.primitive != "dot_general" or uses[node.operands[0]] > 1:
+            continue
+        if node.eqn.params.get("permutation") == (1, 0):
+            product.results = node.results
+            body.nodes.remove(node)
+            body.nodes.remove(product)
+            body.nodes.append(product)
+
+
+def _absorb_scatters(body: Body) -> None:
+    """Rewrite `x + scatter_add(zeros, …)` to `scatter_add(x, …)`, which needs no buffer for the zeros."""
+    producer = {n: node for node in body.nodes for n in node.results}
+    uses = Counter([n for node in body.nodes for n in node.operands])
+    uses.update([*body.outputs, *(new for _, new in body.aliases)])
+    for node in [node for node in body.nodes if node.primitive in ("add", "add_any")]:
+        for scattered, other in (node.operands, node.operands[::-1]):
+            scatter = producer.get(scattered)
+            if scatter is None or scatter.primitive != "scatter-add" or uses[scattered] > 1:
+                continue
+            zeros = producer.get(scatter.operands[0])
+            if zeros is None or not _is_zeros(zeros):
+                continue
+            uses[scatter.operands[0]] -= 1
+            if not uses[scatter.operands[0]]:
+                body.nodes.remove(zeros)
+            scatter.operands[0], scatter.results = other, node.results
+            producer[node.results[0]] = scatter
+            body.nodes.remove(scatter)
+            body.nodes[body.nodes.index(node)] = scatter
+            break
+
+
+def _is_zeros(node: Node) -> bool:
+    operand = node.eqn.invars[0] if node.primitive == "broadcast_in_dim" else None
+    return isinstance(operand, jax_core.Literal) and operand.val == 0
