@@ -57,13 +57,13 @@ def config(folder: Path) -> TrainConfig:
 
 def bare(run: Run) -> float:
     """Seconds of a step on one batch, over and over."""
-    model, state = run.learner.init(nn.init(run.model, jax.random.key(0), run.mesh, run.layout))
+    model, state = run.trainer.init(nn.init(run.model, jax.random.key(0), run.mesh, run.layout))
     batch, key = run.train.step(0).batch, run.key(0)
     begun = 0.0
     for n in range(STEPS):
         if n == 5:
             begun = time.perf_counter()
-        metrics, model, state = run.learner.program(model, state, batch, key)
+        metrics, model, state = run.trainer.program(model, state, batch, key)
         metrics["loss"].item()
     return (time.perf_counter() - begun) / (STEPS - 5)
 
@@ -140,14 +140,14 @@ def against_pytorch(rounds: int, count: int = 20) -> str:
         return "PyTorch is not there to compare with: `make test-peers` installs it."
     with tempfile.TemporaryDirectory() as folder:
         run = loop.prepare_run(config(Path(folder)))
-    model, state = run.learner.init(nn.init(run.model, jax.random.key(0), run.mesh, run.layout))
+    model, state = run.trainer.init(nn.init(run.model, jax.random.key(0), run.mesh, run.layout))
     batch, key = run.train.step(0).batch, run.key(0)
 
     def steps(count: int) -> float:
         nonlocal model, state
         begun = time.perf_counter()
         for _ in range(count):
-            metrics, model, state = run.learner.program(model, state, batch, key)
+            metrics, model, state = run.trainer.program(model, state, batch, key)
             metrics["loss"].item()
         return time.perf_counter() - begun
 

@@ -34,7 +34,7 @@ from weft.cli.targets import UsageError
 from weft.core.errors import DataError
 from weft.data import ByteTokenizer, SentencePiece
 from weft.models import Transformer
-from weft.train import config_flags, config_io, data_setup, load
+from weft.train import config_io, data_setup, load
 from weft.train.config import recipe
 from weft.train.trainer import build_trainer
 
@@ -47,7 +47,7 @@ SHORT = ["--limit", "6", "--rows", "4"]
 
 def given(name, line, *more):
     """The settings of a recipe, with flags."""
-    return config_flags.apply_flags(recipe(name), [*line.split(), *more])
+    return config_io.apply_flags(recipe(name), [*line.split(), *more])
 
 
 def drawn(folder, config, steps=1):
@@ -298,7 +298,7 @@ def test_the_reader_has_enough(here, monkeypatch):
 )
 def test_the_mean_of_checkpoints_is_that_of_numpy(here, mesh, layout):
     found = load.load_run("fr", average=2, mesh=mesh, layout=layout)
-    assert found.steps == (3, 2) and len(set(found.sums)) == 2
+    assert found.steps == (3, 2) and len(set(found.checksums)) == 2
     kept = [inspect.open_checkpoint("fr/checkpoints", step) for step in (2, 3)]
     names = [name for name in kept[0].entries if name.startswith("model")]
     arrays = [dict(one.arrays(dict.fromkeys(names))) for one in kept]
@@ -432,7 +432,7 @@ def test_a_run_keeps_all_that_it_needs(here):
 def test_a_mesh_that_is_too_large_becomes_one_device(here, weft, tmp_path):
     config = load.load_config("lm")
     assert load.resolve_placement(config)[0].size == 1
-    large = config_flags.apply_flags(config, ["--layout.mesh", "data=16", "--layout.rules", "batch:data"])
+    large = config_io.apply_flags(config, ["--layout.mesh", "data=16", "--layout.rules", "batch:data"])
     assert load.resolve_placement(large)[0].size == 1
     assert load.resolve_placement(large, "data=4")[0].size == 4
     drawn(tmp_path / "large", large)
@@ -455,7 +455,7 @@ def test_models_that_are_kept_in_the_state_are_what_is_used(tmp_path, flag):
     ours = nn.parameters(load.load_run(tmp_path).model)
     for name, spec in nn.parameters(nn.specs(declared)).items():
         assert ours[name].dims == spec.dims  # without replicas
-        expected = nn.parameters(how.whole(model, state))[name].numpy()
+        expected = nn.parameters(how.eval_model(model, state))[name].numpy()
         np.testing.assert_allclose(ours[name].numpy(), expected, rtol=1e-6)
     for folder in (tmp_path, tmp_path / "checkpoints"):
         assert main(["checkpoint", "export", str(folder), str(tmp_path / "a.safetensors")]) == 0

@@ -153,10 +153,10 @@ def wait_for(condition, seconds=20):
 def test_stop_in_one_process(number):
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
     with rendezvous.Stop() as stop:
-        assert not stop.asked and not stop.reason
+        assert not stop.requested and not stop.reason
         os.kill(os.getpid(), number)
         wait_for(lambda: stop.reason)
-        assert stop.asked and stop.asked and stop.reason == number.name
+        assert stop.requested and stop.requested and stop.reason == number.name
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
     assert not [t for t in threading.enumerate() if t.name == "weft stop"]
 
@@ -173,11 +173,11 @@ with distributed.Stop() as stop:
         time.sleep(60)
     os.read(ready, 1)
     os.kill(worker, signal.SIGTERM)
-    print(os.WTERMSIG(os.waitpid(worker, 0)[1]), stop.asked, flush=True)
+    print(os.WTERMSIG(os.waitpid(worker, 0)[1]), stop.requested, flush=True)
     os.kill(os.getpid(), signal.SIGINT)
     while not stop.reason:
         time.sleep(0.01)
-    print(stop.asked, flush=True)
+    print(stop.requested, flush=True)
     # In a line of C, as a long step is: handlers in Python would have to wait for its end.
     threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)

@@ -14,7 +14,7 @@ from weft.cli.main import main
 from weft.cli.preset_targets import load_plan_target
 from weft.core.errors import LayoutError
 from weft.core.placement import without_values
-from weft.train import config_flags
+from weft.train import config_io
 from weft.train.auto_layout import dims_to_search
 from weft.train.config import recipe
 from weft.train.setup import prepare_run
@@ -168,7 +168,7 @@ def test_flags_to_train_with_are_those_of_train(capsys):
     out, _ = asked(capsys, "tiny-lm", *flags)
     said = out.splitlines()[-1].removeprefix("to train with it: ")
     assert said == '--mesh "data=2" --layout "batch:data"'
-    layout = config_flags.apply_flags(recipe("lm"), shlex.split(said)).layout
+    layout = config_io.apply_flags(recipe("lm"), shlex.split(said)).layout
     assert (layout.mesh, layout.rules) == ("data=2", "batch:data")
 
 
@@ -263,12 +263,12 @@ def test_the_papers_largest_model():
 def test_a_run_lays_itself_out(tmp_path):
     """`weft train --mesh … --layout auto`: what the search finds on that mesh."""
     flags = ["--mesh", "data=4 model=2", "--layout", "auto", "--folder", str(tmp_path)]
-    config = config_flags.apply_flags(recipe("lm"), [*flags, "--preset", "tiny-lm", "--data.length", "32"])
+    config = config_io.apply_flags(recipe("lm"), [*flags, "--preset", "tiny-lm", "--data.length", "32"])
     run = prepare_run(config)
     assert str(run.mesh) == "data=4 model=2"
     assert run.config.layout.rules not in ("", "auto")
     args = _given(run)
-    found = search(run.learner.program, args, mesh=run.mesh, hardware="cpu", dims=dims_to_search(args))
+    found = search(run.trainer.program, args, mesh=run.mesh, hardware="cpu", dims=dims_to_search(args))
     assert repr(found.best.layout) == repr(run.layout)
 
 
@@ -284,9 +284,9 @@ def test_a_run_that_lays_itself_out_takes_no_rules(tmp_path):
         str(tmp_path),
     ]
     with pytest.raises(LayoutError, match=r"--layout auto with --layout\.params"):
-        prepare_run(config_flags.apply_flags(recipe("lm"), flags))
+        prepare_run(config_io.apply_flags(recipe("lm"), flags))
 
 
 def _given(run):
     batch = jax.tree.map(without_values, run.train.step(0).batch, is_leaf=wf.is_tensor)
-    return *run.learner.init(nn.specs(run.model)), batch, run.key(0)
+    return *run.trainer.init(nn.specs(run.model)), batch, run.key(0)

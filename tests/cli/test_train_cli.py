@@ -23,7 +23,7 @@ from weft.cli.main import main
 from weft.core.errors import ProgramError
 from weft.data import SentencePiece
 from weft.models import preset
-from weft.train import config_flags, config_io
+from weft.train import config_io
 from weft.train.config import DataConfig, build_schedule, recipe, recipes
 from weft.train.data_setup import RUN_TOKENIZER_FILE
 from weft.train.progress import PlannedSpeed, ProgressReporter
@@ -67,7 +67,7 @@ def folder(tmp_path, monkeypatch):
 def weft(capsys, line, *more):
     """`weft train` in this process: exit code, stdout, stderr. Of a flag that comes twice the last counts."""
     once = {}
-    for flag, values in config_flags._grouped([*line.split(), *more]):
+    for flag, values in config_io._group_flags([*line.split(), *more]):
         once.pop(flag, None)
         once[flag] = values
     return weft_exactly(capsys, *(word for flag, values in once.items() for word in (flag, *values) if word))
@@ -214,7 +214,7 @@ def test_what_a_run_writes(run):
 
 def test_its_own_settings_go_on_where_it_stopped(run, capsys):
     code, out, err = weft(capsys, "run/config.toml --steps 3")
-    assert (code, out) == (0, "") and "goes on after step 2 in run" in err
+    assert (code, out) == (0, "") and "resumes after step 2 in run" in err
     assert "\n1 steps in " in err  # of this run, not of the one before
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3]
@@ -229,7 +229,7 @@ def test_other_settings_are_warned_of(run, capsys):
         again = weft(capsys, f"{flags} --steps 4")
     changed = "--data.train text.txt → other.txt text.txt, --optimizer.rate 0.001 → 0.5"
     changed += ", --model.dropout 0.0 → 0.25"
-    assert code == 0 and f"warning: the run goes on with other settings: {changed}\n" in err, err
+    assert code == 0 and f"warning: the run resumes with changed settings: {changed}\n" in err, err
     assert again[0] == 0 and "warning" not in again[2]
 
 
@@ -239,7 +239,7 @@ def test_a_finished_run_has_nothing_left_to_do(run, capsys):
     assert (code, out) == (
         0,
         "",
-    ) and "the run is at step 2 already, and --steps is 2: nothing is trained" in err
+    ) and "the run is already at step 2, and --steps is 2: nothing to train" in err
     assert before == {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
 
 
@@ -249,7 +249,7 @@ def test_settings_that_train_nothing_are_not_written_down(run, capsys):
     before = {path: path.read_bytes() for path in kept if path.is_file()}
     code, out, err = weft(capsys, f"{LINES} --steps 1 --data.rows 8 --optimizer.rate 0.5")
     assert (code, out) == (0, "")
-    assert err == "the run is at step 2 already, and --steps is 1: nothing is trained\n"
+    assert err == "the run is already at step 2, and --steps is 1: nothing to train\n"
     assert before == {path: path.read_bytes() for path in before}
 
 
@@ -274,7 +274,7 @@ def test_a_run_begins_with_an_imported_model(run, capsys, golden):
     code, _, err = weft(capsys, f"{LINES} --folder new --steps 3 --save.every 1 --save.keep 9")
     assert code == 0 and "a new run in new" in err
     code, _, err = weft(capsys, f"{LINES} --folder new --steps 4")
-    assert code == 0 and "goes on after step 3 in new" in err
+    assert code == 0 and "resumes after step 3 in new" in err
     new, drawn = (Path(folder, "metrics.jsonl").read_text().splitlines()[0] for folder in ("new", "run"))
     assert json.loads(new)["loss"] < json.loads(drawn)["loss"]  # it has learned something already
     assert main(["checkpoint", "import", "model.safetensors", "late/checkpoints", "--step", "5"]) == 0
@@ -296,7 +296,7 @@ def test_an_imported_model_is_fallen_back_to(run, capsys, file):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         code, _, err = weft(capsys, flags)
-    assert code == 0 and err.count("is left out") == 2 and "a new run in new" in err
+    assert code == 0 and err.count("skipping checkpoint") == 2 and "a new run in new" in err
 
 
 def test_a_folder_that_another_run_writes_into(run, capsys, golden):
@@ -361,7 +361,7 @@ def test_a_tokenizer_by_path_stays_the_one_that_is_kept(folder, capsys, golden):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         code, out, err = weft(capsys, f"{LINES} --data.tokenizer own.model")
-    assert code == 0 and "warning: there is no own.model: run/tokenizer.model is used" in err
+    assert code == 0 and "warning: there is no own.model: using the run's copy run/tokenizer.model" in err
 
 
 def test_a_rule_of_no_dim_is_a_warning(run, capsys):
@@ -399,7 +399,7 @@ def test_a_narrow_terminal_shows_what_matters_most(width, monkeypatch):
 TOO_FAST = "--optimizer.rate 1e30 --optimizer.warmup 0 --optimizer.clip 0 --optimizer.schedule constant"
 
 
-@pytest.mark.filterwarnings("ignore:the run goes on with other settings")
+@pytest.mark.filterwarnings("ignore:the run resumes with changed settings")
 def test_a_loss_that_is_not_finite_stops_the_run(run, capsys, golden):
     """Nothing is saved of a step that is not finite."""
     code, out, err = weft(capsys, f"{LINES} --steps 8 --save.every 1 {TOO_FAST}")
@@ -422,7 +422,7 @@ def test_an_evaluation_that_is_not_finite_stops_the_run(folder, capsys, golden):
     golden("cli_evaluation_not_finite", shown(err[err.index("TrainingError") :]), "messages/train")
     assert not (folder / "run" / "checkpoints").exists()
     code, out, err = weft(capsys, f"{one} --on-nan skip")
-    assert (code, out) == (0, "") and "the evaluation after step 1 is left out: loss " in err
+    assert (code, out) == (0, "") and "skipped the evaluation after step 1: loss " in err
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [set(row) & {"loss", "valid_loss"} for row in rows] == [{"loss"}]
 
@@ -431,10 +431,10 @@ def test_steps_that_are_not_finite_are_left_out_up_to_a_limit(folder, capsys, go
     skip = f"{LINES} {TOO_FAST} --on-nan skip --steps 5"
     code, out, err = weft(capsys, f"{skip} --nan-limit 2")
     assert (code, out) == (1, "")
-    golden("cli_too_many_left_out", shown(err[err.index("step 2 is left out") :]), "messages/train")
+    golden("cli_too_many_left_out", shown(err[err.index("skipped step 2") :]), "messages/train")
     assert not (folder / "run" / "checkpoints" / "step_5").exists()
     code, out, err = weft(capsys, f"{skip} --nan-limit 4")  # nothing was saved: it begins anew
-    assert (code, out) == (0, "") and err.count("is left out") == 4
+    assert (code, out) == (0, "") and err.count("skipped ") == 4
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
 
@@ -534,7 +534,7 @@ def test_a_preset_brings_its_model_and_flags_change_that(flags, folder, capsys):
 def test_a_folder_has_a_name(folder, capsys):
     given = ["" if word == "run" else word for word in LINES.split()]
     code, out, err = weft_exactly(capsys, *given)
-    assert (code, out) == (2, "") and "--folder is empty" in err, err
+    assert (code, out) == (2, "") and "--folder is not a path: it is empty" in err, err
     assert not (folder / "checkpoints").exists()
 
 
@@ -556,7 +556,7 @@ def test_printed_settings_print_the_same(start, folder, capsys):
 def test_every_setting_can_be_had_as_a_flag(folder, capsys):
     code, out, _ = weft(capsys, "lm --help")
     assert code == 0
-    missing = [flag for flag in config_flags.flag_types() if f"{flag} " not in out]
+    missing = [flag for flag in config_io.flag_types() if f"{flag} " not in out]
     assert not missing
     bare = re.findall(r"(--\S+) \S+\s+│?\n?│?\s*\(default", out)
     assert not bare, "settings that nothing is said of"

@@ -12,6 +12,7 @@ import pytest
 from namespaces import NAMES, TESTS, two_hosts
 
 import weft as wf
+from weft import checkpoint
 from weft.distributed import gloo
 
 LATEST = 100  # seconds after which a process is killed, with SIGKILL
@@ -57,7 +58,7 @@ def until(process, line):
     ],
 )
 def test_the_address_that_others_reach(own, others, address, monkeypatch):
-    monkeypatch.setattr(gloo, "_towards", lambda host: f"to {host}")
+    monkeypatch.setattr(gloo, "_address_towards", lambda host: f"to {host}")
     assert gloo.choose_address(own, others) == address
 
 
@@ -102,7 +103,7 @@ def test_disks_that_are_not_shared(tmp_path, golden):
         found = finish([host.start(*TRAIN, "--folder", runs / "lm") for host in hosts])
     for lines, code, err in found:
         assert (lines, code) == ([], 2), err[-3000:]
-        message = err[err.index("HostsError") :]
+        message = err[err.index("DistributedError") :]
         golden("not_shared", message.replace(str(runs), "/runs"), "messages/hosts")
     assert not list(tmp_path.glob("disk*/*"))  # no step, and nothing is left behind
 
@@ -114,10 +115,10 @@ def test_checkpoints_on_disks_that_are_not_shared(task, tmp_path):
         runs = own_disks(hosts, tmp_path)
         if task == "restore":
             _, model, state = process_cases.stepped(wf.Mesh("data=2"))
-            with process_cases.train.Checkpoints(tmp_path / "disk0" / "run") as checkpoints:
+            with checkpoint.CheckpointManager(tmp_path / "disk0" / "run") as checkpoints:
                 checkpoints.save(1, model, state, {"example": 6})
         found = finish([host.start(SEVERAL, task, runs / "run") for host in hosts])
-    said = {"save": "HostsError: the folder", "restore": "CheckpointError: process 0 restores"}[task]
+    said = {"save": "DistributedError: the folder", "restore": "CheckpointError: process 0 restores"}[task]
     for _, code, err in found:
         assert code == 1 and f"{said} {runs / 'run'}" in err and "weft-b" in err, err[-3000:]
 

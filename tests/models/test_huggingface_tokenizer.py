@@ -181,9 +181,9 @@ def test_weft_generate_and_score_take_a_folder(weft, tmp_path):
 
 def test_other_files_are_another_model(folder):
     """Lines of an answer that was begun with one are not gone on with by the other."""
-    first, again = (load.load_run(folder).sums for _ in range(2))
+    first, again = (load.load_run(folder).checksums for _ in range(2))
     os.utime(folder / "model.safetensors", (1, 1))
-    assert first == again != load.load_run(folder).sums
+    assert first == again != load.load_run(folder).checksums
 
 
 MISTAKES = {

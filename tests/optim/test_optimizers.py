@@ -13,7 +13,7 @@ import pytest
 from compare import real, same
 
 import weft as wf
-from weft import nn, optim, train
+from weft import nn, optim
 from weft.models import Config, Transformer
 from weft.optim.named_tree import named_tensors
 
@@ -50,22 +50,22 @@ PAIRS = {
         optax.lion(0.1, b1=0.8, b2=0.95, weight_decay=0.3),
     ),
     "adafactor": (
-        optim.Adafactor(0.1, least=4),
+        optim.Adafactor(0.1, min_dim_size_to_factor=4),
         optax.adafactor(0.1, min_dim_size_to_factor=4),
     ),
     "adafactor, momentum": (
-        optim.Adafactor(WARMUP, least=4, beta1=0.7, decay_power=0.7),
+        optim.Adafactor(WARMUP, min_dim_size_to_factor=4, beta1=0.7, decay_power=0.7),
         optax.adafactor(OPTAX_WARMUP, min_dim_size_to_factor=4, momentum=0.7, decay_rate=0.7),
     ),
     "adafactor, not factored": (optim.Adafactor(0.1), optax.adafactor(0.1)),
     "adafactor, plain steps": (
-        optim.Adafactor(0.1, least=4, limit=None, scale_by_parameter=False),
+        optim.Adafactor(0.1, min_dim_size_to_factor=4, clipping_threshold=None, scale_by_parameter=False),
         optax.adafactor(
             0.1, min_dim_size_to_factor=4, clipping_threshold=None, multiply_by_parameter_scale=False
         ),
     ),
-    "adafactor, small limit": (
-        optim.Adafactor(0.1, least=4, limit=0.5),
+    "adafactor, small threshold": (
+        optim.Adafactor(0.1, min_dim_size_to_factor=4, clipping_threshold=0.5),
         optax.adafactor(0.1, min_dim_size_to_factor=4, clipping_threshold=0.5),
     ),
     "clipped": (
@@ -150,7 +150,7 @@ def test_state():
 
 def test_stacked_tensors_stand_for_several():
     """Adafactor on stacked layers is Adafactor on each: factors, limits and sizes are a layer's own."""
-    opt = optim.Adafactor(0.1, least=4)
+    opt = optim.Adafactor(0.1, min_dim_size_to_factor=4)
     layers = [{"w": real(n, "d=6 h=5") * 3.0**n, "bias": real(9 + n, "h=5")} for n in range(3)]
     grads = [{"w": real(20 + n, "d=6 h=5") * 5.0**n, "bias": real(30 + n, "h=5")} for n in range(3)]
 
@@ -190,7 +190,7 @@ OPTIMIZERS = {
     "momentum": optim.Momentum(0.1, momentum=0.9, weight_decay=0.1),
     "adamw": optim.AdamW(0.05 * optim.LinearWarmup(2), weight_decay=0.1),
     "lion": optim.Lion(0.01, weight_decay=0.1),
-    "adafactor": optim.Adafactor(optim.paper_schedule(4, 20, 10), least=4, beta1=0.5),
+    "adafactor": optim.Adafactor(optim.paper_schedule(4, 20, 10), min_dim_size_to_factor=4, beta1=0.5),
 }
 
 
@@ -484,7 +484,7 @@ def test_schedules(name):
     want = [float(oracle(t)) for t in range(45)]
     np.testing.assert_allclose(curve.numpy(), want, rtol=1e-5, atol=1e-7)
     assert math.isclose(float(schedule(12)), want[12], rel_tol=1e-5)
-    assert eval(repr(schedule), vars(train)) == schedule and hash(schedule) == hash(schedule)
+    assert eval(repr(schedule), vars(optim)) == schedule and hash(schedule) == hash(schedule)
 
 
 def test_the_rate_may_be_a_function():
@@ -497,7 +497,7 @@ def test_the_rate_may_be_a_function():
 
 def test_optimizers_print_and_compare():
     for opt in OPTIMIZERS.values():
-        again = eval(repr(opt), vars(train))
+        again = eval(repr(opt), vars(optim))
         assert again == opt and hash(again) == hash(opt)
 
 

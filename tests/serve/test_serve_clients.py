@@ -20,7 +20,7 @@ from untrained_models import untrained
 from weft import checkpoint, serve
 from weft.cli.main import main
 from weft.generate import Beams, GenerationConfig
-from weft.train import config_flags, config_io
+from weft.train import config_io
 from weft.train.config import recipe
 
 pytest_plugins = ["server_fixtures"]
@@ -336,7 +336,7 @@ def folder(tmp_path_factory):
     line = (
         "--model.d-model 16 --model.d-ff 32 --model.heads 2 --model.d-kv 8 --model.layers 1 --model.vocab 259"
     )
-    config = config_flags.apply_flags(recipe("lm"), line.split()).replace(folder=folder)
+    config = config_io.apply_flags(recipe("lm"), line.split()).replace(folder=folder)
     (folder / "config.toml").write_text(config_io.config_to_toml(config))
     with checkpoint.CheckpointManager(folder / "checkpoints") as checkpoints:
         checkpoints.save(1, untrained(config.model), {})

@@ -82,7 +82,7 @@ def stop(name):
     """Now and then a collective; between, the processes are some steps apart. One of them gets a signal."""
     total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
     with rendezvous.Stop() as other:
-        assert not other.asked
+        assert not other.requested
     with rendezvous.Stop() as stop:
         for step in range(2000):
             if step % 50 == 0:
@@ -90,7 +90,7 @@ def stop(name):
             if step == 70 and jax.process_index() == 1:
                 os.kill(os.getpid(), getattr(signal, name))
             time.sleep(0.001 * (1 + jax.process_index()))
-            if stop.asked:
+            if stop.requested:
                 break
     print(step, stop.reason)
 
@@ -135,7 +135,7 @@ def stuck(how):
     with rendezvous.Stop(grace=4), checkpoint.CheckpointManager(folder) as checkpoints:
         for step in (1, 2):
             if hangs and step == 2:
-                setattr(manager, {"write": "orbax_writer", "seal": "seal"}.get(where, "-"), hang)
+                setattr(manager, {"write": "make_writer", "seal": "seal"}.get(where, "-"), hang)
                 if where == "step":
                     hang()
             with processes.watchdog(f"step {step}"):

@@ -37,7 +37,7 @@ def stored(folder):
     """All arrays of the newest checkpoint by name: parameters, the optimizer's state, the running mean."""
     run = loop.prepare_run(config_io.config_from_toml(folder / "config.toml").replace(folder=folder))
     like = nn.specs(run.model)
-    _, model, state, _ = checkpoint.CheckpointManager(run.checkpoints).restore(*run.learner.init(like))
+    _, model, state, _ = checkpoint.CheckpointManager(run.checkpoints).restore(*run.trainer.init(like))
     return {name: t.numpy() for name, t in nn.parameters({"model": model, "state": state}).items()}
 
 

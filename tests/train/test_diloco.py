@@ -134,7 +134,7 @@ def test_equals_separate_runs(name):
         same(state["inner"]["mean"][key], means, key, rtol=2e-5, atol=1e-6)
         assert state["inner"]["mean"][key].role == state["outer"][key].role == "optimizer"
     assert state["inner"]["step"].numpy().tolist() == [ROUNDS * EVERY] * replicas
-    reported = diloco.reported(metrics)
+    reported = diloco.reduce_metrics(metrics)
     np.testing.assert_allclose(float(reported["loss"]), want_losses[-1].mean(), rtol=2e-5)
     assert float(reported["tokens"]) == batch(ROUNDS * EVERY - 1).weights.numpy().sum()
 

@@ -14,7 +14,7 @@ from weft import nn
 from weft.checkpoint import CheckpointManager
 from weft.cli.main import main
 from weft.data import ByteTokenizer
-from weft.train import config_flags, load
+from weft.train import config_io, load
 from weft.train.config import recipe
 from weft.train.loop import prepare_run, train
 
@@ -39,7 +39,7 @@ def run(tmp_path_factory):
         "--model.layers": "1",
     }
     given = [word for pair in flags.items() for word in pair]
-    train(config_flags.apply_flags(recipe("lm"), given), quiet=True)
+    train(config_io.apply_flags(recipe("lm"), given), quiet=True)
     return folder / "lm"
 
 
@@ -90,7 +90,7 @@ def test_a_loss_that_is_not_finite_is_a_text_in_json(run, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "lm")
     prepared = prepare_run(load.load_config(tmp_path / "lm"))
     checkpoints = CheckpointManager(prepared.checkpoints)
-    step, model, state, extra = checkpoints.restore(*prepared.learner.init(nn.specs(prepared.model)))
+    step, model, state, extra = checkpoints.restore(*prepared.trainer.init(nn.specs(prepared.model)))
     broken = jax.tree.map(lambda t: t * math.nan, model, is_leaf=wf.is_tensor)
     checkpoints.save(step, broken, state, extra, wait=True)
     assert main(["eval", str(tmp_path / "lm"), "--json"]) == 0

@@ -226,7 +226,7 @@ def test_a_full_disk(long, tmp_path, arguments, environment):
         print(done.stderr)
         assert done.returncode == 1 and "Traceback" not in done.stderr
         assert re.search("^(Checkpoint|Journal)Error: .* could not be written to", done.stderr, re.M)
-        assert "the system says: No space left on device" in done.stderr
+        assert "system error: No space left on device" in done.stderr
         there = saved(disk / "run")
         assert there == list(range(2, there[-1] + 1, 2)) and there[-1] < LONG
         checkpoints = checkpoint.CheckpointManager(disk / "run" / "checkpoints")
@@ -234,7 +234,7 @@ def test_a_full_disk(long, tmp_path, arguments, environment):
         subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True, timeout=60)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LATEST)
         assert done.returncode == 0, done.stderr[-3000:]
-        assert f"goes on after step {there[-1]} " in done.stderr
+        assert f"resumes after step {there[-1]} " in done.stderr
         assert_same(disk / "run", long("one"))
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True, timeout=60)
@@ -254,7 +254,7 @@ def test_writing_fails_half_way(long, tmp_path, arguments, environment):
     assert failed.returncode == 1
     assert "CheckpointError: the checkpoint of step 20 could not be written" in failed.stderr
     assert len(curve(tmp_path / "run")) < 40  # it is told before the next one is due
-    assert "File too large" in failed.stderr and "step 4 is the newest that is there" in failed.stderr
+    assert "File too large" in failed.stderr and "the newest checkpoint is that of step 4" in failed.stderr
     assert saved(tmp_path / "run") == [4]
     assert run(LONG).returncode == 0
     assert_same(tmp_path / "run", long("one"))
@@ -297,5 +297,5 @@ def test_one_of_four_processes_is_killed(long, tmp_path, arguments, environment,
     print(f"the others had stopped after {seconds:.1f} s")
     assert seconds < RESTARTED
     assert f"process {victim} ended with signal SIGKILL" in said and "starting all again (1 of 2)" in said
-    assert "goes on after step " in said
+    assert "resumes after step " in said
     assert_same(there, long("four"))

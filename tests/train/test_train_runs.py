@@ -49,8 +49,8 @@ def staged_once():
 
     def shared(config):
         run = prepare(config)
-        key = (run.learner.step, str(run.mesh), str(run.layout), run.config.model, run.config.data)
-        return dataclasses.replace(run, learner=programs.setdefault(key, run.learner))
+        key = (run.trainer.step, str(run.mesh), str(run.layout), run.config.model, run.config.data)
+        return dataclasses.replace(run, trainer=programs.setdefault(key, run.trainer))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "prepare_run", shared)
@@ -136,10 +136,10 @@ def test_the_second_step_is_timed_from_its_beginning(settings, tmp_path, monkeyp
 
         monkeypatch.setattr(kind, name, noting)
 
-    noted(Trainer, "learn")
+    noted(Trainer, "run_step")
     noted(ProgressReporter, "step")
     loop.train(settings(tmp_path, steps=3), quiet=True)
-    assert seen == [("learn", 1), ("step", 1), ("learn", 2), ("learn", 3), ("step", 2), ("step", 3)]
+    assert seen == [("run_step", 1), ("step", 1), ("run_step", 2), ("run_step", 3), ("step", 2), ("step", 3)]
 
 
 def no_threads():
@@ -194,7 +194,7 @@ def test_a_finished_run_is_left_as_it_is(settings, copy, whole):
 
 def test_another_seed_is_warned_of(settings, copy):
     there = copy("one")
-    with pytest.warns(UserWarning, match="began with seed 0, and goes on with 1"):
+    with pytest.warns(UserWarning, match="started with seed 0 and resumes with 1"):
         loop.train(settings(there, steps=STEPS + 1, seed=1), quiet=True)
 
 
@@ -214,7 +214,7 @@ def damaged(path, draw):
 def test_one_flipped_bit(settings, copy, whole, seed):
     there = copy("one")
     damaged(there / "checkpoints" / "step_10", random.Random(seed))
-    with pytest.warns(CheckpointWarning, match="step_10 is left out.*the one before it is tried"):
+    with pytest.warns(CheckpointWarning, match="skipping checkpoint .*step_10: .*trying the one before it"):
         outcome = loop.train(settings(there), quiet=True)
     assert outcome.step == STEPS
     assert_same(there, whole("one"))
@@ -225,14 +225,16 @@ def test_half_written(settings, copy, whole):
     steps = there / "checkpoints"
     (steps / "step_10").rename(steps / ".writing-step_10")
     (steps / ".writing-step_10" / "manifest.json").unlink()
-    with pytest.warns(CheckpointWarning, match="writing-step_10 is left out: it was never finished"):
+    with pytest.warns(
+        CheckpointWarning, match="skipping checkpoint .*writing-step_10: it was never finished"
+    ):
         loop.train(settings(there), quiet=True)
     assert_same(there, whole("one"))
 
 
 def test_only_half_written(settings, tmp_path):
     (tmp_path / "checkpoints" / ".writing-step_3").mkdir(parents=True)
-    with pytest.warns(CheckpointWarning, match="none before it: the run begins anew"):
+    with pytest.warns(CheckpointWarning, match="no earlier one: the run starts from scratch"):
         assert loop.train(settings(tmp_path, steps=1), quiet=True).step == 1
 
 
@@ -262,7 +264,7 @@ def test_a_signal_saves_and_says_so(settings, whole, tmp_path, capsys, number):
     assert code == 1
     *before, said = capsys.readouterr().err.splitlines()
     interrupted = number == signal.SIGINT
-    assert ("stopping after this step; once more ends it at once" in before) == interrupted
+    assert ("stopping after this step; press again to exit at once" in before) == interrupted
     (step,) = saved(there)[-1:]
     assert said.startswith(f"stopped by {number.name} after step {step} of 100000, which is saved in {there}")
     assert len(curve(there)) == step and no_threads()
@@ -277,7 +279,7 @@ def test_a_checkpoint_that_cannot_be_written(settings, copy, whole, tmp_path, ca
     assert command(settings(there, steps=STEPS + 5), tmp_path / "run.toml") == 1
     said = capsys.readouterr().err
     assert "CheckpointError: the checkpoint of step 12 could not be written" in said
-    assert "step 10 is the newest that is there" in said and no_threads()
+    assert "the newest checkpoint is that of step 10" in said and no_threads()
     assert saved(there) == [9, 10]
     odd.unlink()
     loop.train(settings(there), quiet=True)
@@ -289,13 +291,16 @@ def test_a_loss_that_is_not_finite(settings, copy, tmp_path, capsys):
     run = loop.prepare_run(settings(there))
     like = nn.specs(run.model)
     checkpoints = checkpoint.CheckpointManager(run.checkpoints)
-    step, model, state, extra = checkpoints.restore(*run.learner.init(like))
+    step, model, state, extra = checkpoints.restore(*run.trainer.init(like))
     broken = jax.tree.map(lambda t: t * float("nan"), model, is_leaf=wf.is_tensor)
     checkpoints.save(step, broken, state, extra, wait=True)
     before = {p.name for p in run.checkpoints.iterdir()}
     assert command(settings(there, steps=STEPS + 5), tmp_path / "run.toml") == 1
     said = capsys.readouterr().err
-    assert re.search("TrainingError: step 11 gave .*loss nan", said) and "that of step 10 in" in said, said
+    assert (
+        re.search("TrainingError: step 11 gave .*loss nan", said)
+        and "the last good checkpoint: step 10 in" in said
+    ), said
     assert {p.name for p in run.checkpoints.iterdir()} == before and no_threads()
     assert len(curve(there)) == STEPS
 

@@ -1,4 +1,4 @@
-"""Checkpoints: atomic, verified by checksums, and restorable under any mesh and layout."""
+"""Checkpoints: written atomically, verified by checksums, and restored under any mesh and layout."""
 
 from .manager import CheckpointManager as CheckpointManager
 from .manifest import CheckpointError as CheckpointError

@@ -1,16 +1,16 @@
-"""Checkpoints looked at from outside: what is there, whether it is whole, what is in it and how two differ.
+"""Inspect checkpoints: list them, verify them, read their contents and compare two of them.
 
-    for one in listed("runs/first"):
-        print(one.step, one.damage or "whole")
-    stored("runs/first").entries["model.embedding"]     # float32[vocab=32000, d_model=512]
+    for checkpoint in list_checkpoints("runs/first"):
+        print(checkpoint.step, checkpoint.damage or "complete")
+    open_checkpoint("runs/first").entries["model.embedding"]     # float32[vocab=32000, d_model=512]
 
-No model is needed, and nothing is changed: a run may be writing into the folder meanwhile.
+This needs no model and changes nothing, so a run may write into the folder at the same time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +33,13 @@ from .manifest import (
 )
 
 UNFINISHED = "unfinished"
-KEY_BYTES = {"key<fry>": 8}  # JAX's other kinds have 16
-CHUNK_ELEMENTS = 2**22  # elements that are looked at together, in float64
+KEY_BYTES = {"key<fry>": 8}  # keys of JAX's other implementations have 16
+CHUNK_ELEMENTS = 2**22  # elements converted to float64 at a time
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint in a folder: its size, when it was finished, and what is wrong with it, if anything is."""
+    """A checkpoint in a folder: its size, when it was finished, and its damage, if any."""
 
     step: int
     path: Path
@@ -58,98 +58,98 @@ class StoredCheckpoint:
     entries: dict[str, ManifestEntry]
     extra: dict[str, Any]
 
-    def arrays(self, names: Mapping[str, Any] | None = None) -> Iterator[tuple[str, np.ndarray]]:
-        """Arrays by name, read one after the other; by default all."""
-        chosen = self.entries if names is None else {name: self.entries[name] for name in names}
-        return read_arrays(self.path.absolute() / ARRAYS_FOLDER, chosen)
+    def arrays(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+        """Read arrays by name, one at a time; by default all."""
+        selected = self.entries if names is None else {name: self.entries[name] for name in names}
+        return read_arrays(self.path.absolute() / ARRAYS_FOLDER, selected)
 
 
-def list_checkpoints(folder: Any) -> list[CheckpointInfo]:
-    """All that there is, by step, checked to the last byte. What a run removes meanwhile is left out."""
-    folder = _folder(folder)
-    half = f"{UNFINISHED}: it is being written, or a crash left it"
+def list_checkpoints(folder: str | Path) -> list[CheckpointInfo]:
+    """All checkpoints by step, with every file verified; those that a run removes meanwhile are skipped."""
+    folder = _check_folder(folder)
+    unfinished = f"{UNFINISHED}: it is being written, or a crash left it"
     found = [
-        *(one for step, path in list_step_folders(folder).items() for one in _still_there(step, path)),
+        *(info for step, path in list_step_folders(folder).items() for info in _info_if_present(step, path)),
         *(
-            one
+            info
             for step, path in list_unfinished_folders(folder).items()
-            for one in _still_there(step, path, half)
+            for info in _info_if_present(step, path, unfinished)
         ),
     ]
-    return sorted(found, key=lambda one: (one.step, one.damage or ""))
+    return sorted(found, key=lambda info: (info.step, info.damage or ""))
 
 
-def _still_there(step: int, path: Path, damage: str | None = None) -> Iterator[CheckpointInfo]:
-    """A checkpoint; nothing if its folder went while it was looked at, which is no damage."""
+def _info_if_present(step: int, path: Path, damage: str | None = None) -> Iterator[CheckpointInfo]:
+    """Yields nothing if the folder disappeared while it was read: a removed checkpoint is not damaged."""
     try:
-        found = _listed(step, path, damage)
+        info = _info(step, path, damage)
     except FileNotFoundError:
         if path.exists():
             raise
         return
-    if found.damage is None or path.exists():
-        yield found
+    if info.damage is None or path.exists():
+        yield info
 
 
-def _listed(step: int, path: Path, damage: str | None = None) -> CheckpointInfo:
+def _info(step: int, path: Path, damage: str | None = None) -> CheckpointInfo:
     sizes = [_file_bytes(p) for p in path.rglob("*") if p.is_file()]
-    when, tensors = path.stat().st_mtime, None
+    seconds, tensors = path.stat().st_mtime, None
     try:
         if damage is None:
             manifest = read_manifest(path)
-            when, tensors = (path / MANIFEST_FILE).stat().st_mtime, len(manifest["tensors"])
+            seconds, tensors = (path / MANIFEST_FILE).stat().st_mtime, len(manifest["tensors"])
             check_files(path, manifest)
-    except DamagedCheckpoint as found:
-        damage = str(found)
-    return CheckpointInfo(step, path, sum(sizes), when, tensors, damage)
+    except DamagedCheckpoint as error:
+        damage = str(error)
+    return CheckpointInfo(step, path, sum(sizes), seconds, tensors, damage)
 
 
 def _file_bytes(file: Path) -> int:
-    """Of a file; 0 if it went just now, as those do that Orbax renames while it writes."""
+    """The size of a file; 0 if it has just disappeared, because Orbax renames files while it writes."""
     with suppress(FileNotFoundError):
         return file.stat().st_size
     return 0
 
 
-def open_checkpoint(folder: Any, step: int | None = None, *, checked: bool = True) -> StoredCheckpoint:
-    """The newest checkpoint of a folder, or that of a step.
+def open_checkpoint(folder: str | Path, step: int | None = None, *, verify: bool = True) -> StoredCheckpoint:
+    """Open the newest checkpoint of a folder, or the one of a given step.
 
     Args:
-      folder: where the checkpoints of a run are.
-      step: of which step; by default the last one.
-      checked: whether to compare every file with its sum; else only the manifest is.
+      folder: the checkpoint folder of a run.
+      step: the step to open; by default the last one.
+      verify: whether to verify the checksum of every file; otherwise only the manifest's.
     """
-    folder = _folder(folder)
-    there = list_step_folders(folder)
-    shown = ", ".join(map(str, there)) or "none"
-    number = max(there, default=None) if step is None else step
-    if number is None or number not in there:
-        close = nearest(str(step), map(str, there)) if step is not None else ""
+    folder = _check_folder(folder)
+    folders = list_step_folders(folder)
+    available = ", ".join(map(str, folders)) or "none"
+    number = max(folders, default=None) if step is None else step
+    if number is None or number not in folders:
+        suggestion = nearest(str(step), map(str, folders)) if step is not None else ""
         raise CheckpointError(
-            f"there is no checkpoint{'' if step is None else f' of step {step}'} in {folder}{close}",
-            f"steps that are there: {shown}",
-            rule="a checkpoint is a folder step_NUMBER, with its manifest",
-            hint="weft checkpoint list says what is there",
+            f"there is no checkpoint{'' if step is None else f' of step {step}'} in {folder}{suggestion}",
+            f"available steps: {available}",
+            rule="a checkpoint is a folder step_NUMBER with a manifest",
+            hint="weft checkpoint list lists the checkpoints",
         )
-    path = there[number]
+    path = folders[number]
     try:
         manifest = read_manifest(path)
-        if checked:
+        if verify:
             check_files(path, manifest)
     except DamagedCheckpoint as damage:
         raise CheckpointError(
             f"the checkpoint {path} is damaged",
             str(damage),
-            rule="only what is as it was written, by its SHA-256, is read",
-            hint=f"copy the files from a backup, or take another step; steps that are there: {shown}",
+            rule="a checkpoint is read only if all files match their SHA-256 checksums",
+            hint=f"copy the files from a backup, or use another step; available steps: {available}",
         ) from None
     return StoredCheckpoint(
         path, manifest["step"], entries_from_manifest(manifest["tensors"]), manifest["extra"]
     )
 
 
-def _folder(given: Any) -> Path:
-    folder = Path(given)
+def _check_folder(path: str | Path) -> Path:
+    folder = Path(path)
     if folder.is_dir():
         return folder
     parent = folder.absolute().parent
@@ -158,14 +158,14 @@ def _folder(given: Any) -> Path:
     raise CheckpointError(
         f"{folder} is a file" if folder.exists() else fact,
         rule="the checkpoints of a run are in one folder",
-        hint="give the folder of a run, or the folder in it that has those called step_NUMBER",
+        hint="give the folder of a run, or its subfolder that contains the step_NUMBER folders",
     )
 
 
 def entry_bytes(entry: ManifestEntry) -> int:
-    """A tensor's bytes; of a key those of its bits."""
-    one = KEY_BYTES.get(entry.dtype, 16) if is_key(entry) else np.dtype(entry.dtype).itemsize
-    return math.prod(entry.shape) * one
+    """The size of a tensor in bytes; for a key the size of its bits."""
+    itemsize = KEY_BYTES.get(entry.dtype, 16) if is_key(entry) else np.dtype(entry.dtype).itemsize
+    return math.prod(entry.shape) * itemsize
 
 
 # Values
@@ -173,7 +173,7 @@ def entry_bytes(entry: ManifestEntry) -> int:
 
 @dataclass(frozen=True)
 class ValueSummary:
-    """Of the values that are numbers: their mean, standard deviation and ends; and how many are none."""
+    """The mean, standard deviation, minimum and maximum of the values without NaN; the number of NaNs."""
 
     mean: float
     std: float
@@ -183,28 +183,29 @@ class ValueSummary:
 
 
 def summarize_values(array: np.ndarray) -> ValueSummary:
-    """What the values are like."""
+    """Summarize the values of an array, chunk by chunk."""
     flat = array.reshape(-1)
     count, total, nan = 0, 0.0, 0
     low, high = math.inf, -math.inf
-    for part in _parts(flat):
-        good = part[~np.isnan(part)]
-        nan += part.size - good.size
-        if good.size:
-            count, total = count + good.size, total + float(good.sum())
-            low, high = min(low, float(good.min())), max(high, float(good.max()))
+    for chunk in _chunks(flat):
+        numbers = chunk[~np.isnan(chunk)]
+        nan += chunk.size - numbers.size
+        if numbers.size:
+            count, total = count + numbers.size, total + float(numbers.sum())
+            low, high = min(low, float(numbers.min())), max(high, float(numbers.max()))
     if not count:
         return ValueSummary(math.nan, math.nan, math.nan, math.nan, nan)
     mean = total / count
     if not math.isfinite(mean):
         return ValueSummary(mean, math.nan, low, high, nan)
-    squares = sum(float(np.nansum((part - mean) ** 2)) for part in _parts(flat))
+    # A second pass: E[x²] - E[x]² would cancel where the mean is large.
+    squares = sum(float(np.nansum((chunk - mean) ** 2)) for chunk in _chunks(flat))
     return ValueSummary(mean, math.sqrt(squares / count), low, high, nan)
 
 
-def _parts(flat: np.ndarray) -> Iterator[np.ndarray]:
-    for begin in range(0, flat.size, CHUNK_ELEMENTS):
-        yield flat[begin : begin + CHUNK_ELEMENTS].astype(np.float64)
+def _chunks(flat: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, flat.size, CHUNK_ELEMENTS):
+        yield flat[start : start + CHUNK_ELEMENTS].astype(np.float64)
 
 
 # Differences
@@ -212,30 +213,31 @@ def _parts(flat: np.ndarray) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How a tensor of one checkpoint differs from that of another.
+    """A tensor that differs between two checkpoints.
 
     Attributes:
-      name: the tensor's.
-      how: what it is in the first, and in the second; None where it is not.
-      unequal: how many elements differ, and `largest` by how much; both 0 if it is another kind of tensor.
+      name: the name of the tensor.
+      types: its dtype and dims in the first and in the second checkpoint; None where it is missing.
+      unequal: the number of elements that differ; 0 if the types differ.
+      largest: the largest absolute difference; 0 if the types differ.
     """
 
     name: str
-    how: tuple[str | None, str | None]
+    types: tuple[str | None, str | None]
     unequal: int = 0
     largest: float = 0.0
 
 
 def diff_checkpoints(one: StoredCheckpoint, other: StoredCheckpoint) -> list[TensorDifference]:
-    """All tensors that are not equal, in the order of the first. Here NaN equals NaN."""
+    """All tensors that differ, in the order of the first checkpoint. NaN equals NaN here."""
     names = [*one.entries, *(name for name in other.entries if name not in one.entries)]
     same = {name: None for name in names if one.entries.get(name) == other.entries.get(name)}
     found = {}
     for (name, left), (_, right) in zip(one.arrays(same), other.arrays(same), strict=True):
-        unequal, largest = _compared(left, right)
+        unequal, largest = _compare(left, right)
         if unequal:
-            shown = str(one.entries[name])
-            found[name] = TensorDifference(name, (shown, shown), unequal, largest)
+            kind = str(one.entries[name])
+            found[name] = TensorDifference(name, (kind, kind), unequal, largest)
     for name in names:
         if name not in same:
             left_right = (one.entries.get(name), other.entries.get(name))
@@ -243,13 +245,13 @@ def diff_checkpoints(one: StoredCheckpoint, other: StoredCheckpoint) -> list[Ten
     return [found[name] for name in names if name in found]
 
 
-def _compared(left: np.ndarray, right: np.ndarray) -> tuple[int, float]:
-    """How many elements differ, and by how much at most: infinitely, where just one is NaN."""
+def _compare(left: np.ndarray, right: np.ndarray) -> tuple[int, float]:
+    """The number of elements that differ and the largest difference, infinite if only one of two is NaN."""
     unequal, largest = 0, 0.0
     a, b = left.reshape(-1), right.reshape(-1)
-    for begin in range(0, a.size, CHUNK_ELEMENTS):
-        x, y = a[begin : begin + CHUNK_ELEMENTS], b[begin : begin + CHUNK_ELEMENTS]
-        differs = (x != y) & ~((x != x) & (y != y))  # NaN is no number's equal, not even its own
+    for start in range(0, a.size, CHUNK_ELEMENTS):
+        x, y = a[start : start + CHUNK_ELEMENTS], b[start : start + CHUNK_ELEMENTS]
+        differs = (x != y) & ~((x != x) & (y != y))  # NaN != NaN
         if differs.any():
             unequal += int(differs.sum())
             with np.errstate(invalid="ignore", over="ignore"):

@@ -1,11 +1,12 @@
-"""Folders of checkpoints: written under another name, sealed by a manifest, checked before they are read.
+"""Checkpoint folders: written under a temporary name, sealed by a manifest, verified before they are read.
 
-    runs/first/step_200/manifest.json     what is stored, and the SHA-256 of every file; written last
+    runs/first/step_200/manifest.json     the stored tensors and the SHA-256 of every file; written last
     runs/first/step_200/arrays/…          Orbax's files
-    runs/first/.writing-step_300/…        not whole: being written, or left behind by a crash
+    runs/first/.writing-step_300/…        unfinished: being written, or left by a crash
 
-A folder gets its true name when the manifest and all that it lists are on the disk. Orbax itself does not see
-a flipped bit in most of its bytes: the sums do. The manifest holds its own sum, of its text without it.
+A folder gets its final name when the manifest and all files that it lists are on disk. The checksums are
+necessary because Orbax does not detect a flipped bit in most of its bytes. The manifest contains its own
+checksum, computed over its text without it.
 """
 
 from __future__ import annotations
@@ -22,66 +23,66 @@ from typing import Any
 
 from weft.core.errors import WeftError
 
-CHECKPOINTS_FOLDER = "checkpoints"  # in the folder of a run
+CHECKPOINTS_FOLDER = "checkpoints"  # in the run folder
 MANIFEST_FILE, ARRAYS_FOLDER = "manifest.json", "arrays"
 STEP_PREFIX, WRITING_PREFIX, OLD_PREFIX, REMOVING_PREFIX = "step_", ".writing-", ".old-", ".going-"
 FORMAT_VERSION = 1
 
 
 class CheckpointError(WeftError, OSError):
-    """A checkpoint that can't be written or read."""
+    """A checkpoint can't be written or read."""
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint that is damaged or half-written, and left out."""
+    """A damaged or unfinished checkpoint is skipped."""
 
 
 class DamagedCheckpoint(Exception):
-    """What is wrong with a checkpoint, and in which file."""
+    """The damage of a checkpoint, by file."""
 
 
 class UnreadableCheckpoint(DamagedCheckpoint):
-    """Why it can't be read here and now: it may be whole all the same, and is never removed for it."""
+    """A checkpoint can't be read here and now. It may be intact, so it is never removed."""
 
 
-# Where they are
+# Paths
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """The folder of a step's checkpoint."""
+    """The folder of a finished checkpoint."""
     return folder / f"{STEP_PREFIX}{step}"
 
 
 def writing_folder(folder: Path, step: int) -> Path:
-    """The folder of one that is being written."""
+    """The folder of a checkpoint that is being written."""
     return folder / f"{WRITING_PREFIX}{STEP_PREFIX}{step}"
 
 
-# Which there are
+# Listing
 
 
 def recover_step_folders(folder: Path) -> dict[int, Path]:
-    """The folders that are named as checkpoints, by step, oldest first."""
+    """The finished folders by step, oldest first, after completing a rename that a crash interrupted."""
     for step, path in list(_by_step(folder, OLD_PREFIX + STEP_PREFIX)):
-        if not step_folder(folder, step).exists():  # a crash came between the two renames of `seal`
+        if not step_folder(folder, step).exists():  # a crash between the two renames of `seal`
             with suppress(FileNotFoundError):  # another process was faster
                 path.rename(step_folder(folder, step))
     return list_step_folders(folder)
 
 
 def list_step_folders(folder: Path) -> dict[int, Path]:
-    """The same as they are now: nothing is mended, so a run may be writing there."""
+    """The finished folders by step, oldest first. Changes nothing, so a run may be writing there."""
     return dict(sorted(_by_step(folder, STEP_PREFIX)))
 
 
 def list_unfinished_folders(folder: Path) -> dict[int, Path]:
-    """Those that were never finished."""
+    """The unfinished folders by step."""
     return dict(sorted(_by_step(folder, WRITING_PREFIX + STEP_PREFIX)))
 
 
-def _by_step(folder: Path, before: str) -> Iterator[tuple[int, Path]]:
+def _by_step(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
     for path in folder.iterdir() if folder.is_dir() else ():
-        if match := re.fullmatch(re.escape(before) + "(0|[1-9][0-9]*)", path.name):
+        if match := re.fullmatch(re.escape(prefix) + "(0|[1-9][0-9]*)", path.name):
             yield int(match[1]), path
 
 
@@ -89,7 +90,7 @@ def _by_step(folder: Path, before: str) -> Iterator[tuple[int, Path]]:
 
 
 def begin_writing(folder: Path, step: int) -> Path:
-    """A new folder to write into; what crashes have left behind goes."""
+    """Create a folder to write into, and remove the folders that crashes left."""
     folder.mkdir(parents=True, exist_ok=True)
     recover_step_folders(folder)
     for path in folder.iterdir():
@@ -103,7 +104,7 @@ def begin_writing(folder: Path, step: int) -> Path:
 
 
 def seal(part: Path, content: dict[str, Any]) -> Path:
-    """Add the manifest to a folder that is filled, and give it its true name."""
+    """Add the manifest to a folder with all its files, and rename it to its final name."""
     files = {}
     for path in _files(part):
         with path.open("rb") as file:
@@ -117,7 +118,7 @@ def seal(part: Path, content: dict[str, Any]) -> Path:
     for path in (*(p for p in part.rglob("*") if p.is_dir()), part):
         _sync_folder(path)
     final, old = (part.with_name(part.name.replace(WRITING_PREFIX, word)) for word in ("", OLD_PREFIX))
-    if final.exists():  # the same step once more; a folder can't be renamed over a full one
+    if final.exists():  # the step is saved again; a folder can't be renamed over a non-empty one
         final.rename(old)
     part.rename(final)
     _sync_folder(final.parent)
@@ -126,10 +127,10 @@ def seal(part: Path, content: dict[str, Any]) -> Path:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove a checkpoint. It loses its name first, so that no half of one is taken for a whole."""
-    going = path.with_name(REMOVING_PREFIX + path.name)
-    path.rename(going)
-    shutil.rmtree(going)
+    """Remove a checkpoint. It is renamed first, so that a partly removed one is never taken for complete."""
+    removing = path.with_name(REMOVING_PREFIX + path.name)
+    path.rename(removing)
+    shutil.rmtree(removing)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -137,9 +138,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _sealed(content: dict[str, Any]) -> bytes:
-    """A manifest's text, with the sum of the text without it."""
-    own = hashlib.sha256(_text(content)).hexdigest()
-    return _text({**content, "sha256": own})
+    """The text of a manifest, with the checksum of the text without it."""
+    checksum = hashlib.sha256(_text(content)).hexdigest()
+    return _text({**content, "sha256": checksum})
 
 
 def _text(content: dict[str, Any]) -> bytes:
@@ -158,22 +159,20 @@ def _sync_folder(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """A checkpoint's manifest, if that is whole."""
+    """Read and verify the manifest of a checkpoint."""
     try:
         text = (folder / MANIFEST_FILE).read_bytes()
     except FileNotFoundError:
-        raise DamagedCheckpoint(f"{MANIFEST_FILE} is missing: the checkpoint is half-written") from None
+        raise DamagedCheckpoint(f"{MANIFEST_FILE} is missing: the checkpoint is incomplete") from None
     except OSError as error:
         raise UnreadableCheckpoint(f"{MANIFEST_FILE} can't be read: {error.strerror}") from None
     try:
         content = json.loads(text)
-        whole = _sealed({key: value for key, value in content.items() if key != "sha256"}) == text
+        intact = _sealed({key: value for key, value in content.items() if key != "sha256"}) == text
     except (ValueError, AttributeError, RecursionError):
-        whole = False
-    if not whole:
-        raise DamagedCheckpoint(
-            f"{MANIFEST_FILE} ({len(text):,} bytes) does not have the SHA-256 that it holds"
-        )
+        intact = False
+    if not intact:
+        raise DamagedCheckpoint(f"{MANIFEST_FILE} ({len(text):,} bytes) does not match its own SHA-256")
     if content["format"] != FORMAT_VERSION:
         raise UnreadableCheckpoint(
             f"{MANIFEST_FILE} is of format {content['format']}; this version reads format {FORMAT_VERSION}"
@@ -182,16 +181,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path, manifest: dict[str, Any]) -> None:
-    """An error that names each file that is not as it was written."""
+    """Raise an error that lists every file that does not match its checksum in the manifest."""
     wrong, kind = [], DamagedCheckpoint
-    for name, said in manifest["files"].items():
+    for name, expected in manifest["files"].items():
         try:
             with (folder / name).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size != said["bytes"]:
-                    wrong.append(f"{name} has {size:,} bytes instead of {said['bytes']:,}")
-                elif hashlib.file_digest(file, "sha256").hexdigest() != said["sha256"]:
-                    wrong.append(f"{name} ({size:,} bytes) has another SHA-256 than when it was written")
+                if size != expected["bytes"]:
+                    wrong.append(f"{name} has {size:,} bytes instead of {expected['bytes']:,}")
+                elif hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
+                    wrong.append(f"{name} ({size:,} bytes) does not match its SHA-256")
         except FileNotFoundError:
             wrong.append(f"{name} is missing")
         except OSError as error:

@@ -83,9 +83,9 @@ class CheckpointInspectCommand:
         from ..plan.units import human_bytes
 
         folder, step = _folder_and_step(self.folder, self.step)
-        found = open_checkpoint(folder, step, checked=self.values)
+        found = open_checkpoint(folder, step, verify=self.values)
         tensors: dict[str, dict[str, Any]] = {
-            name: {**entry.as_json(), "bytes": entry_bytes(entry)} for name, entry in found.entries.items()
+            name: {**entry.to_json(), "bytes": entry_bytes(entry)} for name, entry in found.entries.items()
         }
         if self.values:
             for name, array in found.arrays():
@@ -137,12 +137,12 @@ class CheckpointDiffCommand:
                 {
                     "first": str(one.path),
                     "second": str(other.path),
-                    "same": len(one.entries) - sum(d.how[0] is not None for d in found),
+                    "same": len(one.entries) - sum(d.types[0] is not None for d in found),
                     "differences": [
                         {
                             "name": d.name,
-                            "first": d.how[0],
-                            "second": d.how[1],
+                            "first": d.types[0],
+                            "second": d.types[1],
                             "unequal": d.unequal,
                             "largest": d.largest,
                         }
@@ -160,11 +160,11 @@ class CheckpointDiffCommand:
 
 def _difference_row(d: TensorDifference) -> tuple[str, str, str, str]:
     if d.unequal:
-        return d.name, f"{d.unequal:,}", f"{d.largest:.3g}", d.how[0] or ""
-    if None in d.how:
-        which, shown = ("first", d.how[0]) if d.how[1] is None else ("second", d.how[1])
+        return d.name, f"{d.unequal:,}", f"{d.largest:.3g}", d.types[0] or ""
+    if None in d.types:
+        which, shown = ("first", d.types[0]) if d.types[1] is None else ("second", d.types[1])
         return d.name, "", "", f"only in the {which}: {shown}"
-    return d.name, "", "", f"{d.how[0]} and {d.how[1]}"
+    return d.name, "", "", f"{d.types[0]} and {d.types[1]}"
 
 
 @dataclass

@@ -63,11 +63,11 @@ def evaluate(arguments: Sequence[str]) -> None:
     if "--bleu" in flags:
         _evaluate_bleu(folder, [flag for flag in flags if flag != "--json"], as_json)
         return
-    from ..train import config_flags, load
+    from ..train import config_io, load
     from ..train.plain_json import plain_json
 
     step, flags = _pop_step([flag for flag in flags if flag != "--json"])
-    config = config_flags.apply_flags(load.load_config(folder), flags)
+    config = config_io.apply_flags(load.load_config(folder), flags)
     run, step, model = load.restore_run(config, step)
     result = load.evaluate_run(run, model)
     numbers = {

@@ -191,7 +191,7 @@ def load_generator(folder: str, models: ModelFlags, *kinds: str) -> LoadedGenera
     generator = TextGenerator([run.model for run in runs], first.tokenizer, *where, rows=models.rows)
     return LoadedGenerator(
         generator,
-        {"steps": [list(run.steps) for run in runs], "checkpoints": [list(run.sums) for run in runs]},
+        {"steps": [list(run.steps) for run in runs], "checkpoints": [list(run.checksums) for run in runs]},
     )
 
 

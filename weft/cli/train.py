@@ -71,13 +71,13 @@ def train(arguments: Sequence[str]) -> None:
 
 def read_config(arguments: list[str]) -> TrainConfig:
     """The settings of a recipe or a file, changed by flags."""
-    from ..train import config_flags, config_io
+    from ..train import config_io
     from ..train.config import TrainConfig, recipe
 
     name, *flags = arguments
     config = config_io.config_from_toml(name) if name.endswith(".toml") else recipe(name)
     wants_help = {"-h", "--help"} & set(flags)
-    config = config_flags.apply_flags(config, [flag for flag in flags if flag not in wants_help])
+    config = config_io.apply_flags(config, [flag for flag in flags if flag not in wants_help])
     if wants_help:
         tyro.cli(  # prints the help and exits
             TrainConfig,

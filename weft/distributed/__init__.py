@@ -1,4 +1,4 @@
-"""Several processes that run one program: joining, messages, shared folders, coordinated stops."""
+"""Distributed runs: join processes, exchange messages, check shared folders, stop together."""
 
 from .processes import DistributedError as DistributedError
 from .rendezvous import join as join

@@ -1,8 +1,9 @@
-"""The address at which Gloo, which does the collectives of CPUs, is reached by the other hosts.
+"""The address at which other hosts reach Gloo, the library that runs CPU collectives.
 
-JAX takes the address that the host's own name resolves to. On Debian and Ubuntu that is 127.0.1.1, which only
-the host itself can reach. Here it is the address that the host has on the way to the coordinator. On the
-coordinator's own host that may be the loopback interface; there it is the address on the way to another host.
+JAX uses the address that the host's own name resolves to. On Debian and Ubuntu that is 127.0.1.1, which only
+the host itself can reach. This module uses the host's address on the route to the coordinator. On the
+coordinator's own host that may be the loopback interface; there it uses the address on the route to another
+host.
 """
 
 from __future__ import annotations
@@ -16,18 +17,17 @@ from weft.distributed import processes
 
 
 def use_reachable_address(timeout: float) -> None:
-    """Let JAX's CPU client, which is not made yet, listen where the other processes can reach it.
+    """Make JAX's CPU client, before it exists, listen where the other processes can reach it.
 
     Args:
       timeout: how many seconds to wait for the others.
     """
-    from jax._src import xla_bridge  # JAX has no public way
+    from jax._src import xla_bridge  # JAX has no public API for this
     from jax._src.lib import _jax
 
-    own = _towards(processes.coordinator_address().rpartition(":")[0].strip("[]"))
-    address = choose_address(
-        own, processes.gather_texts(processes.unique_key("the addresses of all"), own, timeout)
-    )
+    own = _address_towards(processes.coordinator_address().rpartition(":")[0].strip("[]"))
+    key = processes.unique_key("the addresses of all")
+    address = choose_address(own, processes.gather_texts(key, own, timeout))
 
     def client() -> Any:
         collectives = _jax.make_gloo_tcp_collectives(processes.client(), hostname=address)
@@ -38,25 +38,25 @@ def use_reachable_address(timeout: float) -> None:
 
 
 def choose_address(own: str, all_addresses: list[str]) -> str:
-    """The address to listen at: `own`, or if no other host reaches that, the one on the way to another host.
+    """The address to listen at: `own`, unless it is local while other hosts take part.
 
     Args:
-      own: this host's address on the way to the coordinator; empty if that is not known.
-      all_addresses: those of all processes.
+      own: this host's address on the route to the coordinator; empty if it is unknown.
+      all_addresses: the addresses of all processes.
     """
-    elsewhere = [one for one in all_addresses if not _is_local(one)]
-    return _towards(elsewhere[0]) if elsewhere and _is_local(own) else own
+    remote = [address for address in all_addresses if not _is_local(address)]
+    return _address_towards(remote[0]) if remote and _is_local(own) else own
 
 
 def _is_local(address: str) -> bool:
     return not address or ipaddress.ip_address(address).is_loopback
 
 
-def _towards(host: str) -> str:
-    """This host's address on the way to another; empty if there is no way."""
+def _address_towards(host: str) -> str:
+    """This host's address on the route to another host; empty if there is no route."""
     with suppress(OSError):
-        for family, kind, protocol, _, place in socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM):
-            with suppress(OSError), socket.socket(family, kind, protocol) as one:
-                one.connect(place)  # of a datagram socket: nothing is sent
-                return one.getsockname()[0]
+        for family, kind, protocol, _, target in socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, kind, protocol) as datagram:
+                datagram.connect(target)  # sends nothing, but selects a route
+                return datagram.getsockname()[0]
     return ""

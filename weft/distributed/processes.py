@@ -1,17 +1,17 @@
-"""How the processes of one run talk beside JAX's collectives, and how long they wait for each other.
+"""Messages between the processes of one run, outside JAX's collectives, and timeouts on every wait.
 
-    name = processes.name("begun")                          # the same in all processes
-    where = processes.from_first(name, find)                # what process 0 found
-    seen = processes.gather(processes.name("seen"), "yes")  # the texts of all processes
-    with processes.limit("step 7"):                         # ends the process if it takes too long
+    key = processes.unique_key("begun")                                 # the same in all processes
+    where = processes.run_on_first(key, find)                           # the result of process 0
+    seen = processes.gather_texts(processes.unique_key("seen"), "yes")  # the texts of all processes
+    with processes.watchdog("step 7"):                                  # exits if it takes too long
         ...
 
-The coordinator, in process 0, keeps texts that all processes can read. They may be used from threads at any
-time, whereas collectives have to come in the same order everywhere.
+The coordinator, in process 0, is a key-value store that all processes can read. It may be used from threads
+at any time, while collectives must run in the same order everywhere.
 
-No wait is endless. A process that dies or freezes is noticed by JAX's heartbeats, which end the others. They
-don't notice a process that is alive and doesn't get to where the others are, because it hangs in a disk or in
-code of its own. Every wait for others therefore ends after `peer_timeout()` seconds.
+Every wait has a timeout. JAX's heartbeats detect a process that died or froze, and end the others. They don't
+detect a live process that never reaches the point where the others wait, because it hangs in a disk access or
+in its own code. So each wait for other processes ends after `peer_timeout()` seconds.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ import jax
 from weft.core.errors import WeftError
 
 DEFAULT_TIMEOUT = 1800.0  # seconds
-MAX_REQUEST_SECONDS = 3600.0  # seconds of one request to the coordinator; longer waits are several requests
+MAX_REQUEST_SECONDS = 3600.0  # of one request to the coordinator; a longer wait sends several
 _count = itertools.count()
-_wait = [DEFAULT_TIMEOUT]
+_timeout = [DEFAULT_TIMEOUT]
 
 
 class DistributedError(WeftError, RuntimeError):
-    """Processes that can't find each other, or can't work together."""
+    """Processes can't find each other, or can't work together."""
 
 
 class PeerTimeoutError(DistributedError):
-    """Another process that did not come within the time limit."""
+    """Another process did not arrive within the timeout."""
 
 
 def _state() -> Any:
@@ -51,60 +51,60 @@ def _state() -> Any:
 
 
 def client() -> Any:
-    """JAX's connection to the coordinator; None in a run of one process."""
+    """JAX's client of the coordinator; None in a single-process run."""
     return _state().client
 
 
 def is_multiprocess() -> bool:
-    """Whether this run has several processes. This may be called before JAX is used."""
+    """Whether this run has several processes. May be called before the first use of JAX."""
     return client() is not None and process_count() > 1
 
 
 def process_index() -> int:
-    """The number of this process, from 0 on. This may be called before JAX is used."""
+    """The index of this process, from 0 on. May be called before the first use of JAX."""
     return _state().process_id
 
 
 def process_count() -> int:
-    """How many processes there are. This may be called before JAX is used."""
+    """The number of processes. May be called before the first use of JAX."""
     return _state().num_processes
 
 
 def coordinator_address() -> str:
-    """Where process 0 listens, as `host:port`."""
+    """The address at which process 0 listens, as `host:port`."""
     return _state().coordinator_address
 
 
 def process_label() -> str:
-    """This process, as messages name it."""
+    """The name of this process in messages."""
     return f"process {process_index()} of {process_count()}"
 
 
-# Time limits
+# Timeouts
 
 
 def peer_timeout(seconds: float | None = None) -> float:
-    """How many seconds a process waits for the others at any one point; a number sets it."""
+    """The number of seconds that a process waits for the others at any one point; an argument sets it."""
     if seconds is not None:
-        _wait[0] = float(seconds)
-    return _wait[0]
+        _timeout[0] = float(seconds)
+    return _timeout[0]
 
 
 @contextmanager
-def watchdog(what: str, seconds: float | None = None) -> Iterator[None]:
-    """End this process, with a message, if the body takes too long because others don't take part in it.
+def watchdog(activity: str, seconds: float | None = None) -> Iterator[None]:
+    """Exit with a message if the body takes too long because other processes don't take part in it.
 
-    A timer has to do that: the main thread may be inside XLA or Orbax, where no exception reaches it.
+    This needs a timer thread: the main thread may be inside XLA or Orbax, where no exception reaches it.
 
     Args:
-      what: what all processes are doing together.
-      seconds: how long it may take; by default `peer_timeout()`.
+      activity: the work that all processes do together, for the message.
+      seconds: the timeout; by default `peer_timeout()`.
     """
     if not is_multiprocess():
         yield
         return
     seconds = peer_timeout() if seconds is None else seconds
-    timer = exit_after(seconds, _late(what, seconds))
+    timer = exit_after(seconds, _timeout_error(activity, seconds))
     try:
         yield
     finally:
@@ -112,44 +112,42 @@ def watchdog(what: str, seconds: float | None = None) -> Iterator[None]:
 
 
 def exit_after(seconds: float, error: WeftError) -> threading.Timer:
-    """End this process with a message after some seconds, whatever its threads are doing by then.
-
-    Cancel what it returns if all went well."""
-    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), _end, [error])
+    """Exit with a message after some seconds, whatever the threads do, unless the timer is canceled."""
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), _exit, [error])
     timer.daemon = True
     timer.start()
     return timer
 
 
-def _end(error: WeftError) -> None:
+def _exit(error: WeftError) -> None:
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     os._exit(1)
 
 
-def _late(what: str, seconds: float, *details: str) -> PeerTimeoutError:
+def _timeout_error(activity: str, seconds: float, *details: str) -> PeerTimeoutError:
     return PeerTimeoutError(
-        f"{process_label()} waited {seconds:g} s for the others: {what}",
+        f"{process_label()} waited {seconds:g} s for the others: {activity}",
         *details,
         rule="all processes do the same work at about the same time",
-        hint="look at the logs of the others for one that hangs, in its disk or its data; "
-        "distributed.join(wait=…) or --hosts.wait sets a longer time",
+        hint="check the logs of the others for one that hangs, in disk access or in its data; "
+        "distributed.join(wait=…) or --hosts.wait sets a longer timeout",
     )
 
 
-# Texts that all processes can read
+# The coordinator's key-value store
 
 
-def unique_key(what: str) -> str:
-    """A new name for a text. All processes take their names in the same order."""
-    return f"weft/{what}/{next(_count)}"
+def unique_key(subject: str) -> str:
+    """A new key. All processes must create their keys in the same order."""
+    return f"weft/{subject}/{next(_count)}"
 
 
-def publish(name: str, text: str) -> bool:
-    """Publish a text under a name, once; False if there is one already."""
+def publish(key: str, text: str) -> bool:
+    """Publish a text under a key; False if the key already has one."""
     try:
-        client().key_value_set(name, text)
+        client().key_value_set(key, text)
     except jax.errors.JaxRuntimeError as error:
         if "ALREADY_EXISTS" not in str(error):
             raise
@@ -157,67 +155,67 @@ def publish(name: str, text: str) -> bool:
     return True
 
 
-def wait_for_text(name: str, seconds: float | None = None) -> str:
-    """The text of a name; waits until there is one."""
+def wait_for_text(key: str, seconds: float | None = None) -> str:
+    """The text of a key; waits until it is published."""
     seconds = peer_timeout() if seconds is None else seconds
     end = time.monotonic() + seconds
     while True:
         left = min(end - time.monotonic(), MAX_REQUEST_SECONDS)
         try:
-            return client().blocking_key_value_get(name, max(1, int(1000 * left)))
+            return client().blocking_key_value_get(key, max(1, int(1000 * left)))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
             if time.monotonic() >= end:
-                raise _late(_readable(name), seconds) from None
+                raise _timeout_error(_subject(key), seconds) from None
 
 
-def barrier(name: str, seconds: float | None = None) -> None:
-    """Wait until all processes are here."""
+def barrier(key: str, seconds: float | None = None) -> None:
+    """Wait until all processes arrive here."""
     if not is_multiprocess():
         return
     seconds = peer_timeout() if seconds is None else seconds
     try:
-        client().wait_at_barrier(name, max(1, int(1000 * seconds)))
+        client().wait_at_barrier(key, max(1, int(1000 * seconds)))
     except jax.errors.JaxRuntimeError as error:
         if "DEADLINE_EXCEEDED" not in str(error):
             raise
         late = re.search(r"timed out task names:\n((?:\d+\n)+)", str(error))
-        missing = [f"not there: process {', '.join(late[1].split())}"] if late else []
-        raise _late(_readable(name), seconds, *missing) from None
+        missing = [f"missing: process {', '.join(late[1].split())}"] if late else []
+        raise _timeout_error(_subject(key), seconds, *missing) from None
 
 
-def gather_texts(name: str, text: str, seconds: float | None = None) -> list[str]:
-    """The texts that all processes give, by the number of the process; waits until all are here."""
-    publish(f"{name}/{process_index():09}", text)
-    barrier(name, seconds)
-    return [one for _, one in sorted(client().key_value_dir_get(f"{name}/"))]
+def gather_texts(key: str, text: str, seconds: float | None = None) -> list[str]:
+    """The texts of all processes, by process index; waits until all arrive."""
+    publish(f"{key}/{process_index():09}", text)
+    barrier(key, seconds)
+    return [value for _, value in sorted(client().key_value_dir_get(f"{key}/"))]
 
 
-def run_on_first(name: str, work: Callable[[], str]) -> str:
-    """What process 0 makes of some work; the others wait for it. If it fails, all do."""
+def run_on_first(key: str, work: Callable[[], str]) -> str:
+    """Run `work` in process 0 and return its result in all processes. If it fails, all raise an error."""
     if not is_multiprocess():
         return work()
     if jax.process_index() > 0:
-        kind, _, text = wait_for_text(name).partition(" ")
+        kind, _, text = wait_for_text(key).partition(" ")
         if kind == "failed":
             raise DistributedError(
-                "process 0 failed, and this one waited for it",
+                "process 0 failed while this process waited for it",
                 text,
-                rule="what one process does for all is done when it succeeds",
-                hint="the log of process 0 says more",
+                rule="work that process 0 does for all processes must succeed there",
+                hint="the log of process 0 has the details",
             )
         return text
     try:
         text = work()
     except BaseException as error:
-        publish(name, f"failed {type(error).__name__}: {error}")
+        publish(key, f"failed {type(error).__name__}: {error}")
         raise
-    publish(name, f"done {text}")
+    publish(key, f"done {text}")
     return text
 
 
-def _readable(name: str) -> str:
-    """What a name is about: "saved" of weft/saved/3."""
-    parts = name.split("/")
-    return parts[1] if len(parts) > 2 else name
+def _subject(key: str) -> str:
+    """The subject of a key: "saved" of weft/saved/3."""
+    parts = key.split("/")
+    return parts[1] if len(parts) > 2 else key

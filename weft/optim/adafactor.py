@@ -13,80 +13,84 @@ from .optimizers import Dims, Optimizer, ParamState, StepInfo, moving_average
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(Optimizer):
-    """Adam's second moment in the memory of its margins (Shazeer and Stern, 2018).
+    """Adam with a factored second moment, in sublinear memory (Shazeer and Stern, 2018).
 
-    The mean square of past gradients of a matrix is taken to be rows · columns / mean: two vectors are kept
-    in its place. Of a tensor the two largest dims, stacking dims not counted, make the matrix; each of the
-    others has vectors of its own. Steps are limited in size, and are relative to the size of the parameter.
+    The second moment of a matrix is approximated by rows · columns / mean, so only two vectors are stored.
+    The two largest dims of a tensor, not counting stacked dims, form the matrix; there is one pair of vectors
+    for each index of the other dims. Updates are clipped, and scaled by the size of the parameter.
 
     Attributes:
-      decay_power: update t keeps 1 - t^-decay_power of the mean squares.
-      limit: the greatest root mean square of a step before the rate; None: any.
-      scale_by_parameter: whether a step is multiplied by the root mean square of the parameter.
-      beta1: how much of past steps stays; 0 keeps none.
-      epsilon1: added to the squares of gradients.
-      epsilon2: the least root mean square of a parameter that counts.
-      least: dims smaller than this are not factored.
+      decay_power: the second moment decays by 1 - t^-decay_power at update t.
+      clipping_threshold: the maximum root mean square of an update before the learning rate; None: no limit.
+      scale_by_parameter: whether an update is multiplied by the root mean square of the parameter.
+      beta1: the decay of the first moment; 0 disables it.
+      epsilon1: added to the squared gradients.
+      epsilon2: the minimum root mean square of a parameter, for `scale_by_parameter`.
+      min_dim_size_to_factor: a tensor is factored if its two largest dims have at least this size.
     """
 
     decay_power: float = 0.8
-    limit: float | None = 1.0
+    clipping_threshold: float | None = 1.0
     scale_by_parameter: bool = True
     beta1: float = 0.0
     epsilon1: float = 1e-30
     epsilon2: float = 1e-3
-    least: int = 128
+    min_dim_size_to_factor: int = 128
 
-    def rules(self) -> dict[str, str]:
-        limit = {} if self.limit is None else {"limit": "positive"}
-        rest = {"epsilon1": "positive", "epsilon2": "not negative", "least": "at least one"}
-        return {"decay_power": "positive", "beta1": "share"} | limit | rest
+    def field_rules(self) -> dict[str, str]:
+        threshold = {} if self.clipping_threshold is None else {"clipping_threshold": "positive"}
+        rest = {"epsilon1": "positive", "epsilon2": "not negative", "min_dim_size_to_factor": "at least one"}
+        return {"decay_power": "positive", "beta1": "share"} | threshold | rest
 
-    def example(self) -> str:
+    def example_call(self) -> str:
         return "Adafactor(0.01, beta1=0.9)"
 
-    def counts(self) -> bool:
+    def uses_step_count(self) -> bool:
         return True
 
     def factored(self, dims: Dims) -> tuple[Dim, Dim] | None:
-        """The largest dim and the next, if a tensor with these dims is factored."""
-        largest = sorted(self.own(dims), key=lambda d: -d.size)[:2]
-        return (largest[0], largest[1]) if len(largest) == 2 and largest[1].size >= self.least else None
+        """The two largest dims, largest first; None if a tensor with these dims is not factored."""
+        largest = sorted(self.unstacked(dims), key=lambda d: -d.size)[:2]
+        return (
+            (largest[0], largest[1])
+            if len(largest) == 2 and largest[1].size >= self.min_dim_size_to_factor
+            else None
+        )
 
-    def keeps(self, dims: Dims) -> dict[str, Dims]:
+    def state_dims(self, dims: Dims) -> dict[str, Dims]:
         pair = self.factored(dims)
         mean = {"mean": dims} if self.beta1 else {}
         if pair is None:
             return {"variance": dims} | mean
         return {"rows": _without(dims, pair[0]), "columns": _without(dims, pair[1])} | mean
 
-    def change(
-        self, grad: Tensor, kept: ParamState, param: Tensor, now: StepInfo
+    def compute_update(
+        self, grad: Tensor, state: ParamState, param: Tensor, info: StepInfo
     ) -> tuple[Tensor, ParamState]:
-        keep = 1.0 - now.count ** (-self.decay_power)
+        decay = 1.0 - info.count ** (-self.decay_power)
         square = wf.square(grad) + self.epsilon1
         pair = self.factored(param.dims)
         if pair is None:
-            variance = moving_average(kept["variance"], square, keep)
+            variance = moving_average(state["variance"], square, decay)
             step, new = grad * wf.rsqrt(variance), {"variance": variance}
         else:
-            rows = moving_average(kept["rows"], wf.mean(square, pair[0]), keep)
-            columns = moving_average(kept["columns"], wf.mean(square, pair[1]), keep)
+            rows = moving_average(state["rows"], wf.mean(square, pair[0]), decay)
+            columns = moving_average(state["columns"], wf.mean(square, pair[1]), decay)
             step = grad * wf.rsqrt(rows / wf.mean(rows, pair[1])) * wf.rsqrt(columns)
             new = {"rows": rows, "columns": columns}
-        if self.limit is not None:
-            step = step / wf.maximum(self.size(step) / self.limit, 1.0)
-        step = step * now.rate
+        if self.clipping_threshold is not None:
+            step = step / wf.maximum(self.root_mean_square(step) / self.clipping_threshold, 1.0)
+        step = step * info.rate
         if self.scale_by_parameter:
-            step = step * wf.maximum(self.size(param), self.epsilon2)
+            step = step * wf.maximum(self.root_mean_square(param), self.epsilon2)
         if self.beta1:
-            step = new["mean"] = moving_average(kept["mean"], step, self.beta1)
+            step = new["mean"] = moving_average(state["mean"], step, self.beta1)
         return step, new
 
-    def size(self, t: Tensor) -> Tensor:
-        """The root mean square of a tensor, of each one of a stack."""
-        return wf.sqrt(wf.mean(wf.square(t), self.own(t.dims)))
+    def root_mean_square(self, t: Tensor) -> Tensor:
+        """The root mean square of a tensor, separately for each index of the stacked dims."""
+        return wf.sqrt(wf.mean(wf.square(t), self.unstacked(t.dims)))
 
 
-def _without(dims: Dims, gone: Dim) -> Dims:
-    return tuple(d for d in dims if d != gone)
+def _without(dims: Dims, removed: Dim) -> Dims:
+    return tuple(d for d in dims if d != removed)

@@ -1,14 +1,13 @@
-"""Clipping: all gradients together held to a norm, wherever their slices are."""
+"""Gradient clipping: scale all gradients so that their global norm, over all slices, stays below a limit."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax.numpy as jnp
 
 import weft as wf
 from weft.core.errors import ProgramError
 from weft.core.tensor import Tensor
+from weft.core.types import PyTree
 
 from ..core.fields import is_finite_number
 from .named_tree import error_context, named_tensors, replace_tensors
@@ -23,8 +22,8 @@ from .update_layout import (
 )
 
 
-def global_norm(grads: Any) -> Tensor:
-    """The root of the sum of the squares of all elements of all tensors, as float32.
+def global_norm(grads: PyTree) -> Tensor:
+    """The square root of the sum of squares over all elements of all tensors, in float32.
 
     >>> float(global_norm([wf.full("a=2", 2.0), wf.full("b=1", 1.0)]))
     3.0
@@ -33,15 +32,15 @@ def global_norm(grads: Any) -> Tensor:
         return call_in_program(_global_norm, grads)
 
 
-def clip_by_global_norm(grads: Any, limit: float, norm: Tensor | None = None) -> Any:
-    """Gradients scaled so that their global norm is at most the limit.
+def clip_by_global_norm(grads: PyTree, limit: float, norm: Tensor | None = None) -> PyTree:
+    """Scale gradients so that their global norm is at most `limit`.
 
     Args:
-      grads: a tree with tensors in it.
-      limit: the largest norm.
-      norm: their `global_norm`, if it is known already.
+      grads: a pytree of tensors.
+      limit: the maximum norm.
+      norm: the gradients' `global_norm`, if it is already known.
 
-    NaN stays NaN: if one gradient has it, so has the norm, and so have all gradients then.
+    NaN propagates: one NaN makes the norm NaN, and with it every gradient.
 
     >>> clip_by_global_norm([wf.full("a=4", 3.0)], 1.0)
     [f32[a=4] [0.5, 0.5, 0.5, 0.5]]
@@ -49,40 +48,43 @@ def clip_by_global_norm(grads: Any, limit: float, norm: Tensor | None = None) ->
     if not is_finite_number(limit) or limit <= 0:
         raise ProgramError(
             f"the limit of the global norm is {limit!r}",
-            rule="a norm is limited to a number above 0",
+            rule="the limit is a number above 0",
             hint="for example clip_by_global_norm(grads, 1.0)",
         ).located(f"clip_by_global_norm(grads, {limit!r})")
     with error_context(f"clip_by_global_norm(grads, {limit!r})"):
         return call_in_program(_clip, grads, wf.full((), limit, jnp.float32), norm)
 
 
-def _global_norm(grads: Any) -> Tensor:
-    return _norm_of(_forms_of(grads))
+def _global_norm(grads: PyTree) -> Tensor:
+    return _norm(_in_optimizer_layout(grads))
 
 
-def _clip(grads: Any, limit: Tensor, norm: Tensor | None) -> Any:
-    forms = _forms_of(grads)
-    norm = _norm_of(forms) if norm is None else norm
+def _clip(grads: PyTree, limit: Tensor, norm: Tensor | None) -> PyTree:
+    slices = _in_optimizer_layout(grads)
+    norm = _norm(slices) if norm is None else norm
     with under_optimizer_layout("global norm"):
         scale = wf.minimum(limit / norm, 1.0)
-        clipped = {n: (t.astype(at_least_float32(t.dtype)) * scale).astype(t.dtype) for n, t in forms.items()}
-    # In the state's layout, where an update will want them; whoever wants them otherwise gathers them.
+        clipped = {
+            n: (t.astype(at_least_float32(t.dtype)) * scale).astype(t.dtype) for n, t in slices.items()
+        }
+    # The slices stay in the optimizer's layout, which the update needs; any other consumer gathers them.
     return replace_tensors(
         grads, {n: with_program_layout(clipped[n], t.role) for n, t in named_tensors(grads).items()}
     )
 
 
-def _forms_of(grads: Any) -> dict[str, Tensor]:
+def _in_optimizer_layout(grads: PyTree) -> dict[str, Tensor]:
     with update_scope("global norm"):
         return {name: to_optimizer_layout(t) for name, t in named_tensors(grads).items()}
 
 
-def _norm_of(forms: dict[str, Tensor]) -> Tensor:
+def _norm(slices: dict[str, Tensor]) -> Tensor:
     with under_optimizer_layout("global norm"):
-        # Those that are pending over the same axes are added up first: one collective for all of them.
+        # Sums that are pending over the same axes are added first, so that one all-reduce resolves them all.
         totals: dict[frozenset[str], Tensor] = {}
-        for t in forms.values():
-            one = wf.sum(wf.square(t.astype(jnp.float32)))
-            totals[one.pending] = totals[one.pending] + one if one.pending in totals else one
+        for t in slices.values():
+            squares = wf.sum(wf.square(t.astype(jnp.float32)))
+            axes = squares.pending
+            totals[axes] = totals[axes] + squares if axes in totals else squares
         norm = wf.sqrt(sum(totals.values(), start=0.0))
     return to_stored_layout(norm, "value")

@@ -1,8 +1,14 @@
-"""An average of the parameters over a run: each step's, those of long ago ever less."""
+"""Averages of parameters: an exponential moving average (EMA) over a run, and the mean of several models.
+
+ema = init_ema(params)
+ema = update_ema(ema, params, 0.999)          # after each update of the parameters
+model = with_ema_params(model, ema)           # to evaluate or to save
+model = average_models(several_models)
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import jax.numpy as jnp
 
@@ -11,6 +17,7 @@ from weft.core.deferred import Deferred, ResultSpec, defer
 from weft.core.errors import ProgramError
 from weft.core.operands import linear_result
 from weft.core.tensor import Tensor
+from weft.core.types import PyTree
 
 from .named_tree import any_specs, error_context, named_tensors, replace_tensors
 from .optimizers import moving_average
@@ -23,10 +30,12 @@ from .update_layout import (
     update_scope,
 )
 
+Ema = dict[str, Tensor]  # by the name of the parameter
 
-def init_ema(params: Any) -> dict[str, Tensor]:
-    """The average to begin with: the parameters, in float32 (or wider), stored as optimizer state."""
-    with error_context("init_average(params)"):
+
+def init_ema(params: PyTree) -> Ema:
+    """The initial EMA: the parameters in float32 (or wider), stored as optimizer state."""
+    with error_context("init_ema(params)"):
         by_name = named_tensors(params)
         if any_specs(by_name):
             return {
@@ -35,36 +44,61 @@ def init_ema(params: Any) -> dict[str, Tensor]:
         return call_in_program(_init, params)
 
 
-def update_ema(average: dict[str, Tensor], params: Any, keep: float) -> dict[str, Tensor]:
-    """The average after one more step: so much of it, and the rest of the parameters.
+def update_ema(ema: Ema, params: PyTree, decay: float) -> Ema:
+    """The EMA after one more step: `decay * ema + (1 - decay) * params`.
 
     >>> params = {"w": wf.parameter(wf.ones("a=2"))}
-    >>> average = init_average(params)
-    >>> update_average(average, {"w": wf.parameter(wf.full("a=2", 3.0))}, 0.5)
+    >>> ema = init_ema(params)
+    >>> update_ema(ema, {"w": wf.parameter(wf.full("a=2", 3.0))}, 0.5)
     {'w': f32[a=2] [2., 2.]}
     """
-    with error_context("update_average(average, params, keep)"):
-        if set(named_tensors(params)) != set(average):
+    with error_context("update_ema(ema, params, decay)"):
+        if set(named_tensors(params)) != set(ema):
             raise ProgramError(
-                f"the average of {len(average)} parameters is not one of these {len(named_tensors(params))}",
-                rule="an average is what init_average, or the last update, gave for these parameters",
-                hint="average = init_average(params)",
+                f"the EMA of {len(ema)} parameters does not match these {len(named_tensors(params))}",
+                rule="an EMA is the result of init_ema or of the last update_ema for the same parameters",
+                hint="ema = init_ema(params)",
             )
-        return call_in_program(_update, average, params, keep)
+        return call_in_program(_update, ema, params, decay)
 
 
-def with_ema_params(model: Any, average: dict[str, Tensor]) -> Any:
-    """The model with averages for parameters, to evaluate or to save.
+def with_ema_params(model: PyTree, ema: Ema) -> PyTree:
+    """The model with its parameters replaced by their EMA, to evaluate or to save.
 
     >>> model = {"w": wf.parameter(wf.ones("a=2"))}
-    >>> averaged(model, {"w": wf.full("a=2", 0.5)})
+    >>> with_ema_params(model, {"w": wf.full("a=2", 0.5)})
     {'w': f32[a=2] [0.5, 0.5]}
     """
-    with error_context("averaged(model, average)"):
-        return call_in_program(_averaged, model, average)
+    with error_context("with_ema_params(model, ema)"):
+        return call_in_program(_replace_params, model, ema)
 
 
-def _init(params: Any) -> dict[str, Tensor]:
+def average_models(models: Iterable[PyTree]) -> PyTree:
+    """A model whose parameters are the means of the models' parameters, computed in float32 (or wider).
+
+    The models are read one at a time: with an iterator at most two of them are in memory.
+
+    Args:
+      models: at least one; all with the same parameters and the same layout.
+
+    >>> average_models({"w": wf.parameter(wf.full("a=2", x))} for x in (1.0, 2.0, 6.0))
+    {'w': f32[a=2] [3., 3.]}
+    """
+    mean = last = None
+    for count, model in enumerate(models, 1):
+        # The running mean: m_n = m_{n-1} * (n - 1) / n + x_n / n.
+        mean = init_ema(model) if mean is None else update_ema(mean, model, (count - 1) / count)
+        last = model
+    if mean is None:
+        raise ProgramError(
+            "average_models was given no models",
+            rule="a mean needs at least one model",
+            hint="an iterator can be read only once: create a new one",
+        ).located("average_models(models)")
+    return with_ema_params(last, mean)
+
+
+def _init(params: PyTree) -> Ema:
     with update_scope("average"):
         return {
             n: _copy(to_stored_layout(p.astype(at_least_float32(p.dtype)), "optimizer"))
@@ -73,31 +107,30 @@ def _init(params: Any) -> dict[str, Tensor]:
 
 
 def _copy(t: Tensor) -> Tensor:
-    """An array of its own, so that both can be donated."""
-    made = linear_result(t, jnp.copy(t._array), t.dims, t.splits)
-    made.role = t.role
-    return made
+    """A copy of the array: without it, donating the parameters would delete the EMA as well."""
+    copied = linear_result(t, jnp.copy(t._array), t.dims, t.splits)
+    copied.role = t.role
+    return copied
 
 
-def _update(average: dict[str, Tensor], params: Any, keep: float) -> dict[str, Tensor]:
-    new = {}
+def _update(ema: Ema, params: PyTree, decay: float) -> Ema:
+    updated = {}
     for name, p in named_tensors(params).items():
-        old = average[name]
-        if isinstance(p._data, Deferred):
-            arrays = lambda old, p: moving_average(old, p.astype(old.dtype), keep)  # noqa: E731
-            new[name] = defer(arrays, (old, p), ResultSpec(old.dims, "optimizer"))
+        old = ema[name]
+        if isinstance(p._data, Deferred):  # optax computes it after the SPMD part, so the EMA follows there
+            arrays = lambda old, p: moving_average(old, p.astype(old.dtype), decay)  # noqa: E731
+            updated[name] = defer(arrays, (old, p), ResultSpec(old.dims, "optimizer"))
             continue
         with update_scope("average"):
             old, p = to_optimizer_layout(old), to_optimizer_layout(p)
         with under_optimizer_layout("average"):
-            made = moving_average(old, p.astype(old.dtype), keep)
-        new[name] = to_stored_layout(made, "optimizer")
-    return new
+            new = moving_average(old, p.astype(old.dtype), decay)
+        updated[name] = to_stored_layout(new, "optimizer")
+    return updated
 
 
-def _averaged(model: Any, average: dict[str, Tensor]) -> Any:
-    means = {
-        n: _copy(to_stored_layout(average[n].astype(p.dtype), p.role))
-        for n, p in named_tensors(model).items()
+def _replace_params(model: PyTree, ema: Ema) -> PyTree:
+    params = {
+        n: _copy(to_stored_layout(ema[n].astype(p.dtype), p.role)) for n, p in named_tensors(model).items()
     }
-    return replace_tensors(model, means)
+    return replace_tensors(model, params)

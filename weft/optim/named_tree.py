@@ -1,4 +1,4 @@
-"""Parameters by name: what gradients, state and patterns are checked against."""
+"""Pytrees of tensors by name: match gradients, optimizer state and name patterns with the parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,22 +15,23 @@ from weft.core import context
 from weft.core.describe import describe
 from weft.core.errors import DimError, ProgramError, TensorTypeError, WeftError, nearest
 from weft.core.tensor import Tensor, is_tensor
+from weft.core.types import PyTree
 from weft.nn.module import check_initialized, path_name
 
 
 @contextmanager
-def error_context(what: str) -> Iterator[None]:
-    """Let errors say what was asked, and on which line; whole trees of tensors would not be read."""
+def error_context(call: str) -> Iterator[None]:
+    """Add the failing call and the user's line to errors. `call` is text: printed pytrees are unreadable."""
     try:
         yield
     except WeftError as error:
-        error.located(what)
+        error.located(call)
         raise
 
 
-def named_tensors(tree: Any) -> dict[str, Tensor]:
-    """The tensors of a tree by name, `decoder.attention.query`, in the tree's order."""
-    found: dict[str, Tensor] = {}
+def named_tensors(tree: PyTree) -> dict[str, Tensor]:
+    """The tensors of a pytree by name, such as `decoder.attention.query`, in the tree's order."""
+    tensors: dict[str, Tensor] = {}
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor)
     check_initialized(
         {path_name(path): leaf for path, leaf in leaves},
@@ -43,86 +43,93 @@ def named_tensors(tree: Any) -> dict[str, Tensor]:
         if hasattr(leaf, "shape") and not isinstance(leaf, Tensor):
             raise TensorTypeError(
                 f"{name or 'the parameter'} is an array of shape {tuple(leaf.shape)}",
-                rule="parameters and gradients are tensors; a raw array has no names to factor or split by",
+                rule="parameters and gradients are tensors; a raw array has no named dims to factor or split",
                 hint="name its dims with wf.tensor(array, dims), or make it a static field of its module",
             )
         if isinstance(leaf, Tensor):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise TensorTypeError(
                     f"{name or 'the parameter'} is {describe(leaf)}",
-                    rule="parameters that are learnt are real floating-point tensors",
-                    hint="keep it apart from the parameters, or convert it with x.astype(jnp.float32)",
+                    rule="trainable parameters are real floating-point tensors",
+                    hint="keep it outside the parameters, or convert it with x.astype(jnp.float32)",
                 )
-            found[name] = leaf
-    twice = [name for name, n in Counter(path_name(p) for p, t in leaves if is_tensor(t)).items() if n > 1]
-    if twice:
+            tensors[name] = leaf
+    counts = Counter(path_name(path) for path, leaf in leaves if is_tensor(leaf))
+    duplicates = [name for name, count in counts.items() if count > 1]
+    if duplicates:
         raise ProgramError(
-            f"several parameters are called {', '.join(twice)}",
-            rule="state is kept by name, so each parameter has one of its own",
-            hint="leave dots out of the keys of dicts",
+            f"several parameters are called {', '.join(duplicates)}",
+            rule="optimizer state is stored by name, so each parameter needs a unique name",
+            hint="use no dots in the keys of dicts",
         )
-    return found
+    return tensors
 
 
-def replace_tensors(tree: Any, new: Mapping[str, Tensor]) -> Any:
-    """The tree with others in place of its tensors, by the names that `named` gives them."""
+def replace_tensors(tree: PyTree, new: Mapping[str, Tensor]) -> PyTree:
+    """The tree with its tensors replaced, by the names of `named_tensors`."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: new[path_name(path)] if isinstance(leaf, Tensor) else leaf, tree, is_leaf=is_tensor
     )
 
 
 def any_specs(params: Mapping[str, Tensor]) -> bool:
-    """Whether there are specs among tensors, so that what is made of them are specs too."""
-    # Inside a program all have values, though these are not known yet.
+    """Whether some tensors are specs (without values); their optimizer state then consists of specs too."""
+    # Inside a program every tensor has a value, even if it is traced.
     specs = (isinstance(p._data, jax.ShapeDtypeStruct) for p in params.values())
     return context.current() is None and any(specs)
 
 
 def match_grads(grads: dict[str, Tensor], params: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients with their dims in the order of the parameters'; an error if they belong to others."""
-    hint = "pass what wf.grad gives for the parameters"
+    """Gradients transposed to the dims of their parameters; an error if names or dims don't match."""
+    hint = "pass the result of wf.grad for these parameters"
     missing = [n for n in params if n not in grads]
     extra = [n for n in grads if n not in params]
     if missing or extra:
         parts = [f"no gradient for {', '.join(missing)}"] if missing else []
         parts += [f"no parameter for the gradient {', '.join(extra)}"] if extra else []
         raise ProgramError(
-            f"there is {'; '.join(parts)}", rule="there is a gradient for each parameter", hint=hint
+            f"there is {'; '.join(parts)}", rule="each parameter needs exactly one gradient", hint=hint
         )
     wrong = [n for n, p in params.items() if set(grads[n].dims) != set(p.dims)]
     if wrong:
         shown = [f"{n}: {describe(grads[n])} for the parameter {describe(params[n])}" for n in wrong]
         raise DimError(
-            f"{len(wrong)} gradients have other dims than their parameters"
+            f"the dims of {len(wrong)} gradients differ from their parameters'"
             if len(wrong) > 1
-            else "a gradient has other dims than its parameter",
+            else "the dims of a gradient differ from its parameter's",
             *shown,
-            rule="a gradient has the dims of its parameter",
+            rule="a gradient has the same dims as its parameter",
             hint=hint,
         )
     return {n: g if g.dims == params[n].dims else wf.transpose(g, params[n].dims) for n, g in grads.items()}
 
 
-def check_state(state: Any, expected: dict[str, Any]) -> None:
-    """An error if a state is not one of this optimizer for these parameters."""
-    have, want = _shapes(state), _shapes(expected)
+def check_state(state: PyTree, expected: dict[str, PyTree]) -> None:
+    """Raise an error if `state` does not belong to this optimizer and these parameters."""
+    actual, wanted = _shapes(state), _shapes(expected)
     wrong = [
-        f"{key}: {have.get(key, 'nothing')}, not {want.get(key, 'known')}"
-        for key in dict.fromkeys([*want, *have])
-        if have.get(key) != want.get(key)
+        f"{key}: {_mismatch(actual.get(key), wanted.get(key))}"
+        for key in dict.fromkeys([*wanted, *actual])
+        if actual.get(key) != wanted.get(key)
     ]
     if wrong:
         more = [f"and {len(wrong) - 4} more"] if len(wrong) > 4 else []
         raise ProgramError(
-            "the state is not of this optimizer and these parameters",
+            "the state does not belong to this optimizer and these parameters",
             *wrong[:4],
             *more,
-            rule="a state is what init, or the last update, gave for these parameters",
+            rule="a state is the result of init or of the last update for the same parameters",
             hint="state = optimizer.init(params)",
         )
 
 
-def _shapes(state: Any) -> dict[str, str]:
+def _mismatch(actual: str | None, wanted: str | None) -> str:
+    if actual is None:
+        return f"missing, expected {wanted}"
+    return f"unexpected, {actual}" if wanted is None else f"{actual}, expected {wanted}"
+
+
+def _shapes(state: PyTree) -> dict[str, str]:
     leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_tensor)
     return {
         path_name(path): f"[{', '.join(map(repr, t.dims))}]" if isinstance(t, Tensor) else type(t).__name__
@@ -131,11 +138,12 @@ def _shapes(state: Any) -> dict[str, str]:
 
 
 def check_patterns(patterns: tuple[str, ...] | None, params: dict[str, Tensor]) -> None:
-    idle = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in params)]
-    if idle:
-        shown = ", ".join(f"{p}{nearest(p, params)}" for p in idle)
+    """Raise an error if a pattern of `decayed=` matches no parameter."""
+    unused = [p for p in patterns or () if not any(fnmatchcase(name, p) for name in params)]
+    if unused:
+        shown = ", ".join(f"{p}{nearest(p, params)}" for p in unused)
         raise ProgramError(
-            f"no parameter is called {shown}",
-            rule="decayed= names the parameters that decay, with * for any letters",
+            f"no parameter matches {shown}",
+            rule="decayed= lists the names of the parameters with weight decay; * matches any characters",
             hint=f"the parameters are {', '.join(list(params)[:8])}{', …' if len(params) > 8 else ''}",
         )

@@ -1,20 +1,20 @@
-"""Optimizers over named tensors: from gradients to new parameters, on slices, inside the program.
+"""Optimizers over named tensors: map gradients to new parameters, on slices, inside the program.
 
     optimizer = optim.AdamW(3e-4 * optim.LinearWarmup(1_000), weight_decay=0.1)
     state = optimizer.init(params)
     params, state = optimizer.update(optim.clip_by_global_norm(grads, 1.0), state, params)
 
-An update is traced under the layout's rules for optimizer state, as if these were its rules for all tensors.
-Everything about ZeRO follows: a gradient's pending sum is scattered into the state's layout instead of being
-added up everywhere; a parameter that is stored whole is cut without traffic, and gathered when it is new; one
-that is stored split stays as it is; means over split dims become all-reduces of what is left of them.
+An update is traced under the layout's rules for optimizer state, applied to all tensors. ZeRO follows from
+that: a gradient's pending sum is reduce-scattered into the state's layout instead of all-reduced; a
+replicated parameter is sliced locally, and its new value is all-gathered; a sharded parameter stays sharded;
+means over split dims become all-reduces of the partial means.
 
-State is a dict: `step`, the number of updates done, where something depends on it, and for each quantity that
-is kept a dict by the parameters' names. It is float32 (or wider) whatever the parameters are, and so are the
-computations; a parameter is rounded to its own type at the end.
+The state is a dict: `step`, the number of updates so far, if the optimizer depends on it, and for each
+quantity (such as `mean`) a dict by parameter name. State and computation use float32 (or wider) for any
+parameter dtype; a parameter is rounded to its own dtype at the end.
 
-Layers, and experts, are often stacked on a dim. Such a tensor stands for several: what an optimizer measures
-of a tensor, it measures of each of them.
+Layers and experts are often stacked along a dim. Statistics of such a tensor, such as its root mean square,
+are computed separately for each layer or expert.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import weft as wf
 from weft.core.dims import Dim
 from weft.core.tensor import Tensor
+from weft.core.types import PyTree
 
 from ..core.fields import check_fields
 from .named_tree import (
@@ -50,14 +52,20 @@ from .update_layout import (
     update_scope,
 )
 
-LearningRate = float | Schedule | Callable[[Tensor], Any]
+LearningRate = float | Schedule | Callable[[Tensor], Tensor]
 Dims = tuple[Dim, ...]
-ParamState = dict[str, Tensor]  # what is kept of one parameter, by quantity
+State = dict[str, Any]  # {"step": Tensor, quantity: {parameter name: Tensor}}
+ParamState = dict[str, Tensor]  # of one parameter, by quantity
 
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What is alike for all parameters in one update: the rate, and the update's number from 1 on."""
+    """The values that all parameters share in one update.
+
+    Attributes:
+      rate: the learning rate, a number or a tensor.
+      count: the number of this update, from 1 on, as a tensor; None if the optimizer doesn't use it.
+    """
 
     rate: Any
     count: Any
@@ -65,91 +73,91 @@ class StepInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What optimizers have in common; each kind says what it keeps of a parameter and how that changes.
+    """The base class of optimizers. A subclass defines its state per parameter and the update rule.
 
     Attributes:
-      learning_rate: a number, a schedule, or a function from a step (a tensor) to a rate.
-      weight_decay: the share of a parameter that is taken away, times the learning rate.
-      decayed: names of the parameters that decay, with `*` for any letters; by default those with two dims
-        or more, stacking dims not counted, that are not called `bias`.
-      stacking: names of the dims on which tensors are stacked that stand for themselves.
+      learning_rate: a number, a schedule, or a function from a step (a tensor) to a learning rate.
+      weight_decay: decoupled weight decay, multiplied by the learning rate.
+      decayed: name patterns of the parameters with weight decay; `*` matches any characters. The default is
+        every parameter with at least two dims, not counting stacked dims, that is not called `bias`.
+      stacked_dims: names of the dims along which layers or experts are stacked.
     """
 
     learning_rate: LearningRate = field(kw_only=False)
     weight_decay: float = 0.0
     decayed: tuple[str, ...] | None = None
-    stacking: tuple[str, ...] = ("layers", "experts")
+    stacked_dims: tuple[str, ...] = ("layers", "experts")
 
     def __post_init__(self) -> None:
-        for name in ("decayed", "stacking"):
-            given = getattr(self, name)
-            if given is not None:
-                object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+        for name in ("decayed", "stacked_dims"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         rate = {} if callable(self.learning_rate) else {"learning_rate": "not negative"}
-        check_fields(self, rate | {"weight_decay": "not negative"} | self.rules(), self.example())
+        check_fields(self, rate | {"weight_decay": "not negative"} | self.field_rules(), self.example_call())
 
-    def init(self, params: Any) -> dict[str, Any]:
-        """The state to begin with. That of specs are specs."""
+    def init(self, params: PyTree) -> State:
+        """The initial state. If the parameters are specs, so is the state."""
         with error_context(f"{type(self).__name__}.init(params)"):
             by_name = named_tensors(params)
             check_patterns(self.decayed, by_name)
             if any_specs(by_name):
-                return _laid_by_name(self, params, lambda dims, dtype: wf.spec(dims, dtype, role="optimizer"))
+                return _build_state(self, params, lambda dims, dtype: wf.spec(dims, dtype, role="optimizer"))
             return call_in_program(_init, self, params)
 
-    def update(self, grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        """The new parameters and the new state.
+    def update(self, grads: PyTree, state: State, params: PyTree) -> tuple[PyTree, State]:
+        """Compute the new parameters and the new state.
 
         Args:
-          grads: for each parameter its gradient; pending sums are welcome.
-          state: what `init` or the last update gave.
-          params: the parameters, a tree with tensors in it.
+          grads: the gradient of each parameter; it may be a pending sum.
+          state: the result of `init` or of the last update.
+          params: the parameters, a pytree of tensors.
         """
         with error_context(f"{type(self).__name__}.update(grads, state, params)"):
             return call_in_program(_update, self, grads, state, params)
 
-    def decays(self, name: str, dims: Dims) -> bool:
-        """Whether a parameter decays."""
+    def has_weight_decay(self, name: str, dims: Dims) -> bool:
+        """Whether weight decay applies to a parameter."""
         if self.decayed is not None:
             return any(fnmatchcase(name, pattern) for pattern in self.decayed)
-        return len(self.own(dims)) >= 2 and name.rpartition(".")[2] != "bias"
+        return len(self.unstacked(dims)) >= 2 and name.rpartition(".")[2] != "bias"
 
-    def own(self, dims: Dims) -> Dims:
-        """A tensor's dims apart from those on which several are stacked."""
-        return tuple(d for d in dims if d.name not in self.stacking)
+    def unstacked(self, dims: Dims) -> Dims:
+        """A tensor's dims without the stacked dims."""
+        return tuple(d for d in dims if d.name not in self.stacked_dims)
 
-    def counts(self) -> bool:
-        """Whether the number of updates matters."""
+    def uses_step_count(self) -> bool:
+        """Whether the update depends on the number of updates so far."""
         return callable(self.learning_rate)
 
-    # What each kind says
+    # Defined by each subclass
 
-    def rules(self) -> dict[str, str]:
-        """The rules for its settings, names of `settings.FIELD_RULES`."""
+    def field_rules(self) -> dict[str, str]:
+        """For each field the name of its rule in `core.fields.FIELD_RULES`."""
         raise NotImplementedError
 
-    def example(self) -> str:
-        """Settings that are right, for messages."""
+    def example_call(self) -> str:
+        """A valid constructor call, for error messages."""
         raise NotImplementedError
 
-    def keeps(self, dims: Dims) -> dict[str, Dims]:
-        """What it keeps of a parameter with these dims: quantities and their dims; zero at first."""
+    def state_dims(self, dims: Dims) -> dict[str, Dims]:
+        """The quantities stored for a parameter with these dims, and their dims. They start at zero."""
         raise NotImplementedError
 
-    def change(
-        self, grad: Tensor, kept: ParamState, param: Tensor, now: StepInfo
+    def compute_update(
+        self, grad: Tensor, state: ParamState, param: Tensor, info: StepInfo
     ) -> tuple[Tensor, ParamState]:
-        """What is to be taken from a parameter, apart from weight decay; and what is kept of it now."""
+        """The change to subtract from a parameter, before weight decay, and the parameter's new state."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum(Optimizer):
-    """Gradient descent. Without momentum it keeps nothing (but, for a schedule, the step).
+    """Gradient descent with momentum. Without momentum its only state is the step, if a schedule needs it.
 
     Attributes:
-      momentum: the share of the last change that goes into the next.
-      nesterov: whether the next change is looked ahead to.
+      momentum: the decay of the accumulated gradients.
+      nesterov: whether to use Nesterov momentum.
 
     >>> w = wf.parameter(wf.ones("a=2"))
     >>> Momentum(0.5).update(wf.ones("a=2"), {}, w)
@@ -159,23 +167,23 @@ class Momentum(Optimizer):
     momentum: float = 0.0
     nesterov: bool = False
 
-    def rules(self) -> dict[str, str]:
+    def field_rules(self) -> dict[str, str]:
         return {"momentum": "share"}
 
-    def example(self) -> str:
+    def example_call(self) -> str:
         return "Momentum(0.1, momentum=0.9)"
 
-    def keeps(self, dims: Dims) -> dict[str, Dims]:
+    def state_dims(self, dims: Dims) -> dict[str, Dims]:
         return {"momentum": dims} if self.momentum else {}
 
-    def change(
-        self, grad: Tensor, kept: ParamState, param: Tensor, now: StepInfo
+    def compute_update(
+        self, grad: Tensor, state: ParamState, param: Tensor, info: StepInfo
     ) -> tuple[Tensor, ParamState]:
         if not self.momentum:
-            return grad * now.rate, {}
-        moved = kept["momentum"] * self.momentum + grad
-        ahead = moved * self.momentum + grad if self.nesterov else moved
-        return ahead * now.rate, {"momentum": moved}
+            return grad * info.rate, {}
+        momentum = state["momentum"] * self.momentum + grad
+        direction = momentum * self.momentum + grad if self.nesterov else momentum
+        return direction * info.rate, {"momentum": momentum}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +191,8 @@ class AdamW(Optimizer):
     """Adam with bias correction and decoupled weight decay (Loshchilov and Hutter, 2019).
 
     Attributes:
-      beta1, beta2: how much of the mean and of the mean square of past gradients stays.
-      epsilon: added to the root of the mean square.
+      beta1, beta2: the decay of the first and of the second moment.
+      epsilon: added to the square root of the second moment.
     """
 
     beta1: float = 0.9
@@ -192,110 +200,107 @@ class AdamW(Optimizer):
     epsilon: float = 1e-8
     weight_decay: float = 0.01
 
-    def rules(self) -> dict[str, str]:
+    def field_rules(self) -> dict[str, str]:
         return {"beta1": "share", "beta2": "share", "epsilon": "not negative"}
 
-    def example(self) -> str:
+    def example_call(self) -> str:
         return "AdamW(3e-4, beta1=0.9, beta2=0.95, weight_decay=0.1)"
 
-    def counts(self) -> bool:
+    def uses_step_count(self) -> bool:
         return True
 
-    def keeps(self, dims: Dims) -> dict[str, Dims]:
+    def state_dims(self, dims: Dims) -> dict[str, Dims]:
         return {"mean": dims, "variance": dims}
 
-    def change(
-        self, grad: Tensor, kept: ParamState, param: Tensor, now: StepInfo
+    def compute_update(
+        self, grad: Tensor, state: ParamState, param: Tensor, info: StepInfo
     ) -> tuple[Tensor, ParamState]:
-        mean = moving_average(kept["mean"], grad, self.beta1)
-        variance = moving_average(kept["variance"], wf.square(grad), self.beta2)
-        # Both began at zero: so much of their weight is there by now.
-        there, there_square = 1.0 - self.beta1**now.count, 1.0 - self.beta2**now.count
-        step = (mean / there) / (wf.sqrt(variance / there_square) + self.epsilon)
-        return step * now.rate, {"mean": mean, "variance": variance}
+        mean = moving_average(state["mean"], grad, self.beta1)
+        variance = moving_average(state["variance"], wf.square(grad), self.beta2)
+        # Bias correction: both moments start at zero, so their weights sum to 1 - beta^t, not to 1.
+        mean_weight, variance_weight = 1.0 - self.beta1**info.count, 1.0 - self.beta2**info.count
+        step = (mean / mean_weight) / (wf.sqrt(variance / variance_weight) + self.epsilon)
+        return step * info.rate, {"mean": mean, "variance": variance}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lion(Optimizer):
-    """The sign of a mean of gradients (Chen and others, 2023).
+    """Lion: the sign of an interpolated momentum (Chen et al., 2023).
 
     Attributes:
-      beta1: how much of past gradients is in the mean of which the sign is taken.
-      beta2: how much of them stays.
+      beta1: the weight of the momentum in the interpolation whose sign is the update.
+      beta2: the decay of the momentum.
     """
 
     beta1: float = 0.9
     beta2: float = 0.99
 
-    def rules(self) -> dict[str, str]:
+    def field_rules(self) -> dict[str, str]:
         return {"beta1": "share", "beta2": "share"}
 
-    def example(self) -> str:
+    def example_call(self) -> str:
         return "Lion(1e-4, beta1=0.9, beta2=0.99)"
 
-    def keeps(self, dims: Dims) -> dict[str, Dims]:
+    def state_dims(self, dims: Dims) -> dict[str, Dims]:
         return {"mean": dims}
 
-    def change(
-        self, grad: Tensor, kept: ParamState, param: Tensor, now: StepInfo
+    def compute_update(
+        self, grad: Tensor, state: ParamState, param: Tensor, info: StepInfo
     ) -> tuple[Tensor, ParamState]:
-        step = wf.sign(moving_average(kept["mean"], grad, self.beta1))
-        return step * now.rate, {"mean": moving_average(kept["mean"], grad, self.beta2)}
+        step = wf.sign(moving_average(state["mean"], grad, self.beta1))
+        return step * info.rate, {"mean": moving_average(state["mean"], grad, self.beta2)}
 
 
-def moving_average(old: Tensor, new: Tensor, keep: Any) -> Tensor:
-    """So much of the old, and the rest of the new."""
-    return old * keep + new * (1.0 - keep)
+def moving_average(old: Tensor, new: Tensor, decay: float | Tensor) -> Tensor:
+    """`decay * old + (1 - decay) * new`."""
+    return old * decay + new * (1.0 - decay)
 
 
 # Inside the program
 
 
-def _init(optimizer: Optimizer, params: Any) -> dict[str, Any]:
-    def zeros(dims: Dims, dtype: Any) -> Tensor:
+def _init(optimizer: Optimizer, params: PyTree) -> State:
+    def zeros(dims: Dims, dtype: DTypeLike) -> Tensor:
         with under_optimizer_layout("init"):
-            made = wf.zeros(dims, dtype)
-        return to_stored_layout(made, "optimizer")
+            created = wf.zeros(dims, dtype)
+        return to_stored_layout(created, "optimizer")
 
-    return _laid_by_name(optimizer, params, zeros)
+    return _build_state(optimizer, params, zeros)
 
 
-def _laid_by_name(optimizer: Optimizer, params: Any, make: Callable[[Dims, Any], Tensor]) -> dict[str, Any]:
-    state: dict[str, Any] = {"step": make((), jnp.int32)} if optimizer.counts() else {}
+def _build_state(optimizer: Optimizer, params: PyTree, create: Callable[[Dims, DTypeLike], Tensor]) -> State:
+    state: State = {"step": create((), jnp.int32)} if optimizer.uses_step_count() else {}
     for name, p in named_tensors(params).items():
-        for quantity, dims in optimizer.keeps(p.dims).items():
-            state.setdefault(quantity, {})[name] = make(dims, at_least_float32(p.dtype))
+        for quantity, dims in optimizer.state_dims(p.dims).items():
+            state.setdefault(quantity, {})[name] = create(dims, at_least_float32(p.dtype))
     return state
 
 
-def _update(
-    optimizer: Optimizer, grads: Any, state: dict[str, Any], params: Any
-) -> tuple[Any, dict[str, Any]]:
+def _update(optimizer: Optimizer, grads: PyTree, state: State, params: PyTree) -> tuple[PyTree, State]:
     by_name = named_tensors(params)
-    given = match_grads(named_tensors(grads), by_name)
-    expected = _laid_by_name(optimizer, params, lambda dims, dtype: wf.spec(dims, dtype))
-    check_state(state, expected)
+    grads_by_name = match_grads(named_tensors(grads), by_name)
+    check_state(state, _build_state(optimizer, params, lambda dims, dtype: wf.spec(dims, dtype)))
 
     new_params: dict[str, Tensor] = {}
-    new_state: dict[str, Any] = {}
-    now = StepInfo(optimizer.learning_rate, None)
-    if optimizer.counts():
+    new_state: State = {}
+    info = StepInfo(optimizer.learning_rate, None)
+    if optimizer.uses_step_count():
         step = to_optimizer_layout(state["step"])
         with under_optimizer_layout("step"):
-            rate = optimizer.learning_rate(step) if callable(optimizer.learning_rate) else now.rate
-            after = step + 1
-            now = StepInfo(rate, after.astype(jnp.float32))
-        new_state["step"] = to_stored_layout(after, "optimizer")
+            rate = optimizer.learning_rate(step) if callable(optimizer.learning_rate) else info.rate
+            next_step = step + 1
+            info = StepInfo(rate, next_step.astype(jnp.float32))
+        new_state["step"] = to_stored_layout(next_step, "optimizer")
     for name, p in by_name.items():
         label = ",".join(d.name for d in p.dims)
         with update_scope(label):
-            grad, param = to_optimizer_layout(given[name]), to_optimizer_layout(p)
-            kept = {key: to_optimizer_layout(state[key][name]) for key in optimizer.keeps(p.dims)}
+            grad, param = to_optimizer_layout(grads_by_name[name]), to_optimizer_layout(p)
+            old = {key: to_optimizer_layout(state[key][name]) for key in optimizer.state_dims(p.dims)}
         with under_optimizer_layout(label):
             grad, wide = (t.astype(at_least_float32(t.dtype)) for t in (grad, param))
-            change, new = optimizer.change(grad, kept, wide, now)
-            if optimizer.weight_decay and optimizer.decays(name, p.dims):
-                change = change + wide * (now.rate * optimizer.weight_decay)
+            change, new = optimizer.compute_update(grad, old, wide, info)
+            if optimizer.weight_decay and optimizer.has_weight_decay(name, p.dims):
+                change = change + wide * (info.rate * optimizer.weight_decay)
             updated = (wide - change).astype(p.dtype)
         with update_scope(label):
             new_params[name] = to_stored_layout(updated, p.role)

@@ -1,8 +1,7 @@
-"""Schedules: from the number of updates done to a learning rate.
+"""Learning-rate schedules: map the number of updates so far to a learning rate.
 
-A schedule is a frozen dataclass, so a config can hold and print it. It is called with a step: a Python number
-or, inside a program, a tensor. The first update is step 0. Schedules are multiplied with each other and with
-numbers:
+A schedule is a frozen dataclass, so a config can store and print it. Call it with a step, a Python number or
+a tensor inside a program; the first update is step 0. Multiply schedules by each other and by numbers:
 
     3e-4 * LinearWarmup(1_000) * Cosine(99_000, floor=0.1, after=1_000)
 """
@@ -13,9 +12,9 @@ import functools
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 import weft as wf
 from weft.core.errors import ProgramError
@@ -25,28 +24,28 @@ from ..core.fields import check_fields, is_finite_number
 
 
 class Schedule:
-    """A factor of the learning rate that depends on the step. Each kind defines `at`."""
+    """A factor of the learning rate that depends on the step. Subclasses define `at`."""
 
-    def __call__(self, step: Any) -> Tensor:
-        """The factor at a step, as a tensor without dims."""
+    def __call__(self, step: ArrayLike | Tensor) -> Tensor:
+        """The factor at a step; a scalar tensor for a scalar step."""
         if not isinstance(step, Tensor):
             step = wf.tensor(jnp.asarray(step), ())
         return self.at(step.astype(jnp.float32))
 
     def at(self, t: Tensor) -> Tensor:
-        """The factor at a step that is a float32 tensor."""
+        """The factor at a step, a float32 tensor."""
         raise NotImplementedError
 
-    def __mul__(self, other: Any) -> Product:
-        return Product((self, other))
+    def __mul__(self, other: float | Schedule) -> Product:
+        return Product((self, other))  # type: ignore[arg-type]
 
-    def __rmul__(self, other: Any) -> Product:
-        return Product((other, self))
+    def __rmul__(self, other: float | Schedule) -> Product:
+        return Product((other, self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same at every step.
+    """The same value at every step.
 
     >>> float(Constant(0.5)(7))
     0.5
@@ -63,7 +62,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class LinearWarmup(Schedule):
-    """From 0 to 1 in so many steps, then 1.
+    """Rises linearly from 0 to 1 in `steps` steps, then stays 1.
 
     >>> [float(LinearWarmup(4)(step)) for step in (0, 1, 4, 9)]
     [0.0, 0.25, 1.0, 1.0]
@@ -80,7 +79,7 @@ class LinearWarmup(Schedule):
 
 @dataclass(frozen=True)
 class RsqrtDecay(Schedule):
-    """1 / sqrt(step), held at its value at `warmup` before that.
+    """1 / sqrt(max(step, warmup)).
 
     >>> [float(RsqrtDecay(4)(step)) for step in (0, 4, 16)]
     [0.5, 0.5, 0.25]
@@ -97,7 +96,7 @@ class RsqrtDecay(Schedule):
 
 @dataclass(frozen=True)
 class LinearDecay(Schedule):
-    """1 until the last `steps` of `total` steps, in which it falls to 0.
+    """1 until the last `steps` of `total` steps, then falls linearly to 0.
 
     >>> [float(LinearDecay(total=10, steps=4)(step)) for step in (0, 6, 7, 10, 11)]
     [1.0, 1.0, 0.75, 0.0, 0.0]
@@ -119,7 +118,7 @@ class LinearDecay(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine wave from 1 down to `floor` in so many steps, begun after some others.
+    """Half a cosine wave from 1 down to `floor` in `steps` steps, starting at step `after`.
 
     >>> [round(float(Cosine(4, floor=0.5)(step)), 3) for step in (0, 2, 4, 9)]
     [1.0, 0.75, 0.5, 0.5]
@@ -140,7 +139,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class Product(Schedule):
-    """Several schedules multiplied; numbers are constants."""
+    """The product of several schedules. A number becomes a `Constant`."""
 
     factors: tuple[Schedule, ...]
 
@@ -154,7 +153,7 @@ class Product(Schedule):
             else:
                 raise ProgramError(
                     f"a schedule is multiplied by {factor!r}",
-                    rule="the factors of a schedule are schedules and numbers",
+                    rule="a factor of a schedule is a schedule or a finite number",
                     hint="for example 0.5 * LinearWarmup(10_000) * RsqrtDecay(10_000)",
                 ).located(f"a schedule * {factor!r}")
         object.__setattr__(self, "factors", tuple(factors))
@@ -167,10 +166,10 @@ class Product(Schedule):
 
 
 def paper_schedule(warmup: int = 10_000, total: int = 136_000, decay: int = 13_600) -> Product:
-    """The schedule of the Mesh-TensorFlow paper: warm-up · 1/sqrt(step) · linear decay over the last epoch.
+    """The schedule of the Mesh-TensorFlow paper: warmup · 1/sqrt(step) · linear decay over the last epoch.
 
-    By default that of its language models, ten epochs long. Its greatest value is 1/sqrt(warmup); it is meant
-    for Adafactor, which multiplies by the size of each parameter.
+    The defaults are those of its language models, trained for ten epochs. The maximum is 1/sqrt(warmup): the
+    schedule is meant for Adafactor, which multiplies updates by the size of each parameter.
 
     >>> round(float(paper_schedule()(10_000)), 4)
     0.01

@@ -1,12 +1,14 @@
-"""The layout of an update: slices of gradients and parameters where the optimizer's state is, and back."""
+"""The layout of an update: reshard gradients and parameters into the optimizer state's layout, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
 
 from weft.core import context
 from weft.core.layout import Layout
@@ -14,44 +16,47 @@ from weft.core.op import run_eagerly
 from weft.core.operands import as_slice
 from weft.core.reshard import materialize
 from weft.core.tensor import Tensor
+from weft.core.types import PyTree
+
+Result = TypeVar("Result")
 
 
-def call_in_program(fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)`, outside programs as one of its own."""
+def call_in_program(fn: Callable[..., Result], *args: PyTree) -> Result:
+    """`fn(*args)`: directly inside a program, otherwise as a program of its own."""
     if context.current() is not None:
         return fn(*args)
     return run_eagerly(fn, args, {}, "dynamic")
 
 
 @contextmanager
-def update_scope(what: str) -> Iterator[None]:
-    """Name what is traced, for plans: it belongs to the update."""
-    with context.require().lowering(f"optimizer[{what}]"):
+def update_scope(name: str) -> Iterator[None]:
+    """Label the traced operations `optimizer[name]`: plans count them in the update phase."""
+    with context.require().lowering(f"optimizer[{name}]"):
         yield
 
 
 @contextmanager
-def under_optimizer_layout(what: str) -> Iterator[None]:
-    """Trace with the layout's rules for optimizer state as those for all tensors."""
+def under_optimizer_layout(name: str) -> Iterator[None]:
+    """Trace with the layout's rules for optimizer state applied to all tensors."""
     program = context.require()
-    with update_scope(what), program.under_layout(Layout(program.layout.rules_for("optimizer"))):
+    with update_scope(name), program.under_layout(Layout(program.layout.rules_for("optimizer"))):
         yield
 
 
 def to_optimizer_layout(t: Tensor) -> Tensor:
-    """A tensor laid out as optimizer state: a pending sum is scattered there, not added up everywhere."""
+    """Reshard a tensor as optimizer state. A pending sum is reduce-scattered there, not all-reduced."""
     return materialize(as_slice(t), "optimizer")
 
 
 def to_stored_layout(t: Tensor, role: str) -> Tensor:
-    """A result of an update in the form in which its role is stored."""
+    """Reshard a result of an update into the layout in which its role is stored."""
     return materialize(with_program_layout(t, role), role)
 
 
 def with_program_layout(t: Tensor, role: str) -> Tensor:
-    """The same slice in the program's own layout; what its form is, it is still."""
+    """The same slice labeled with the program's layout. Its splits and pending sums don't change."""
     program = context.require()
-    made = Tensor(
+    relabeled = Tensor(
         t._array,
         t.dims,
         role=role,
@@ -60,10 +65,10 @@ def with_program_layout(t: Tensor, role: str) -> Tensor:
         splits=t.splits,
         pending=t.pending,
     )
-    made.origin = t.origin
-    return made
+    relabeled.origin = t.origin
+    return relabeled
 
 
-def at_least_float32(dtype: Any) -> Any:
-    """The type to compute in."""
+def at_least_float32(dtype: DTypeLike) -> np.dtype:
+    """The dtype to compute and accumulate in: float32, or the given dtype if it is wider."""
     return jnp.promote_types(dtype, jnp.float32)

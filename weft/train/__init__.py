@@ -1,4 +1,4 @@
-"""Training: train steps, micro-batches and the loop."""
+"""Training: train steps, gradient accumulation and the training loop."""
 
 from .diloco import DiLoCo as DiLoCo
 from .microbatch import count_rows as count_rows

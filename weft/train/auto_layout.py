@@ -1,10 +1,9 @@
-"""`--layout auto`: the mesh and the layout that the search finds for a run."""
+"""`--layout auto`: search for the mesh and the layout of a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any
 
 import jax
 
@@ -15,6 +14,7 @@ from weft.core.errors import LayoutError
 from weft.core.layout import Layout
 from weft.core.mesh import Mesh
 from weft.core.placement import without_values
+from weft.core.types import PyTree
 from weft.models import Transformer
 
 from .config import LayoutConfig, TrainConfig
@@ -30,62 +30,61 @@ SEARCHED_DIMS = (
     "experts",
     "vocab",
     "layers",
-)  # what is worth splitting
+)  # the dims worth splitting
 
 
-def dims_to_search(args: Any) -> list[str]:
-    """Those of `DIMS` that the tensors of a step have."""
+def dims_to_search(args: PyTree) -> list[str]:
+    """The dims of `SEARCHED_DIMS` that occur in the arguments of a step."""
     tensors = filter(wf.is_tensor, jax.tree.leaves(args, is_leaf=wf.is_tensor))
     names = {dim.name for tensor in tensors for dim in tensor.dims if dim.size > 1}
     return [name for name in SEARCHED_DIMS if name in names]
 
 
-def search_layout(config: TrainConfig, batch: Any) -> LayoutConfig:
-    """Where the search would have it run: on the mesh that the settings say, else on any of all devices.
+def search_layout(config: TrainConfig, batch: PyTree) -> LayoutConfig:
+    """The best mesh and layout: on the mesh of the settings, or else on any mesh of all devices.
 
     Args:
-      batch: one of the run's.
+      config: the settings, with `layout.rules` "auto".
+      batch: a batch of the run.
     """
-    place = config.layout
-    given = [name for name in ("params", "optimizer") if getattr(place, name)]
+    c = config.layout
+    given = [name for name in ("params", "optimizer") if getattr(c, name)]
     if given:
         raise LayoutError(
             f"--layout auto with {' and '.join(f'--layout.{name}' for name in given)}",
-            *(f'{name}: "{getattr(place, name)}"' for name in given),
-            rule="the search finds the rules for all tensors, stored ones too",
-            hint="leave them out, or say all rules: --layout.rules",
+            *(f'{name}: "{getattr(c, name)}"' for name in given),
+            rule="the search finds the rules for all tensors, including stored ones",
+            hint="omit them, or give all rules: --layout.rules",
         ).located("--layout auto")
-    step = build_trainer(config, Mesh(), Layout())
-    model, state = step.init(nn.specs(Transformer(config.model)))
+    trainer = build_trainer(config, Mesh(), Layout())
+    model, state = trainer.init(nn.specs(Transformer(config.model)))
     rows = jax.tree.map(without_values, batch, is_leaf=wf.is_tensor)
-    mesh = Mesh(place.mesh) if place.mesh else None
+    mesh = Mesh(c.mesh) if c.mesh else None
     args = (model, state, rows, jax.random.key(config.seed))
     found = wf.search(
-        step.program,
+        trainer.program,
         args,
         devices=len(jax.devices()) if mesh is None else None,
         mesh=mesh,
-        hardware=place.hardware,
+        hardware=c.hardware,
         dims=dims_to_search(args),
     )
     best = found.best
     if best is None:
         raise LayoutError(
-            f"no layout fits the memory of {place.hardware}",
+            f"no layout fits the memory of {c.hardware}",
             found.explain().rstrip(),
-            rule="what a step needs at its peak fits the memory of a device",
-            hint="more devices, --model.remat nothing, --optimizer.micro 4, or a smaller model",
+            rule="the peak memory of a step must fit on a device",
+            hint="use more devices, --model.remat nothing, --optimizer.micro 4, or a smaller model",
         ).located("--layout auto")
     if jax.process_index() == 0:
         print(
-            "\n".join(["the layout that was found:", *(f"  {line}" for line in describe_candidate(best))]),
+            "\n".join(
+                ["the layout found by the search:", *(f"  {line}" for line in describe_candidate(best))]
+            ),
             file=sys.stderr,
         )
-    c = best.candidate
+    rules = best.candidate
     return dataclasses.replace(
-        place,
-        mesh=str(best.mesh),
-        rules=c.rules,
-        params=c.params,
-        optimizer=c.optimizer,
+        c, mesh=str(best.mesh), rules=rules.rules, params=rules.params, optimizer=rules.optimizer
     )

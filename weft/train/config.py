@@ -1,9 +1,9 @@
-"""What a run is: one frozen dataclass of sections, with recipes to begin with.
+"""The settings of a run: one frozen dataclass of sections, and the recipes with their defaults.
 
     weft train lm --steps 500 --data.length 128 --layout.mesh "data=4 model=2"
 
-A recipe (`lm`, `translate`) or a TOML file says all settings; flags change some. `config_file` reads and
-writes them as TOML. What they mean, `loop` knows; only an optimizer and its schedule are made of them here.
+A recipe (`lm`, `translate`) or a TOML file has all settings; flags change some. `config_io` reads and writes
+them as TOML, and reads flags. `loop` applies them; this file builds only the optimizer and its schedule.
 """
 
 from __future__ import annotations
@@ -25,91 +25,91 @@ from ..optim.schedules import Constant, Cosine, LinearDecay, LinearWarmup, Rsqrt
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What it learns from."""
+    """The data to train and evaluate on."""
 
     kind: Literal["python-docs", "text", "lines", "phrases", "parallel", "tsv", "jsonl"] = "python-docs"
-    """Python's own documentation; files that are a text each; files with a text in each line; generated
+    """Python's own documentation; files with one text each; files with one text per line; generated
     English-French phrases; two parallel files; files with two columns; JSON lines."""
     train: tuple[str, ...] = ()
-    """Files to train on, patterns with * allowed, .gz, .bz2, .xz and .zst unpacked; of parallel text, the
-    source side."""
+    """Files to train on; patterns with * are allowed, and .gz, .bz2, .xz and .zst are unpacked. For parallel
+    text, the source side."""
     train_targets: tuple[str, ...] = ()
-    """Of parallel text, the target side."""
+    """For parallel text, the target side."""
     valid: tuple[str, ...] = ()
-    """Files to evaluate on; without any, nothing is evaluated (python-docs and phrases have their own)."""
+    """Files to evaluate on; without any, there is no evaluation (python-docs and phrases have their own)."""
     valid_targets: tuple[str, ...] = ()
-    """Of parallel text, the target side."""
+    """For parallel text, the target side."""
     fields: tuple[str, ...] = ("text",)
-    """The field of a JSON line that is the text, or the two that are source and target."""
+    """The field of a JSON line with the text, or the two fields with source and target."""
     malformed: float = 0.01
-    """The share of malformed lines that is borne; they are left out and reported."""
+    """The maximum fraction of malformed lines; they are skipped and reported."""
     tokenizer: str = "bytes"
     """"bytes", the path of a SentencePiece model, or "unigram" or "bpe" to train one."""
     vocab: int = 8000
-    """How many ids a tokenizer that is trained gets."""
+    """The vocabulary size of a tokenizer that is trained."""
     tokenizer_examples: int = 100_000
-    """On how many of the examples it is trained, at most."""
+    """The maximum number of examples to train it on."""
     rows: int = 16
-    """Rows in a batch, over all devices and hosts."""
+    """Rows per batch, over all devices and hosts."""
     length: int = 128
-    """Places in a row; of the target, for translation."""
+    """The sequence length; for translation, of the target."""
     input_length: int | None = None
-    """Places in the encoder's row; None: as many."""
+    """The sequence length of the encoder; None: the same."""
     packed: bool = True
-    """Of pairs: whether several share a row. (Texts are cut into windows of `length`.)"""
+    """For pairs, whether several share a row. (Texts are cut into windows of `length`.)"""
     buckets: tuple[int, ...] = ()
     """Unpacked, the lengths below `length` that rows may have."""
 
     def __post_init__(self) -> None:
         for name in ("train", "train_targets", "valid", "valid_targets", "fields", "buckets"):
-            value = getattr(self, name)  # from Python, one path or a list will do
-            each = (value,) if isinstance(value, str | Path) else value
-            object.__setattr__(self, name, tuple(str(x) if isinstance(x, Path) else x for x in each))
+            value = getattr(self, name)  # Python callers may pass one path or a list
+            values = (value,) if isinstance(value, str | Path) else value
+            object.__setattr__(self, name, tuple(str(x) if isinstance(x, Path) else x for x in values))
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How it learns."""
+    """The optimizer, its learning rate, and how gradients are computed."""
 
     kind: Literal["adamw", "adafactor", "lion", "momentum"] = "adamw"
     """The optimizer."""
     rate: float = 1e-3
-    """The highest learning rate."""
+    """The peak learning rate."""
     schedule: Literal["constant", "cosine", "linear", "rsqrt"] = "cosine"
-    """What becomes of the rate after the warm-up: "cosine" and "linear" end near 0 with the last step."""
+    """The learning rate after the warmup; "cosine" and "linear" end near 0 at the last step."""
     warmup: int = 100
-    """Steps in which the rate rises from 0."""
+    """Steps in which the learning rate rises from 0."""
     last: float = 0.1
-    """With "cosine", the share of the rate that is left at the end."""
+    """With "cosine", the final learning rate as a fraction of the peak."""
     beta1: float = 0.9
-    """Of adamw and lion, how much of the mean of gradients stays; of momentum, the momentum."""
+    """The decay of the first moment of adamw and lion; the momentum of momentum."""
     beta2: float = 0.999
-    """How much of their mean square stays (of lion, of the mean that is kept)."""
+    """The decay of the second moment of adamw; of lion, the decay of the stored momentum."""
     weight_decay: float = 0.01
-    """The share of a parameter that is taken away, times the rate."""
+    """Decoupled weight decay, multiplied by the learning rate."""
     clip: float = 1.0
-    """The largest global norm of the gradients; 0: any."""
+    """The maximum global norm of the gradients; 0: no limit."""
     average: float = 0.0
-    """The decay of a running mean of the parameters, which is evaluated in their place; 0: there is none."""
+    """The decay of an EMA of the parameters, which is evaluated in their place; 0: no EMA."""
     micro: int = 1
-    """In how many parts, one after the other, a batch's gradients are computed."""
+    """The number of micro-batches per batch: gradients are accumulated over them."""
 
 
 @dataclass(frozen=True)
 class LayoutConfig:
-    """Where it runs: the mesh, and which dims are split over which axes."""
+    """The mesh and the layout: which dims are split over which axes."""
 
     mesh: str = ""
-    """The processor mesh, "data=4 model=2"; none: one device."""
+    """The device mesh, "data=4 model=2"; empty: one device."""
     rules: str = ""
-    """Which dims are split over which axes, "batch:data d_ff:model"; "auto": as the search finds it best, on
-    the mesh if there is one, else on any mesh of all devices."""
+    """Which dims are split over which axes, "batch:data d_ff:model"; "auto": the best that the search finds,
+    on the given mesh, or else on any mesh of all devices."""
     params: str = ""
     """Further rules for stored parameters, "d_model:data" (ZeRO-3)."""
     optimizer: str = ""
-    """Further rules for the optimizer's state (ZeRO-1); by default those of `params`."""
+    """Further rules for the optimizer state (ZeRO-1); by default those of `params`."""
     hardware: str = "cpu"
-    """The machine that the plan's time is worked out for, of `weft hardware list`."""
+    """The hardware for which the plan predicts times, from `weft hardware list`."""
 
 
 @dataclass(frozen=True)
@@ -117,29 +117,29 @@ class SaveConfig:
     """Checkpoints."""
 
     every: int = 200
-    """Steps between two of them; the last step, and a signal to stop, save too."""
+    """Steps between two checkpoints; the last step and a stop signal also save one."""
     keep: int = 3
-    """How many stay."""
+    """The number of checkpoints to keep."""
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """The loss on data that it does not learn from."""
+    """Evaluation on held-out data."""
 
     every: int = 200
     """Steps between two evaluations; 0: only at the end."""
     batches: int | None = None
-    """At most so many batches each time; None: all."""
+    """The maximum number of batches per evaluation; None: all."""
 
 
 @dataclass(frozen=True)
 class DiLoCoConfig:
-    """Replicas that meet every so many steps (Douillard and others, 2023), along the dim `replicas`."""
+    """Replicas that synchronize every few steps (Douillard et al., 2023), along the dim `replicas`."""
 
     replicas: int = 0
-    """How many; 0: no DiLoCo."""
+    """The number of replicas; 0: no DiLoCo."""
     every: int = 50
-    """Inner steps between two meetings."""
+    """Inner steps between two outer steps."""
     rate: float = 0.7
     """The outer learning rate."""
     momentum: float = 0.9
@@ -148,18 +148,18 @@ class DiLoCoConfig:
 
 @dataclass(frozen=True)
 class HostsConfig:
-    """Several processes; `weft launch` and clusters that JAX knows need none of these."""
+    """Several processes; `weft launch` and the clusters that JAX detects need none of these."""
 
     coordinator: str | None = None
     """Address and port of process 0."""
     processes: int | None = None
-    """How many processes there are."""
+    """The number of processes."""
     process: int | None = None
-    """The number of this one, from 0 on."""
+    """The index of this process, from 0 on."""
     wait: float = 1800.0
-    """Seconds that a process waits for the others at any one point, before it ends with an error."""
+    """Seconds that a process waits for the others at any one point before it exits with an error."""
     grace: float = 300.0
-    """Seconds that a run has to stop and save, from SIGTERM or SIGINT on, before it ends without."""
+    """Seconds that a run has to stop and save after SIGTERM or SIGINT before it exits anyway."""
 
 
 @dataclass(frozen=True)
@@ -167,19 +167,19 @@ class TrainConfig:
     """All settings of a run."""
 
     preset: str
-    """The known model that `model` begins with (weft models)."""
+    """The preset that provides the defaults of `model` (weft models)."""
     folder: Path
-    """Where checkpoints, curves and the run's settings are written; a run that is there goes on."""
+    """The run folder, for checkpoints, curves and settings; a run that is already there is resumed."""
     steps: int = 1000
-    """How many steps."""
+    """The number of steps."""
     seed: int = 0
-    """Of the parameters, the order of the data, and dropout."""
+    """The seed of the parameters, the order of the data, and dropout."""
     on_nan: Literal["stop", "skip"] = "stop"
-    """A loss or gradient that is not finite: stop, or leave that step out."""
+    """If a loss or gradient is not finite: stop, or skip that step."""
     nan_limit: int = 20
-    """With "skip", how many steps may be left out."""
+    """With "skip", the maximum number of skipped steps."""
     log_every: int = 10
-    """Steps between two lines, where there is no terminal to show progress on."""
+    """Steps between two log lines, when stderr is not a terminal."""
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     layout: LayoutConfig = field(default_factory=LayoutConfig)
@@ -188,10 +188,10 @@ class TrainConfig:
     diloco: DiLoCoConfig = field(default_factory=DiLoCoConfig)
     hosts: HostsConfig = field(default_factory=HostsConfig)
     model: Config = field(default_factory=Config)
-    """The model. A vocab that is left as the preset has it becomes the tokenizer's."""
+    """The model. If vocab is left at the preset's value, it becomes the tokenizer's."""
 
     def replace(self, **changes: Any) -> TrainConfig:
-        """The same with some settings changed; another preset brings its model."""
+        """A copy with some settings changed; a new preset also replaces the model."""
         if "preset" in changes and "model" not in changes:
             changes["model"] = preset(changes["preset"]).config
         return dataclasses.replace(self, **changes)
@@ -199,9 +199,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
         rules = {
-            flag: _range(flag, _setting(self, flag))
-            for flag, ends in _RANGES.items()
-            if not _inside(_setting(self, flag), *ends)
+            flag: _range_rule(flag, _setting(self, flag))
+            for flag, bounds in _RANGES.items()
+            if not _in_range(_setting(self, flag), *bounds)
         }
         for flag, known in _CHOICES.items():
             if (value := _setting(self, flag)) not in known:
@@ -210,42 +210,42 @@ class TrainConfig:
             raise ProgramError(
                 ", ".join(f"{flag} {_setting(self, flag)}" for flag in rules),
                 rule="; ".join(rules.values()),
-                hint="weft train lm --help says what each setting is",
+                hint="weft train lm --help explains each setting",
             )
 
     def check(self) -> None:
-        """An error if two settings do not go together."""
+        """Raise an error if two settings contradict each other."""
         d, m, replicas, micro = self.data, self.model, self.diloco.replicas or 1, self.optimizer.micro
         parts = replicas * micro
         if d.rows % parts:
-            each = [("--diloco.replicas", replicas), ("--optimizer.micro", micro)]
-            flags = [f"{flag} {count}" for flag, count in each if count > 1]
+            factors = [("--diloco.replicas", replicas), ("--optimizer.micro", micro)]
+            flags = [f"{flag} {count}" for flag, count in factors if count > 1]
             raise ProgramError(
                 f"a batch of {d.rows} rows in {parts} parts: {_division(d.rows, parts)}",
                 f"{' and '.join(flags)}",
-                rule="a batch is dealt out evenly to replicas and their parts",
-                hint=f"--data.rows {-(-d.rows // parts) * parts}, or other numbers of parts",
+                rule="a batch is split evenly over the replicas and their micro-batches",
+                hint=f"--data.rows {-(-d.rows // parts) * parts}, or another number of parts",
             )
         average = self.optimizer.average
         if self.diloco.replicas and average:
             raise ProgramError(
                 f"--optimizer.average {average:g} and --diloco.replicas {self.diloco.replicas}",
-                rule="replicas are evaluated as they last met: a running mean of each would never be used",
-                hint="leave one of the two out",
+                rule="DiLoCo evaluates the outer parameters: an EMA of each replica would never be used",
+                hint="use only one of the two",
             )
         longest = max(d.length, d.input_length or 0)
         if m.positions == "learned" and longest > m.longest:
             raise ProgramError(
-                f"rows have {longest} places, and the model has {m.longest} learned positions",
+                f"the sequence length is {longest}, and the model has {m.longest} learned positions",
                 rule="--data.length and --data.input-length are at most the number of learned positions",
-                hint=f"--model.longest {longest}; or --model.positions rotary, which do not end",
+                hint=f"--model.longest {longest}; or --model.positions rotary, which has no limit",
             )
 
 
-# The values that numbers may have: from the first on, below the second.
+# The valid values of numbers: at least the first, below the second.
 _ANY, _SHARE = float("inf"), 1.0
 _RANGES = {
-    "--steps": (1, 2**31),  # the optimizer counts them in 32 bits
+    "--steps": (1, 2**31),  # the optimizer counts steps in an int32
     "--seed": (0, 2**32),
     "--nan-limit": (0, _ANY),
     "--log-every": (1, _ANY),
@@ -278,59 +278,59 @@ _RANGES = {
 
 
 _CHOICES = {
-    f"--{before}{one.name.replace('_', '-')}": get_args(kinds[one.name])
-    for before, section in (("", TrainConfig), ("data.", DataConfig), ("optimizer.", OptimizerConfig))
+    f"--{prefix}{field.name.replace('_', '-')}": get_args(kinds[field.name])
+    for prefix, section in (("", TrainConfig), ("data.", DataConfig), ("optimizer.", OptimizerConfig))
     for kinds in [get_type_hints(section)]
-    for one in dataclasses.fields(section)
-    if get_origin(kinds[one.name]) is Literal
+    for field in dataclasses.fields(section)
+    if get_origin(kinds[field.name]) is Literal
 }
 
 
-def _inside(value: Any, least: float, most: float) -> bool:
-    return value is None or (isinstance(value, int | float) and least <= value < most)
+def _in_range(value: object, low: float, high: float) -> bool:
+    return value is None or (isinstance(value, int | float) and low <= value < high)
 
 
 def _setting(config: TrainConfig, flag: str) -> Any:
-    """The value that a flag sets."""
+    """The value of the setting behind a flag."""
     value: Any = config
     for name in flag.removeprefix("--").replace("-", "_").split("."):
         value = getattr(value, name)
     return value
 
 
-def _range(flag: str, value: Any) -> str:
-    """What a flag may be, with a word more for a value that is no finite number."""
-    least, most = _RANGES[flag]
-    if most == _ANY:
+def _range_rule(flag: str, value: object) -> str:
+    """The valid range of a flag; for NaN and infinity it adds that the number must be finite."""
+    low, high = _RANGES[flag]
+    if high == _ANY:
         finite = not isinstance(value, float) or math.isfinite(value)
-        return f"{flag} is {'' if finite else 'finite, and '}at least {least}"
-    if isinstance(most, int):
-        return f"{flag} is from {least} to {most - 1}"
-    return f"{flag} is from {least} to 1" + (" and not 1" if most == _SHARE else "")
+        return f"{flag} is {'' if finite else 'finite, and '}at least {low}"
+    if isinstance(high, int):
+        return f"{flag} is from {low} to {high - 1}"
+    return f"{flag} is from {low} to 1" + (" and not 1" if high == _SHARE else "")
 
 
-def _division(whole: int, parts: int) -> str:
-    return f"{whole} = {parts} · {whole // parts} + {whole % parts}"
+def _division(total: int, parts: int) -> str:
+    return f"{total} = {parts} · {total // parts} + {total % parts}"
 
 
-# From settings to an optimizer
+# The optimizer
 
 
 def build_schedule(config: TrainConfig) -> Schedule:
-    """The learning rate by step."""
+    """The learning-rate schedule of a run."""
     o = config.optimizer
-    rise = LinearWarmup(o.warmup) if o.warmup else Constant(1.0)
+    warmup = LinearWarmup(o.warmup) if o.warmup else Constant(1.0)
     left = max(config.steps - o.warmup, 1)
-    falls: dict[str, Callable[[], Schedule]] = {
+    decays: dict[str, Callable[[], Schedule]] = {
         "constant": lambda: Constant(1.0),
         "cosine": lambda: Cosine(left, floor=o.last, after=o.warmup),
         "linear": lambda: LinearDecay(config.steps, left),
         "rsqrt": lambda: math.sqrt(max(o.warmup, 1)) * RsqrtDecay(max(o.warmup, 1)),
     }
-    return o.rate * rise * falls[o.schedule]()
+    return o.rate * warmup * decays[o.schedule]()
 
 
-# By the names that settings and `--train` have for them.
+# By the names in settings and in `--train`.
 OPTIMIZERS: dict[str, Callable[[float | Schedule, OptimizerConfig], Optimizer]] = {
     "adafactor": lambda rate, o: Adafactor(rate, weight_decay=o.weight_decay),
     "adamw": lambda rate, o: AdamW(rate, beta1=o.beta1, beta2=o.beta2, weight_decay=o.weight_decay),
@@ -340,7 +340,7 @@ OPTIMIZERS: dict[str, Callable[[float | Schedule, OptimizerConfig], Optimizer]] 
 
 
 def build_optimizer(config: TrainConfig) -> Optimizer:
-    """The optimizer, with its schedule."""
+    """The optimizer of a run, with its schedule."""
     return OPTIMIZERS[config.optimizer.kind](build_schedule(config), config.optimizer)
 
 
@@ -348,17 +348,17 @@ def build_optimizer(config: TrainConfig) -> Optimizer:
 
 
 def recipes() -> dict[str, str]:
-    """The names of the recipes, and what each trains."""
-    return {name: about for name, (about, _) in _RECIPES.items()}
+    """The recipes by name, with their descriptions."""
+    return {name: description for name, (description, _) in _RECIPES.items()}
 
 
 def recipe(name: str, preset_name: str | None = None) -> TrainConfig:
-    """The settings that a recipe begins with, perhaps for another preset."""
+    """The default settings of a recipe, optionally with another preset."""
     if name not in _RECIPES:
         raise ProgramError(
             f"there is no recipe {name!r}{nearest(name, _RECIPES)}",
-            *[f"{known}: {about}" for known, about in recipes().items()],
-            rule="training begins with a recipe, or with a TOML file",
+            *[f"{known}: {description}" for known, description in recipes().items()],
+            rule="training starts from a recipe or a TOML file",
             hint="weft train lm; or weft train FILE.toml",
         )
     config = _RECIPES[name][1]
@@ -366,7 +366,7 @@ def recipe(name: str, preset_name: str | None = None) -> TrainConfig:
 
 
 def with_preset(config: TrainConfig, name: str) -> TrainConfig:
-    """The same run of another known model."""
+    """The same settings with the model of another preset."""
     return config.replace(preset=name)
 
 

@@ -1,4 +1,4 @@
-"""From settings to what a run reads: a tokenizer, a stream to train on, and one to evaluate on."""
+"""Data of a run from its settings: a tokenizer, a stream to train on, and one to evaluate on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from weft.distributed import processes
 
 from .config import DataConfig
 
-TRAIN_PHRASES = 200_000  # generated phrases to train on
-VALID_PHRASES = 1_000  # and of those that are held out
-RUN_TOKENIZER_FILE = "tokenizer.model"  # in the folder of a run
+TRAIN_PHRASES = 200_000  # number of generated phrases to train on
+VALID_PHRASES = 1_000  # and to evaluate on
+RUN_TOKENIZER_FILE = "tokenizer.model"  # in the run folder
 
 
 def load_examples(d: DataConfig, held_out: bool) -> Sequence[Any] | None:
-    """The texts, or pairs of texts, to train on, or those to evaluate on; None: none are named."""
+    """The texts, or pairs of texts, to train or to evaluate on; None if there are none to evaluate on."""
     files, targets = (d.valid, d.valid_targets) if held_out else (d.train, d.train_targets)
     own = {
         "python-docs": lambda: data.PythonDocs(split="valid" if held_out else "train"),
@@ -35,14 +35,14 @@ def load_examples(d: DataConfig, held_out: bool) -> Sequence[Any] | None:
             raise DataError(
                 f"files are given ({', '.join((*files, *targets)[:3])}), and the kind of data is {d.kind!r}",
                 rule=f"{d.kind} needs no files",
-                hint="--data.kind text, parallel, tsv or jsonl says what the files hold",
+                hint="set the kind of the files: --data.kind text, parallel, tsv or jsonl",
             )
         return own[d.kind]()
     if not files:
         if held_out:
             return None
         raise DataError(
-            f"the kind of data is {d.kind!r}, and no files are named",
+            f"the kind of data is {d.kind!r}, and no files are given",
             rule="--data.train names files to train on",
             hint='for example --data.train "books/*.txt"; or --data.kind python-docs, which needs none',
         )
@@ -50,12 +50,12 @@ def load_examples(d: DataConfig, held_out: bool) -> Sequence[Any] | None:
         word = "valid" if held_out else "train"
         raise DataError(
             f"the kind of data is {d.kind!r}, and --data.{word}-targets is {' '.join(targets) or 'missing'}",
-            rule="parallel text has two sides, each in files of its own; other kinds have all in one file",
+            rule="parallel text has two sides in separate files; other kinds have both in one file",
             hint=f"--data.kind parallel --data.{word} train.en --data.{word}-targets train.fr",
         )
     try:
         return SOURCES[d.kind](d, files, targets).open()
-    except DataError as error:  # the setting's name, where the source has an argument's
+    except DataError as error:  # the hint names an argument of the source; the user knows the setting
         error.hint = error.hint.replace("malformed=", "--data.malformed")
         raise
 
@@ -66,8 +66,8 @@ def _jsonl(d: DataConfig, files: tuple[str, ...], _: tuple[str, ...]) -> data.Js
     if len(d.fields) == 2:
         return data.Jsonl(files, source=d.fields[0], target=d.fields[1], malformed=d.malformed)
     raise DataError(
-        f"--data.fields names {len(d.fields)} fields",
-        rule="one is the text of a language model, two are source and target",
+        f"--data.fields has {len(d.fields)} fields",
+        rule="one field is the text of a language model; two are source and target",
         hint="--data.fields text; --data.fields en fr",
     )
 
@@ -87,31 +87,31 @@ def is_pairs(texts: Sequence[Any]) -> bool:
 
 
 def build_tokenizer(d: DataConfig, texts: Sequence[Any], folder: Path) -> data.Tokenizer:
-    """The tokenizer that the settings name; one that is to be trained is, once, and kept with the run."""
+    """The tokenizer of the settings. A trained one is trained once, and stored in the run folder."""
     path = folder / RUN_TOKENIZER_FILE
     if d.tokenizer == "bytes":
         return data.ByteTokenizer()
     if d.tokenizer in ("unigram", "bpe"):
 
-        def trained() -> str:
+        def train_once() -> str:
             if path.exists():
-                _check_kept(data.SentencePiece(str(path)), d)
+                _check_existing(data.SentencePiece(str(path)), d)
             else:
                 folder.mkdir(parents=True, exist_ok=True)
                 some = data.iter_texts(texts[: d.tokenizer_examples])
                 try:
                     data.SentencePiece.train(some, path, d.vocab, kind=d.tokenizer, split_digits=True)
                 except DataError as error:
-                    with contextlib.suppress(OSError):  # there is something in it
+                    with contextlib.suppress(OSError):  # it is not empty
                         folder.rmdir()
                     error.hint = error.hint.replace("vocab", "--data.vocab", 1)
                     raise
             return str(path)
 
-        return data.SentencePiece(processes.run_on_first(processes.unique_key("tokenizer"), trained))
+        return data.SentencePiece(processes.run_on_first(processes.unique_key("tokenizer"), train_once))
     if not Path(d.tokenizer).is_file():
-        if path.is_file():  # the run's own copy is all that it needs
-            warnings.warn(f"there is no {d.tokenizer}: {path} is used, as before", stacklevel=2)
+        if path.is_file():  # the run's own copy suffices
+            warnings.warn(f"there is no {d.tokenizer}: using the run's copy {path}", stacklevel=2)
             return data.SentencePiece(str(path))
         raise DataError(
             f"there is no tokenizer {d.tokenizer!r}{nearest(d.tokenizer, ('bytes', 'unigram', 'bpe'))}",
@@ -119,64 +119,63 @@ def build_tokenizer(d: DataConfig, texts: Sequence[Any], folder: Path) -> data.T
             hint="--data.tokenizer bytes needs no training",
         )
     if path.is_file() and path.read_bytes() != Path(d.tokenizer).read_bytes():
-        raise _another(path, f"is the run's tokenizer, and {d.tokenizer} is another")
+        raise _mismatch(path, f"is the run's tokenizer, and {d.tokenizer} is a different one")
     return data.SentencePiece(d.tokenizer)
 
 
-def _check_kept(kept: data.SentencePiece, d: DataConfig) -> None:
-    """An error if the tokenizer that is in a run's folder is not the one that is asked for."""
-    if kept.vocab != d.vocab:
-        raise _another(
-            kept.path, f"has {kept.vocab} ids, and --data.vocab is {d.vocab}", f"--data.vocab {kept.vocab}"
-        )
-    if kept.kind != d.tokenizer:
-        wants = f"is of the kind {kept.kind}, and --data.tokenizer is {d.tokenizer}"
-        known = kept.kind if kept.kind in ("unigram", "bpe") else kept.path
-        raise _another(kept.path, wants, f"--data.tokenizer {known}")
+def _check_existing(existing: data.SentencePiece, d: DataConfig) -> None:
+    """Raise an error if the tokenizer in the run folder differs from the settings."""
+    if existing.vocab != d.vocab:
+        fact = f"has {existing.vocab} ids, and --data.vocab is {d.vocab}"
+        raise _mismatch(existing.path, fact, f"use --data.vocab {existing.vocab}")
+    if existing.kind != d.tokenizer:
+        fact = f"is of kind {existing.kind}, and --data.tokenizer is {d.tokenizer}"
+        same = existing.kind if existing.kind in ("unigram", "bpe") else existing.path
+        raise _mismatch(existing.path, fact, f"use --data.tokenizer {same}")
 
 
-def _another(kept: str | Path, how: str, same: str = "the --data.tokenizer of before") -> DataError:
-    """The error for a run's tokenizer that is not the one that is asked for."""
+def _mismatch(path: str | Path, fact: str, fix: str = "use the previous --data.tokenizer") -> DataError:
+    """The error for a tokenizer in the run folder that differs from the settings."""
     return DataError(
-        f"{kept} {how}",
-        rule="a tokenizer is trained once, and a run that goes on has the one in its folder",
-        hint=f"{same}; a new run has another --folder; or remove {kept}",
+        f"{path} {fact}",
+        rule="a tokenizer is trained once, and a resumed run uses the one in its folder",
+        hint=f"{fix}; or use another --folder for a new run; or remove {path}",
     )
 
 
-def copy_tokenizer(words: data.Tokenizer, folder: Path) -> None:
-    """Keep a copy of a tokenizer that lies elsewhere with the run, which is then all that it needs."""
+def copy_tokenizer(tokenizer: data.Tokenizer, folder: Path) -> None:
+    """Copy a tokenizer from elsewhere into the run folder, so that the folder is self-contained."""
     path = folder / RUN_TOKENIZER_FILE
-    if isinstance(words, data.SentencePiece) and Path(words.path).resolve() != path.resolve():
+    if isinstance(tokenizer, data.SentencePiece) and Path(tokenizer.path).resolve() != path.resolve():
         with atomic_write(path) as draft:
-            shutil.copyfile(words.path, draft)
+            shutil.copyfile(tokenizer.path, draft)
 
 
-def check_vocab(words: data.Tokenizer, vocab: int) -> None:
-    """An error if a model has no row for some of the tokenizer's ids."""
+def check_vocab(tokenizer: data.Tokenizer, vocab: int) -> None:
+    """Raise an error if the model's vocabulary is smaller than the tokenizer's."""
     try:
-        data.check_vocab(words, vocab)
+        data.check_vocab(tokenizer, vocab)
     except ModelError as error:
-        error.hint = f"--model.vocab {words.vocab}, or leave it out; or another --data.tokenizer"
+        error.hint = f"--model.vocab {tokenizer.vocab}, or omit it; or another --data.tokenizer"
         raise
 
 
 def build_batches(
-    d: DataConfig, texts: Sequence[Any], words: data.Tokenizer, **more: Any
+    d: DataConfig, texts: Sequence[Any], tokenizer: data.Tokenizer, **more: Any
 ) -> data.BatchStream:
-    """Batches of examples: texts as windows of one long text, pairs in rows of their own.
+    """Batches of examples: windows of concatenated texts, or packed pairs.
 
     Args:
       d: the settings.
-      texts: what `examples` gave.
-      words: the tokenizer.
-      more: for `BatchStream`: seed, epochs, mesh and layout.
+      texts: the result of `load_examples`.
+      tokenizer: the tokenizer.
+      more: arguments of `BatchStream`: seed, epochs, mesh and layout.
     """
     if not is_pairs(texts):
-        return data.TokenWindows(texts, words, d.rows, d.length, **more)
+        return data.TokenWindows(texts, tokenizer, d.rows, d.length, **more)
     return data.ExampleStream(
         texts,
-        words,
+        tokenizer,
         d.rows,
         d.length,
         input_length=d.input_length,
@@ -186,9 +185,9 @@ def build_batches(
     )
 
 
-def count_words(d: DataConfig, texts: Sequence[Any], words: data.Tokenizer) -> int:
-    """How many words the targets are that batches of these examples have."""
+def count_words(d: DataConfig, texts: Sequence[Any], tokenizer: data.Tokenizer) -> int:
+    """The number of words in the targets of the batches of these examples."""
     if not is_pairs(texts):
         return sum(len(text.split()) for text in texts)
-    cut = (words.encode(target)[: d.length] for _, target in texts)
-    return sum(len(words.decode(ids).split()) for ids in cut)
+    cut = (tokenizer.encode(target)[: d.length] for _, target in texts)
+    return sum(len(tokenizer.decode(ids).split()) for ids in cut)

@@ -1,18 +1,18 @@
-"""DiLoCo: replicas that train by themselves and meet now and then (Douillard and others, 2023).
+"""DiLoCo: replicas that train independently and synchronize every few steps (Douillard et al., 2023).
 
     diloco = train.DiLoCo(optim.AdamW(4e-4), replicas=4, every=500)
     model, state = diloco.init(model)
-    step = wf.spmd(diloco.step, mesh, layout, donate=(0, 1))  # with replicas:pod nothing is sent between pods
+    step = wf.spmd(diloco.step, mesh, layout, donate=(0, 1))  # with replicas:pod, no traffic between pods
     outer = wf.spmd(diloco.outer, mesh, layout, donate=(0, 1))
     for number, batch in enumerate(batches, 1):
         metrics, model, state = step(model, state, batch, key)
         if diloco.due(number):
             model, state = outer(model, state)
 
-Every parameter has one more dim, `replicas`, and so has what the inner optimizer keeps of it. Each replica
-takes steps of its own on rows of its own. Every so many steps their mean is compared with the *outer*
-parameters, where they started from: the difference is the gradient of one step of Nesterov momentum, and its
-result is where all of them start again. They keep their inner state.
+Every parameter, and its inner optimizer state, has an additional dim `replicas`. Each replica takes inner
+steps on its own rows. After every `every` steps an outer step compares the mean of the replicas with the
+*outer* parameters, from which they started: the difference is the gradient of one step of Nesterov momentum,
+and all replicas restart from its result. They keep their inner state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import weft as wf
 from weft.core import context
 from weft.core.errors import ProgramError
 from weft.core.tensor import Tensor, is_tensor
-from weft.ops.optax import OptaxOptimizer as OverOptax
+from weft.core.types import PyTree
+from weft.ops.optax import OptaxOptimizer
 
 from ..core.fields import check_fields
 from ..optim.ema import init_ema, with_ema_params
@@ -43,19 +44,19 @@ from ..optim.update_layout import (
 from .microbatch import deal_rows
 from .step import TrainStep
 
-# How one number is made of the replicas'.
+# How the metrics of the replicas are combined.
 METRIC_REDUCTIONS = {"loss": wf.mean, "grad_norm": wf.mean, "tokens": wf.sum, "finite": wf.all}
 
 
 @dataclass(frozen=True)
 class DiLoCo:
-    """Inner steps by replicas, outer steps by all of them.
+    """Inner steps of each replica, and outer steps of all replicas together.
 
     Attributes:
-      inner: the optimizer of the inner steps, or a `train_step` with what else they should do.
-      replicas: how many.
-      every: how many inner steps there are before each outer one.
-      outer_rate, outer_momentum: of the outer steps.
+      inner: the optimizer of the inner steps, or a `train_step` with further options.
+      replicas: the number of replicas.
+      every: the number of inner steps before each outer step.
+      outer_rate, outer_momentum: the learning rate and Nesterov momentum of the outer steps.
     """
 
     inner: Any
@@ -74,20 +75,20 @@ class DiLoCo:
         check_fields(self, rules, "DiLoCo(AdamW(4e-4), replicas=4, every=500)")
         if not isinstance(self.inner, TrainStep):
             object.__setattr__(self, "inner", TrainStep(self.inner))
-        if isinstance(self.inner.optimizer, OverOptax):
+        if isinstance(self.inner.optimizer, OptaxOptimizer):
             raise ProgramError(
                 "the inner optimizer of DiLoCo is an optax transformation",
-                rule="replicas update slices inside the program; optax runs after it, on whole arrays",
-                hint="one of the package's own, for example optim.AdamW(4e-4)",
+                rule="replicas update slices inside the program; optax runs after it, on global arrays",
+                hint="use an optimizer of weft.optim, for example optim.AdamW(4e-4)",
             ).located("DiLoCo")
 
     @property
     def dim(self) -> wf.Dim:
-        """The dim that tells replicas apart."""
+        """The dim of the replicas."""
         return wf.Dim("replicas", self.replicas)
 
-    def init(self, model: Any) -> tuple[Any, dict[str, Any]]:
-        """The model with all replicas, and the state to begin with. Those of specs are specs."""
+    def init(self, model: PyTree) -> tuple[PyTree, dict[str, Any]]:
+        """The model with all replicas, and the initial state. Specs give specs."""
         with error_context("DiLoCo.init(model)"):
             inner, outer = self.inner.init(model), init_ema(model)
             state = {"inner": inner, "outer": outer, "momentum": self._momentum().init(outer)}
@@ -95,31 +96,33 @@ class DiLoCo:
                 add = lambda t: wf.spec((self.dim, *t.dims), t.dtype, role=t.role)  # noqa: E731
                 model, state["inner"] = jax.tree.map(add, (model, inner), is_leaf=is_tensor)
             else:
-                model, state["inner"] = call_in_program(_spread, self, (model, inner))
+                model, state["inner"] = call_in_program(_replicate, self, (model, inner))
             return model, state
 
-    def step(self, model: Any, state: Any, batch: Any, key: Any) -> tuple[dict[str, Tensor], Any, Any]:
-        """An inner step of every replica, as `train_step`; the metrics have the dim `replicas`.
+    def step(
+        self, model: PyTree, state: PyTree, batch: PyTree, key: jax.Array | None
+    ) -> tuple[dict[str, Tensor], PyTree, PyTree]:
+        """An inner step of every replica, like `train_step`; the metrics have the dim `replicas`.
 
-        The rows of the batch are dealt out to the replicas in turn, and each has a dropout key of its own.
+        The rows of the batch are dealt to the replicas round-robin, and each has its own dropout key.
         """
         with error_context("DiLoCo.step(model, state, batch, key)"):
             return call_in_program(_step, self, model, state, batch, key)
 
-    def outer(self, model: Any, state: Any) -> tuple[Any, Any]:
-        """An outer step: one sum over the replicas of each parameter."""
+    def outer(self, model: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        """An outer step: one all-reduce of each parameter over the replicas."""
         with error_context("DiLoCo.outer(model, state)"):
             return call_in_program(_outer, self, model, state)
 
     def due(self, steps: int) -> bool:
-        """Whether an outer step follows, after so many inner ones."""
+        """Whether an outer step follows after this number of inner steps."""
         return steps % self.every == 0
 
-    def reported(self, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The metrics of a step without the dim: the mean of the losses and norms, and all tokens."""
+    def reduce_metrics(self, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The metrics of a step without the dim: the mean of losses and norms, and the sum of tokens."""
         return {name: METRIC_REDUCTIONS[name](t, self.dim) for name, t in metrics.items()}
 
-    def merged(self, model: Any, state: Any) -> Any:
+    def merged(self, model: PyTree, state: PyTree) -> PyTree:
         """A model without the dim: the outer parameters, to evaluate or to save."""
         return with_ema_params(model, state["outer"])
 
@@ -127,8 +130,8 @@ class DiLoCo:
         return Momentum(self.outer_rate, momentum=self.outer_momentum, nesterov=True)
 
 
-def _spread(diloco: DiLoCo, tree: Any) -> Any:
-    def one(t: Any) -> Any:
+def _replicate(diloco: DiLoCo, tree: PyTree) -> PyTree:
+    def add_dim(t: PyTree) -> PyTree:
         return (
             to_stored_layout(wf.broadcast_to(t, (diloco.dim, *t.dims)), t.role)
             if isinstance(t, Tensor)
@@ -136,36 +139,40 @@ def _spread(diloco: DiLoCo, tree: Any) -> Any:
         )
 
     with update_scope("replicas"):
-        return jax.tree.map(one, tree, is_leaf=is_tensor)
+        return jax.tree.map(add_dim, tree, is_leaf=is_tensor)
 
 
-def _step(diloco: DiLoCo, model: Any, state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
-    def one(model: Any, state: Any, rows: Any, number: Tensor) -> Any:
-        own = None if key is None else jax.random.fold_in(key, number.array)
-        return diloco.inner(model, state, rows, own)
+def _step(
+    diloco: DiLoCo, model: PyTree, state: PyTree, batch: PyTree, key: jax.Array | None
+) -> tuple[dict[str, Tensor], PyTree, PyTree]:
+    def inner_step(model: PyTree, state: PyTree, rows: PyTree, index: Tensor) -> PyTree:
+        own_key = None if key is None else jax.random.fold_in(key, index.array)
+        return diloco.inner(model, state, rows, own_key)
 
-    rows, numbers = deal_rows(batch, diloco.dim), wf.arange(diloco.dim)
-    metrics, model, inner = wf.vmap(one, diloco.dim)(model, state["inner"], rows, numbers)
+    rows, indices = deal_rows(batch, diloco.dim), wf.arange(diloco.dim)
+    metrics, model, inner = wf.vmap(inner_step, diloco.dim)(model, state["inner"], rows, indices)
     return metrics, model, state | {"inner": inner}
 
 
-def _outer(diloco: DiLoCo, model: Any, state: Any) -> tuple[Any, Any]:
+def _outer(diloco: DiLoCo, model: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
     program = context.require()
-    for name in program.layout.dim_names:  # a rule for rows is for the inner steps, and no mistake here
+    # The outer step has no rows, but it shares its layout with the inner steps: mark all dims of the rules as
+    # used, or the program would warn about the rule for `batch`.
+    for name in program.layout.dim_names:
         program.seen_dims.setdefault(name, wf.Dim(name, 1))
-    start, apart, met = state["outer"], {}, {}
+    outer_params, outer_grads, new_params = state["outer"], {}, {}
     for name, p in named_tensors(model).items():
         with update_scope(name):
-            p, before = to_optimizer_layout(p), to_optimizer_layout(start[name])
+            p, old = to_optimizer_layout(p), to_optimizer_layout(outer_params[name])
         with under_optimizer_layout(name):
-            apart[name] = before - wf.mean(p.astype(before.dtype), diloco.dim)
-        apart[name] = with_program_layout(apart[name], "optimizer")
-    outer, momentum = diloco._momentum().update(apart, state["momentum"], start)
+            difference = old - wf.mean(p.astype(old.dtype), diloco.dim)
+        outer_grads[name] = with_program_layout(difference, "optimizer")
+    outer, momentum = diloco._momentum().update(outer_grads, state["momentum"], outer_params)
     for name, p in named_tensors(model).items():
         with update_scope(name):
             new = to_optimizer_layout(outer[name])
         with under_optimizer_layout(name):
             new = wf.broadcast_to(new.astype(p.dtype), p.dims)
         with update_scope(name):
-            met[name] = to_stored_layout(new, p.role)
-    return replace_tensors(model, met), state | {"outer": outer, "momentum": momentum}
+            new_params[name] = to_stored_layout(new, p.role)
+    return replace_tensors(model, new_params), state | {"outer": outer, "momentum": momentum}

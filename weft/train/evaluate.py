@@ -1,7 +1,7 @@
-"""How well a model says texts that it has not learned from: loss, perplexity, accuracy.
+"""Evaluation on held-out data: loss, perplexity and accuracy.
 
-Sums over all targets are made on the devices, batch by batch; nothing depends on how rows are batched or laid
-out. The loss is the plain cross-entropy, without smoothing and further losses.
+The devices sum over all targets, batch by batch, so the result does not depend on batching or layout.
+The loss is the plain cross-entropy, without label smoothing and auxiliary losses.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 
 import weft as wf
 from weft import nn
+from weft.core.tensor import Tensor
+from weft.core.types import PyTree
 from weft.distributed import processes
 from weft.models import Batch
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What was found.
+    """The result of an evaluation.
 
     Attributes:
-      loss: the mean cross-entropy of a target, in nats.
-      accuracy: how often the likeliest token is the target.
-      tokens: how many targets there were.
-      words: how many words they are, where that is known.
+      loss: the mean cross-entropy per target, in nats.
+      accuracy: the fraction of targets that are the most likely token.
+      tokens: the number of targets.
+      words: the number of words in the targets, if it is known.
     """
 
     loss: float
@@ -37,12 +38,12 @@ class EvalResult:
 
     @property
     def perplexity(self) -> float:
-        """Of a token."""
+        """The perplexity per token."""
         return _exp(self.loss)
 
     @property
     def word_perplexity(self) -> float | None:
-        """Of a word: that of all its tokens together."""
+        """The perplexity per word, from the loss of all its tokens."""
         return None if not self.words else _exp(self.loss * self.tokens / self.words)
 
 
@@ -50,8 +51,8 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
 
 
-def eval_step(model: Any, batch: Batch) -> dict[str, Any]:
-    """Over a batch's targets: their cross-entropy, how many were the likeliest token, how many there are."""
+def eval_step(model: PyTree, batch: Batch) -> dict[str, Tensor]:
+    """Sums over a batch's targets: cross-entropy, the number predicted correctly, and their number."""
     assert batch.targets is not None
     logits, vocab = model.logits(batch), model.embedding.vocab
     losses = nn.cross_entropy(logits, batch.targets, vocab)
@@ -62,20 +63,20 @@ def eval_step(model: Any, batch: Batch) -> dict[str, Any]:
 
 
 def evaluate(
-    program: wf.Program, model: Any, batches: Iterable[Batch], words: int | None = None
+    program: wf.Program, model: PyTree, batches: Iterable[Batch], words: int | None = None
 ) -> EvalResult:
-    """Score a model on batches.
+    """Evaluate a model on batches.
 
     Args:
-      program: `sums`, staged for a mesh and a layout.
-      model: whose.
-      batches: with targets.
-      words: how many words all targets are.
+      program: `eval_step`, staged for a mesh and a layout.
+      model: the model to evaluate.
+      batches: batches with targets.
+      words: the number of words in all targets.
     """
-    totals = {"loss": 0.0, "right": 0.0, "tokens": 0.0}  # Python's: 64 bits
+    totals = {"loss": 0.0, "right": 0.0, "tokens": 0.0}  # Python floats: 64 bits
     for batch in batches:
         with processes.watchdog("a batch of the evaluation"):
-            found = program(model, batch)
-            totals = {name: total + float(found[name].array) for name, total in totals.items()}
+            sums = program(model, batch)
+            totals = {name: total + float(sums[name].array) for name, total in totals.items()}
     tokens = max(totals["tokens"], 1.0)
     return EvalResult(totals["loss"] / tokens, totals["right"] / tokens, int(totals["tokens"]), words)

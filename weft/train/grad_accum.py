@@ -1,16 +1,17 @@
-"""Gradients of a batch, micro-batch by micro-batch: what a step holds is that of one of them."""
+"""Gradient accumulation: compute the gradients of a batch one micro-batch at a time, to save memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import weft as wf
 from weft.core.tensor import Tensor, is_tensor
+from weft.core.types import PyTree
 
 from ..optim.update_layout import at_least_float32, call_in_program, to_stored_layout
 from .loss_weight import (
@@ -26,28 +27,32 @@ from .microbatch import deal_rows
 
 
 def accumulate_gradients(
-    model: Any, batch: Any, key: Any, micro: int, weight: WeightFunction | None = None
-) -> tuple[Tensor, Any, Tensor | None]:
-    """The loss of a batch, its gradients, and its weight if that is known; computed in `micro` parts.
+    model: PyTree,
+    batch: PyTree,
+    key: jax.Array | None,
+    micro: int,
+    weight: WeightFunction | None = None,
+) -> tuple[Tensor, PyTree, Tensor | None]:
+    """The loss of a batch, its gradients, and its weight if it is known, computed in `micro` micro-batches.
 
-    Each part counts by its share of the batch's weight, so the result is that of the whole batch. (A mixture
-    of experts balances its load part by part.) Each has a dropout key of its own.
+    Each micro-batch counts by its share of the batch's weight, so the result equals that of the full batch.
+    (A mixture of experts balances its load per micro-batch.) Each has its own dropout key.
 
-    Where parameters are stored whole, gradients stay pending sums in the loop, and are added up over the
-    devices once, after it. Where they are stored split, they are gathered, and their gradients scattered, in
-    each part: else all of both would have to be held.
+    For replicated parameters, gradients stay pending sums inside the loop, and one all-reduce after it
+    resolves them. Sharded parameters are gathered, and their gradients reduce-scattered, in each micro-batch:
+    otherwise every device would hold all of both.
     """
     known = resolve_weight(weight, model)
     if micro == 1:
         loss, grads = wf.value_and_grad(lambda model: model.loss(batch, key))(model)
-        return loss, grads, None if known is None else _reported(batch_weight(known, batch))
+        return loss, grads, None if known is None else _reported_weight(batch_weight(known, batch))
     if known is None:
         raise unknown_weight_error(model, micro)
-    return call_in_program(_Accumulated(_new_dim(batch, micro), weight), model, batch, key)
+    return call_in_program(_Accumulate(_new_dim(batch, micro), weight), model, batch, key)
 
 
-def _new_dim(batch: Any, micro: int) -> wf.Dim:
-    """The dim of the parts, with a name that no rule speaks of and no tensor of the batch has."""
+def _new_dim(batch: PyTree, micro: int) -> wf.Dim:
+    """The dim of the micro-batches, with a name that no layout rule and no tensor of the batch uses."""
     used = {d.name for t in jax.tree.leaves(batch, is_leaf=is_tensor) if is_tensor(t) for d in t.dims}
     name = "_micro"
     while name in used:
@@ -55,13 +60,16 @@ def _new_dim(batch: Any, micro: int) -> wf.Dim:
     return wf.Dim(name, micro)
 
 
-def _reported(weight: float | Tensor) -> Tensor:
+def _reported_weight(weight: float | Tensor) -> Tensor:
     return weight_as_tensor(weight).astype(jnp.float32)
 
 
 @dataclass(frozen=True)
-class _Accumulated:
-    """A function that is equal to another with the same settings, so that an eager step compiles it once."""
+class _Accumulate:
+    """The function that accumulates gradients.
+
+    A dataclass, because instances with the same settings are equal: an eager step then compiles only once.
+    """
 
     micro: wf.Dim
     weight: WeightFunction | None
@@ -70,42 +78,42 @@ class _Accumulated:
     def __name__(self) -> str:
         return "accumulated"
 
-    def __call__(self, model: Any, batch: Any, key: Any) -> tuple[Tensor, Any, Tensor]:
+    def __call__(self, model: PyTree, batch: PyTree, key: jax.Array | None) -> tuple[Tensor, PyTree, Tensor]:
         micro, weight = self.micro, resolve_weight(self.weight, model)
         assert weight is not None
-        parts = self._parts(batch)
+        parts = self._split_batch(batch)
         total = batch_weight(weight, batch)
         share, parts = microbatch_shares(weight, total, parts, micro)
         scanned, shared = eqx.partition(parts, lambda t: is_tensor(t) and micro in t.dims, is_leaf=is_tensor)
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(micro.size))
 
-        types: list[Any] = []  # of the loss
+        loss_dtypes: list[np.dtype] = []
 
-        def weighted(model: Any, rows: Any, share: Tensor, key: Any) -> Tensor:
+        def weighted_loss(model: PyTree, rows: PyTree, share: Tensor, key: jax.Array | None) -> Tensor:
             loss = model.loss(eqx.combine(rows, shared, is_leaf=is_tensor), key)
             if not isinstance(loss, Tensor):
-                return loss  # wf.value_and_grad says what a loss is
-            types.append(loss.dtype)
+                return loss  # wf.value_and_grad raises the error
+            loss_dtypes.append(loss.dtype)
             return loss * share.astype(at_least_float32(loss.dtype))
 
-        def part(sums: Any, given: Any) -> tuple[Any, None]:
-            # The loss is weighted, not its gradients: a product with a tensor would resolve a pending sum.
-            found = wf.value_and_grad(weighted)(model, *given)
-            return jax.tree.map(lambda t, new: t + new.astype(t.dtype), sums, found, is_leaf=is_tensor), None
+        def accumulate(sums: PyTree, xs: PyTree) -> tuple[PyTree, None]:
+            # Weight the loss, not its gradients: a product with a tensor would resolve a pending sum.
+            new = wf.value_and_grad(weighted_loss)(model, *xs)
+            return jax.tree.map(lambda t, n: t + n.astype(t.dtype), sums, new, is_leaf=is_tensor), None
 
         def zeros(p: Tensor) -> Tensor:
             return to_stored_layout(wf.zeros(p.dims, at_least_float32(p.dtype)), p.role)
 
         start = wf.zeros((), widest_float()), jax.tree.map(zeros, model, is_leaf=is_tensor)
-        loss, grads = wf.scan(part, start, (scanned, share, keys), micro)[0]
-        return loss.astype(types[0]), grads, _reported(total)
+        loss, grads = wf.scan(accumulate, start, (scanned, share, keys), micro)[0]
+        return loss.astype(loss_dtypes[0]), grads, _reported_weight(total)
 
-    def _parts(self, batch: Any) -> Any:
-        """The batch dealt out, with the dim of the parts in front: no loop over them has to move it."""
+    def _split_batch(self, batch: PyTree) -> PyTree:
+        """The batch as micro-batches, with their dim first, so that the scan needs no transpose."""
 
-        def front(t: Any) -> Any:
+        def to_front(t: PyTree) -> PyTree:
             if not isinstance(t, Tensor) or self.micro not in t.dims:
                 return t
             return wf.transpose(t, [self.micro, *(d for d in t.dims if d != self.micro)])
 
-        return jax.tree.map(front, deal_rows(batch, self.micro), is_leaf=is_tensor)
+        return jax.tree.map(to_front, deal_rows(batch, self.micro), is_leaf=is_tensor)

@@ -1,8 +1,8 @@
-"""A run that is on the disk: its settings, its data, and its model as it is now.
+"""Load a run from its folder: its settings, its data, and its model.
 
-run, step, model = stored.restored(stored.settings("runs/lm"))     # with its data, to go on or to evaluate
-found = stored.loaded("runs/lm")                                   # without: to say something with it
-found = stored.loaded("Llama-3.2-1B")                              # a folder of Hugging Face has no run
+run, step, model = load.restore_run(load.load_config("runs/lm"))   # with its data, to resume or to evaluate
+loaded = load.load_run("runs/lm")                                  # without its data, to generate
+loaded = load.load_run("Llama-3.2-1B")                             # a Hugging Face folder
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from weft import data, nn
 from weft.core.errors import DataError, MeshError, ModelError
 from weft.core.layout import Layout
 from weft.core.mesh import Mesh
+from weft.core.types import PyTree
 from weft.models import Config, Transformer, huggingface
 
 from ..checkpoint.manager import CheckpointManager
@@ -30,7 +31,7 @@ from ..checkpoint.manifest import (
     recover_step_folders,
     step_folder,
 )
-from ..optim.mean import average_models
+from ..optim.ema import average_models
 from . import config_io
 from .config import TrainConfig
 from .data_setup import RUN_TOKENIZER_FILE, count_words
@@ -41,19 +42,19 @@ from .trainer import build_trainer
 
 
 def load_config(folder: str | Path) -> TrainConfig:
-    """The settings that a run was started with."""
+    """The settings of a run."""
     path = Path(folder) / CONFIG_FILE
     if not path.is_file():
         raise ModelError(
             f"there is no run in {folder}",
-            rule=f"the folder of a run has its settings, {CONFIG_FILE}, and its checkpoints",
-            hint="weft train writes them; --folder said where",
+            rule=f"a run folder has its settings, {CONFIG_FILE}, and its checkpoints",
+            hint="weft train writes them into its --folder",
         )
     return config_io.config_from_toml(path).replace(folder=Path(folder))
 
 
 def load_model_config(folder: str | Path) -> Config:
-    """What the model in a folder is, that of a run or one of Hugging Face."""
+    """The model config of a run folder or a Hugging Face folder."""
     return huggingface.config_of(folder) if _is_huggingface(folder) else load_config(folder).model
 
 
@@ -61,137 +62,148 @@ def _is_huggingface(folder: str | Path) -> bool:
     return (Path(folder) / "config.json").is_file() and not (Path(folder) / CONFIG_FILE).is_file()
 
 
-def restore_run(config: TrainConfig, step: int | None = None) -> tuple[Run, int, Any]:
-    """What was run, the step of a checkpoint (by default the newest), and the model to use."""
+def restore_run(config: TrainConfig, step: int | None = None) -> tuple[Run, int, PyTree]:
+    """The prepared run, the step of a checkpoint (by default the newest), and the model to use."""
     run = prepare_run(config)
-    model, state = run.learner.init(nn.specs(run.model))
-    state = state if _made_of_state(config) else None  # an imported model has none
-    found = CheckpointManager(run.checkpoints).restore(model, state, run.mesh, run.layout, step)
-    return run, found[0], run.learner.whole(*found[1:3])
+    model, state = run.trainer.init(nn.specs(run.model))
+    state = state if _needs_state(config) else None  # an imported model has no state
+    restored = CheckpointManager(run.checkpoints).restore(model, state, run.mesh, run.layout, step)
+    number, model, state, _ = restored
+    return run, number, run.trainer.eval_model(model, state)
 
 
-def _made_of_state(config: TrainConfig) -> bool:
-    """Whether the model to use is made of what is stored beside the trained one."""
+def _needs_state(config: TrainConfig) -> bool:
+    """Whether the model to use is built from the optimizer state: the EMA or the outer parameters."""
     return bool(config.optimizer.average or config.diloco.replicas)
 
 
-def evaluate_run(run: Run, model: Any) -> EvalResult:
-    """How well a model does on data of a run that it did not learn from: all, or `evaluate.batches`."""
+def evaluate_run(run: Run, model: PyTree) -> EvalResult:
+    """Evaluate a model on the held-out data of a run: all batches, or `evaluate.batches` of them."""
     if run.valid is None:
         raise ModelError(
             "the run has no data to evaluate on",
-            rule="files that a model did not learn from are named by --data.valid",
+            rule="--data.valid names files to evaluate on, which the model did not train on",
             hint="weft eval FOLDER --data.valid FILE (and --data.valid_targets FILE for parallel text)",
         )
     with contextlib.closing(run.valid.batches(ahead=2)) as batches:
         some = itertools.islice(batches, run.config.evaluate.batches)
-        found = evaluate(run.scoring, model, (batch for batch, _ in some))
+        result = evaluate(run.eval_program, model, (batch for batch, _ in some))
         if next(batches, None) is not None:
-            return found  # texts are cut and packed: the words of some batches are not known
+            return result  # texts are cut and packed: the number of words of some batches is unknown
     words = count_words(run.config.data, run.valid.examples, run.tokenizer)
-    return dataclasses.replace(found, words=words)
+    return dataclasses.replace(result, words=words)
 
 
-# Without its data
+# Without the data
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained model, and what is needed to use it.
+    """A trained model with its tokenizer, mesh and layout.
 
     Attributes:
-      folder: where it was.
-      config: the run's settings; None of a folder of Hugging Face.
-      model: with its parameters, placed on the mesh.
-      tokenizer: the model's.
-      mesh, layout: where it is.
-      steps: the checkpoint that it is of; of a mean, all of them, the newest first.
-      sums: the SHA-256 of each one's manifest (of Hugging Face, of its files' sizes and times), by which two
-        that are not the same are told apart.
+      folder: the folder it was loaded from.
+      config: the settings of the run; None for a Hugging Face folder.
+      model: the model with its parameters, placed on the mesh.
+      tokenizer: the model's tokenizer.
+      mesh, layout: the placement of the model.
+      steps: the step of its checkpoint; for an average of checkpoints, all their steps, the newest first.
+      checksums: the SHA-256 of each checkpoint's manifest (for Hugging Face, of the sizes and times of its
+        files). They identify the model.
     """
 
     folder: Path
     config: TrainConfig | None
-    model: Any
+    model: PyTree
     tokenizer: data.Tokenizer
     mesh: Mesh
     layout: Layout
     steps: tuple[int, ...]
-    sums: tuple[str, ...]
+    checksums: tuple[str, ...]
 
 
 def load_run(
-    folder: str | Path, step: int | None = None, average: int = 1, mesh: Any = None, layout: Any = None
+    folder: str | Path,
+    step: int | None = None,
+    average: int = 1,
+    mesh: Mesh | str | None = None,
+    layout: Layout | str | None = None,
 ) -> LoadedRun:
-    """A run's model, from its folder alone: the data that it learned from are not needed.
+    """Load the model of a run from its folder. The training data is not needed.
 
     Args:
-      folder: of the run; or of Hugging Face, with its tokenizer.
-      step: of which checkpoint; by default the newest that is whole.
-      average: the mean of the parameters of so many checkpoints is taken, that one and those before it.
-      mesh, layout: where it is placed. By default as in training, or on one device if there are too few.
+      folder: a run folder, or a Hugging Face folder with a tokenizer.
+      step: the step of the checkpoint; by default the newest intact one.
+      average: the number of checkpoints whose parameters are averaged: that one and those before it.
+      mesh, layout: the placement. By default as in training, or on one device if there are too few.
     """
     if _is_huggingface(folder):
-        return _huggingface(Path(folder), step, average, mesh, layout)
+        return _load_huggingface(Path(folder), step, average, mesh, layout)
     config = load_config(folder)
-    words = load_tokenizer(config)
+    tokenizer = load_tokenizer(config)
     mesh, layout = resolve_placement(config, mesh, layout)
-    how = build_trainer(config, mesh, layout)
-    model, state = how.init(nn.specs(Transformer(config.model)))
+    trainer = build_trainer(config, mesh, layout)
+    like_model, like_state = trainer.init(nn.specs(Transformer(config.model)))
     checkpoints = CheckpointManager(config.folder / CHECKPOINTS_FOLDER)
-    state = state if _made_of_state(config) else None
-    restore = functools.partial(checkpoints.restore, model, state, mesh, how.layout)
+    like_state = like_state if _needs_state(config) else None
+    restore = functools.partial(checkpoints.restore, like_model, like_state, mesh, trainer.layout)
     steps: list[int | None] = [step]
     if average > 1:
-        steps = list(_last(checkpoints, step, average))
-    found = []
+        steps = list(_last_steps(checkpoints, step, average))
+    restored = []
 
-    def models() -> Any:
-        for one in steps:
-            number, model, state, _ = restore(one)
-            found.append(number)
-            yield how.whole(model, state)
+    def models() -> Iterator[PyTree]:
+        for requested in steps:
+            number, model, state, _ = restore(requested)
+            restored.append(number)
+            yield trainer.eval_model(model, state)
 
-    whole = average_models(models()) if len(steps) > 1 else next(models())
-    sums = tuple(read_manifest(step_folder(checkpoints.folder, number))["sha256"] for number in found)
-    return LoadedRun(config.folder, config, whole, words, mesh, how.whole_layout, tuple(found), sums)
+    model = average_models(models()) if len(steps) > 1 else next(models())
+    checksums = tuple(read_manifest(step_folder(checkpoints.folder, n))["sha256"] for n in restored)
+    eval_layout = trainer.eval_layout
+    return LoadedRun(config.folder, config, model, tokenizer, mesh, eval_layout, tuple(restored), checksums)
 
 
-def _huggingface(folder: Path, step: int | None, average: int, mesh: Any, layout: Any) -> LoadedRun:
+def _load_huggingface(
+    folder: Path, step: int | None, average: int, mesh: Mesh | str | None, layout: Layout | str | None
+) -> LoadedRun:
     if step is not None or average > 1:
         raise ModelError(
-            f"{'a step' if step is not None else 'the mean of steps'} of {folder} is asked for",
-            rule="a folder of Hugging Face holds one model, without steps",
-            hint="leave out --step and --average",
+            f"{'--step' if step is not None else '--average'} is given for {folder}",
+            rule="a Hugging Face folder has one model, without steps",
+            hint="omit --step and --average",
         )
     mesh = mesh_with_devices(mesh) if isinstance(mesh, str) else Mesh.of(mesh)
-    words, layout = huggingface.tokenizer(folder), Layout.of(layout)
+    tokenizer, layout = huggingface.tokenizer(folder), Layout.of(layout)
     files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file())
     about = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
-    sum = hashlib.sha256(repr(about).encode()).hexdigest()
-    return LoadedRun(folder, None, huggingface.load(folder, mesh, layout), words, mesh, layout, (), (sum,))
+    checksum = hashlib.sha256(repr(about).encode()).hexdigest()
+    model = huggingface.load(folder, mesh, layout)
+    return LoadedRun(folder, None, model, tokenizer, mesh, layout, (), (checksum,))
 
 
 def load_tokenizer(config: TrainConfig) -> data.Tokenizer:
-    """The tokenizer of a run, from its folder."""
+    """The tokenizer of a run, from its folder or its original path."""
     if config.data.tokenizer == "bytes":
         return data.ByteTokenizer()
-    kept, named = config.folder / RUN_TOKENIZER_FILE, Path(config.data.tokenizer)
-    for path in (kept, named):
+    own = config.folder / RUN_TOKENIZER_FILE
+    for path in (own, Path(config.data.tokenizer)):
         if path.is_file():
             return data.SentencePiece(str(path))
     raise DataError(
         f"there is no {RUN_TOKENIZER_FILE} in {config.folder}",
         f"the run's tokenizer is {config.data.tokenizer!r}",
         rule="a run keeps its tokenizer in its folder",
-        hint=f"copy the SentencePiece model that it was trained with to {kept}",
+        hint=f"copy the SentencePiece model that it was trained with to {own}",
     )
 
 
-def resolve_placement(config: TrainConfig, mesh: Any = None, layout: Any = None) -> tuple[Mesh, Layout]:
-    """Where a run's model is used: on a mesh that is given, or on the run's own, or else on one device.
+def resolve_placement(
+    config: TrainConfig, mesh: Mesh | str | None = None, layout: Layout | str | None = None
+) -> tuple[Mesh, Layout]:
+    """The placement of a run's model: on the given mesh, or on the run's own, or else on one device.
 
-    If just a layout is given it is for the run's own mesh; if just a mesh is, the run's rules are for that.
+    A layout without a mesh is for the run's own mesh; a mesh without a layout uses the run's rules.
     """
     p = config.layout
     rules = Layout(p.rules, params=p.params or None, optimizer=p.optimizer or None)
@@ -211,17 +223,16 @@ def resolve_placement(config: TrainConfig, mesh: Any = None, layout: Any = None)
     return mesh, layout
 
 
-def _last(checkpoints: CheckpointManager, step: int | None, count: int) -> list[int]:
+def _last_steps(checkpoints: CheckpointManager, step: int | None, count: int) -> list[int]:
     """The steps of the last checkpoints, up to a given one, the newest first."""
-    there = list(recover_step_folders(checkpoints.folder))
-    chosen = [one for one in there if step is None or one <= step][-count:]
+    available = list(recover_step_folders(checkpoints.folder))
+    chosen = [number for number in available if step is None or number <= step][-count:]
     if len(chosen) < count or (step is not None and step not in chosen):
         until = "" if step is None else f" up to step {step}"
         raise CheckpointError(
-            f"the mean of {count} checkpoints{until} is asked for, and there are {len(chosen)} in "
-            f"{checkpoints.folder}",
-            f"steps that are there: {', '.join(map(str, there)) or 'none'}",
-            rule="a mean is that of checkpoints that are there",
-            hint="--average of fewer; weft train --save.keep says how many are kept",
+            f"{count} checkpoints{until} can't be averaged: there are {len(chosen)} in {checkpoints.folder}",
+            f"available steps: {', '.join(map(str, available)) or 'none'}",
+            rule="an average needs all of its checkpoints",
+            hint="use a smaller --average; weft train --save.keep sets how many are kept",
         )
     return chosen[::-1]

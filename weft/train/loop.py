@@ -1,10 +1,10 @@
-"""The training loop: from settings to a trained model, and on from wherever it was stopped.
+"""The training loop: trains a model from settings, and resumes an interrupted run.
 
     outcome = train(recipe("lm").replace(steps=500))
 
-`train` reads from top to bottom: what is run (`prepare`), where it begins (`begin`), the steps. The numbers
-of step n depend on the settings, the seed and n alone, so a run that goes on from a checkpoint has the same
-curve, bit for bit, as one that was never stopped.
+`train_prepared` is the loop: `restore_or_init` gives the state to start from, then the steps follow. The
+numbers of step n depend only on the settings, the seed and n, so a resumed run has the same curve, bit for
+bit, as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import jax
 
 from weft import nn
 from weft.core.errors import ModelError, ProgramError, WeftError
+from weft.core.types import PyTree
 from weft.distributed import processes
 from weft.hardware.profile import Hardware
 
@@ -47,59 +48,62 @@ from .progress import PlannedSpeed, ProgressReporter
 from .run_folder import CONFIG_FILE
 from .setup import Run, prepare_run
 
-PREFETCH_BATCHES = 2  # batches that are made while a step runs
+PREFETCH_BATCHES = 2  # batches built while a step runs
 
 
 def restore_or_init(run: Run, checkpoints: CheckpointManager) -> TrainState:
-    """The newest checkpoint, a model that was imported, or parameters drawn anew."""
+    """The state of the newest checkpoint, of an imported model, or of newly initialized parameters."""
     seed = run.config.seed
-    # Of several processes the first looks: all begin at the same place.
-    there = processes.run_on_first(processes.unique_key("begun"), lambda: _newest(run.checkpoints))
+    # Process 0 decides, so that all processes start from the same state.
+    kind = processes.run_on_first(
+        processes.unique_key("finding the newest checkpoint"), lambda: _newest_kind(run.checkpoints)
+    )
     like = nn.specs(run.model)
-    if there == "imported":
+    if kind == "imported":
         step, model, _, _ = checkpoints.restore(like, None, run.mesh, run.layout)
         _check_imported(step, run.checkpoints)
-        return TrainState(0, 0, *run.learner.init(model))
-    if there:
+        return TrainState(0, 0, *run.trainer.init(model))
+    if kind:
         try:
-            found = checkpoints.restore(*run.learner.init(like), run.mesh, run.layout)
+            step, model, state, extra = checkpoints.restore(*run.trainer.init(like), run.mesh, run.layout)
         except ModelError as error:
-            was = run.config.folder / CONFIG_FILE
-            error.hint = f"the settings of the run that is there are in {was}; a new run has another --folder"
+            path = run.config.folder / CONFIG_FILE
+            error.hint = (
+                f"the settings of the run in that folder are in {path}; a new run needs another --folder"
+            )
             raise
-        step, model, state, extra = found
         if extra["seed"] != seed:
-            warnings.warn(f"the run began with seed {extra['seed']}, and goes on with {seed}", stacklevel=2)
-        if step < run.config.steps and (changed := _changed(run.config)):
-            warnings.warn(f"the run goes on with other settings: {', '.join(changed)}", stacklevel=2)
+            warnings.warn(f"the run started with seed {extra['seed']} and resumes with {seed}", stacklevel=2)
+        if step < run.config.steps and (changed := _changed_settings(run.config)):
+            warnings.warn(f"the run resumes with changed settings: {', '.join(changed)}", stacklevel=2)
         return TrainState(step, extra["position"], model, state, extra["skipped"])
     for path in list_unfinished_folders(run.checkpoints).values():
         warnings.warn(
-            f"checkpoint {path} was never finished, and there is none before it: the run begins anew",
+            f"checkpoint {path} was never finished, and there is no earlier one: the run starts from scratch",
             CheckpointWarning,
             stacklevel=2,
         )
-    with processes.watchdog("the parameters to begin with"):
+    with processes.watchdog("initializing the parameters"):
         model = nn.init(run.model, jax.random.key(seed), run.mesh, run.layout)
-        return TrainState(0, 0, *run.learner.init(model))
+        return TrainState(0, 0, *run.trainer.init(model))
 
 
-def _newest(checkpoints: Path) -> str:
-    """What the newest whole checkpoint is: "imported", a model alone; "saved", all of a run; "": none."""
+def _newest_kind(checkpoints: Path) -> str:
+    """The newest intact checkpoint: "imported", only a model; "saved", all of a run; "", there is none."""
     folders = list(recover_step_folders(checkpoints).values())
     if not folders:
         return ""
     found = []
     for path in reversed(folders):
-        with contextlib.suppress(DamagedCheckpoint):  # restoring says more of it
+        with contextlib.suppress(DamagedCheckpoint):  # `restore` reports it
             manifest = read_manifest(path)
             found.append(("imported" if "imported" in manifest["extra"] else "saved", path, manifest))
-    if len({kind for kind, *_ in found}) > 1:  # else restoring alone looks at all files
-        found = [one for one in found if _is_whole(*one[1:])]
+    if len({kind for kind, *_ in found}) > 1:  # otherwise skip this: `restore` verifies all files anyway
+        found = [candidate for candidate in found if _is_intact(*candidate[1:])]
     return found[0][0] if found else "saved"
 
 
-def _is_whole(path: Path, manifest: dict[str, Any]) -> bool:
+def _is_intact(path: Path, manifest: dict[str, Any]) -> bool:
     try:
         check_files(path, manifest)
     except DamagedCheckpoint:
@@ -107,52 +111,52 @@ def _is_whole(path: Path, manifest: dict[str, Any]) -> bool:
     return True
 
 
-def _changed(config: TrainConfig) -> list[str]:
-    """The settings that the run in the folder had otherwise, of those that results depend on: old → new."""
+def _changed_settings(config: TrainConfig) -> list[str]:
+    """The settings that affect results and differ from those of the run in the folder: old → new."""
     try:
         before = config_io.config_from_toml(config.folder / CONFIG_FILE)
-    except (WeftError, OSError):  # it is only missed for the warning
+    except (WeftError, OSError):  # the file is only needed for this warning
         return []
     pairs = [(name, getattr(before, name), getattr(config, name)) for name in ("data", "optimizer", "model")]
     return [
-        f"--{name}.{one.name.replace('_', '-')} {_shown(was)} → {_shown(now)}"
+        f"--{name}.{field.name.replace('_', '-')} {_format(was)} → {_format(now)}"
         for name, old, new in pairs
-        for one in dataclasses.fields(old)
-        if (was := getattr(old, one.name)) != (now := getattr(new, one.name))
+        for field in dataclasses.fields(old)
+        if (was := getattr(old, field.name)) != (now := getattr(new, field.name))
     ]
 
 
-def _shown(value: Any) -> str:
+def _format(value: object) -> str:
     return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def _check_imported(step: int, checkpoints: Path) -> None:
-    """An error if the run's own checkpoints, from step 1 on, would not be newer than the imported one."""
+    """Raise an error if the run's own checkpoints, from step 1 on, would be older than the imported one."""
     if step:
         raise ModelError(
-            f"the newest checkpoint in {checkpoints} is a model that was imported as step {step}",
-            rule="a run can begin with an imported model, as step 0; it has no optimizer state to go on with",
+            f"the newest checkpoint in {checkpoints} is a model imported as step {step}",
+            rule="a run can start from a model imported as step 0; it has no optimizer state to resume with",
             hint="weft checkpoint import FILE RUN/checkpoints --step 0; then weft train … --folder RUN",
         )
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended.
+    """The result of a training run.
 
     Attributes:
-      run: what was run.
-      model: as it is now; the running mean, if there is one.
-      step: how many steps are done, all runs before this one included.
-      loss: of the last step.
-      score: of the last evaluation, if there was one.
-      stopped: the signal that ended it before its last step, or nothing.
-      seconds: of this run's steps.
-      trained: how many steps this run did; none, if those before it had done them all.
+      run: the prepared run.
+      model: the trained model, with the EMA of its parameters if there is one.
+      step: the number of steps done, including those before a resume.
+      loss: the loss of the last step.
+      score: the last evaluation, if there was one.
+      stopped: the signal that stopped it before its last step, or an empty string.
+      seconds: the duration of the steps, without those before a resume.
+      trained: the number of steps done now; 0 if the run was already finished.
     """
 
     run: Run
-    model: Any
+    model: PyTree
     step: int
     loss: float
     score: EvalResult | None
@@ -162,77 +166,79 @@ class TrainResult:
 
 
 def train(config: TrainConfig, *, quiet: bool = False) -> TrainResult:
-    """Train, from the newest checkpoint in the folder if there is one.
+    """Train a model, from the newest checkpoint in the run folder if there is one.
 
     Args:
       config: all settings.
-      quiet: whether nothing is shown.
+      quiet: whether to print nothing.
     """
     return train_prepared(prepare_run(config), quiet=quiet)
 
 
 def train_prepared(run: Run, *, quiet: bool = False) -> TrainResult:
-    """Train what is prepared."""
+    """Train a prepared run."""
     c, first = run.config, jax.process_index() == 0
     hardware = Hardware.of(c.layout.hardware)
     plans = run.plans()
     plan = plans["a step"]
     predicted = plan.time(hardware)
-    c.folder.mkdir(parents=True, exist_ok=True)  # not before: a mistake leaves nothing behind
-    # Signals are caught until the last checkpoint is on the disk.
+    c.folder.mkdir(parents=True, exist_ok=True)  # only now: invalid settings leave no folder behind
+    # Stop encloses the manager: signals are caught until the last checkpoint is on disk.
     with (
-        _alone(c.folder),
+        _lock_folder(c.folder),
         rendezvous.Stop(c.hosts.grace) as stop,
         CheckpointManager(run.checkpoints, c.save.keep) as checkpoints,
     ):
-        standing = restore_or_init(run, checkpoints)
-        began, from_step, score = time.monotonic(), standing.step, None
-        pace = PlannedSpeed(predicted.overlapped_seconds, plan.unique_flops, _peak(hardware, run))
+        train_state = restore_or_init(run, checkpoints)
+        began, from_step, score = time.monotonic(), train_state.step, None
+        planned = PlannedSpeed(predicted.overlapped_seconds, plan.unique_flops, _peak(hardware, run))
         with (
-            ProgressReporter(c.steps, standing.step, pace, c.log_every, quiet=quiet or not first) as shown,
-            MetricsLogger(run, standing, shown, first, checkpoints) as record,
-            contextlib.closing(run.train.batches(standing.position, ahead=PREFETCH_BATCHES)) as batches,
+            ProgressReporter(
+                c.steps, train_state.step, planned, c.log_every, quiet=quiet or not first
+            ) as progress,
+            MetricsLogger(run, train_state, progress, first, checkpoints) as metrics_log,
+            contextlib.closing(run.train.batches(train_state.position, ahead=PREFETCH_BATCHES)) as batches,
         ):
-            if standing.step < c.steps:
-                record.open(plans, hardware)
-            else:  # what is written down stays that of the run that was
-                done = f"the run is at step {standing.step} already"
-                shown.say(f"{done}, and --steps is {c.steps}: nothing is trained")
-            while standing.step < c.steps:
-                batch, standing.position = next(batches)
-                key, standing.step = run.key(standing.step), standing.step + 1
-                with processes.watchdog(f"step {standing.step}"):
-                    metrics, standing.model, standing.state = run.learner.learn(
-                        standing.step, standing.model, standing.state, batch, key
+            if train_state.step < c.steps:
+                metrics_log.open(plans, hardware)
+            else:  # don't overwrite the settings and the plan of the finished run
+                done = f"the run is already at step {train_state.step}"
+                progress.print(f"{done}, and --steps is {c.steps}: nothing to train")
+            while train_state.step < c.steps:
+                batch, train_state.position = next(batches)
+                key, train_state.step = run.key(train_state.step), train_state.step + 1
+                with processes.watchdog(f"step {train_state.step}"):
+                    metrics, train_state.model, train_state.opt_state = run.trainer.run_step(
+                        train_state.step, train_state.model, train_state.opt_state, batch, key
                     )
-                record.step(metrics)
+                metrics_log.step(metrics)
                 checkpoints.check()
-                last = standing.step == c.steps or stop.asked
-                due = standing.step == c.steps or _due(standing.step, c.evaluate.every)
-                if run.valid is not None and due:  # not at a signal: there may be little time
-                    record.flush()
-                    score = record.evaluated(_score(run, standing))
-                if last or _due(standing.step, c.save.every):
-                    record.flush()  # nothing is saved of which it is not known that it is finite
-                    extra = {"position": standing.position, "seed": c.seed, "skipped": standing.skipped}
-                    checkpoints.save(standing.step, standing.model, standing.state, extra)
+                last = train_state.step == c.steps or stop.requested
+                due = train_state.step == c.steps or _due(train_state.step, c.evaluate.every)
+                if run.valid is not None and due:  # not after a signal: there may be little time
+                    metrics_log.flush()
+                    score = metrics_log.log_evaluation(_evaluate(run, train_state))
+                if last or _due(train_state.step, c.save.every):
+                    metrics_log.flush()  # read the metrics first: only finite parameters may be saved
+                    extra = {"position": train_state.position, "seed": c.seed, "skipped": train_state.skipped}
+                    checkpoints.save(train_state.step, train_state.model, train_state.opt_state, extra)
                 if last:
                     break
-            record.flush()
+            metrics_log.flush()
         seconds = time.monotonic() - began
-    trained = standing.step - from_step
-    loss = record.loss if trained else math.nan
-    stopped = stop.reason if standing.step < c.steps else ""
-    model = run.learner.whole(standing.model, standing.state)
-    return TrainResult(run, model, standing.step, loss, score, stopped, seconds, trained)
+    trained = train_state.step - from_step
+    loss = metrics_log.loss if trained else math.nan
+    stopped = stop.reason if train_state.step < c.steps else ""
+    model = run.trainer.eval_model(train_state.model, train_state.opt_state)
+    return TrainResult(run, model, train_state.step, loss, score, stopped, seconds, trained)
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """An error if another run writes into the folder: each would remove what the other has half-written."""
-    handle = os.open(folder, os.O_RDONLY)  # the folder itself is locked: nothing to clean up after a kill
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Raise an error if another run writes into the folder: they would remove each other's saves."""
+    handle = os.open(folder, os.O_RDONLY)  # locks the folder itself: no lock file remains after a kill
     try:
-        processes.run_on_first(processes.unique_key("alone"), lambda: _lock(handle, folder))
+        processes.run_on_first(processes.unique_key("locking the run folder"), lambda: _lock(handle, folder))
         yield
     finally:
         os.close(handle)
@@ -245,9 +251,9 @@ def _lock(handle: int, folder: Path) -> str:
         raise ProgramError(
             f"another process is training in {folder}",
             rule="one run writes into a folder at a time",
-            hint="wait for it, end it, or give another --folder",
+            hint="wait for it, stop it, or use another --folder",
         ) from None
-    except OSError:  # a file system without locks, as some networks have
+    except OSError:  # a file system without locks, such as some network file systems
         return "not locked"
     return "locked"
 
@@ -257,13 +263,13 @@ def _due(step: int, every: int) -> bool:
 
 
 def _peak(hardware: Hardware, run: Run) -> float:
-    """FLOP/s of all devices together; virtual ones share their cores."""
+    """The peak FLOP/s of all devices together; virtual devices share their cores."""
     dtype = {"bfloat16": "bf16", "float16": "f16"}.get(run.config.model.compute, "f32")
     return hardware.peak(dtype) * (hardware.shared_cores or run.mesh.size)
 
 
-def _score(run: Run, standing: TrainState) -> EvalResult:
+def _evaluate(run: Run, train_state: TrainState) -> EvalResult:
     assert run.valid is not None
     limit = run.config.evaluate.batches
     rows = (batch for batch, _ in itertools.islice(run.valid.batches(), limit))
-    return evaluate(run.scoring, run.learner.whole(standing.model, standing.state), rows)
+    return evaluate(run.eval_program, run.trainer.eval_model(train_state.model, train_state.opt_state), rows)

@@ -1,4 +1,4 @@
-"""The numbers of a run's steps: read, judged, shown and written down."""
+"""Metrics of a run: read from the devices, checked for NaN, printed, and written to the run folder."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
 
 import weft as wf
 from weft import nn
 from weft.core.errors import WeftError
+from weft.core.types import PyTree
 from weft.distributed import processes
 from weft.hardware.profile import Hardware
 from weft.plan.pipelines import describe_pipelines
@@ -23,148 +24,161 @@ from .evaluate import EvalResult
 from .progress import ProgressReporter
 from .run_folder import PLAN_FILE, RunFolderWriter
 from .setup import Run
+from .trainer import Metrics
 
 
 class TrainingError(WeftError, RuntimeError):
-    """A run that could not go on."""
+    """A run can't continue."""
 
 
 @dataclass
 class TrainState:
-    """How far a run is: the steps done, the examples used, and what it has learned."""
+    """The state of a run that changes with each step.
+
+    Attributes:
+      step: the number of steps done.
+      position: the number of examples used.
+      model, opt_state: the model as it is trained, and the optimizer's state.
+      skipped: the number of steps and evaluations that were not finite.
+    """
 
     step: int
     position: int
-    model: Any
-    state: Any
+    model: PyTree
+    opt_state: PyTree
     skipped: int = 0
 
 
 class MetricsLogger:
-    """The numbers of steps: read one step late, so that devices need not wait; written, shown, and judged."""
+    """Reads the metrics of each step one step late, so that the devices never wait; logs and checks them."""
 
     def __init__(
         self,
         run: Run,
-        standing: TrainState,
-        shown: ProgressReporter,
+        train_state: TrainState,
+        progress: ProgressReporter,
         first: bool,
         checkpoints: CheckpointManager,
     ):
-        self.run, self.standing, self.shown, self.checkpoints = run, standing, shown, checkpoints
+        self.run, self.train_state, self.progress, self.checkpoints = run, train_state, progress, checkpoints
         self.loss = math.nan
-        self._journal = RunFolderWriter(run.config.folder, standing.step) if first else None
-        self._waiting: tuple[int, Any] | None = None
+        self._folder = RunFolderWriter(run.config.folder, train_state.step) if first else None
+        self._pending: tuple[int, Metrics] | None = None
         self._first = True
-        self._time = time.monotonic()
+        self._last_time = time.monotonic()
 
     def __enter__(self) -> MetricsLogger:
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        if self._journal is not None:
-            self._journal.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            self._folder.__exit__(kind, error, trace)
 
     def open(self, plans: dict[str, wf.Plan], hardware: Hardware) -> None:
-        """Say and write down what is run."""
-        text = "\n".join(f"{often}:\n{plan.explain(hardware)}" for often, plan in plans.items())
-        if self._journal is not None:
-            self._journal.describe(config_io.config_to_toml(self.run.config), text)
+        """Print and write the settings and the plan of the run."""
+        text = "\n".join(f"{frequency}:\n{plan.explain(hardware)}" for frequency, plan in plans.items())
+        if self._folder is not None:
+            self._folder.describe(config_io.config_to_toml(self.run.config), text)
             data_setup.copy_tokenizer(self.run.tokenizer, self.run.config.folder)
-        for line in _summary(self.run, plans, hardware, self.standing):
-            self.shown.say(line)
+        for line in _summary(self.run, plans, hardware, self.train_state):
+            self.progress.print(line)
 
-    def step(self, metrics: Any) -> None:
-        """A step was begun: read the numbers of the one before.
+    def step(self, metrics: Metrics) -> None:
+        """Record the metrics of a dispatched step, and read those of the step before.
 
-        Those of the first are waited for, so that the second is timed from its beginning: it may be done by
-        the time that the first, which is compiled, is read."""
-        waiting, self._waiting = self._waiting, (self.standing.step, metrics)
-        self._read(waiting)
+        The first step is awaited: it compiles, so the second may be finished before the first is read, and
+        would be timed from the wrong start."""
+        pending, self._pending = self._pending, (self.train_state.step, metrics)
+        self._read(pending)
         if self._first:
             self._first = False
             self.flush()
-            self._time = time.monotonic()
+            self._last_time = time.monotonic()
 
     def flush(self) -> None:
-        """Read the numbers of the last step as well, and see that all are on the disk."""
-        waiting, self._waiting = self._waiting, None
-        self._read(waiting)
-        if self._journal is not None:
-            self._journal.sync()
+        """Read the metrics of the last step too, and sync all metrics to disk."""
+        pending, self._pending = self._pending, None
+        self._read(pending)
+        if self._folder is not None:
+            self._folder.sync()
 
-    def _read(self, waiting: tuple[int, Any] | None) -> None:
-        if waiting is None:
+    def _read(self, pending: tuple[int, Metrics] | None) -> None:
+        if pending is None:
             return
-        step, metrics = waiting
+        step, metrics = pending
         with processes.watchdog(f"step {step}"):
             numbers = {name: value.item() for name, value in metrics.items()}
         now = time.monotonic()
-        numbers["seconds"], self._time = now - self._time, now
+        numbers["seconds"], self._last_time = now - self._last_time, now
         finite = bool(numbers.pop("finite", True)) and all(map(math.isfinite, numbers.values()))
         if not finite:
-            self._not_finite(f"step {step}", numbers)
-        numbers["rate"] = self.run.rate(step - 1)
+            self._handle_nonfinite(f"step {step}", numbers)
+        numbers["rate"] = self.run.learning_rate(step - 1)
         self.loss = numbers["loss"]
-        self.shown.step(step, numbers)
-        if self._journal is not None:
-            self._journal.write(step, {name: x for name, x in numbers.items() if math.isfinite(x)})
+        self.progress.step(step, numbers)
+        if self._folder is not None:
+            self._folder.write(step, {name: x for name, x in numbers.items() if math.isfinite(x)})
 
-    def _not_finite(self, what: str, numbers: dict[str, float]) -> None:
+    def _handle_nonfinite(self, source: str, numbers: dict[str, float]) -> None:
+        """Count a step or an evaluation that is not finite, and raise an error if it can't be skipped."""
         c = self.run.config
-        self.standing.skipped += 1
+        self.train_state.skipped += 1
         wrong = ", ".join(f"{name} {x}" for name, x in numbers.items() if not math.isfinite(x))
-        if c.on_nan == "skip" and self.standing.skipped <= c.nan_limit:
-            self.shown.say(f"{what} is left out: {wrong} ({self.standing.skipped} of at most {c.nan_limit})")
+        if c.on_nan == "skip" and self.train_state.skipped <= c.nan_limit:
+            self.progress.print(
+                f"skipped {source}: {wrong} ({self.train_state.skipped} of at most {c.nan_limit})"
+            )
             return
-        with contextlib.suppress(CheckpointError):  # that one failed too is not why the run stops
-            self.checkpoints.wait()  # one may be on its way
+        with contextlib.suppress(CheckpointError):  # a failed save is not why the run stops
+            self.checkpoints.wait()  # the newest may still be being written
         saved = list(list_step_folders(self.run.checkpoints))
-        good = f"that of step {saved[-1]} in {self.run.checkpoints}" if saved else "there is none yet"
-        many = (
-            [f"{self.standing.skipped} steps were left out; the limit is {c.nan_limit}"]
+        good = f"step {saved[-1]} in {self.run.checkpoints}" if saved else "none yet"
+        limit = (
+            [f"{self.train_state.skipped} steps were skipped; the limit is {c.nan_limit}"]
             if c.on_nan == "skip"
             else []
         )
         raise TrainingError(
-            f"{what} gave {wrong}",
-            *many,
+            f"{source} gave {wrong}",
+            *limit,
             f"the last good checkpoint: {good}",
-            f"what a step does is in {c.folder / PLAN_FILE}",
-            rule="a loss and gradients are finite numbers; nothing was saved after they were not",
+            f"the plan of a step: {c.folder / PLAN_FILE}",
+            rule="losses and gradients must be finite; nothing was saved afterwards",
             hint="a lower --optimizer.rate, a longer --optimizer.warmup, --optimizer.clip; or --on-nan skip",
         )
 
-    def evaluated(self, score: EvalResult) -> EvalResult:
-        """Write down and show an evaluation; one that is not finite is judged as a step is."""
-        step = self.standing.step
-        if math.isfinite(score.loss):
-            self._write_down(step, score)
+    def log_evaluation(self, result: EvalResult) -> EvalResult:
+        """Print and write an evaluation; a loss that is not finite is handled like that of a step."""
+        step = self.train_state.step
+        if math.isfinite(result.loss):
+            self._write_evaluation(step, result)
         else:
-            self._not_finite(f"the evaluation after step {step}", {"loss": score.loss})
-        self._time = time.monotonic()  # what it took is not the next step's
-        return score
+            self._handle_nonfinite(f"the evaluation after step {step}", {"loss": result.loss})
+        self._last_time = time.monotonic()  # the evaluation is not part of the next step's time
+        return result
 
-    def _write_down(self, step: int, score: EvalResult) -> None:
-        self.shown.say(
-            f"step {step:>6}  held out: loss {score.loss:.4f}, perplexity {score.perplexity:.2f}, "
-            f"accuracy {score.accuracy:.1%}"
+    def _write_evaluation(self, step: int, result: EvalResult) -> None:
+        self.progress.print(
+            f"step {step:>6}  held out: loss {result.loss:.4f}, perplexity {result.perplexity:.2f}, "
+            f"accuracy {result.accuracy:.1%}"
         )
-        if self._journal is not None:
-            self._journal.write(step, {"valid_loss": score.loss, "valid_accuracy": score.accuracy})
-            self._journal.draw()
+        if self._folder is not None:
+            self._folder.write(step, {"valid_loss": result.loss, "valid_accuracy": result.accuracy})
+            self._folder.draw()
 
 
-def _summary(run: Run, plans: dict[str, wf.Plan], hardware: Hardware, standing: TrainState) -> list[str]:
-    """What will happen, in a few lines."""
+def _summary(run: Run, plans: dict[str, wf.Plan], hardware: Hardware, train_state: TrainState) -> list[str]:
+    """A few lines about the run: model, mesh, layout and planned costs."""
     c = run.config
-    begins = f"goes on after step {standing.step}" if standing.step else "a new run"
+    start = f"resumes after step {train_state.step}" if train_state.step else "a new run"
     return [
         f"{c.preset}: {human_count(nn.count(run.model))} parameters; {c.steps} steps of {c.data.rows} rows "
-        f"of {c.data.length}; {begins} in {c.folder}",
+        f"of {c.data.length}; {start} in {c.folder}",
         f'mesh "{run.mesh}", layout "{run.layout}"',
         *(line for plan in plans.values() for line in describe_pipelines(plan)),
-        *(f"{often}, on each device: {_cost(plan, hardware)}" for often, plan in plans.items()),
+        *(f"{frequency}, on each device: {_cost(plan, hardware)}" for frequency, plan in plans.items()),
     ]
 
 

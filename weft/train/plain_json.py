@@ -1,4 +1,4 @@
-"""JSON that every program can read: a number that is not finite, which JSON has none of, is a text.
+"""Standard JSON: NaN and infinity, which JSON does not have, are written as strings.
 
 plain_json({"loss": math.nan, "best": (1.5, math.inf)})     # {"loss": "nan", "best": [1.5, "inf"]}
 """
@@ -10,12 +10,12 @@ import math
 from typing import Any
 
 
-def plain_json(data: Any, indent: int | None = None) -> str:
-    """Data as JSON.
+def plain_json(data: object, indent: int | None = None) -> str:
+    """Serialize data as JSON.
 
     Args:
-      data: dicts, texts, numbers, truth values and None; anything else is a list of its parts.
-      indent: by how much each level is set in; by default all is on one line.
+      data: dicts, strings, numbers, booleans and None; any other iterable becomes a list.
+      indent: the indentation of each level; by default all is on one line.
 
     >>> plain_json({"loss": float("-inf"), "text": "é", "logs": (0.5, float("nan"))})
     '{"loss": "-inf", "text": "é", "logs": [0.5, "nan"]}'

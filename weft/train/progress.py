@@ -1,8 +1,4 @@
-"""What a person sees of a run: what will happen, how far it is, how fast, and for how long yet.
-
-On a terminal a live line (rich); otherwise a plain line every so many steps. All on stderr: stdout is for
-results.
-"""
+"""Progress of a run on stderr: a live line on a terminal (rich), otherwise a log line every few steps."""
 
 from __future__ import annotations
 
@@ -10,21 +6,20 @@ import sys
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-SPEED_WINDOW = 50  # steps whose speed is shown
+SPEED_WINDOW = 50  # steps over which the speed is averaged
 BAR_WIDTH, MIN_BAR_WIDTH = 24, 6  # columns
-ETA_WIDTH = 9  # columns of the time that is left, 123:45:59
+ETA_WIDTH = 9  # columns of the remaining time, 123:45:59
 
 
 @dataclass(frozen=True)
 class PlannedSpeed:
-    """How a step should go, by the plan.
+    """The speed of a step according to the plan.
 
     Attributes:
-      seconds: a step's predicted time.
-      flops: what the model's products need in a step, on all devices together.
-      peak: FLOP/s of all devices together.
+      seconds: the predicted time of a step.
+      flops: the FLOPs of a step, on all devices together.
+      peak: the peak FLOP/s of all devices together.
     """
 
     seconds: float
@@ -33,11 +28,11 @@ class PlannedSpeed:
 
 
 class ProgressReporter:
-    """Shows steps as they come. As a context it cleans up after itself."""
+    """Reports steps as they finish. Leaving its context removes the live line."""
 
-    def __init__(self, steps: int, done: int, pace: PlannedSpeed, every: int, quiet: bool = False):
-        self.steps, self.pace, self.every, self.quiet = steps, pace, every, quiet
-        # Seconds and tokens of steps, without the first: it is compiled, and its time is not that of others.
+    def __init__(self, steps: int, done: int, planned: PlannedSpeed, every: int, quiet: bool = False):
+        self.steps, self.planned, self.every, self.quiet = steps, planned, every, quiet
+        # Seconds and tokens of the last steps, without the first, whose time includes compilation.
         self._recent: deque[tuple[float, float]] = deque(maxlen=SPEED_WINDOW)
         self._first = True
         self._console, self._bar, self._task = None, None, None
@@ -64,40 +59,40 @@ class ProgressReporter:
             self._bar.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
-    def say(self, text: str) -> None:
-        """A line above the bar."""
+    def print(self, text: str) -> None:
+        """Print a line, above the live line if there is one."""
         if self._console is not None:
             (self._bar.console if self._bar is not None else self._console).print(
                 text, markup=False, highlight=False, soft_wrap=True
             )
 
     def step(self, step: int, numbers: dict[str, float]) -> None:
-        """A step is done."""
+        """Report a finished step."""
         if not self._first:
             self._recent.append((numbers["seconds"], numbers["tokens"]))
         self._first = False
         if self._bar is not None and self._task is not None:
-            description = self._fitted(step, self._parts(numbers))
+            description = self._fit_width(step, self._parts(numbers))
             self._bar.update(self._task, completed=step, description=description)
         elif step % self.every == 0 or step == self.steps:
-            self.say(f"step {step:>6}/{self.steps}  {self.line(numbers)}{self._left(step)}")
+            self.print(f"step {step:>6}/{self.steps}  {self.line(numbers)}{self._eta(step)}")
 
     def line(self, numbers: dict[str, float]) -> str:
-        """The numbers of a step, and the speed of the last ones if it is known, in words."""
+        """The metrics of a step, and the speed of the last steps if it is known, as text."""
         return "  ".join(self._parts(numbers))
 
-    def _fitted(self, step: int, parts: list[str]) -> str:
-        """Those of the parts that the terminal has room for beside the step, the bar and the time left. (Rich
-        would shorten all columns alike, the step and the time first.)
+    def _fit_width(self, step: int, parts: list[str]) -> str:
+        """The parts that fit on the terminal, next to the step, the bar and the remaining time. (Rich would
+        shorten all columns equally, the step and the time first.)
         """
         assert self._bar is not None and self._console is not None
         room = (
             self._console.width - len(f"step {step}/{self.steps}") - ETA_WIDTH - 3
-        )  # a space between columns
+        )  # spaces between columns
         bar = min(BAR_WIDTH, max(MIN_BAR_WIDTH, room - len(parts[0])))
         self._bar.columns[1].bar_width = bar  # type: ignore[union-attr]
         shown = parts[0]
@@ -108,22 +103,22 @@ class ProgressReporter:
         return shown
 
     def _parts(self, numbers: dict[str, float]) -> list[str]:
-        """The same, the most important first."""
+        """The parts of `line`, the most important first."""
         parts = [f"loss {numbers['loss']:.4f}", f"rate {numbers['rate']:.2e}"]
         if self._recent:
             seconds = self._seconds()
             tokens = sum(t for _, t in self._recent) / len(self._recent)
             parts += [
                 f"{tokens / seconds:,.0f} tokens/s",
-                f"{100 * self.pace.flops / seconds / self.pace.peak:.0f} % of peak",
-                f"{1e3 * seconds:.0f} ms/step (planned {1e3 * self.pace.seconds:.0f})",
+                f"{100 * self.planned.flops / seconds / self.planned.peak:.0f} % of peak",
+                f"{1e3 * seconds:.0f} ms/step (planned {1e3 * self.planned.seconds:.0f})",
             ]
         return parts
 
     def _seconds(self) -> float:
         return sum(s for s, _ in self._recent) / len(self._recent)
 
-    def _left(self, step: int) -> str:
+    def _eta(self, step: int) -> str:
         if not self._recent:
             return ""
         return f"  left {timedelta(seconds=round((self.steps - step) * self._seconds()))}"

@@ -1,14 +1,13 @@
-"""What is written down of a run: curves as JSON lines, for TensorBoard and as a picture; and what was run.
+"""The files of a run folder, apart from its checkpoints.
 
-    config.toml      the settings, all of them
-    plan.txt         what a step does and costs, by the plan
-    versions.json    of Python, Weft and the libraries that numbers depend on
-    metrics.jsonl    one object for each step: step, loss, rate, norm, tokens, seconds; and evaluations
-    tensorboard/     the same curves
-    loss.png         the same curves
+    config.toml      all settings
+    plan.txt         the plan of a step: its work and costs
+    versions.json    the versions of Python, Weft and the libraries that affect results
+    metrics.jsonl    one object per step: step, loss, rate, norm, tokens, seconds; and evaluations
+    tensorboard/     the same metrics
+    loss.png         the loss curves
 
-A run that goes on after a crash drops what was written after its checkpoint, so that the curves have each
-step once.
+A run that resumes after a crash drops the metrics after its checkpoint, so that each step occurs once.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "
 
 
 class RunFolderError(WeftError, OSError):
-    """Numbers that can't be written down."""
+    """Metrics can't be written to the run folder."""
 
 
 class RunFolderWriter:
-    """The records of one run, in its folder. As a context it closes its files."""
+    """Writes the files of a run folder. Leaving its context closes them."""
 
     def __init__(self, folder: Path, step: int):
         """Args:
-        folder: of the run.
-        step: how many steps are done already; what was written of later ones goes.
+        folder: the run folder.
+        step: the number of steps already done; metrics of later steps are removed.
         """
         self.folder = folder
         self._curves = {name: SampledCurve() for name in CURVE_LABELS}
-        with _writing(folder):
+        with _explain_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            with atomic_write(folder / METRICS_FILE) as draft, draft.open("w", encoding="utf-8") as kept:
-                for row in _rows(folder / METRICS_FILE, step):
-                    kept.write(plain_json(row) + "\n")
+            with atomic_write(folder / METRICS_FILE) as draft, draft.open("w", encoding="utf-8") as file:
+                for row in _read_rows(folder / METRICS_FILE, step):
+                    file.write(plain_json(row) + "\n")
                     self._add(row)
             self._file = (folder / METRICS_FILE).open("a", encoding="utf-8")
-            self._board = TensorBoardWriter(folder / "tensorboard", step)
+            self._tensorboard = TensorBoardWriter(folder / "tensorboard", step)
 
     def __enter__(self) -> RunFolderWriter:
         return self
@@ -62,45 +61,45 @@ class RunFolderWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An error that is on its way says more than those that it leads to here.
-        with _writing(self.folder) if error is None else suppress(OSError):
+        # An exception that is already propagating says more than the errors that it causes here.
+        with _explain_errors(self.folder) if error is None else suppress(OSError):
             try:
                 self.sync()
                 self.draw()
             finally:
-                with suppress(OSError):  # what was not written is told already
-                    self._board.close()
+                with suppress(OSError):  # the error is already reported
+                    self._tensorboard.close()
                 with suppress(OSError):
                     self._file.close()
 
     def describe(self, config: str, plan: str) -> None:
-        """Write down what is run."""
+        """Write the settings, the plan and the versions."""
         versions = {"python": platform.python_version(), "weft": version("weft")}
         versions |= {name: version(name) for name in LIBRARIES}
-        with _writing(self.folder):
+        with _explain_errors(self.folder):
             write_text(self.folder / CONFIG_FILE, config)
             write_text(self.folder / PLAN_FILE, plan)
             write_text(self.folder / "versions.json", json.dumps(versions, indent=1) + "\n")
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Numbers of a step: one line, at once with the system, which keeps it if this process is killed."""
+        """Append the metrics of a step. The line is flushed, so it survives a kill of this process."""
         row = {"step": step, **numbers}
-        with _writing(self.folder):
+        with _explain_errors(self.folder):
             self._file.write(plain_json(row) + "\n")
             self._file.flush()
-            self._board.write(step, numbers)
+            self._tensorboard.write(step, numbers)
         self._add(row)
 
     def sync(self) -> None:
-        """Wait until the lines are on the disk: a checkpoint must not outlive those of its steps."""
-        with _writing(self.folder):
+        """Sync the metrics to disk: a checkpoint must not be newer than the metrics of its steps."""
+        with _explain_errors(self.folder):
             os.fsync(self._file.fileno())
 
     def draw(self) -> None:
-        """Draw the curves of the loss."""
+        """Plot the loss curves."""
         curves = {name: curve.points for name, curve in self._curves.items()}
         if any(curves.values()):
-            with _writing(self.folder):
+            with _explain_errors(self.folder):
                 plot_curves(curves, self.folder / PLOT_FILE)
 
     def _add(self, row: Mapping[str, Any]) -> None:
@@ -109,10 +108,10 @@ class RunFolderWriter:
 
 
 class TensorBoardWriter:
-    """A file of TensorBoard's, written line by line.
+    """Writes a TensorBoard event file synchronously.
 
-    tensorboardX's own SummaryWriter hands all to a thread. What that has not written yet, of two minutes
-    perhaps, is lost when the process is killed; on a full disk it dies, and whoever writes waits forever.
+    tensorboardX's SummaryWriter writes from a thread. A kill of the process loses up to two minutes of
+    events; on a full disk the thread dies, and the next write waits forever.
     """
 
     def __init__(self, folder: Path, step: int):
@@ -120,15 +119,15 @@ class TensorBoardWriter:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         folder.mkdir(exist_ok=True)
-        # A file's name has the second in which it was made; two starts may be in one.
+        # File names contain the second of their creation, and two starts may share it.
         self._file = EventsWriter(str(folder / "events"), f".{os.getpid()}.{step}")
-        # What other files have of later steps does not count.
-        begun = SessionLog(status=SessionLog.START)
-        self._file.write_event(Event(wall_time=time.time(), step=step + 1, session_log=begun))
+        # Makes TensorBoard ignore later steps in older files.
+        start = SessionLog(status=SessionLog.START)
+        self._file.write_event(Event(wall_time=time.time(), step=step + 1, session_log=start))
         self._file.flush()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Numbers of a step."""
+        """Write the metrics of a step."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import scalar
 
@@ -142,18 +141,18 @@ class TensorBoardWriter:
 
 
 CURVE_LABELS = {"loss": "training", "valid_loss": "held out"}
-MAX_POINTS = 2000  # points of a curve: the picture is 840 wide
+MAX_POINTS = 2000  # per curve: the plot is 840 pixels wide
 
 
 class SampledCurve:
-    """Some of a curve's points, evenly chosen: what a picture needs, however long a run is."""
+    """Evenly sampled points of a curve: enough for a plot, in constant memory."""
 
     def __init__(self) -> None:
         self.points: list[tuple[int, float]] = []
         self._seen, self._every = 0, 1
 
     def add(self, step: int, value: float) -> None:
-        """Add a point, if it is one of those to keep; when they are too many, every second one goes."""
+        """Add a point if it is sampled; beyond MAX_POINTS, drop every second point and halve the rate."""
         if self._seen % self._every == 0:
             self.points.append((step, value))
         self._seen += 1
@@ -163,8 +162,8 @@ class SampledCurve:
 
 
 def plot_curves(curves: Mapping[str, list[tuple[int, float]]], path: Path) -> None:
-    """Curves by step, drawn into a PNG file."""
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no screen
+    """Plot curves by step to a PNG file."""
+    from matplotlib.figure import Figure  # not pyplot: that has global state and may need a display
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -181,8 +180,8 @@ def plot_curves(curves: Mapping[str, list[tuple[int, float]]], path: Path) -> No
         figure.savefig(draft, format="png", dpi=120)
 
 
-def _rows(path: Path, until: int) -> Iterator[dict[str, Any]]:
-    """What was written of steps up to one; a line that is not whole, as a crash leaves them, is left out."""
+def _read_rows(path: Path, until: int) -> Iterator[dict[str, Any]]:
+    """The metrics of steps up to one. Incomplete lines, which a crash leaves, are skipped."""
     if not path.exists():
         return
     with path.open("rb") as lines:
@@ -194,16 +193,16 @@ def _rows(path: Path, until: int) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Say what it means when something can't be written."""
+def _explain_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError into a message that says how to continue."""
     try:
         yield
     except RunFolderError:
         raise
     except OSError as error:
         raise RunFolderError(
-            f"the run's numbers could not be written to {folder}",
-            f"the system says: {error.strerror or error}",
-            rule="each step is written down, so that curves have no gaps; a run that can't do so stops",
-            hint="free space, look at quotas and rights; the same command goes on from the last checkpoint",
+            f"the metrics of the run could not be written to {folder}",
+            f"system error: {error.strerror or error}",
+            rule="the metrics of each step are written, so that curves have no gaps; otherwise the run stops",
+            hint="free some space, check quotas and permissions; run the command again to resume",
         ) from error

@@ -1,9 +1,9 @@
-"""Checkpoints and safetensors files: a model's tensors by name, with their dims in the file's metadata.
+"""Export and import checkpoints as safetensors files: tensors by name, with their dims in the metadata.
 
-    export(stored("runs/first"), "model.safetensors")
-    imported("model.safetensors", "runs/second", step=0)
+    export_safetensors(open_checkpoint("runs/first"), "model.safetensors")
+    import_safetensors("model.safetensors", "runs/second", step=0)
 
-Other programs read such a file as they read any; only the dims are ours, under `weft.dims`.
+Other programs can read such a file; only the metadata key `weft.dims` is Weft's own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from weft.core.atomic_file import atomic_write
@@ -26,8 +27,7 @@ from weft.models.huggingface.files import (
     open_safetensors,
 )
 
-from ..checkpoint.arrays import checkpoint_leaves, is_key
-from ..checkpoint.arrays import manifest_entries as entries_of
+from ..checkpoint.arrays import checkpoint_leaves, is_key, manifest_entries
 from ..checkpoint.inspect import StoredCheckpoint
 from ..checkpoint.manager import CheckpointManager
 from ..checkpoint.manifest import CHECKPOINTS_FOLDER, list_step_folders
@@ -36,39 +36,41 @@ from .run_folder import CONFIG_FILE
 
 MODEL_PREFIX, DIMS_KEY = "model.", "weft.dims"
 DTYPE_CODES = {np.dtype(dtype).name: code for code, dtype in ALL_DTYPES.items()}
-METADATA_HINT = (
-    "a file that weft checkpoint export wrote has them; those of Hugging Face go through huggingface.load"
-)
+METADATA_HINT = "weft checkpoint export writes them; load files of Hugging Face with huggingface.load"
 
 
-def export_safetensors(checkpoint: StoredCheckpoint, file: Any) -> int:
-    """Write a model's tensors to a file, which appears when it is whole; how many there are.
+def export_safetensors(checkpoint: StoredCheckpoint, file: str | Path) -> int:
+    """Write the tensors of a model to a file, atomically; returns their number.
 
-    Of a run it is the model that is evaluated and used: the running mean, or what replicas agreed on."""
+    For a run this is the model that is evaluated and computed: the EMA, or DiLoCo's outer parameters."""
     path = Path(file)
-    used = _made_of_state(checkpoint)
-    found = checkpoint.entries if used is None else entries_of(used)
-    entries = {n.removeprefix(MODEL_PREFIX): e for n, e in found.items() if n.startswith(MODEL_PREFIX)}
-    odd = [f"{name} {e}" for name, e in entries.items() if is_key(e) or e.dtype not in DTYPE_CODES]
-    if not entries or odd:
+    computed = _model_from_state(checkpoint)
+    all_entries = checkpoint.entries if computed is None else manifest_entries(computed)
+    entries = {n.removeprefix(MODEL_PREFIX): e for n, e in all_entries.items() if n.startswith(MODEL_PREFIX)}
+    unsupported = [f"{name} {e}" for name, e in entries.items() if is_key(e) or e.dtype not in DTYPE_CODES]
+    if not entries or unsupported:
         raise ModelError(
-            f"{len(odd)} of {len(entries)} tensors of {checkpoint.path} can't be in a safetensors file",
-            *odd,
-            rule=f"a model has tensors, of these types: {', '.join(DTYPE_CODES)}",
-            hint="keep keys and such in the optimizer's state, which is not exported",
+            f"safetensors can't store {len(unsupported)} of {len(entries)} tensors of {checkpoint.path}",
+            *unsupported,
+            rule=f"a model has tensors of these dtypes: {', '.join(DTYPE_CODES)}",
+            hint="keep random keys in the optimizer's state, which is not exported",
         )
-    # Large elements first: then each begins at a multiple of its size.
+    # Tensors with large elements first: then each offset is a multiple of the element size.
     order = sorted(entries, key=lambda name: -np.dtype(entries[name].dtype).itemsize)
-    said = {
+    metadata = {
         DIMS_KEY: json.dumps({name: entries[name].dims for name in order}),
         "weft.step": str(checkpoint.step),
     }
-    header, start = file_header({n: (DTYPE_CODES[entries[n].dtype], entries[n].shape) for n in order}, said)
+    header, start = file_header(
+        {n: (DTYPE_CODES[entries[n].dtype], entries[n].shape) for n in order}, metadata
+    )
     with atomic_write(path) as draft:
         create_file(draft, header, start)
         target = SafetensorsWriter(draft, header, start)
         names = {MODEL_PREFIX + name: None for name in order}
-        arrays = checkpoint.arrays(names) if used is None else ((n, _on_host(used[n])) for n in names)
+        arrays = (
+            checkpoint.arrays(names) if computed is None else ((n, _to_numpy(computed[n])) for n in names)
+        )
         for name, array in arrays:
             if array.size:
                 target.write(name.removeprefix(MODEL_PREFIX), tuple(slice(n) for n in array.shape), array)
@@ -76,8 +78,8 @@ def export_safetensors(checkpoint: StoredCheckpoint, file: Any) -> int:
     return len(order)
 
 
-def _made_of_state(checkpoint: StoredCheckpoint) -> dict[str, Any] | None:
-    """The tensors of a run's model where it is not the one that is stored, but made of that and the state."""
+def _model_from_state(checkpoint: StoredCheckpoint) -> dict[str, Any] | None:
+    """The tensors of the model to use, if it is computed from the optimizer state; None if it is stored."""
     inner = checkpoint.path.absolute().parent
     folder = inner.parent
     of_run = inner.name == CHECKPOINTS_FOLDER and (folder / CONFIG_FILE).is_file()
@@ -89,21 +91,21 @@ def _made_of_state(checkpoint: StoredCheckpoint) -> dict[str, Any] | None:
     return checkpoint_leaves(load_run(folder, checkpoint.step, mesh="").model, None)
 
 
-def _on_host(leaf: Any) -> np.ndarray:
+def _to_numpy(leaf: Tensor | np.ndarray | jax.Array) -> np.ndarray:
     return leaf.numpy() if isinstance(leaf, Tensor) else np.asarray(leaf)
 
 
-def import_safetensors(file: Any, folder: Any, step: int) -> int:
-    """Make a checkpoint of a file that `export` wrote, without optimizer state; how many tensors it has."""
+def import_safetensors(file: str | Path, folder: str | Path, step: int) -> int:
+    """Create a checkpoint, without optimizer state, from an exported file; returns the number of tensors."""
     path = Path(file)
     if step in list_step_folders(Path(folder)):
         raise ModelError(
-            f"there is a checkpoint of step {step} in {folder} already",
+            f"there is already a checkpoint of step {step} in {folder}",
             rule="an import replaces nothing",
-            hint="take another step or another folder",
+            hint="use another step or another folder",
         )
     model = _read(path)
-    # keep: nothing that is there goes.
+    # A large `keep`: an import removes no other checkpoint.
     CheckpointManager(folder, keep=10**9).save(step, model, {}, {"imported": path.name}, wait=True)
     return len(model)
 
@@ -124,7 +126,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _dims(path: Path, metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    rule = f"the metadata's {DIMS_KEY} holds a JSON object with the names of each tensor's dims"
+    rule = f"{DIMS_KEY} in the metadata is a JSON object with the names of each tensor's dims"
     try:
         dims = json.loads(metadata.get(DIMS_KEY, "{}"))
     except ValueError as error:
@@ -136,11 +138,11 @@ def _dims(path: Path, metadata: dict[str, str], arrays: dict[str, np.ndarray]) -
     wrong = [
         f"{name}: {dims[name]!r} for the shape {array.shape}"
         for name, array in arrays.items()
-        if name in dims and not _fit(dims[name], array.shape)
+        if name in dims and not _are_dims_of(dims[name], array.shape)
     ]
     if missing or wrong or not arrays:
         parts = [f"the dims of {len(missing)} of {len(arrays)} tensors are missing"] if missing else []
-        parts += [f"the dims of {len(wrong)} tensors don't fit"] if wrong else []
+        parts += [f"the dims of {len(wrong)} tensors don't match their shapes"] if wrong else []
         shown = [f"missing: {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}"] if missing else []
         raise ModelError(
             f"{path}: {'; '.join(parts) or 'no tensors'}", *shown, *wrong, rule=rule, hint=METADATA_HINT
@@ -148,8 +150,8 @@ def _dims(path: Path, metadata: dict[str, str], arrays: dict[str, np.ndarray]) -
     return dims
 
 
-def _fit(names: Any, shape: tuple[int, ...]) -> bool:
-    """Whether these are names of dims for a shape; None is a raw array."""
+def _are_dims_of(names: object, shape: tuple[int, ...]) -> bool:
+    """Whether these are valid dim names for a shape; None stands for a raw array."""
     if names is None:
         return True
     if not isinstance(names, list) or len(names) != len(shape):
@@ -161,7 +163,7 @@ def _fit(names: Any, shape: tuple[int, ...]) -> bool:
     return len({d.name for d in dims}) == len(dims)
 
 
-def _tensor(array: np.ndarray, names: list[str] | None) -> Any:
+def _tensor(array: np.ndarray, names: list[str] | None) -> Tensor | np.ndarray:
     if names is None:
         return array
     dims = tuple(Dim(name, size) for name, size in zip(names, array.shape, strict=True))

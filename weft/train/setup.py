@@ -1,4 +1,4 @@
-"""From settings to what is run: data found, tokenizer loaded or trained, mesh checked, the step staged."""
+"""Prepare a run from its settings: data, tokenizer, mesh, layout and trainer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -33,12 +32,12 @@ from .config import TrainConfig, build_schedule
 from .evaluate import eval_step
 from .trainer import Trainer, build_trainer
 
-RATES_PER_CHUNK = 1 << 12  # steps whose learning rates are worked out together
+RATES_PER_CHUNK = 1 << 12  # steps whose learning rates are computed together
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that a run is made of, before its first step."""
+    """The parts of a run, before its first step."""
 
     config: TrainConfig
     mesh: Mesh
@@ -46,27 +45,28 @@ class Run:
     tokenizer: data.Tokenizer
     train: data.BatchStream
     valid: data.BatchStream | None
-    model: Transformer  # declared
-    learner: Trainer
-    scoring: wf.Program
-    rate: Callable[[int], float] = field(repr=False)  # by step, from 0 on
+    model: Transformer  # declared, without values
+    trainer: Trainer
+    eval_program: wf.Program
+    learning_rate: Callable[[int], float] = field(repr=False)  # by step, from 0 on
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
         return self.config.folder / CHECKPOINTS_FOLDER
 
-    def key(self, step: int) -> Any:
-        """The key of a step's dropout."""
+    def key(self, step: int) -> jax.Array:
+        """The dropout key of a step."""
         return jax.random.fold_in(jax.random.key(self.config.seed), step)
 
     def plans(self) -> dict[str, wf.Plan]:
-        """What a step will do and cost, and whatever else is done every so many steps."""
+        """The plans of all programs of the run, by how often they run."""
         batch = jax.tree.map(without_values, self.train.step(0).batch, is_leaf=wf.is_tensor)
-        return self.learner.plans(nn.specs(self.model), batch, self.key(0))
+        return self.trainer.plans(nn.specs(self.model), batch, self.key(0))
 
 
 def prepare_run(config: TrainConfig) -> Run:
-    """From settings to what is run: data found, tokenizer loaded or trained, mesh checked, step staged."""
+    """Check the settings, join the other processes, open the data, and build tokenizer, mesh and trainer."""
     config.check()
     h = config.hosts
     rendezvous.join(h.coordinator, h.processes, h.process, wait=h.wait)
@@ -79,50 +79,53 @@ def prepare_run(config: TrainConfig) -> Run:
     held_out = data_setup.load_examples(config.data, held_out=True)
     assert texts is not None
     _check_kind(config, data_setup.is_pairs(texts))
-    words = data_setup.build_tokenizer(config.data, texts, config.folder)
+    tokenizer = data_setup.build_tokenizer(config.data, texts, config.folder)
     if config.model.vocab == preset(config.preset).config.vocab:
-        config = config.replace(model=config.model.replace(vocab=words.vocab))
-    data_setup.check_vocab(words, config.model.vocab)
+        config = config.replace(model=config.model.replace(vocab=tokenizer.vocab))
+    data_setup.check_vocab(tokenizer, config.model.vocab)
     if config.layout.rules == AUTO:
-        example = data_setup.build_batches(config.data, texts, words, seed=config.seed).step(0).batch
+        example = data_setup.build_batches(config.data, texts, tokenizer, seed=config.seed).step(0).batch
         config = config.replace(layout=search_layout(config, example))
         mesh = mesh_with_devices(config.layout.mesh)
     layout = _layout(config, mesh)
-    where = {"mesh": mesh, "layout": layout}
-    train = data_setup.build_batches(config.data, texts, words, seed=config.seed, **where)
+    placement = {"mesh": mesh, "layout": layout}
+    train = data_setup.build_batches(config.data, texts, tokenizer, seed=config.seed, **placement)
     valid = None
     if held_out is not None:
-        valid = data_setup.build_batches(config.data, held_out, words, shuffle=False, epochs=1, **where)
+        valid = data_setup.build_batches(
+            config.data, held_out, tokenizer, shuffle=False, epochs=1, **placement
+        )
 
-    model, how = Transformer(config.model), build_trainer(config, mesh, layout)
-    scoring = wf.spmd(eval_step, mesh, how.whole_layout)
-    return Run(config, mesh, layout, words, train, valid, model, how, scoring, _rate(config))
+    model, trainer = Transformer(config.model), build_trainer(config, mesh, layout)
+    eval_program = wf.spmd(eval_step, mesh, trainer.eval_layout)
+    rates = _learning_rates(config)
+    return Run(config, mesh, layout, tokenizer, train, valid, model, trainer, eval_program, rates)
 
 
-def _rate(config: TrainConfig) -> Callable[[int], float]:
-    """The learning rate by step, worked out for some steps at a time: there may be very many."""
-    rate, some = build_schedule(config), wf.Dim("steps", RATES_PER_CHUNK)
+def _learning_rates(config: TrainConfig) -> Callable[[int], float]:
+    """The learning rate by step, computed in chunks: a call per step is slow, all at once too large."""
+    schedule, dim = build_schedule(config), wf.Dim("steps", RATES_PER_CHUNK)
 
     @functools.lru_cache(maxsize=2)
-    def part(number: int) -> np.ndarray:
-        found = rate(wf.arange(some) + number * RATES_PER_CHUNK).numpy()
-        return np.broadcast_to(found, RATES_PER_CHUNK)  # a constant one has no dim
+    def chunk(number: int) -> np.ndarray:
+        rates = schedule(wf.arange(dim) + number * RATES_PER_CHUNK).numpy()
+        return np.broadcast_to(rates, RATES_PER_CHUNK)  # a constant schedule has no dim
 
-    return lambda step: float(part(step // RATES_PER_CHUNK)[step % RATES_PER_CHUNK])
+    return lambda step: float(chunk(step // RATES_PER_CHUNK)[step % RATES_PER_CHUNK])
 
 
 def _layout(config: TrainConfig, mesh: Mesh) -> Layout:
-    place = config.layout
-    layout = Layout(place.rules, params=place.params or None, optimizer=place.optimizer or None)
+    c = config.layout
+    layout = Layout(c.rules, params=c.params or None, optimizer=c.optimizer or None)
     layout.check(mesh)
     return layout
 
 
 def mesh_with_devices(axes: str) -> Mesh:
-    """The mesh. Where JAX has only a CPU, and is not in use yet, that gets as many virtual devices."""
+    """The mesh. If JAX has only a CPU and is not in use yet, it gets as many virtual devices as needed."""
     mesh = Mesh(axes) if "-1" not in axes else None
     if mesh is not None and not jax.distributed.is_initialized():
-        with contextlib.suppress(RuntimeError):  # never fewer: somebody may have asked for more
+        with contextlib.suppress(RuntimeError):  # JAX is in use; and never fewer than configured
             if jax.config.jax_num_cpu_devices < mesh.size <= devices.MAX_CPU_DEVICES:  # type: ignore[attr-defined]
                 jax.config.update("jax_num_cpu_devices", mesh.size)
     if devices.is_cpu_only():
@@ -139,30 +142,31 @@ def _check_rows(config: TrainConfig, mesh: Mesh, layout: Layout) -> None:
         raise LayoutError(
             f"a batch of {rows.size} rows is split {ways} ways",
             f'mesh: "{mesh}"; rules: "{config.layout.rules}"',
-            rule="each device that the batch is split over has at least one row",
+            rule="each device that the batch is split over needs at least one row",
             hint=f"--data.rows {ways} or more, or a smaller mesh",
         )
 
 
 def _check_dims(config: TrainConfig, mesh: Mesh) -> None:
-    """An error for a misspelt rule now, before data are read and a tokenizer is trained."""
-    place = config.layout
-    layout = CheckedLayout(place.rules, params=place.params or None, optimizer=place.optimizer or None)
-    if not layout.suspects:  # a trace takes seconds
+    """Report a misspelled rule now, before reading data and training a tokenizer."""
+    c = config.layout
+    layout = CheckedLayout(c.rules, params=c.params or None, optimizer=c.optimizer or None)
+    if not layout.suspects:  # tracing takes seconds
         return
-    how = build_trainer(config, mesh, layout)
+    trainer = build_trainer(config, mesh, layout)
     rows = batch_specs(config.model, config.data.rows, config.data.length)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", wf.LayoutWarning)  # the run's own program warns
-        how.program.jaxpr(*how.init(nn.specs(Transformer(config.model))), rows, jax.random.key(config.seed))
+        warnings.simplefilter("ignore", wf.LayoutWarning)  # the program of the run warns itself
+        model, state = trainer.init(nn.specs(Transformer(config.model)))
+        trainer.program.jaxpr(model, state, rows, jax.random.key(config.seed))
 
 
 def _check_kind(config: TrainConfig, pairs: bool) -> None:
-    two = config.model.kind == "encoder_decoder"
-    if two != pairs or config.model.kind == "encoder":
-        has = "pairs of texts" if pairs else "single texts"
+    needs_pairs = config.model.kind == "encoder_decoder"
+    if needs_pairs != pairs or config.model.kind == "encoder":
+        kind = "pairs of texts" if pairs else "single texts"
         raise ModelError(
-            f"the model is of kind {config.model.kind.replace('_', '-')}, and the data are {has}",
-            rule="an encoder-decoder learns from pairs, a decoder from single texts",
+            f"the model is of kind {config.model.kind.replace('_', '-')}, and the data are {kind}",
+            rule="an encoder-decoder trains on pairs, a decoder on single texts",
             hint="weft train translate for pairs, weft train lm for texts; or another --preset",
         )

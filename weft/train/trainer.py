@@ -1,24 +1,29 @@
-"""How a run learns: one model, or replicas that meet every so many steps. The loop treats both alike."""
+"""The trainer: one model, or DiLoCo replicas that synchronize every few steps, behind one interface."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+
+import jax
 
 import weft as wf
 from weft.core.layout import ROLES, Layout
 from weft.core.mesh import Mesh
+from weft.core.tensor import Tensor
+from weft.core.types import PyTree
 
 from ..optim.ema import with_ema_params
 from .config import TrainConfig, build_optimizer
 from .diloco import DiLoCo
 from .step import TrainStep, train_step
 
+Metrics = dict[str, Tensor]
+
 
 @dataclass(frozen=True)
 class Trainer:
-    """One model, by one step after the other."""
+    """Trains one model, step by step."""
 
     step: TrainStep
     mesh: Mesh
@@ -26,34 +31,36 @@ class Trainer:
 
     @functools.cached_property
     def program(self) -> wf.Program:
-        """The step, staged."""
+        """The staged step."""
         return wf.spmd(self.step, self.mesh, self.layout, donate=(0, 1))
 
     @property
-    def whole_layout(self) -> Layout:
-        """The layout for the whole model."""
+    def eval_layout(self) -> Layout:
+        """The layout of the result of `eval_model`."""
         return self.layout
 
-    def init(self, model: Any) -> tuple[Any, Any]:
-        """The model as it is trained, and the state to begin with. Those of specs are specs."""
+    def init(self, model: PyTree) -> tuple[PyTree, PyTree]:
+        """The model as it is trained, and the initial optimizer state. Specs give specs."""
         return model, self.step.init(model)
 
-    def learn(self, number: int, model: Any, state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
-        """Step number n, from 1 on: its metrics, and the model and state after it."""
+    def run_step(
+        self, number: int, model: PyTree, state: PyTree, batch: PyTree, key: jax.Array | None
+    ) -> tuple[Metrics, PyTree, PyTree]:
+        """Run a step, numbered from 1 on: its metrics, and the new model and state."""
         return self.program(model, state, batch, key)
 
-    def whole(self, model: Any, state: Any) -> Any:
-        """The model to evaluate or to use: the average, if there is one."""
+    def eval_model(self, model: PyTree, state: PyTree) -> PyTree:
+        """The model to evaluate or to use: with the EMA of its parameters, if there is one."""
         return model if self.step.average is None else with_ema_params(model, state["average"])
 
-    def plans(self, model: Any, batch: Any, key: Any) -> dict[str, wf.Plan]:
-        """What is done, and what it costs, by how often; the step comes first."""
+    def plans(self, model: PyTree, batch: PyTree, key: jax.Array | None) -> dict[str, wf.Plan]:
+        """The plans of all programs, by how often they run; the step comes first."""
         return {"a step": self.program.plan(*self.init(model), batch, key)}
 
 
 @dataclass(frozen=True)
 class DiLoCoTrainer(Trainer):
-    """Replicas of a model, along the dim `replicas`, that meet every so many steps."""
+    """Trains replicas of a model, along the dim `replicas`, that synchronize every few steps."""
 
     diloco: DiLoCo
 
@@ -62,36 +69,38 @@ class DiLoCoTrainer(Trainer):
         return wf.spmd(self.diloco.step, self.mesh, self.layout, donate=(0, 1))
 
     @functools.cached_property
-    def meeting(self) -> wf.Program:
-        """The outer step, staged."""
+    def outer_program(self) -> wf.Program:
+        """The staged outer step."""
         return wf.spmd(self.diloco.outer, self.mesh, self.layout, donate=(0, 1))
 
     @property
-    def whole_layout(self) -> Layout:
+    def eval_layout(self) -> Layout:
         rules = [self.layout.rules_for(role) for role in ROLES]
         value, param, state = ({d: axes for d, axes in one.items() if d != "replicas"} for one in rules)
         return Layout(value, params=param, optimizer=state)
 
-    def init(self, model: Any) -> tuple[Any, Any]:
+    def init(self, model: PyTree) -> tuple[PyTree, PyTree]:
         return self.diloco.init(model)
 
-    def learn(self, number: int, model: Any, state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+    def run_step(
+        self, number: int, model: PyTree, state: PyTree, batch: PyTree, key: jax.Array | None
+    ) -> tuple[Metrics, PyTree, PyTree]:
         metrics, model, state = self.program(model, state, batch, key)
         if self.diloco.due(number):
-            model, state = self.meeting(model, state)
-        return self.diloco.reported(metrics), model, state
+            model, state = self.outer_program(model, state)
+        return self.diloco.reduce_metrics(metrics), model, state
 
-    def whole(self, model: Any, state: Any) -> Any:
+    def eval_model(self, model: PyTree, state: PyTree) -> PyTree:
         return self.diloco.merged(model, state)
 
-    def plans(self, model: Any, batch: Any, key: Any) -> dict[str, wf.Plan]:
+    def plans(self, model: PyTree, batch: PyTree, key: jax.Array | None) -> dict[str, wf.Plan]:
         given = self.init(model)
         outer = f"every {self.diloco.every} steps"
-        return {"a step": self.program.plan(*given, batch, key), outer: self.meeting.plan(*given)}
+        return {"a step": self.program.plan(*given, batch, key), outer: self.outer_program.plan(*given)}
 
 
 def build_trainer(config: TrainConfig, mesh: Mesh, layout: Layout) -> Trainer:
-    """What the settings say."""
+    """The trainer that the settings describe."""
     o, d = config.optimizer, config.diloco
     step = train_step(
         build_optimizer(config),
@@ -99,7 +108,7 @@ def build_trainer(config: TrainConfig, mesh: Mesh, layout: Layout) -> Trainer:
         micro=o.micro,
         average=o.average or None,
         skip_nonfinite=config.on_nan == "skip",
-        norm=True,  # a gradient may be NaN where the loss is not, and its step is not to be saved
+        norm=True,  # a gradient can be NaN while the loss is finite, and such a step must not be saved
     )
     if not d.replicas:
         return Trainer(step, mesh, layout)
