@@ -30,7 +30,7 @@ def prompts() -> np.ndarray:
 
 
 def likeliest(rows: int, prompt: int, steps: int) -> generate.RowSettings:
-    """In all rows the likeliest tokens are generated, so many, whatever they are."""
+    """Generate a fixed number of tokens in all rows, greedily."""
     batch, said = wf.Dim("batch", rows), wf.Dim("generated", steps)
 
     def each(value: Any, type: Any) -> wf.Tensor:

@@ -38,7 +38,7 @@ def read(room: int) -> Callable:
 
 
 def speak(steps: int) -> Callable:
-    """`(params, cache, token, place) -> (cache, tokens)`: so many tokens, each the likeliest."""
+    """`(params, cache, token, place) -> (cache, tokens)`: a number of tokens, each the likeliest."""
 
     def run(params, cache, token, place):
         rows = jnp.arange(token.shape[0])

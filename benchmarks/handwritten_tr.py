@@ -33,7 +33,7 @@ from benchmarks.handwritten import (
     update,
 )
 
-STANDARD = Size(layers=2, length=64)  # so many layers in each stack
+STANDARD = Size(layers=2, length=64)  # layers in each stack
 
 PROJECT, PROJECT_BACK = P(None, None, "model", None), P(None, "model", None, None)
 ATTENTION_SPECS = {"wq": PROJECT, "wk": PROJECT, "wv": PROJECT, "wo": PROJECT_BACK}

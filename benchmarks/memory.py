@@ -260,7 +260,7 @@ No number in there is fitted.
 
 - **Fusion.** Element-wise chains are computed inside what reads them, if they are cheap once for each reader,
   and need no memory. Matrix products, convolutions, collectives and loops read buffers. A cheap result of one
-  operand (a softmax's division, which XLA makes a multiplication) has a buffer for them, and is computed anew
+  operand (a softmax's division, which XLA makes a multiplication) has a buffer for them, and is recomputed
   by its other readers: the operand stays alive. (Not on one device, where a library has all of a softmax.)
 - **Order of dims.** Products with several contracted or free dims, convolutions, and collectives along a dim
   that is not the first read copies whose dims stand in the order that they want.

@@ -25,7 +25,7 @@ LAYOUT = "batch:batch vocab:model d_ff:model heads:model"
 
 @dataclass(frozen=True)
 class Run:
-    """A training run of the Mesh-TensorFlow paper, on so many TPU v2 cores."""
+    """A training run of the Mesh-TensorFlow paper, on a number of TPU v2 cores."""
 
     name: str
     mesh: str

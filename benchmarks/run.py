@@ -89,7 +89,7 @@ def eager_ops(rounds: int) -> str:
 
 
 # All of 8 devices, which share the cores: on one device XLA's CPU client gives arrays of 32 MB and more back
-# to the system and pays for their pages anew at each step, which no profile knows.
+# to the system and pays for their pages again at each step, which no profile knows.
 LAYOUTS = [
     ("data=8", "batch:data"),
     ("data=4 model=2", lm.LAYOUT),

@@ -105,7 +105,7 @@ async def request(client: httpx.AsyncClient, n: int, found: Found) -> None:
 
 
 async def load(url: str, process: int, numbers: range, clients: int, found: Found) -> float:
-    """Requests by so many clients, each of which sends one after the other; the seconds that all take."""
+    """Seconds for a number of clients, each sending its requests one after the other."""
     left, limits = iter(numbers), httpx.Limits(max_connections=clients)
 
     async def one(client: httpx.AsyncClient) -> None:

@@ -69,7 +69,7 @@ def bare(run: Run) -> float:
 
 
 def whole(run: Run, every: int) -> float:
-    """Seconds of a step of the whole loop, with a save every so many steps."""
+    """Seconds of a step of the whole loop, with a save every few steps."""
     with tempfile.TemporaryDirectory() as folder:
         c = run.config.replace(folder=Path(folder), save=SaveConfig(every=every))
         loop.train_prepared(dataclasses.replace(run, config=c), quiet=True)
@@ -121,7 +121,7 @@ class PyTorch:
         self.process = subprocess.Popen(asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def steps(self, count: int) -> float:
-        """Seconds of so many steps."""
+        """Seconds of a number of steps."""
         assert self.process.stdin is not None and self.process.stdout is not None
         print(count, file=self.process.stdin, flush=True)
         return float(self.process.stdout.readline())

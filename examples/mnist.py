@@ -85,7 +85,7 @@ def data(folder):
 
 
 def learn(mesh, layout, images, labels, steps):
-    """The net after so many steps of 32 pictures, and the losses."""
+    """The net after `steps` steps of 32 pictures, and the losses."""
     optimizer = optim.AdamW(2e-3)
     net = nn.init(NET, jax.random.key(0), mesh, layout)
     state, losses = optimizer.init(net), []

@@ -72,7 +72,7 @@ def rate(step, steps):
     return RATE * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * part)))
 
 
-class Learner:
+class Trainer:
     """A model and its optimizer."""
 
     def __init__(self, vocab):
@@ -96,11 +96,11 @@ class Learner:
 
 def count_steps(vocab):
     """Steps on one batch, as many as each line asks for."""
-    learner, rows = Learner(vocab), torch.randint(vocab, (ROWS, CONTEXT + 1))
+    trainer, rows = Trainer(vocab), torch.randint(vocab, (ROWS, CONTEXT + 1))
     for line in sys.stdin:
         begun = time.perf_counter()
         for _ in range(int(line)):
-            learner.step(rows, RATE).item()
+            trainer.step(rows, RATE).item()
         print(time.perf_counter() - begun, flush=True)
 
 
@@ -113,15 +113,15 @@ def main():
     ids = torch.tensor([letters[c] for c in text])
     cut = len(ids) * 9 // 10
     train, valid = ids[:cut], ids[cut:]
-    learner = Learner(len(letters))
+    trainer = Trainer(len(letters))
     begun = time.perf_counter()
     for step in range(steps):
         at = torch.randint(len(train) - CONTEXT - 1, (ROWS,))
-        learner.step(torch.stack([train[n : n + CONTEXT + 1] for n in at]), rate(step, steps))
+        trainer.step(torch.stack([train[n : n + CONTEXT + 1] for n in at]), rate(step, steps))
     seconds = time.perf_counter() - begun
     with torch.no_grad():
         windows = valid[: len(valid) // CONTEXT * CONTEXT].view(-1, CONTEXT)
-        losses = [learner.model(w[:, :-1], w[:, 1:]).item() * len(w) for w in windows.split(64)]
+        losses = [trainer.model(w[:, :-1], w[:, 1:]).item() * len(w) for w in windows.split(64)]
     print(json.dumps({"steps": steps, "seconds": seconds, "valid_loss": sum(losses) / len(windows)}))
 
 

@@ -204,7 +204,7 @@ FRONT = "seconds bytes variant mesh layout".split()
 
 
 def stack_step(again: bool) -> wf.Program:
-    """A train step of 24 residual layers, with momentum; `again`: layers are computed anew in the backward pass."""
+    """A train step of 24 residual layers, with momentum; `again`: layers are recomputed in the backward pass."""
 
     def layer(x: wf.Tensor, weights: Weights) -> tuple[wf.Tensor, None]:
         w, v = weights

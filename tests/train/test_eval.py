@@ -115,11 +115,11 @@ def test_the_score_for_people(run, capsys):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ([], "given no folder"),
+        ([], "missing FOLDER"),
         (["{run}", "--step", "x"], "--step x"),
         (["{run}", "--step", "7"], "there is no checkpoint of step 7"),
         (["{run}/nowhere"], "there is no run in"),
-        (["{run}", "--data.valid", "{run}/no.txt"], "no file"),
+        (["{run}", "--data.valid", "{run}/no.txt"], "no such file"),
         (["{run}", "--data.lenght", "8"], "did you mean"),
     ],
     ids=["no folder", "no number", "no such step", "no run", "no file", "no such flag"],
@@ -131,7 +131,7 @@ def test_mistakes(run, capsys, arguments, said):
 
 def test_nothing_to_evaluate_on(run, capsys):
     assert main(["eval", str(run), "--data.valid", ""]) == 2
-    assert "no file" in capsys.readouterr().err
+    assert "no such file" in capsys.readouterr().err
 
 
 def test_the_demo_trains_nothing_if_no_phrase_is_to_be_translated(tmp_path, capsys):
