@@ -115,8 +115,6 @@ class LowerBound:
         self._shares: dict[tuple[DimGroup, int], float] = {}
         self._storage_dims: dict[tuple[DimGroup, int], DimGroup] = {}
 
-    # Time
-
     def mesh_seconds(self, sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
         """The bounds in seconds of all candidates of a mesh, indexed by one group for each axis."""
         zeros = np.zeros([len(self.groups)] * len(sizes))
@@ -163,8 +161,6 @@ class LowerBound:
                 else:
                     exposed += seconds
         return SLACK * (exposed + sum(max(work[phase], hidden[phase]) for phase in PHASES))
-
-    # Work
 
     def _collect_work(self) -> dict[str, list[WorkCost]]:
         """The seconds of all work on full-size tensors, by phase; atoms with the same dims are added up."""
@@ -237,8 +233,6 @@ class LowerBound:
         memory = max(memory, traffic / self.hardware.memory_bandwidth)
         seconds = compute + memory if self.hardware.shared_cores else max(compute, memory)
         return self.slowdown * seconds * atom.work.count
-
-    # Collectives
 
     def _all_collectives(self, levels: StorageLevels) -> list[tuple[tuple[str, bool], list[CollectiveCost]]]:
         """The collectives of the program and of its storage levels, by phase and whether they can overlap."""
@@ -481,8 +475,6 @@ class LowerBound:
                 group, size, self.state, self.atoms.unsplittable
             )
         return self._storage_dims[group, size]
-
-    # Memory
 
     def mesh_stored_bytes(self, sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
         """The bytes of the inputs on one device, for all candidates of a mesh."""

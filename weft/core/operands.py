@@ -24,8 +24,6 @@ from .reshard import layout_splits, materialize, reshard
 from .tensor import Tensor, check_shape, check_usable
 from .types import cast_like
 
-# Results
-
 
 def slice_tensor(
     array: jax.Array, dims: Sequence[Dim], splits: Splits | None = None, pending: Iterable[str] = ()
@@ -81,9 +79,6 @@ def from_global(array: ArrayLike, dims: Sequence[Dim]) -> Tensor:
             hint="work on slices with wf.local(fn, *tensors, out=dims)",
         )
     return slice_tensor(array, dims, splits=((),) * len(dims))
-
-
-# Operands
 
 
 def as_slice(x: Tensor | ArrayLike) -> Tensor:

@@ -189,8 +189,6 @@ class Program:
 
         return extract_collectives(self.jaxpr(*args, **kwargs), self.mesh)
 
-    # Staging
-
     def _with_restaging(self, use: Callable[[Args, Kwargs], Any], args: Args, kwargs: Kwargs) -> Any:
         """Call `use`; restage the function if jit retraces it and it captures different tensors."""
         for _ in range(MAX_CAPTURE_TRACES):
@@ -526,9 +524,6 @@ class _Method:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.program, name)
         return functools.partial(value, self.owner) if inspect.ismethod(value) else value
-
-
-# The public function
 
 
 def spmd(

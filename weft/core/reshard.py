@@ -35,8 +35,6 @@ from .layout import Splits, axes_of
 from .tensor import Tensor, check_usable
 from .types import cast_like, preserves_type
 
-# The verbs
-
 
 def materialize(t: Tensor, role: str | None = None) -> Tensor:
     """The tensor as its layout stores it: split by the rules of its role, nothing pending."""
@@ -112,9 +110,6 @@ def reshard_together(tensors: Sequence[Tensor], splits: Sequence[Splits] | None 
         # Axes that the reshard removes don't count, unless the array varies over them for another reason.
         axes |= collectives.varying_axes(t._data) - (axes_of(t.splits or ()) | t.pending)
     return [reshard(t, new, axes) for t, new in zip(tensors, wanted, strict=True)]
-
-
-# The moves
 
 
 @preserves_type

@@ -1,9 +1,9 @@
 """scan: `lax.scan` over a named dim, with one traced body for all steps.
 
 Two choices depend on the body and are made before it is traced. Parameters are made varying outside the
-loop, so that their gradients are summed once and not in every step. A sum that a carry accumulates stays
-pending until after the loop. Both are guesses: if the body contradicts one, it is traced again with the other
-choice.
+loop, so that their gradients are summed once and not in every step. Carries start resolved; a carry that only
+accumulates pending sums should stay pending until after the loop. Both are guesses: if the body contradicts
+one, it is traced again with the other choice.
 """
 
 from __future__ import annotations

@@ -173,9 +173,6 @@ def find_peak(buffers: list[Buffer]) -> tuple[int, int]:
     return peak, when
 
 
-# The facts
-
-
 @dataclass(eq=False)
 class BufferAssignment:
     """The buffers of a program.

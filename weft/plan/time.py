@@ -170,9 +170,6 @@ def work_seconds(work: Work, hardware: Hardware, dtype: str) -> tuple[float, flo
     return work.flops / (peak * hardware.matmul_efficiency), work.bytes / hardware.memory_bandwidth
 
 
-# The network
-
-
 @dataclass(frozen=True)
 class RingSegment:
     """The part of a group's ring on one level of the network.
@@ -266,9 +263,6 @@ def _all_to_all_seconds(size: int, ring: RingSegment, ways: int) -> float:
     if ring.level.torus:
         return size * ring.members / ways * ring.length / 4 / ring.direction_rate
     return size * (ring.members - ring.inside) / ways / ring.direction_rate
-
-
-# Overlap
 
 
 def can_overlap(c: Collective, plan: Plan) -> bool:
