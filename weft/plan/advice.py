@@ -192,7 +192,7 @@ def uneven_splits(plan: Plan) -> Iterator[Advice]:
             waste = 1 - size / (block * ways)
             if waste > MIN_SHARE and (name, size, axes) not in seen:
                 seen.add((name, size, axes))
-                # Both neighbours: the smaller one saves memory, the larger one loses no capacity. A dim is never 0.
+                # Both neighbours: the smaller one saves memory, the larger one loses no capacity. Never 0.
                 divisible = sorted({size // ways * ways or ways, block * ways})
                 yield Advice(
                     "warning",
