@@ -58,8 +58,8 @@ class custom_vjp:
                 hint=f"{name}.defvjp(lambda x: (value, residuals), lambda residuals, g: (cotangent of x,)); "
                 "to use the derivative of JAX, remove wf.custom_vjp",
             ).located(format_call(name, args, {}))
-        program = context.current()
-        if program is None:
+        ctx = context.current()
+        if ctx is None:
             # One custom_vjp per call: matching cotangents to their primals needs the arguments.
             call = jax.custom_vjp(self.f)
             call.defvjp(
@@ -70,7 +70,7 @@ class custom_vjp:
         # per layout, which `match_primals` can give the cotangents; a pending argument would be a varying
         # array.
         args = tuple(jax.tree.map(enter_leaf, a, is_leaf=is_tensor) for a in args)
-        trees = _FlatTrees(program)
+        trees = _FlatTrees(ctx)
 
         def value(*arrays: jax.Array) -> list[jax.Array]:
             with trees.inside():
@@ -123,14 +123,14 @@ class _FlatTrees:
     arrays cross, and each rule re-enters the program and the vmaps in which the function was called.
     """
 
-    def __init__(self, program: Context):
-        self.program, self.vmap_state = program, (program.vmapped_axes, program.vmap_depth)
+    def __init__(self, ctx: Context):
+        self.ctx, self.vmap_state = ctx, (ctx.vmapped_axes, ctx.vmap_depth)
         self.specs: dict[str, tuple[PyTree, list[LeafSpec | None]]] = {}
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """Enter the program, inside the vmaps that the function was called in."""
-        with context.entered(self.program), self.program.vmapping(*self.vmap_state), self.program.frame():
+        with context.entered(self.ctx), self.ctx.vmapping(*self.vmap_state), self.ctx.frame():
             yield
 
     def flatten(self, name: str, tree: PyTree) -> list[jax.Array]:

@@ -94,11 +94,11 @@ def value_and_grad(
             value, aux = _check_pair(out) if has_aux else (out, None)
             return _check_scalar(value), aux
 
-        program = context.current()
-        if program is None:
+        ctx = context.current()
+        if ctx is None:
             value, grads, aux = _eager(call, leaves)
         else:
-            value, grads, aux = _staged(program, call, leaves)
+            value, grads, aux = _staged(ctx, call, leaves)
         chosen = jax.tree.unflatten(tree, grads)
         value = (value, aux) if has_aux else value
         return value, chosen[0] if isinstance(argnums, int) else tuple(chosen)
@@ -192,8 +192,8 @@ def _reverse_mode_errors() -> Iterator[None]:
         ) from None
 
 
-def _staged(program: Context, call: LeafFunction, leaves: list[Leaf]) -> tuple[PyTree, list[Leaf], PyTree]:
-    value, pull_back, aux = _vjp_of_variants(program, call, leaves)
+def _staged(ctx: Context, call: LeafFunction, leaves: list[Leaf]) -> tuple[PyTree, list[Leaf], PyTree]:
+    value, pull_back, aux = _vjp_of_variants(ctx, call, leaves)
     return value, _with_zeros(pull_back(slice_tensor(jnp.ones_like(value._array), ())), leaves), aux
 
 
@@ -212,7 +212,7 @@ def _zeros(leaf: Leaf) -> Tensor:
 
 
 def _vjp_of_variants(
-    program: Context, call: LeafFunction, leaves: list[Leaf]
+    ctx: Context, call: LeafFunction, leaves: list[Leaf]
 ) -> tuple[PyTree, Callable[[PyTree], list[Leaf | None]], PyTree]:
     """The value of a function of leaves, its pullback, and its auxiliary output.
 
@@ -223,16 +223,14 @@ def _vjp_of_variants(
     # Every varying variant is an input of the vjp. Which one an op requests is decided during the trace, by
     # the operands it meets, so all of them have to exist beforehand: 2^k variants for k mesh axes over which
     # the argument does not vary yet. They cost nothing: `pvary` moves no data, and unused ones are dead code.
-    variants = [
-        _varying_variants(program, t) if _is_float(t) else [(_NO_AXES, leaf_array(t))] for t in slices
-    ]
+    variants = [_varying_variants(ctx, t) if _is_float(t) else [(_NO_AXES, leaf_array(t))] for t in slices]
     # (leaf, axes) of each variant that the function read. JAX returns zeros for the others. Adding those
     # zeros would make the gradient pending over axes that it has nothing to sum over: a wasted all-reduce.
     used: set[tuple[int, AxisSet]] = set()
     traced: dict[str, Any] = {}
 
     def arrays(inputs: list[list[jax.Array]]) -> tuple[list[jax.Array], PyTree]:
-        with context.entered(program), program.frame() as frame:
+        with context.entered(ctx), ctx.frame() as frame:
             inner: list[Leaf] = []
             for n, (t, own, given) in enumerate(zip(slices, variants, inputs, strict=True)):
                 base = given[0]
@@ -242,10 +240,10 @@ def _vjp_of_variants(
                 # Seed the frame's cache: a request for "base, varying over these axes" now finds an input of
                 # the vjp instead of emitting a cast inside it. The cache is keyed by id, and
                 # `register` keeps the arrays alive so that their ids are not reused.
-                program.register(base)
+                ctx.register(base)
                 for (axes, _), array in zip(own[1:], given[1:], strict=True):
                     frame.variants[id(base), ("vary", axes)] = (base, array)
-                    program.register(array)
+                    ctx.register(array)
                 argument = Tensor(base, t.dims, role=t.role, mesh=t.mesh, layout=t.layout, splits=t.splits)
                 # Reading the argument's own array uses the variant without further axes.
                 argument._on_read = functools.partial(used.add, (n, _NO_AXES))
@@ -320,10 +318,10 @@ def materialize_leaf(leaf: PyTree) -> PyTree:
     return materialize(as_slice(leaf)) if isinstance(leaf, Tensor) else leaf
 
 
-def _varying_variants(program: Context, t: Tensor) -> list[Variant]:
+def _varying_variants(ctx: Context, t: Tensor) -> list[Variant]:
     """An argument as it is, first, and made varying over every set of further axes."""
     have = collectives.varying_axes(t._array)
-    missing = [a for a, n in program.mesh.axes if n > 1 and a not in have]
+    missing = [a for a, n in ctx.mesh.axes if n > 1 and a not in have]
     sets = [
         frozenset(some)
         for count in range(len(missing) + 1)
@@ -373,8 +371,8 @@ def vjp(f: Callable[..., PyTree], *primals: PyTree, has_aux: bool = False, zeros
     >>> pull_back(wf.ones("a=3"))
     (f32[a=3] [0., 2., 4.],)
     """
-    program = context.current()
-    if program is None:
+    ctx = context.current()
+    if ctx is None:
         out, pull, *aux = jax.vjp(f, *primals, has_aux=True) if has_aux else jax.vjp(f, *primals)
 
         def pull_back_eagerly(cotangent: PyTree) -> PyTree:
@@ -388,7 +386,7 @@ def vjp(f: Callable[..., PyTree], *primals: PyTree, has_aux: bool = False, zeros
         out = f(*jax.tree.unflatten(tree, leaves))
         return _check_pair(out) if has_aux else (out, None)
 
-    out, pull_leaves, aux = _vjp_of_variants(program, call, leaves)
+    out, pull_leaves, aux = _vjp_of_variants(ctx, call, leaves)
 
     def pull_back(cotangent: PyTree) -> PyTree:
         grads = pull_leaves(cotangent)
@@ -404,30 +402,30 @@ def enter_leaf(leaf: PyTree, keep_varying: bool = False) -> PyTree:
       keep_varying: whether a tensor that an enclosing loop made varying may stay so. Materializing it would
         make it replicated again, and the psum of that cast would move into the loop.
     """
-    program = context.current()
-    if program is None or not isinstance(leaf, Tensor):
+    ctx = context.current()
+    if ctx is None or not isinstance(leaf, Tensor):
         return leaf
     leaf = as_slice(leaf)
-    is_materialized = leaf.splits == program.splits(leaf.dims, leaf.role) and not leaf.pending
+    is_materialized = leaf.splits == ctx.splits(leaf.dims, leaf.role) and not leaf.pending
     leaf = leaf if keep_varying and is_materialized else materialize(leaf)
     # Inside a vmap over a split dim, each position along the dim has a derivative of its own. The argument
     # has to vary over the dim's axes, or JAX would sum the derivatives of different positions.
-    if program.vmapped_axes <= collectives.varying_axes(leaf._data):
+    if ctx.vmapped_axes <= collectives.varying_axes(leaf._data):
         return leaf
     spec = LeafSpec.of(leaf)
     assert spec is not None
-    return spec.rebuild(collectives.pvary(leaf._array, program.vmapped_axes))
+    return spec.rebuild(collectives.pvary(leaf._array, ctx.vmapped_axes))
 
 
 def _in_frame(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """The function in a frame of its own, for the JAX trace that calls it."""
-    program = context.current()
-    if program is None:
+    ctx = context.current()
+    if ctx is None:
         return f
 
     @functools.wraps(f)
     def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        with context.entered(program), program.frame():
+        with context.entered(ctx), ctx.frame():
             return jax.tree.map(materialize_leaf, f(*args, **kwargs), is_leaf=is_tensor)
 
     return run

@@ -53,7 +53,7 @@ def remat(f: Callable[..., PyTree], policy: str | Callable[..., bool] | None = N
 
     @functools.wraps(f)
     def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        program = context.current()
+        ctx = context.current()
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
         # jax.checkpoint traces all its arguments. Python numbers stay out of it: the function may branch on
         # them.
@@ -66,7 +66,7 @@ def remat(f: Callable[..., PyTree], policy: str | Callable[..., bool] | None = N
             args, kwargs = jax.tree.unflatten(tree, all_leaves)
             return f(*args, **kwargs)
 
-        if program is None:
+        if ctx is None:
             return jax.checkpoint(call, policy=chosen)([leaves[n] for n in dynamic])
         leaves = [as_slice(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         specs = [LeafSpec.of(leaves[n]) for n in dynamic]
@@ -75,7 +75,7 @@ def remat(f: Callable[..., PyTree], policy: str | Callable[..., bool] | None = N
         def inner(arrays: list[jax.Array]) -> list[jax.Array]:
             # Variants that need a collective are made inside: gathered outside, a stored parameter would be
             # an input of the checkpoint, and all layers' gathered parameters would be saved.
-            with program.frame(lifts_collectives=False):
+            with ctx.frame(lifts_collectives=False):
                 out, traced["tree"] = jax.tree.flatten(
                     call(list(map(rebuild_leaf, specs, arrays))), is_leaf=is_tensor
                 )

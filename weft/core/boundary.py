@@ -60,15 +60,15 @@ class LeafSpec:
 
     def rebuild(self, array: jax.Array) -> Tensor:
         """A tensor with this spec."""
-        program = context.require()
+        ctx = context.require()
         # Registered: variants of a carry are then memoized in the body's frame, not outside the loop.
-        program.register(array)
+        ctx.register(array)
         rebuilt = Tensor(
             array,
             self.dims,
             role=self.role,
-            mesh=program.mesh,
-            layout=program.layout,
+            mesh=ctx.mesh,
+            layout=ctx.layout,
             splits=self.splits,
             pending=self.pending,
         )

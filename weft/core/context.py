@@ -316,22 +316,22 @@ _STACK = _Stack()
 
 
 def current() -> Context | None:
-    """The innermost program that is being traced, or None when ops run eagerly."""
+    """The context of the innermost program that is being traced, or None when ops run eagerly."""
     return _STACK.contexts[-1] if _STACK.contexts else None
 
 
 def require() -> Context:
-    """The innermost program that is being traced."""
+    """The context of the innermost program that is being traced."""
     assert _STACK.contexts, "an op's lowering ran outside a program"
     return _STACK.contexts[-1]
 
 
 @contextlib.contextmanager
-def entered(context: Context) -> Iterator[Context]:
-    """Trace inside a program."""
-    _STACK.contexts.append(context)
+def entered(ctx: Context) -> Iterator[Context]:
+    """Trace inside the program that a context belongs to."""
+    _STACK.contexts.append(ctx)
     try:
-        yield context
+        yield ctx
     finally:
         _STACK.contexts.pop()
 

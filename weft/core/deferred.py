@@ -120,14 +120,14 @@ def defer(fn: Callable[..., PyTree], args: tuple[PyTree, ...], results: PyTree) 
     Returns:
       That pytree with placeholders.
     """
-    program = context.require()
+    ctx = context.require()
     leaves, tree = jax.tree.flatten(args, is_leaf=_is_leaf)
     inputs = [_as_input(leaf) for leaf in leaves]
     specs, out_tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, ResultSpec))
     # The arrays will exist after the shard_map; until then only shapes are known.
     shapes = jax.tree.leaves(jax.eval_shape(fn, *jax.tree.unflatten(tree, map(global_shape, inputs))))
     call = DeferredCall(fn, tree, inputs, specs)
-    program.deferred_calls.append(call)
+    ctx.deferred_calls.append(call)
     outs = []
     for n, (shape, result) in enumerate(zip(shapes, specs, strict=True)):
         deferred = Deferred(shape.shape, shape.dtype, call, n)
@@ -140,15 +140,15 @@ def _is_leaf(x: object) -> bool:
 
 
 def _deferred_tensor(deferred: Deferred, result: ResultSpec) -> Tensor:
-    program = context.require()
+    ctx = context.require()
     assert result.dims is not None
-    splits = program.splits(result.dims, result.role)
+    splits = ctx.splits(result.dims, result.role)
     t = Tensor(
         deferred,
         result.dims,
         role=result.role,
-        mesh=program.mesh,
-        layout=program.layout,
+        mesh=ctx.mesh,
+        layout=ctx.layout,
         splits=splits,
     )
     # `check_usable` rejects operands of ops; this catches every other read of the array.

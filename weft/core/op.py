@@ -60,9 +60,9 @@ def op(
     @functools.wraps(fn)
     def call(*args: PyTree, **kwargs: PyTree) -> Any:
         try:
-            program = context.current()
-            if program is not None:
-                with program.lowering(_label(fn.__name__, args, kwargs)):
+            ctx = context.current()
+            if ctx is not None:
+                with ctx.lowering(_label(fn.__name__, args, kwargs)):
                     return fn(*args, **kwargs)
             return run_eagerly(fn, args, kwargs, numbers, functions, cached)
         except WeftError as error:

@@ -36,18 +36,18 @@ def slice_tensor(
       splits: the axes that split each dim; by default those of the layout.
       pending: axes over which the slices still have to be summed.
     """
-    program = context.require()
+    ctx = context.require()
     dims = tuple(dims)
     if len({d.name for d in dims}) < len(dims):
         check_distinct(dims)
-    splits = program.splits(dims) if splits is None else splits
+    splits = ctx.splits(dims) if splits is None else splits
     pending = frozenset(pending)
     split_axes = axes_of(splits)
     # Constants start unvarying. Restoring the invariant here (an array varies over the axes that split it
     # and its pending axes) lets loop carries type-check, whatever the op computed from.
     array = collectives.pvary(array, split_axes | pending)
-    program.register(array)
-    clash = program.vmapped_axes & (split_axes | pending)
+    ctx.register(array)
+    clash = ctx.vmapped_axes & (split_axes | pending)
     if clash:
         names = ", ".join(d.name for d, axes in zip(dims, splits, strict=True) if clash & set(axes))
         names = names or "a dim that is summed over"
@@ -56,8 +56,8 @@ def slice_tensor(
             rule="an axis splits one dim of a tensor at most, counting that of an enclosing vmap or pipeline",
             hint="remove one of the rules, or rename the dim",
         )
-    result = Tensor(array, dims, mesh=program.mesh, layout=program.layout, splits=splits, pending=pending)
-    result.origin = program.op if pending else ""
+    result = Tensor(array, dims, mesh=ctx.mesh, layout=ctx.layout, splits=splits, pending=pending)
+    result.origin = ctx.op if pending else ""
     return result
 
 
@@ -109,12 +109,12 @@ def _shared_by_vmap(t: Tensor) -> Tensor:
     The gathered value varies over that axis, as the operands it meets do. The transpose of the gather is then
     a reduce-scatter.
     """
-    program = context.require()
-    wanted = layout_splits(t) if program.vmapped_axes else t.splits
-    if not program.vmapped_axes or t.splits == wanted or not axes_of(t.splits or ()) & program.vmapped_axes:
+    ctx = context.require()
+    wanted = layout_splits(t) if ctx.vmapped_axes else t.splits
+    if not ctx.vmapped_axes or t.splits == wanted or not axes_of(t.splits or ()) & ctx.vmapped_axes:
         return t
-    array = reshard(t, wanted, program.vmapped_axes)
-    return Tensor(array, t.dims, mesh=program.mesh, layout=program.layout, splits=wanted)
+    array = reshard(t, wanted, ctx.vmapped_axes)
+    return Tensor(array, t.dims, mesh=ctx.mesh, layout=ctx.layout, splits=wanted)
 
 
 def _varying_as_branch(t: Tensor) -> Tensor:
@@ -123,12 +123,12 @@ def _varying_as_branch(t: Tensor) -> Tensor:
     JAX's vmap makes the values that a branch closes over varying, but not the constants that they meet
     inside the branch (0.10.2).
     """
-    program = context.require()
-    missing = program.branch_axes - collectives.varying_axes(t._data)
+    ctx = context.require()
+    missing = ctx.branch_axes - collectives.varying_axes(t._data)
     if not missing:
         return t
     array = reshard(t, t.splits, missing)
-    return Tensor(array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=t.splits)
+    return Tensor(array, t.dims, role=t.role, mesh=ctx.mesh, layout=ctx.layout, splits=t.splits)
 
 
 def _not_a_tensor(x: object) -> TensorTypeError:
@@ -162,21 +162,21 @@ def capture_key(t: Tensor) -> Hashable:
 
 def _capture(t: Tensor) -> Tensor:
     """The input that stands for a captured tensor, or a blank one if this trace is the first to see it."""
-    program = context.require()
-    if not program.adopts_placement:
-        check_same_placement(t, program)
-    elif t.mesh is not None and t.layout is not None and not program.is_finished:
+    ctx = context.require()
+    if not ctx.adopts_placement:
+        check_same_placement(t, ctx)
+    elif t.mesh is not None and t.layout is not None and not ctx.is_finished:
         raise RetraceOnMesh(t.mesh, t.layout)
-    if program.is_finished:
+    if ctx.is_finished:
         return _constant(t)
     key = capture_key(t)
-    if key in program.captured_inputs:
-        return program.captured_inputs[key]
-    program.captured[key] = t
+    if key in ctx.captured_inputs:
+        return ctx.captured_inputs[key]
+    ctx.captured[key] = t
     # Zeros of the right type keep this trace going. Its result is discarded: the program is traced again
     # with the tensor among its inputs.
-    splits = program.splits(t.dims, t.role)
-    shape = program.slice_shape(t.dims, splits)
+    splits = ctx.splits(t.dims, t.role)
+    shape = ctx.slice_shape(t.dims, splits)
     blank = slice_tensor(cast_like(jnp.zeros(shape, t.dtype), t._data), t.dims, splits)
     blank.role = t.role
     return blank
@@ -194,18 +194,18 @@ def _constant(t: Tensor) -> Tensor:
     return materialize(from_global(cast_like(unpadded, t._data), t.dims), t.role)
 
 
-def check_same_placement(t: Tensor, program: Context) -> None:
+def check_same_placement(t: Tensor, ctx: Context) -> None:
     """Raise an error if a tensor is placed on a different mesh or layout from the program's."""
-    if t.mesh is not None and t.mesh != program.mesh:
-        others = " of other devices" if t.mesh.axes == program.mesh.axes else ""
+    if t.mesh is not None and t.mesh != ctx.mesh:
+        others = " of other devices" if t.mesh.axes == ctx.mesh.axes else ""
         raise LayoutError(
-            f'{describe(t)} is on mesh "{t.mesh}"{others}, and this runs on mesh "{program.mesh}"',
+            f'{describe(t)} is on mesh "{t.mesh}"{others}, and this runs on mesh "{ctx.mesh}"',
             rule="the tensors of one operation, or program, are on one mesh",
             hint="move it with wf.place(t, mesh, layout)",
         )
-    if t.mesh is not None and t.layout != program.layout:
+    if t.mesh is not None and t.layout != ctx.layout:
         raise LayoutError(
-            f"{describe(t)} has {t.layout!r}, and this runs with {program.layout!r}",
+            f"{describe(t)} has {t.layout!r}, and this runs with {ctx.layout!r}",
             rule="the tensors of one operation, or program, have one layout",
             hint="move it with wf.place(t, mesh, layout)",
         )

@@ -29,8 +29,8 @@ def block_start(axes: Axes, block: int) -> jax.Array | int:
 
 def global_positions(dim: Dim, axes: Axes) -> jax.Array:
     """The global positions of this device's block, as int32."""
-    program = context.require()
-    block = program.slice_size(dim, axes)
+    ctx = context.require()
+    block = ctx.slice_size(dim, axes)
     return lax.iota(jnp.int32, block) + jnp.int32(block_start(axes, block))
 
 

@@ -180,8 +180,8 @@ def tensor(array: ArrayLike | Sequence[Any] | jax.ShapeDtypeStruct, dims: DimsLi
             rule="an array needs one dim for each of its dimensions, of the same size",
             hint="pass the dims in the array's own order; wf.transpose reorders them afterwards",
         )
-    program = context.current()
-    if program is None:
+    ctx = context.current()
+    if ctx is None:
         return Tensor(found, dims)
     from .operands import from_global  # operands.py imports tensors and reshards; this module is below it
 

@@ -426,24 +426,24 @@ class Program:
 
         def body(*arrays: jax.Array) -> list[Any]:
             # On slices, inside shard_map.
-            program = Context(self.mesh, self.layout, adopts_placement=self._eager and self.mesh.is_default)
-            last["context"] = program
-            with context.entered(program), program.frame():
+            ctx = Context(self.mesh, self.layout, adopts_placement=self._eager and self.mesh.is_default)
+            last["context"] = ctx
+            with context.entered(ctx), ctx.frame():
                 rest = list(arrays)
-                inputs = [build(rest, program) for build in builders]
+                inputs = [build(rest, ctx) for build in builders]
                 for (original, placed), array in zip(captured, rest, strict=True):
-                    inner = input_slice(placed, array, program)
-                    program.captured_inputs[capture_key(original)] = inner
+                    inner = input_slice(placed, array, ctx)
+                    ctx.captured_inputs[capture_key(original)] = inner
                 args, kwargs = jax.tree.unflatten(tree, inputs)
                 outs, specs = flatten_outputs(staged, self.fn(*args, **kwargs))
                 # The inputs of deferred calls leave the shard_map as additional outputs.
-                for call in program.deferred_calls:
+                for call in ctx.deferred_calls:
                     for leaf in call.inputs:
                         add_output(leaf, outs, specs)
-            program.is_finished = True
-            if program.captured and staged.has_all_captures:
+            ctx.is_finished = True
+            if ctx.captured and staged.has_all_captures:
                 staged.is_stale = True
-                raise RestageWithCaptures(list(program.captured.values()))
+                raise RestageWithCaptures(list(ctx.captured.values()))
             out_specs[:] = specs
             return outs
 

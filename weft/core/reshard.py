@@ -39,17 +39,17 @@ from .types import cast_like, preserves_type
 def materialize(t: Tensor, role: str | None = None) -> Tensor:
     """The tensor as its layout stores it: split by the rules of its role, nothing pending."""
     check_usable(t)
-    program = context.require()
+    ctx = context.require()
     role = t.role if role is None else role
-    splits = program.splits(t.dims, role)
+    splits = ctx.splits(t.dims, role)
     array = reshard(t, splits)
     extra = collectives.varying_axes(array) - axes_of(splits)
     # JAX has no cast from varying to unvarying, so the loop that made it varying must be traced again.
-    if extra - program.vmapped_axes:
+    if extra - ctx.vmapped_axes:
         raise RetraceUnvarying
     if array is t._data and role == t.role:
         return t
-    return Tensor(array, t.dims, role=role, mesh=program.mesh, layout=program.layout, splits=splits)
+    return Tensor(array, t.dims, role=role, mesh=ctx.mesh, layout=ctx.layout, splits=splits)
 
 
 def layout_splits(t: Tensor) -> Splits:
@@ -65,22 +65,22 @@ def reshard(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
       splits: the axes that split each dim; by default those of the layout.
       axes: the axes over which the op's other operands vary.
     """
-    program = context.require()
+    ctx = context.require()
     splits = layout_splits(t) if splits is None else splits
     array, axes = t._data, frozenset(axes)
     if t.splits != splits or t.pending:
         assert t.splits is not None
         if t.pending:
-            program.note_resolve(array)
+            ctx.note_resolve(array)
         gathered = axes_of(t.splits) - axes_of(splits)
         # Of `axes`, only those that are gathered select another collective, so only they are in the key.
         key = ("reshard", t.splits, t.pending, splits, axes & gathered)
-        array = program.memoize(array, key, lambda _: _resharded(t, splits, axes), collective=True)
+        array = ctx.memoize(array, key, lambda _: _resharded(t, splits, axes), collective=True)
     missing = axes - collectives.varying_axes(array)
     if not missing:
         # Reading `_array` rather than `_data` tells `grad` and `scan` that this variant is used.
         return t._array if array is t._data else array
-    program.note_varying(array, missing)
+    ctx.note_varying(array, missing)
     parameter = t._cast_of
     if parameter is not None and array is t._data:
         # Make the parameter varying before the cast: its gradient is then summed in its own dtype, not in
@@ -88,7 +88,7 @@ def reshard(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
         make = lambda _: cast_like(reshard(parameter, splits, axes), t._data)  # noqa: E731
     else:
         make = lambda data: collectives.pvary(t._array if data is t._data else data, missing)  # noqa: E731
-    return program.memoize(array, ("vary", missing), make, collective=False)
+    return ctx.memoize(array, ("vary", missing), make, collective=False)
 
 
 def _resharded(t: Tensor, splits: Splits, axes: frozenset[str]) -> Any:
@@ -154,7 +154,7 @@ class _Reshard:
     ):
         self.array, self.dims, self.new = array, dims, new
         self.now, self.pending = list(old), set(pending)
-        self.program = context.require()
+        self.ctx = context.require()
 
     def misplaced(self) -> list[int]:
         """The positions that are not split as requested yet."""
@@ -169,7 +169,7 @@ class _Reshard:
                 self.now[position] += added
                 block = self._block(position, self.now[position])
                 self.array = collectives.local_slice(
-                    self.array, added, position, block, plain=self.program.vmap_depth > 0
+                    self.array, added, position, block, plain=self.ctx.vmap_depth > 0
                 )
                 return True
         return False
@@ -215,7 +215,7 @@ class _Reshard:
         """
         source = min(
             (p for p in self.misplaced() if self._remainders(p)),
-            key=lambda p: self.program.ways(self.now[p]),
+            key=lambda p: self.ctx.ways(self.now[p]),
         )
         rest = self._remainders(source)[0]
         removed = self.now[source][len(rest) :]
@@ -243,18 +243,18 @@ class _Reshard:
 
     def _nests(self, position: int, outer: Axes, inner: Axes) -> bool:
         """Whether `inner` starts with `outer`, and its blocks lie within those of `outer`."""
-        rest = self.program.ways(inner[len(outer) :])
+        rest = self.ctx.ways(inner[len(outer) :])
         within = self._block(position, outer) == rest * self._block(position, inner)
         # An unsplit dim can be padded to any multiple, so everything nests in it.
         return inner[: len(outer)] == outer and (within or not outer)
 
     def _block(self, position: int, axes: Axes) -> int:
-        return self.program.slice_size(self.dims[position], axes)
+        return self.ctx.slice_size(self.dims[position], axes)
 
     def _pad_for(self, position: int, added: Axes) -> None:
         """Pad a dim to a multiple of the slices that it is about to be split into."""
         block = self._block(position, self.now[position] + added)
-        self.array = _resize(self.array, position, self.program.ways(added) * block)
+        self.array = _resize(self.array, position, self.ctx.ways(added) * block)
 
     def _shrink_to(self, position: int, axes: Axes) -> None:
         """Record a dim's remaining axes, and drop the padding that the removed ones needed."""

@@ -78,8 +78,8 @@ class StagedCall:
     def trace_captures(self, arrays: list[Any]) -> tuple[list[Tensor], dict[str, Dim]]:
         """Trace; returns the captured tensors that are not inputs yet, and the dims that occurred."""
         self.jitted.trace(*arrays)
-        program = self.last["context"]
-        return list(program.captured.values()), program.seen_dims
+        ctx = self.last["context"]
+        return list(ctx.captured.values()), ctx.seen_dims
 
     def trace(self, *arrays: jax.Array) -> Any:
         return self.jitted.trace(*arrays)
@@ -102,11 +102,11 @@ def _function_builder(position: int) -> ArgumentBuilder:
     The staged program does not keep the function alive, nor the tensors that it captures.
     """
 
-    def build(arrays: list[Any], program: Context) -> Any:
+    def build(arrays: list[Any], ctx: Context) -> Any:
         function = bound_function(position)
         for t in function.tensors:
             blank = Tensor(None, t.dims, role=t.role)
-            program.captured_inputs[capture_key(t)] = input_slice(blank, arrays.pop(0), program)
+            ctx.captured_inputs[capture_key(t)] = input_slice(blank, arrays.pop(0), ctx)
         return function.fn
 
     return build
@@ -114,21 +114,21 @@ def _function_builder(position: int) -> ArgumentBuilder:
 
 def _builder(leaf: object, static_numbers: tuple[type, ...]) -> ArgumentBuilder:
     if isinstance(leaf, Static):
-        return lambda arrays, program: leaf.value
+        return lambda arrays, ctx: leaf.value
     if not is_dynamic(leaf, static_numbers):
-        return lambda arrays, program: leaf
+        return lambda arrays, ctx: leaf
     if not isinstance(leaf, Tensor):
-        return lambda arrays, program: arrays.pop(0)
+        return lambda arrays, ctx: arrays.pop(0)
     # A tensor without its array: the builder outlives the call, and must not keep the array alive.
     blank = Tensor(None, leaf.dims, role=leaf.role)
-    return lambda arrays, program: input_slice(blank, arrays.pop(0), program)
+    return lambda arrays, ctx: input_slice(blank, arrays.pop(0), ctx)
 
 
-def input_slice(t: Tensor, array: jax.Array, program: Context) -> Tensor:
+def input_slice(t: Tensor, array: jax.Array, ctx: Context) -> Tensor:
     """The slice of an input, from its array inside the program."""
-    splits = program.splits(t.dims, t.role)
-    program.register(array)
-    return Tensor(array, t.dims, role=t.role, mesh=program.mesh, layout=program.layout, splits=splits)
+    splits = ctx.splits(t.dims, t.role)
+    ctx.register(array)
+    return Tensor(array, t.dims, role=t.role, mesh=ctx.mesh, layout=ctx.layout, splits=splits)
 
 
 def flatten_outputs(staged: Staged, result: PyTree) -> tuple[list[Any], list[PartitionSpec]]:

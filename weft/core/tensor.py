@@ -90,8 +90,8 @@ class Tensor(Operators):
         self._data, self._on_read, self._cast_of, self.dims, self.role = array, None, None, dims, role
         self.mesh, self.layout, self.splits, self.pending = mesh, layout, splits, pending
         self.origin = ""
-        program = context.current() if splits is not None else None
-        self._owner = program.serial if program is not None else 0
+        ctx = context.current() if splits is not None else None
+        self._owner = ctx.serial if ctx is not None else 0
 
     @property
     def _array(self) -> Any:

@@ -108,7 +108,7 @@ def _loop(
     body: Callable[..., PyTree],
 ) -> PyTree:
     """Run a loop over the arrays of a carry: `run(go, step, arrays)` calls JAX's loop."""
-    program = context.require()
+    ctx = context.require()
     leaves, tree = flatten(carry)
     leaves = [materialize(c) if isinstance(c, Tensor) else numbers_as_tensors(c) for c in leaves]
     leaves = [strip_weak_type(c) for c in leaves]  # a carry cannot keep a weak type
@@ -119,11 +119,11 @@ def _loop(
 
     def go(arrays: list[jax.Array]) -> jax.Array:
         assert condition is not None
-        with program.frame():
+        with ctx.frame():
             return _predicate(condition(rebuild(arrays)), "while_loop")
 
     def step(arrays: list[jax.Array], *n: jax.Array) -> list[jax.Array]:
-        with program.frame():
+        with ctx.frame():
             out, out_tree = flatten(body(rebuild(arrays), *n))
             if out_tree != tree:
                 raise ProgramError(
@@ -151,7 +151,7 @@ def cond(
     >>> wf.cond(wf.sum(x) > 1, lambda x: x * 10, lambda x: x, x)
     f32[a=2] [10., 10.]
     """
-    program = context.require()
+    ctx = context.require()
     leaves, tree = flatten(operands)
     specs = [LeafSpec.of(c) for c in leaves]
     results: list[Any] = []  # structure, specs and dtypes of true_fn's results, which JAX traces first
@@ -161,8 +161,8 @@ def cond(
             # Inside a vmap, and between the stages of a pipeline, devices take different branches.
             # Collectives must run outside the branches: the transpose of one inside would follow the
             # receiver's branch.
-            lifts = bool(program.vmap_depth or program.vmapped_axes)
-            with program.frame(lifts_collectives=lifts), program.branching(axes):
+            lifts = bool(ctx.vmap_depth or ctx.vmapped_axes)
+            with ctx.frame(lifts_collectives=lifts), ctx.branching(axes):
                 inputs = [rebuild_leaf(s, a) for s, a in zip(specs, arrays, strict=True)]
                 out, out_tree = flatten(fn(*jax.tree.unflatten(tree, inputs)))
                 out = [materialize(o) if isinstance(o, Tensor) else o for o in map(numbers_as_tensors, out)]
@@ -192,8 +192,8 @@ def cond(
     condition = _predicate(predicate, "cond")
     # Inside a vmap the predicate may vary over the mapped axes: devices along them take different branches.
     axes = frozenset[str]()
-    if program.vmap_depth:
-        axes = collectives.varying_axes(condition) & program.vmapped_axes
+    if ctx.vmap_depth:
+        axes = collectives.varying_axes(condition) & ctx.vmapped_axes
     arrays = [leaf_array(leaf) for leaf in leaves]
     out = lax.cond(condition, branch(true_fn), branch(false_fn), arrays)
     out_tree, out_specs, _ = results[0]

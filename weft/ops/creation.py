@@ -40,9 +40,9 @@ def full(dims: DimsLike, value: Operand, dtype: DTypeLike | None = None) -> Tens
 
 @op(numbers="dynamic")
 def _full(dims: tuple[Dim, ...], value: Operand, dtype: DTypeLike | None) -> Tensor:
-    program = context.require()
-    splits = program.splits(dims)
-    shape = program.slice_shape(dims, splits)
+    ctx = context.require()
+    splits = ctx.splits(dims)
+    shape = ctx.slice_shape(dims, splits)
     scalar = reshard(as_slice(value)) if isinstance(value, Tensor) else value
     if np.ndim(scalar):
         raise TensorTypeError(
@@ -122,11 +122,11 @@ def arange(dim: Dim, dtype: DTypeLike = jnp.int32) -> Tensor:
     """
     canonical_dtype(dtype)
     dim = as_dim(dim)
-    program = context.require()
-    (axes,) = program.splits((dim,))
+    ctx = context.require()
+    (axes,) = ctx.splits((dim,))
     array = global_positions(dim, axes)
-    if dim in program.partial_dims:  # in a pipeline: row b of micro-batch m of M is row b·M + m of the batch
-        parts, number = program.partial_dims[dim]
+    if dim in ctx.partial_dims:  # in a pipeline: row b of micro-batch m of M is row b·M + m of the batch
+        parts, number = ctx.partial_dims[dim]
         array = array * parts.size + number
     array = array.astype(dtype)
     return slice_tensor(fill_padding(array, (dim,), (axes,)), (dim,))

@@ -75,8 +75,8 @@ def einsum(
 def contract(slices: list[Tensor], out_dims: tuple[Dim, ...], precision: PrecisionLike = None) -> Tensor:
     """einsum of slices, given the dims of the result."""
     all_dims = union_dims(t.dims for t in slices)
-    program = context.require()
-    splits = dict(zip(all_dims, program.splits(all_dims), strict=True))
+    ctx = context.require()
+    splits = dict(zip(all_dims, ctx.splits(all_dims), strict=True))
     arrays = reshard_together(slices)
     summed = [d for d in all_dims if d not in out_dims]
     check_along(summed)
@@ -84,10 +84,10 @@ def contract(slices: list[Tensor], out_dims: tuple[Dim, ...], precision: Precisi
         # Padding is zero, so the products need no mask. But if only one operand has a summed dim, its
         # cotangent along that dim is a broadcast, which is not zero in the padding. Mask it here.
         unshared = [d for d in summed if d in t.dims and sum(d in s.dims for s in slices) == 1]
-        arrays[n] = fill_padding(arrays[n], t.dims, program.splits(t.dims), only=unshared)
+        arrays[n] = fill_padding(arrays[n], t.dims, ctx.splits(t.dims), only=unshared)
     result = _product([t.dims for t in slices], arrays, out_dims, precision)
     if jnp.issubdtype(result.dtype, jnp.inexact):  # padding times infinity is not zero
-        result = fill_padding(result, out_dims, program.splits(out_dims))
+        result = fill_padding(result, out_dims, ctx.splits(out_dims))
     pending = {axis for d in summed for axis in splits[d]}
     if pending and result.dtype == jnp.bool_:  # the sum of booleans is "any", as in jax.numpy
         return slice_tensor(collectives.all_reduce_max(result, tuple(sorted(pending))), out_dims)
@@ -117,8 +117,8 @@ def _product(
     def flatten_rows(array: jax.Array) -> jax.Array:
         return array.transpose(order).reshape(math.prod(row_shape), *(shape[dims.index(d)] for d in rest))
 
-    program = context.require()
-    arrays[n] = program.memoize(arrays[n], ("rows", order, len(rows)), flatten_rows, collective=False)
+    ctx = context.require()
+    arrays[n] = ctx.memoize(arrays[n], ("rows", order, len(rows)), flatten_rows, collective=False)
     operands[n] = (rows[0], *rest)  # the first row dim stands for the flattened one
     result = _einsum(operands, arrays, (rows[0], *others), precision)
     result = result.reshape(*row_shape, *result.shape[1:])

@@ -203,11 +203,11 @@ def _strided(x: Tensor, dim: Dim, positions: range) -> Tensor:
 
 def _range(array: jax.Array, dim_index: int, dim: Dim, axes: Axes, positions: range) -> jax.Array:
     """This device's block of an ascending progression: fetch the range that covers it, then stride."""
-    program = context.require()
+    ctx = context.require()
     if positions == range(dim.size):
         return array
-    block = program.slice_size(dim.resize(len(positions)), axes)
-    starts = [positions.start + k * block * positions.step for k in range(program.ways(axes))]
+    block = ctx.slice_size(dim.resize(len(positions)), axes)
+    starts = [positions.start + k * block * positions.step for k in range(ctx.ways(axes))]
     length = (block - 1) * positions.step + 1
     # Resizing the dim to the last position that is needed keeps later elements out of the exchange.
     array = halo.halo_exchange(array, dim_index, dim.resize(positions[-1] + 1), axes, starts, length)

@@ -50,14 +50,14 @@ def local(
     [[1., 2., 3.],
      [1., 2., 3.]]
     """
-    program = context.require()
+    ctx = context.require()
     slices = [as_slice(t) for t in tensors]
     items: Any = out if isinstance(out, str | Dim) else list(out)
     several = isinstance(items, list) and bool(items) and not isinstance(items[0], Dim | str)
     outs = [_out_dims(dims, slices) for dims in (items if several else [items])]
     all_dims = union_dims([*(t.dims for t in slices), *outs])
     allowed = {d.name for d in select_dims(all_dims, list(splittable))}
-    splits = dict(zip(all_dims, program.splits(all_dims), strict=True))
+    splits = dict(zip(all_dims, ctx.splits(all_dims), strict=True))
     undeclared = [d for d in all_dims if splits[d] and d.name not in allowed]
     if undeclared:
         rules = " ".join(f"{d.name}:{'+'.join(splits[d])}" for d in undeclared)
@@ -75,9 +75,9 @@ def local(
     # Making each operand varying over all axes, once, sums its gradient once. But then all results vary over
     # them too. If a result lacks a split dim, leave the operands as they are: JAX's types then show over
     # which axes the result varies.
-    is_full = all(axes_of(program.splits(dims)) >= split_axes for dims in outs)
+    is_full = all(axes_of(ctx.splits(dims)) >= split_axes for dims in outs)
     arrays = reshard_together(slices) if is_full else [reshard(t) for t in slices]
-    if any(collectives.varying_axes(a) - split_axes - program.vmapped_axes for a in arrays):
+    if any(collectives.varying_axes(a) - split_axes - ctx.vmapped_axes for a in arrays):
         raise RetraceUnvarying  # a scan made them varying in advance, so the results would vary too
     returned: Any = fn(*arrays)
     results = list(returned) if several and isinstance(returned, list | tuple) else [returned]
@@ -108,9 +108,9 @@ def _out_dims(dims: DimsLike, slices: list[Tensor]) -> tuple[Dim, ...]:
 
 
 def _result(array: jax.Array, dims: tuple[Dim, ...]) -> Tensor:
-    program = context.require()
-    splits = program.splits(dims)
-    shape = program.slice_shape(dims, splits)
+    ctx = context.require()
+    splits = ctx.splits(dims)
+    shape = ctx.slice_shape(dims, splits)
     if tuple(array.shape) != shape:
         raise ShapeError(
             f"the local function returned shape {tuple(array.shape)}",
@@ -118,7 +118,7 @@ def _result(array: jax.Array, dims: tuple[Dim, ...]) -> Tensor:
             rule="a local function returns the slice of each result",
             hint="check out=; inside, a split dim has the size of its slice",
         )
-    extra = collectives.varying_axes(array) - axes_of(splits) - program.vmapped_axes
+    extra = collectives.varying_axes(array) - axes_of(splits) - ctx.vmapped_axes
     if extra:
         raise ProgramError(
             f"the result of the local function varies over {', '.join(sorted(extra))}, "
@@ -205,14 +205,14 @@ def debug(x: Tensor, label: str = "") -> Tensor:
     f32[a=2] [2., 2.]
     """
     x = as_slice(x)
-    program = context.require()
+    ctx = context.require()
     kind = f"{short_dtype(x.dtype)}[{format_dims(x.dims)}]"
 
     def print_values(array: jax.Array, device: jax.Array) -> None:
         if int(device) == 0:
             print(f"{label + ': ' if label else ''}{kind} {np.array2string(np.asarray(array))}")
 
-    axes = tuple(a for a, n in program.mesh.axes if n > 1)
+    axes = tuple(a for a, n in ctx.mesh.axes if n > 1)
     array = _unsplit(x)
     jax.debug.callback(print_values, array, jnp.int32(collectives.axis_index(axes)))
     return x

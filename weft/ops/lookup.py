@@ -101,8 +101,8 @@ def one_hot(ids: Operand, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
     dims = (*index.dims, as_dim(dim))
     check_distinct(dims)
     canonical_dtype(dtype)
-    program = context.require()
-    splits = program.splits(dims)
+    ctx = context.require()
+    splits = ctx.splits(dims)
     axes = axes_of(splits)
     array = _signed(reshard(index, axes=axes))[..., None]
     result = (array == global_positions(dims[-1], splits[-1])).astype(dtype)

@@ -136,8 +136,8 @@ def _pooled(
     mask_outside: Callable[[jax.Array, int, SlidingWindow, jax.Array], jax.Array],
 ) -> jax.Array:
     """`lax.reduce_window` of slices. `mask_outside` fills the part of a halo that is outside the dim."""
-    program = context.require()
-    splits = program.splits(dims)
+    ctx = context.require()
+    splits = ctx.splits(dims)
     sizes, strides, pads = [1] * len(dims), [1] * len(dims), [(0, 0)] * len(dims)
     for slide in slides:
         n = dims.index(slide.dim)
@@ -146,7 +146,7 @@ def _pooled(
         if axes:
             array, pads[n], _ = fetch_receptive_field(array, n, slide, axes)
             if slide.low or slide.high:  # else only results in the padding see elements outside the dim
-                step = program.slice_size(slide.out, axes) * slide.stride
+                step = ctx.slice_size(slide.out, axes) * slide.stride
                 array = mask_outside(array, n, slide, collectives.axis_index(axes) * step - slide.low)
     # JAX recognizes a max or a sum, which have gradients, by a concrete initial value: pass a NumPy array.
     return lax.reduce_window(array, np.array(init, array.dtype), combine, sizes, strides, pads)
@@ -186,12 +186,12 @@ def windows(
     n = x.dims.index(old)
     dims = (*x.dims[:n], slide.out, new, *x.dims[n + 1 :])
     check_distinct(dims)
-    program = context.require()
+    ctx = context.require()
     # Every device creates complete windows. If the layout splits window_dim, its consumer slices it.
-    splits = tuple(() if d == new else axes for d, axes in zip(dims, program.splits(dims), strict=True))
+    splits = tuple(() if d == new else axes for d, axes in zip(dims, ctx.splits(dims), strict=True))
     array = fill_padding(reshard(x), x.dims, layout_splits(x), only=[old])
     field, _, _ = fetch_receptive_field(array, n, slide, splits[n])
-    firsts = np.arange(program.slice_size(slide.out, splits[n])) * slide.stride
+    firsts = np.arange(ctx.slice_size(slide.out, splits[n])) * slide.stride
     index = firsts[:, None] + np.arange(new.size) * slide.dilation
     array = jnp.take(field, index, axis=n, mode="clip")
     return slice_tensor(fill_padding(array, dims, splits, only=[slide.out]), dims, splits)

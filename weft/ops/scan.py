@@ -123,7 +123,7 @@ class _Scan:
           vary_early: whether to make parameters varying before the loop.
           fixed: the carries for which an earlier attempt decided whether they are pending.
         """
-        program = context.require()
+        ctx = context.require()
         carry_specs = [LeafSpec.of(c) for c in carries]
         axes = _carry_axes(carries) if vary_early else frozenset()
         scanned = [self._without_dim(x, axes) for x in items]
@@ -131,7 +131,7 @@ class _Scan:
         traced: dict[str, Any] = {}  # specs and structure of the body's results
 
         def body(carry: list[jax.Array], item: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-            with program.frame() as frame:
+            with ctx.frame() as frame:
                 self.frame = frame
                 inner = [rebuild_leaf(s, a) for s, a in zip(carry_specs, carry, strict=True)]
                 for n, t in enumerate(inner):
@@ -196,9 +196,9 @@ class _Scan:
         """
         if not isinstance(x, Tensor):
             return None, jnp.asarray(x)
-        program = context.require()
+        ctx = context.require()
         dim_index = x.dims.index(self.dim)
-        stored = program.splits(x.dims, x.role)
+        stored = ctx.splits(x.dims, x.role)
         splits = tuple(() if n == dim_index else split for n, split in enumerate(stored))
         early = axes if jnp.issubdtype(x.dtype, jnp.inexact) else frozenset()
         array = reshard(x, splits, early)

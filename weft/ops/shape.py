@@ -58,12 +58,12 @@ def rename(x: Tensor, names: Mapping[str, DimLike]) -> Tensor:
         new[dim.name] = name.name if isinstance(name, Dim) else name
     dims = tuple(d.rename(new.get(d.name, d.name)) for d in x.dims)
     check_distinct(dims)
-    program = context.require()
-    program.splits(dims)  # raises if the layout maps two of them to one axis
-    program.renamed.update(map(frozenset, new.items()))
+    ctx = context.require()
+    ctx.splits(dims)  # raises if the layout maps two of them to one axis
+    ctx.renamed.update(map(frozenset, new.items()))
     for was, dim in zip(x.dims, dims, strict=True):
-        if was in program.partial_dims:
-            program.partial_dims[dim] = program.partial_dims[was]
+        if was in ctx.partial_dims:
+            ctx.partial_dims[dim] = ctx.partial_dims[was]
     return linear_result(x, x._array, dims, x.splits)
 
 
@@ -110,9 +110,9 @@ def broadcast_to(x: Tensor, dims: DimsLike) -> Tensor:
             rule="broadcast_to adds dims and doesn't drop any",
             hint="list all dims of the result",
         )
-    program = context.require()
-    splits = program.splits(out_dims)
-    shape = program.slice_shape(out_dims, splits)
+    ctx = context.require()
+    splits = ctx.splits(out_dims)
+    shape = ctx.slice_shape(out_dims, splits)
     array = jnp.broadcast_to(_expand(reshard(x, axes=axes_of(splits)), x.dims, out_dims), shape)
     return slice_tensor(fill_padding(array, out_dims, splits), out_dims)
 
@@ -206,10 +206,10 @@ def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[DimGroup]:
 
 
 def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
-    program = context.require()
+    ctx = context.require()
     # A dim of size 1 is not moved. If the layout splits it, its consumer slices it.
-    target = {d: axes if d.size > 1 else () for d, axes in zip(new, program.splits(new), strict=True)}
-    program.renamed.add(frozenset(d.name for d in {*x.dims} ^ {*new}))
+    target = {d: axes if d.size > 1 else () for d, axes in zip(new, ctx.splits(new), strict=True)}
+    ctx.renamed.add(frozenset(d.name for d in {*x.dims} ^ {*new}))
     assert x.splits is not None
     now = dict(zip(x.dims, x.splits, strict=True))
     before: dict[Dim, tuple[str, ...]] = {}
@@ -219,7 +219,7 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     groups = _groups(x.dims, new)
     for left, right in groups:
         check_along(left if left != right else ())
-        ways = program.ways(now[left[0]])
+        ways = ctx.ways(now[left[0]])
         # A split run can be reshaped locally if only its leading dim is split, and the blocks of the leading
         # dims on both sides consist of the same elements.
         same = len(left) == len(right) == 1
@@ -229,7 +229,7 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
             stays |= dict.fromkeys(right, ()) | {right[0]: now[left[0]]}
     splits = tuple(before.get(d, ()) for d in x.dims)
     new_splits = tuple(after.get(d, ()) for d in new)
-    shape = program.slice_shape(new, new_splits)
+    shape = ctx.slice_shape(new, new_splits)
     if x.splits == splits:
         return linear_result(x, x._array.reshape(shape), new, new_splits)
     # Runs that can be reshaped locally are, unless one of them needs an axis that another run gives up.
@@ -249,23 +249,23 @@ def _reshard_refined(
     x: Tensor, groups: Sequence[DimGroup], new: tuple[Dim, ...], splits: Splits
 ) -> Tensor | None:
     """Reshape to the given splits by resharding a tensor of finer dims. None if there are no such dims."""
-    program = context.require()
+    ctx = context.require()
     assert x.splits is not None
     now, then = dict(zip(x.dims, x.splits, strict=True)), dict(zip(new, splits, strict=True))
     axes = [axis for one in splits for axis in one]
     ones = [axis for d, one in now.items() if d.size == 1 for axis in one]
-    refined = refine_dims(groups, now, then, program.ways)
-    if refined is None or ones or len({*axes}) < len(axes) or program.vmapped_axes & {*axes}:
+    refined = refine_dims(groups, now, then, ctx.ways)
+    if refined is None or ones or len({*axes}) < len(axes) or ctx.vmapped_axes & {*axes}:
         return None
     dims, old, target = refined
     if x.pending:
-        program.note_resolve(x._data)
-    shape = program.slice_shape(dims, old)
+        ctx.note_resolve(x._data)
+    shape = ctx.slice_shape(dims, old)
     # Memoized like the resharding: equal reshapes of a tensor share both, and both are hoisted out of loops.
-    array = program.memoize(x._data, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
-    finer = Tensor(array, dims, mesh=program.mesh, layout=program.layout, splits=old, pending=x.pending)
+    array = ctx.memoize(x._data, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
+    finer = Tensor(array, dims, mesh=ctx.mesh, layout=ctx.layout, splits=old, pending=x.pending)
     finer.origin = x.origin
-    return slice_tensor(reshard(finer, target).reshape(program.slice_shape(new, splits)), new, splits)
+    return slice_tensor(reshard(finer, target).reshape(ctx.slice_shape(new, splits)), new, splits)
 
 
 @op

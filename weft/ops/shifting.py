@@ -115,8 +115,8 @@ def pad(x: Tensor, dim: DimLike, before: int, after: int, value: Number = 0) -> 
     dim_index = x.dims.index(old)
     new = old.resize(before + old.size + after)
     dims = x.dims[:dim_index] + (new,) + x.dims[dim_index + 1 :]
-    program = context.require()
-    splits = program.splits(dims)
+    ctx = context.require()
+    splits = ctx.splits(dims)
     axes = splits[dim_index]
     array = reshard(x)
     fill = constant_like(value, array)
@@ -124,8 +124,8 @@ def pad(x: Tensor, dim: DimLike, before: int, after: int, value: Number = 0) -> 
         config = [(before, after, 0) if n == dim_index else (0, 0, 0) for n in range(len(dims))]
         array = lax.pad(array, collectives.pvary(fill, collectives.varying_axes(array)), config)
     else:
-        block = program.slice_size(new, axes)
-        starts = [k * block - before for k in range(program.ways(axes))]
+        block = ctx.slice_size(new, axes)
+        starts = [k * block - before for k in range(ctx.ways(axes))]
         array = halo.halo_exchange(array, dim_index, old, axes, starts, block)
         positions = global_positions(new, axes)
         inside = (positions >= before) & (positions < before + old.size)

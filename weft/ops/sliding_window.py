@@ -179,9 +179,9 @@ def fetch_receptive_field(
       The input elements; the padding to add before and after them once they are dilated; and, for each
       device, the number of leading results to discard (None: no device has any).
     """
-    program = context.require()
-    block = program.slice_size(slide.out, axes)
-    firsts = [k * block * slide.stride - slide.low for k in range(program.ways(axes))]
+    ctx = context.require()
+    block = ctx.slice_size(slide.out, axes)
+    firsts = [k * block * slide.stride - slide.low for k in range(ctx.ways(axes))]
     # Position m of the dilated input holds an element if input_dilation divides m, and a zero otherwise. If
     # the devices' first positions leave different remainders, every device starts at the element before its
     # first position: all run the same program, and some compute results that have to be discarded.

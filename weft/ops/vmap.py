@@ -40,7 +40,7 @@ def vmap(f: Callable[..., PyTree], dim: DimLike) -> Callable[..., PyTree]:
 
 @op(functions=True)
 def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
-    program = context.require()
+    ctx = context.require()
     leaves, tree = flatten((args, kwargs))
     name = dim.name if isinstance(dim, Dim) else dim
     mapped = [n for n, t in enumerate(leaves) if isinstance(t, Tensor) and name in [d.name for d in t.dims]]
@@ -52,17 +52,17 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
             hint=f"the dims are {', '.join(known) or 'none'}",
         )
     found = common_dim([leaves[n] for n in mapped], dim)
-    (axes,) = program.splits((found,))
+    (axes,) = ctx.splits((found,))
     # Ops inside don't have the dim in their labels, from which layout search reads the dims of an op.
-    program.vmapped_dims.add(found.name)
+    ctx.vmapped_dims.add(found.name)
     specs, arrays = [], []
     for n in mapped:
         t = leaves[n]
         dim_index = t.dims.index(found)
         # Other dims keep their stored splits, and are gathered inside if an op needs that.
-        role, splits = t.role, program.splits(t.dims, t.role)
+        role, splits = t.role, ctx.splits(t.dims, t.role)
         if splits[dim_index] != axes:
-            role, splits = "value", program.splits(t.dims)
+            role, splits = "value", ctx.splits(t.dims)
         # `f` may be infinite at zero, so padding gets valid elements before the call and zeros after it.
         array = safe_padding(reshard(t, splits), t.dims, splits, found)
         rest = t.dims[:dim_index] + t.dims[dim_index + 1 :]
@@ -73,7 +73,7 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
     traced: dict[str, Any] = {}  # specs and structure of the results of `f`
 
     def inner(arrays: list[jax.Array]) -> list[jax.Array]:
-        with program.frame(), program.vmapping(program.vmapped_axes | set(axes), program.vmap_depth + 1):
+        with ctx.frame(), ctx.vmapping(ctx.vmapped_axes | set(axes), ctx.vmap_depth + 1):
             arguments = list(leaves)
             for n, spec, array in zip(mapped, specs, arrays, strict=True):
                 arguments[n] = spec.rebuild(array)

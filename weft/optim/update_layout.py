@@ -38,8 +38,8 @@ def update_scope(name: str) -> Iterator[None]:
 @contextmanager
 def under_optimizer_layout(name: str) -> Iterator[None]:
     """Trace with the layout's rules for optimizer state applied to all tensors."""
-    program = context.require()
-    with update_scope(name), program.under_layout(Layout(program.layout.rules_for("optimizer"))):
+    ctx = context.require()
+    with update_scope(name), ctx.under_layout(Layout(ctx.layout.rules_for("optimizer"))):
         yield
 
 
@@ -55,13 +55,13 @@ def to_stored_layout(t: Tensor, role: str) -> Tensor:
 
 def with_program_layout(t: Tensor, role: str) -> Tensor:
     """The same slice labeled with the program's layout. Its splits and pending sums don't change."""
-    program = context.require()
+    ctx = context.require()
     relabeled = Tensor(
         t._array,
         t.dims,
         role=role,
-        mesh=program.mesh,
-        layout=program.layout,
+        mesh=ctx.mesh,
+        layout=ctx.layout,
         splits=t.splits,
         pending=t.pending,
     )

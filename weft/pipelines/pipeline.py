@@ -86,10 +86,10 @@ def pipeline(
     >>> wf.pipeline(lambda x, w: x * w, x, w)
     f32[batch=4] [6., 6., 6., 6.]
     """
-    program = context.require()
+    ctx = context.require()
     items, items_tree = flatten(params)
     layers = common_dim(items, dim)
-    (axes,) = program.splits((layers,))
+    (axes,) = ctx.splits((layers,))
     _check_schedule(schedule)
     _check_shared(shared)
     micro, batch = _as_integer(micro), batch.name if isinstance(batch, Dim) else batch
@@ -103,10 +103,10 @@ def pipeline(
     # An axis of one device occurs in the layout search, which traces a pipeline to learn what splitting it
     # costs.
     if spec.stages == 1:
-        program.pipelines[replace(spec.record(), micro=micro or 0)] = None
+        ctx.pipelines[replace(spec.record(), micro=micro or 0)] = None
         return _one_stage(spec, f if remat is None else checkpointed(f, remat), x, items, shared)
-    program.pipelines[spec.record()] = None
-    used = [(frame, set(frame.reused)) for frame in program.frames]
+    ctx.pipelines[spec.record()] = None
+    used = [(frame, set(frame.reused)) for frame in ctx.frames]
     try:
         # Casting the parameters to varying before the loop sums their gradients once, after all ticks. That
         # is impossible where `f` needs a parameter that does not vary, which only its trace can tell.
@@ -194,8 +194,8 @@ def _staged(
     spec: PipelineSpec, x: PyTree, items: list[Leaf], shared: Sequence[PyTree], cast_early: bool
 ) -> PyTree:
     """The output of the last stage, on all devices."""
-    program = context.require()
-    plain = program.vmap_depth > 0  # JAX's `linear_call` has no batching rule
+    ctx = context.require()
+    plain = ctx.vmap_depth > 0  # JAX's `linear_call` has no batching rule
     leaves, x_tree = flatten(x)
     split_rows: list[Tensor] = [spec.split_rows(leaf) for leaf in leaves]
     specs = [without_leading_dim(t) for t in split_rows]
@@ -206,8 +206,8 @@ def _staged(
     # From here on values differ from stage to stage, although none of their dims is split over these axes. To
     # the rest of the language this is a vmap over the axes.
     with (
-        program.vmapping(program.vmapped_axes | set(spec.axes), program.vmap_depth),
-        program.in_pipeline(spec.layers),
+        ctx.vmapping(ctx.vmapped_axes | set(spec.axes), ctx.vmap_depth),
+        ctx.in_pipeline(spec.layers),
     ):
         given = [spec.stream(s, a) for s, a in zip(specs, streams, strict=True)]
         out = [t._array for t in SCHEDULES[spec.schedule](runner, given, own, shared)]
@@ -220,7 +220,7 @@ def _one_stage(
     spec: PipelineSpec, f: Callable[..., PyTree], x: PyTree, items: list[Leaf], shared: Sequence[PyTree]
 ) -> PyTree:
     """A scan inside one stage. The layout search traces pipelines this way, on axes with one device."""
-    program = context.require()
+    ctx = context.require()
     leaves, x_tree = flatten(x)
     leaves = [materialize(leaf, "value") for leaf in leaves]
     own = [spec.own_layers(item, ()) for item in items]
@@ -232,8 +232,8 @@ def _one_stage(
     specs = [LeafSpec.of(leaf) for leaf in leaves]
     entered = [collectives.to_stage(leaf._array, spec.axes, 0) for leaf in leaves]
     with (
-        program.vmapping(program.vmapped_axes | set(spec.axes), program.vmap_depth),
-        program.in_pipeline(spec.layers),
+        ctx.vmapping(ctx.vmapped_axes | set(spec.axes), ctx.vmap_depth),
+        ctx.in_pipeline(spec.layers),
     ):
         given = [rebuild_leaf(s, a) for s, a in zip(specs, entered, strict=True)]
         made, _ = scan(layer, given, own, spec.stage_layers, unroll=spec.unroll)

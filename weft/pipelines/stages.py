@@ -55,9 +55,9 @@ class PipelineSpec:
     unroll: int
 
     def __post_init__(self) -> None:
-        program = context.require()
-        self.stages = program.ways(self.axes)
-        clash = program.vmapped_axes & set(self.axes)
+        ctx = context.require()
+        self.stages = ctx.ways(self.axes)
+        clash = ctx.vmapped_axes & set(self.axes)
         if clash:
             names = ", ".join(sorted(clash))
             raise LayoutError(
@@ -71,8 +71,8 @@ class PipelineSpec:
                 rule="a pipeline has at most as many stages as layers",
                 hint=f"at most {self.layers.size} stages: a smaller axis, or no rule for {self.layers.name}",
             )
-        (axes,) = program.splits((self.rows,))
-        ways = program.ways(axes)
+        (axes,) = ctx.splits((self.rows,))
+        ways = ctx.ways(axes)
         divisors = [n for n in range(1, self.rows.size + 1) if self.rows.size % n == 0]
         if self.micro is None:
             few = [n for n in divisors if n <= 4 * self.stages]
@@ -86,7 +86,7 @@ class PipelineSpec:
                 rule="micro-batches have equal sizes, so their number divides the batch's size",
                 hint=f"micro={' or '.join(map(str, near))}; for a Transformer, pipeline_micro",
             )
-        self.stage_layers = Dim(f"_{self.layers.name}", program.slice_size(self.layers, self.axes))
+        self.stage_layers = Dim(f"_{self.layers.name}", ctx.slice_size(self.layers, self.axes))
         self.part = Dim(self.rows.name, self.rows.size // self.micro)
         self.parts = Dim(MICRO, self.micro)
 
@@ -133,12 +133,12 @@ class PipelineSpec:
           item: a tensor with the layers' dim, or a raw array with it as the first dimension.
           streams: tensors over whose axes the parameters are made varying before the loop.
         """
-        program = context.require()
+        ctx = context.require()
         if not isinstance(item, Tensor):
             return self._own_rows(item)
         position = item.dims.index(self.layers)
         role = item.role if self.schedule == "1f1b" else "value"
-        splits = program.splits(item.dims, role)
+        splits = ctx.splits(item.dims, role)
         splits = (*splits[:position], self.axes, *splits[position + 1 :])
         vary_over: set[str] = set()
         if jnp.issubdtype(item.dtype, jnp.inexact):

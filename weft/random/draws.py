@@ -43,17 +43,17 @@ def _draw(block_draw: ArrayFn, key: jax.Array, dims: DimsLike, *options: DTypeLi
     """
     dims = as_dims(dims)
     keys.check_key(key)
-    program = context.require()
-    splits = program.splits(dims)
-    sizes = program.slice_shape(dims, splits)
+    ctx = context.require()
+    splits = ctx.splits(dims)
+    sizes = ctx.slice_shape(dims, splits)
     starts = tuple(block_start(axes, n) for axes, n in zip(splits, sizes, strict=True))
-    block = _block_of_batch(program, dims, starts, sizes)
+    block = _block_of_batch(ctx, dims, starts, sizes)
     array = block_draw(key, *block, *options).reshape(sizes)
     return slice_tensor(fill_padding(array, dims, splits), dims)
 
 
 def _block_of_batch(
-    program: Context, dims: Sequence[Dim], starts: Starts, sizes: Shape
+    ctx: Context, dims: Sequence[Dim], starts: Starts, sizes: Shape
 ) -> tuple[Shape, Starts, Shape]:
     """The shape of the global draw, and the starts and sizes of a block.
 
@@ -63,8 +63,8 @@ def _block_of_batch(
     blocks: list[tuple[int, ArrayLike, int]] = []
     for dim, start, size in zip(dims, starts, sizes, strict=True):
         blocks.append((dim.size, start, size))
-        if dim in program.partial_dims:
-            parts, number = program.partial_dims[dim]
+        if dim in ctx.partial_dims:
+            parts, number = ctx.partial_dims[dim]
             blocks.append((parts.size, number, 1))
     return tuple(zip(*blocks, strict=True)) if blocks else ((), (), ())  # type: ignore[return-value]
 

@@ -155,11 +155,11 @@ def _step(
 
 
 def _outer(diloco: DiLoCo, model: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-    program = context.require()
+    ctx = context.require()
     # The outer step has no rows, but it shares its layout with the inner steps: mark all dims of the rules as
     # used, or the program would warn about the rule for `batch`.
-    for name in program.layout.dim_names:
-        program.seen_dims.setdefault(name, wf.Dim(name, 1))
+    for name in ctx.layout.dim_names:
+        ctx.seen_dims.setdefault(name, wf.Dim(name, 1))
     outer_params, outer_grads, new_params = state["outer"], {}, {}
     for name, p in named_tensors(model).items():
         with update_scope(name):
