@@ -217,7 +217,7 @@ def test_choosing_a_tensor(browser, tmp_path, width):
         assert len(set(zip(cells, colours, numbers, strict=True))) == len(set(colours)) == len(set(numbers))
         if "padding" not in str(cells):
             assert len(set(colours)) == len(set(cells))
-        assert len(browser.texts("#pieces tbody tr")) == len(set(numbers))
+        assert len(browser.texts("#slices tbody tr")) == len(set(numbers))
     assert browser.errors() == []
 
 
@@ -229,7 +229,7 @@ def test_every_device_of_a_large_mesh_is_drawn(browser, pages):
         )
         assert devices == list(range(count))
     browser.open(pages["hostile"])
-    assert browser.run("return new Set(shown.pieces.map(p => p.colour)).size") == 512
+    assert browser.run("return new Set(shown.slices.map(p => p.colour)).size") == 512
 
 
 def test_finding_a_tensor_by_a_dim(browser, pages, lm_plan):

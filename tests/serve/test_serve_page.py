@@ -60,8 +60,8 @@ def test_a_translation_appears_token_by_token(browser, translator, monkeypatch):
         browser.open(Address(url))
         assert browser.text("h1") == HOSTILE
         browser.run(
-            """window.seen = []; new MutationObserver(() => seen.push(at("said").textContent))
-            .observe(at("said"), { childList: true, characterData: true, subtree: true })"""
+            """window.seen = []; new MutationObserver(() => seen.push(at("completion").textContent))
+            .observe(at("completion"), { childList: true, characterData: true, subtree: true })"""
         )
         browser.type("#text", "hello")
         browser.type("#most", "10")
@@ -69,7 +69,7 @@ def test_a_translation_appears_token_by_token(browser, translator, monkeypatch):
         wait_for_all(browser)
         shown = browser.run("return seen")
         assert len(shown) > 3 and sorted(shown, key=len) == shown  # it grows
-        assert browser.texts("#said") == [said.text]
+        assert browser.texts("#completion") == [said.text]
         every = [search, *search.others]
         assert browser.texts("#others li") == [f"{one.text or '(nothing)'}{one.score:.3f}" for one in every]
         assert browser.texts("#across th") == [*"hello", "■"]
@@ -97,7 +97,7 @@ def test_the_page_fits_and_is_labelled(browser, translator, width, scheme):
             .filter(e => !(e.labels?.length || e.textContent.trim())).map(e => e.id)"""
         assert browser.run(unnamed) == []
         colours = browser.run(
-            """return ["body", "#go", "#status", "label", "#said"].map(selector => {
+            """return ["body", "#go", "#status", "label", "#completion"].map(selector => {
               const style = getComputedStyle(document.querySelector(selector));
               const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(x => {
                 x /= 255; return x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4 });
@@ -140,7 +140,7 @@ def test_a_language_model_goes_on(browser):
         (said,) = TextGenerator(engine.generator.models, ByteTokenizer(), rows=1).generate(
             ["ab"], GenerationConfig(limit=8)
         )
-        assert browser.texts("#said") == [said.text]
+        assert browser.texts("#completion") == [said.text]
         assert browser.run("return at('look').hidden") and len(browser.texts("#others li")) == 4
         assert browser.errors() == []
 

@@ -256,7 +256,7 @@ def _vjp_of_variants(
             traced["specs"] = [LeafSpec.of(v) for v in found]
             aux = jax.tree.map(materialize_leaf, aux, is_leaf=is_tensor)
             for n, (own, given) in enumerate(zip(variants, inputs, strict=True)):
-                used.update((n, axes) for axes, _ in own if (id(given[0]), ("vary", axes)) in frame.reused)
+                used.update((n, axes) for axes, _ in own if (id(given[0]), ("vary", axes)) in frame.memo_hits)
             return [leaf_array(v) for v in found], aux
 
     inputs = [[array for _, array in own] for own in variants]

@@ -41,11 +41,11 @@ SLACK = 1 - 2e-3
 MIN_BUFFER_SHARE = 0.8
 LARGE_MESSAGE = 1 << 40  # bytes; large enough that latency does not affect the measured rate
 PHASES = ("forward", "backward", "update")
-# A *split* is the list of dims on each axis. Values, stored parameters and stored optimizer state each have
-# one: the last two include the extra dims of the storage level. The extra dims alone are two more splits,
-# because gathers of stored parameters run over these only.
-SPLIT_OF_ROLE = {"value": "value", "param": "param", "optimizer": "state"}
-EXTRA_SPLITS = {"param extra": "params", "state extra": "optimizer"}  # with their storage levels
+# A *sharding* is the group of dims on each axis. Values, stored parameters and stored optimizer state each
+# have one: the last two include the extra dims of the storage level. The extra dims alone are two more
+# shardings, because gathers of stored parameters run over these only.
+SHARDING_OF_ROLE = {"value": "value", "param": "param", "optimizer": "state"}
+EXTRA_SHARDINGS = {"param extra": "params", "state extra": "optimizer"}
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class CollectiveCost:
     """A collective of the universal trace, or a gather that a storage level adds.
 
     Attributes:
-      trigger_split: the split whose dims cause it.
-      payload_split: the split by which the other axes shrink its data.
+      trigger_sharding: the sharding whose dims cause it.
+      payload_sharding: the sharding by which the other axes shrink its data.
       kind: as of `Collective`.
       trigger_dims, payload_dims: as of `CollectiveAtom`.
       bytes, count: as of `Collective`.
@@ -62,8 +62,8 @@ class CollectiveCost:
       index: tells equal collectives apart.
     """
 
-    trigger_split: str
-    payload_split: str
+    trigger_sharding: str
+    payload_sharding: str
     kind: str
     trigger_dims: DimGroup
     payload_dims: DimGroup
@@ -122,8 +122,8 @@ class LowerBound:
         for phase, costs in self.work.items():
             factors = []
             for size, level in zip(sizes, levels, strict=True):
-                splits = self._axis_splits(size, level)
-                choices = [splits[self._work_split(phase, cost.dims, levels)] for cost in costs]
+                shardings = self._axis_shardings(size, level)
+                choices = [shardings[self._work_sharding(phase, cost.dims, levels)] for cost in costs]
                 shares = self._share_table([cost.dims for cost in costs], choices, size)
                 factors.append(shares * self._pipeline_factors(costs, choices, size))
             work[phase] = _sum_products(np.array([cost.seconds for cost in costs]), factors)
@@ -138,14 +138,14 @@ class LowerBound:
     def candidate_seconds(self, candidate: Candidate) -> float:
         """The bound in seconds of one candidate; tighter than `mesh_seconds`.
 
-        A product of one factor per axis can't see that two axes split the same dim, whose pieces then have
+        A product of one factor per axis can't see that two axes split the same dim, whose slices then have
         `ceil(n / (a · b))` elements. It can't see either which array limits the traffic of some work.
         """
         levels, sizes = candidate.levels, candidate.sizes
-        splits = self._candidate_splits(candidate)
+        shardings = self._candidate_shardings(candidate)
         exposed, work, hidden = 0.0, defaultdict[str, float](float), defaultdict[str, float](float)
-        share = functools.cache(lambda dims, split: self._device_share(dims, sizes, splits[split]))
-        stages = self._pieces(frozenset(self.atoms.pipelines), sizes, candidate.groups)
+        share = functools.cache(lambda dims, sharding: self._device_share(dims, sizes, shardings[sharding]))
+        stages = self._ways(frozenset(self.atoms.pipelines), sizes, candidate.groups)
         for atom in self.atoms.work:
             seconds = self._atom_seconds(atom, share, levels)
             if atom.pipeline in stages and atom.work.kind == "matmul":
@@ -155,7 +155,7 @@ class LowerBound:
             work[atom.work.phase] += seconds
         for (phase, overlaps), costs in self._all_collectives(levels):
             for cost in costs:
-                seconds = self._candidate_collective_seconds(cost, sizes, levels, splits)
+                seconds = self._candidate_collective_seconds(cost, sizes, levels, shardings)
                 if overlaps:
                     hidden[phase] += seconds
                 else:
@@ -185,10 +185,10 @@ class LowerBound:
         """Whether the backward pass of a pipeline computes this work a second time."""
         return atom.work.phase == "forward" and self.atoms.pipelines[atom.pipeline].recomputes
 
-    def _work_split(self, phase: str, dims: DimGroup, levels: StorageLevels) -> str:
-        """The split that divides some work.
+    def _work_sharding(self, phase: str, dims: DimGroup, levels: StorageLevels) -> str:
+        """The sharding that divides some work.
 
-        Updates run on stored state. Work whose dims are all a parameter's may run on the stored piece, for
+        Updates run on stored state. Work whose dims are all a parameter's may run on the stored slice, for
         example a cast before the gather.
         """
         if phase == "update":
@@ -222,14 +222,14 @@ class LowerBound:
         Each array it accesses shrinks only along its own dims, so its traffic can exceed its share of the
         total: a weight that is read for a slice of the batch is read in full.
         """
-        split = self._work_split(atom.work.phase, atom.dims, levels)
+        sharding = self._work_sharding(atom.work.phase, atom.dims, levels)
         full = work_seconds(atom.work, self.hardware, self.dtype)
-        compute, memory = (seconds * share(atom.dims, split) for seconds in full)
-        traffic = sum(bytes * share(dims, split) for bytes, dims in atom.accesses)
-        if split == "param" and atom.work.phase == "backward" and atom.work.op.startswith("astype"):
+        compute, memory = (seconds * share(atom.dims, sharding) for seconds in full)
+        traffic = sum(bytes * share(dims, sharding) for bytes, dims in atom.accesses)
+        if sharding == "param" and atom.work.phase == "backward" and atom.work.op.startswith("astype"):
             # A gradient is cast before it is scattered: the result is written at the size of the value.
             bytes, dims = atom.accesses[-1]
-            traffic += bytes * (share(dims, "value") - share(dims, split))
+            traffic += bytes * (share(dims, "value") - share(dims, sharding))
         memory = max(memory, traffic / self.hardware.memory_bandwidth)
         seconds = compute + memory if self.hardware.shared_cores else max(compute, memory)
         return self.slowdown * seconds * atom.work.count
@@ -305,13 +305,16 @@ class LowerBound:
         axes_range = range(len(sizes))
         weights, shares = [], []  # for each axis: collectives × groups
         for size, level in zip(sizes, levels, strict=True):
-            splits = self._axis_splits(size, level)
+            shardings = self._axis_shardings(size, level)
             weights.append(
                 np.array(
-                    [[self._collective_weight(c, group) for group in splits[c.trigger_split]] for c in costs]
+                    [
+                        [self._collective_weight(c, group) for group in shardings[c.trigger_sharding]]
+                        for c in costs
+                    ]
                 )
             )
-            payloads = [splits[c.payload_split] for c in costs]
+            payloads = [shardings[c.payload_sharding] for c in costs]
             shares.append(self._share_table([c.payload_dims for c in costs], payloads, size))
         counts = np.array([c.count * self.slowdown for c in costs])
         # All gradient sums of a step start as one collective (`plan/time.py`): their latency is not counted.
@@ -331,21 +334,22 @@ class LowerBound:
         cost: CollectiveCost,
         sizes: MeshShape,
         levels: StorageLevels,
-        splits: dict[str, list[DimGroup]],
+        shardings: dict[str, list[DimGroup]],
     ) -> float:
         """The seconds of a collective for one candidate; 0 if no axis triggers it."""
-        weights = [self._collective_weight(cost, group) for group in splits[cost.trigger_split]]
+        weights = [self._collective_weight(cost, group) for group in shardings[cost.trigger_sharding]]
         axes = tuple(n for n, weight in enumerate(weights) if weight)
         if not axes:
             return 0.0
         latency, rate = self._latency_and_rate(sizes, axes, self._collective_kind(cost, levels, axes))
         others = [
-            frozenset[str]() if n in axes else group for n, group in enumerate(splits[cost.payload_split])
+            frozenset[str]() if n in axes else group
+            for n, group in enumerate(shardings[cost.payload_sharding])
         ]
         bytes = cost.bytes * self._device_share(cost.payload_dims, sizes, others)
-        if cost.trigger_split in EXTRA_SPLITS:
-            # A gather of stored pieces also transfers their padding.
-            stored = splits[cost.trigger_split.removesuffix(" extra")]
+        if cost.trigger_sharding in EXTRA_SHARDINGS:
+            # A gather of stored slices also transfers their padding.
+            stored = shardings[cost.trigger_sharding.removesuffix(" extra")]
             bytes *= self._padding_factor(cost.payload_dims, sizes, stored)
         latency *= not cost.is_gradient  # as in `_mesh_collective_seconds`
         seconds = self.slowdown * cost.count * (latency + bytes * rate)
@@ -353,7 +357,7 @@ class LowerBound:
 
     @staticmethod
     def _collective_kind(cost: CollectiveCost, levels: StorageLevels, axes: tuple[int, ...]) -> str:
-        """The kind of a collective: a gradient sum is a reduce-scatter where state has extra splits."""
+        """The kind of a collective: a gradient sum is a reduce-scatter where state has extra dims."""
         is_scattered = cost.is_gradient and any(levels[n] for n in axes)
         return "reduce-scatter" if is_scattered and cost.kind == "all-reduce" else cost.kind
 
@@ -365,7 +369,7 @@ class LowerBound:
         """
         if not cost.trigger_dims & group:
             return 0.0
-        if cost.trigger_split in EXTRA_SPLITS:
+        if cost.trigger_sharding in EXTRA_SHARDINGS:
             return 1.0
         if group not in self._savings:
             has_rename = any(group & dims for dims in self.atoms.renamed)
@@ -415,23 +419,23 @@ class LowerBound:
 
     # Shares: how much of a tensor is on one device
 
-    def _device_share(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> float:
+    def _device_share(self, dims: DimGroup, sizes: MeshShape, sharding: Sequence[DimGroup]) -> float:
         """The share of a tensor with these dims on one device, padding included."""
-        pieces = self._pieces(dims, sizes, split)
-        return math.prod(self._axis_share(frozenset([dim]), n) for dim, n in pieces.items())
+        ways = self._ways(dims, sizes, sharding)
+        return math.prod(self._axis_share(frozenset([dim]), n) for dim, n in ways.items())
 
-    def _pieces(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> dict[str, int]:
-        """The number of pieces of each dim; an axis splits at most one dim of a tensor."""
-        pieces: dict[str, int] = defaultdict(lambda: 1)
-        for size, group in zip(sizes, split, strict=True):
+    def _ways(self, dims: DimGroup, sizes: MeshShape, sharding: Sequence[DimGroup]) -> dict[str, int]:
+        """The number of slices of each dim; an axis splits at most one dim of a tensor."""
+        ways: dict[str, int] = defaultdict(lambda: 1)
+        for size, group in zip(sizes, sharding, strict=True):
             if group & dims:
-                pieces[max(group & dims, key=lambda dim: (self.atoms.dims[dim], dim))] *= size
-        return pieces
+                ways[max(group & dims, key=lambda dim: (self.atoms.dims[dim], dim))] *= size
+        return ways
 
-    def _padding_factor(self, dims: DimGroup, sizes: MeshShape, split: Sequence[DimGroup]) -> float:
-        """The size of a tensor with the padding of its pieces, relative to its size without."""
-        pieces = self._pieces(dims, sizes, split)
-        return math.prod(n * self._axis_share(frozenset([dim]), n) for dim, n in pieces.items())
+    def _padding_factor(self, dims: DimGroup, sizes: MeshShape, sharding: Sequence[DimGroup]) -> float:
+        """The size of a tensor with the padding of its slices, relative to its size without."""
+        ways = self._ways(dims, sizes, sharding)
+        return math.prod(n * self._axis_share(frozenset([dim]), n) for dim, n in ways.items())
 
     def _share_table(
         self, parts: Sequence[DimGroup], choices: Sequence[Sequence[DimGroup]], size: int
@@ -457,16 +461,16 @@ class LowerBound:
 
     # Splits: which dims are on an axis
 
-    def _axis_splits(self, size: int, level: str) -> dict[str, list[DimGroup]]:
-        """The dims on an axis in each split, for each group that the axis can take."""
+    def _axis_shardings(self, size: int, level: str) -> dict[str, list[DimGroup]]:
+        """The dims on an axis in each sharding, for each group that the axis can take."""
         extra = [self.storage_dims(group, size) for group in self.groups]
-        return _dims_by_split(self.groups, extra, [level] * len(extra))
+        return _dims_by_sharding(self.groups, extra, [level] * len(extra))
 
-    def _candidate_splits(self, candidate: Candidate) -> dict[str, list[DimGroup]]:
-        """The dims on each axis of a candidate in each split."""
+    def _candidate_shardings(self, candidate: Candidate) -> dict[str, list[DimGroup]]:
+        """The dims on each axis of a candidate, in each sharding."""
         axes = zip(candidate.groups, candidate.sizes, strict=True)
         extra = [self.storage_dims(group, size) for group, size in axes]
-        return _dims_by_split(candidate.groups, extra, candidate.levels)
+        return _dims_by_sharding(candidate.groups, extra, candidate.levels)
 
     def storage_dims(self, group: DimGroup, size: int) -> DimGroup:
         """The extra dims along which an axis with this group stores state."""
@@ -479,28 +483,28 @@ class LowerBound:
     def mesh_stored_bytes(self, sizes: MeshShape, levels: StorageLevels) -> np.ndarray:
         """The bytes of the inputs on one device, for all candidates of a mesh."""
         total = np.zeros([len(self.groups)] * len(sizes))
-        splits = [self._axis_splits(size, level) for size, level in zip(sizes, levels, strict=True)]
+        shardings = [self._axis_shardings(size, level) for size, level in zip(sizes, levels, strict=True)]
         for role, tensors in self._inputs.items():
             parts = [dims for dims, _ in tensors]
             shares = [
-                self._share_table(parts, [split[SPLIT_OF_ROLE[role]]] * len(parts), size)
-                for size, split in zip(sizes, splits, strict=True)
+                self._share_table(parts, [sharding[SHARDING_OF_ROLE[role]]] * len(parts), size)
+                for size, sharding in zip(sizes, shardings, strict=True)
             ]
             total += _sum_products(np.array([float(bytes) for _, bytes in tensors]), shares)
         return total
 
     def candidate_bytes(self, candidate: Candidate) -> float:
         """The bound in bytes of one candidate, buffers included."""
-        splits, sizes = self._candidate_splits(candidate), candidate.sizes
+        shardings, sizes = self._candidate_shardings(candidate), candidate.sizes
         stored = sum(
-            bytes * self._device_share(dims, sizes, splits[SPLIT_OF_ROLE[role]])
+            bytes * self._device_share(dims, sizes, shardings[SHARDING_OF_ROLE[role]])
             for role, tensors in self._inputs.items()
             for dims, bytes in tensors
         )
-        # With parameters in extra pieces, gradients are scattered as they are computed.
+        # With parameters in extra slices, gradients are scattered as they are computed.
         scattered = "params" in candidate.levels
-        split_of_phase = {
-            phase: splits["state" if phase == "update" or (phase == "backward" and scattered) else "value"]
+        sharding_of_phase = {
+            phase: shardings["state" if phase == "update" or (phase == "backward" and scattered) else "value"]
             for phase in PHASES
         }
         split_dims = frozenset[str]().union(*candidate.groups)
@@ -510,16 +514,17 @@ class LowerBound:
             # A stage works on one micro-batch at a time and stores other activations than the trace.
             if atom.pipeline in split_dims:
                 return 0.0
-            return buffer.size * self._device_share(atom.dims, sizes, split_of_phase[atom.phase])
+            return buffer.size * self._device_share(atom.dims, sizes, sharding_of_phase[atom.phase])
 
-        returned, other, _ = self.atoms.assignment.peak(size)
-        return SLACK * (stored + MIN_BUFFER_SHARE * self.atoms.peak_ratio * (returned + other))
+        peak = self.atoms.assignment.peak(size)
+        buffers = self.atoms.peak_ratio * (peak.outputs + peak.temporary)
+        return SLACK * (stored + MIN_BUFFER_SHARE * buffers)
 
 
-def _dims_by_split(
+def _dims_by_sharding(
     groups: Sequence[DimGroup], extra: Sequence[DimGroup], levels: Sequence[str]
 ) -> dict[str, list[DimGroup]]:
-    """The dims on axes in each split.
+    """The dims on axes in each sharding.
 
     Args:
       groups: the dims that each axis splits.
@@ -532,8 +537,8 @@ def _dims_by_split(
         "param": [group | more if level == "params" else group for group, more, level in axes],
         "state": [group | more if level else group for group, more, level in axes],
         **{
-            split: [more if level == its_level else frozenset() for _, more, level in axes]
-            for split, its_level in EXTRA_SPLITS.items()
+            sharding: [more if level == its_level else frozenset() for _, more, level in axes]
+            for sharding, its_level in EXTRA_SHARDINGS.items()
         },
     }
 

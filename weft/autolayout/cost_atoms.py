@@ -51,7 +51,7 @@ _NO_DIMS: DimGroup = frozenset()
 
 @dataclass(frozen=True)
 class WorkAtom:
-    """One piece of local work.
+    """The local work of one equation.
 
     Attributes:
       work: its cost on full-size tensors.
@@ -133,7 +133,7 @@ class CostAtoms:
 
         Otherwise, negligible dims are left out: layouts that differ only in them cost about the same, and
         all of these would have to be planned. Dims that a loop runs along are left out too: such a dim is
-        gathered before the loop, and storing its tensors in more pieces, which is searched, usually costs
+        gathered before the loop, and storing its tensors in more slices, which is searched, usually costs
         less. If one dim of a rename family matters, the entire family is searched, because splitting only
         one of them causes a gather.
         """

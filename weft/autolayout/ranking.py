@@ -57,7 +57,7 @@ def search(
       axes: the largest number of mesh axes, 1 to 3.
       dims: the only dims to split, or their names; by default all dims, but in programs with more than 8
         dims only those that matter and that no loop runs along.
-      stored: whether to try storing parameters and optimizer state in more pieces (ZeRO).
+      stored: whether to try storing parameters and optimizer state in more slices (ZeRO).
       objective: the quantity to minimize, "time" or "memory".
       variants: more functions with their arguments, by name, such as other remat policies or numbers of
         micro-batches. An optional third entry names a dim: only layouts that split it are tried, because

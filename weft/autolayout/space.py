@@ -114,7 +114,7 @@ class Candidate:
             [g if n in levels else frozenset() for g, n in zip(self.storage_groups, self.levels, strict=True)]
         )
         base = self._rules
-        # The axes of the layout's own rule come first: a stored piece is then part of the slice in use, and
+        # The axes of the layout's own rule come first: a stored slice is then part of the slice in use, and
         # one all-gather over the extra axes restores that slice.
         return self._format({d: (*base.get(d, ()), *(self.names[n] for n in extra[d])) for d in extra})
 

@@ -164,7 +164,7 @@ def to_stage(array: jax.Array, axes: Axes, stage: int, *, plain: bool = False) -
 
 @preserves_type
 def from_stage(array: jax.Array, axes: Axes, stage: int, *, plain: bool = False) -> Any:
-    """Broadcast one stage's value to all, piece by piece along its first position.
+    """Broadcast one stage's value to all, chunk by chunk along its first position.
 
     Its transpose sends nothing.
     """
@@ -180,29 +180,29 @@ def from_stage(array: jax.Array, axes: Axes, stage: int, *, plain: bool = False)
 
 
 def _broadcast(array: jax.Array, axes: Axes, stage: int) -> Any:
-    """Broadcast from one device around a ring: at each tick a device forwards the piece it has received.
+    """Broadcast from one device around a ring: at each tick a device forwards the chunk it has received.
 
     Each link carries the array once. An all-reduce of a masked value would carry it almost twice.
     """
     count = math.prod(lax.axis_size(a) for a in axes)
     if count == 1:
         return assume_replicated(array, axes)
-    pieces = array.shape[0]
+    chunks = array.shape[0]
     distance = (axis_index(axes) - stage) % count
     ring = [((stage + n) % count, (stage + n + 1) % count) for n in range(count - 1)]
 
     def tick(carry: tuple[jax.Array, jax.Array], now: jax.Array) -> tuple[tuple[Any, Any], None]:
-        piece, found = carry
-        own = lax.dynamic_index_in_dim(array, jnp.minimum(now, pieces - 1), keepdims=False)
-        piece = permute(jnp.where(distance == 0, own, piece), axes, ring)
+        chunk, found = carry
+        own = lax.dynamic_index_in_dim(array, jnp.minimum(now, chunks - 1), keepdims=False)
+        chunk = permute(jnp.where(distance == 0, own, chunk), axes, ring)
         number = now - distance + 1
-        is_new = (distance > 0) & (number >= 0) & (number < pieces)
-        number = jnp.clip(number, 0, pieces - 1)
+        is_new = (distance > 0) & (number >= 0) & (number < chunks)
+        number = jnp.clip(number, 0, chunks - 1)
         before = lax.dynamic_index_in_dim(found, number, keepdims=False)
-        found = lax.dynamic_update_index_in_dim(found, jnp.where(is_new, piece, before), number, 0)
-        return (piece, found), None
+        found = lax.dynamic_update_index_in_dim(found, jnp.where(is_new, chunk, before), number, 0)
+        return (chunk, found), None
 
-    (_, found), _ = lax.scan(tick, (array[0], array), jnp.arange(pieces + count - 2))
+    (_, found), _ = lax.scan(tick, (array[0], array), jnp.arange(chunks + count - 2))
     return assume_replicated(found, axes)
 
 

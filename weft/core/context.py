@@ -90,7 +90,7 @@ class Frame:
       variants: (array, result) by (id of the array, request). The array is kept alive: a new object could
         get the id of a dead one.
       arrays: the arrays that belong to this trace, by id, kept alive for the same reason.
-      reused: the variants that were requested more than once.
+      memo_hits: the variants that a request found in `variants`, instead of computing them.
       carries: a loop's carries: leaf number by id of the array.
       consumed: the carries that were used other than as a summand.
       pending_carries: the carries that should be pending, with the axes.
@@ -103,7 +103,7 @@ class Frame:
             self.trace = trace
         self.variants: dict[Hashable, tuple[Any, Any]] = {}
         self.arrays: dict[int, Any] = {}
-        self.reused: set[Hashable] = set()
+        self.memo_hits: set[Hashable] = set()
         self.carries: dict[int, int] = {}
         self.consumed: set[int] = set()
         self.pending_carries: dict[int, frozenset[str]] = {}
@@ -190,7 +190,7 @@ class Context:
         key = (id(array), request)
         for frame in reversed(self.frames):
             if key in frame.variants:
-                frame.reused.add(key)
+                frame.memo_hits.add(key)
                 return frame.variants[key][1]
         top = self.frames[-1]
         # A raw JAX transformation inside ours (jax.vmap in a program, say) has opened a trace that has no

@@ -2,7 +2,7 @@
 
 Shifts, slices, pads, windows and convolutions need, on every device, a range of the input's positions. Most
 of it is the device's own block; the borders belong to its neighbours. `halo_exchange` fetches exactly that
-range, with permutes of the missing pieces.
+range, with permutes of the missing chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .collectives import Axes
 from .dims import Dim
 from .types import preserves_type
 
-MAX_PERMUTES = 8  # for more pieces, one all-gather sends fewer messages
+MAX_PERMUTES = 8  # for more chunks, one all-gather sends fewer messages
 
 
 @preserves_type
@@ -61,18 +61,18 @@ def _neighbour_pairs(offset: int, count: int) -> list[tuple[int, int]]:
 def _uniform_exchange(
     array: jax.Array, position: int, axes: Axes, start: int, length: int, count: int
 ) -> jax.Array:
-    """Every device fetches the same range relative to its own block: concatenate the pieces."""
+    """Every device fetches the same range relative to its own block: concatenate the chunks."""
     block = array.shape[position]
-    pieces = []
+    chunks = []
     for offset in range(start // block, (start + length - 1) // block + 1):
         low, high = max(start, offset * block), min(start + length, (offset + 1) * block)
-        piece = lax.slice_in_dim(array, low - offset * block, high - offset * block, axis=position)
+        chunk = lax.slice_in_dim(array, low - offset * block, high - offset * block, axis=position)
         if abs(offset) >= count:
-            piece = jnp.zeros_like(piece)
+            chunk = jnp.zeros_like(chunk)
         elif offset:
-            piece = collectives.permute(piece, axes, _neighbour_pairs(offset, count))
-        pieces.append(piece)
-    return lax.concatenate(pieces, position) if len(pieces) > 1 else pieces[0]
+            chunk = collectives.permute(chunk, axes, _neighbour_pairs(offset, count))
+        chunks.append(chunk)
+    return lax.concatenate(chunks, position) if len(chunks) > 1 else chunks[0]
 
 
 def _table_exchange(
@@ -81,7 +81,7 @@ def _table_exchange(
     """Devices fetch ranges that are aligned differently with their blocks.
 
     All devices run the same program with static shapes, so for each offset between sender and receiver every
-    device sends a piece of the largest size needed. Where it starts, and where it is written, is read from
+    device sends a chunk of the largest size needed. Where it starts, and where it is written, is read from
     tables by device index.
     """
     block = array.shape[position]
@@ -101,7 +101,7 @@ def _table_exchange(
         before, after = max(0, -min(starts)), max(0, max(starts) + length - gathered.shape[position])
         gathered = _padded_range(gathered, position, -before, before + gathered.shape[position] + after)
         return lax.dynamic_slice_in_dim(gathered, lookup_by_device(starts, device) + before, length, position)
-    # Pieces may be larger than needed, so they are written into a result with a margin on both sides, which
+    # Chunks may be larger than needed, so they are written into a result with a margin on both sides, which
     # is cut off in the end. A device that needs nothing writes into the right margin.
     margin = max((size for *_, size in exchanges), default=0)
     shape = list(array.shape)
@@ -113,11 +113,11 @@ def _table_exchange(
             first = min(low - (k + offset) * block, block - size)
             sources[k + offset] = first
             targets[k] = margin + first + (k + offset) * block - starts[k]
-        piece = lax.dynamic_slice_in_dim(array, lookup_by_device(sources, device), size, position)
+        chunk = lax.dynamic_slice_in_dim(array, lookup_by_device(sources, device), size, position)
         if offset:
             pairs = [(k + offset, k) for k in overlaps]
-            piece = collectives.permute(piece, axes, pairs)
-        result = lax.dynamic_update_slice_in_dim(result, piece, lookup_by_device(targets, device), position)
+            chunk = collectives.permute(chunk, axes, pairs)
+        result = lax.dynamic_update_slice_in_dim(result, chunk, lookup_by_device(targets, device), position)
     return lax.slice_in_dim(result, margin, margin + length, axis=position)
 
 

@@ -18,7 +18,7 @@ from .errors import ProgramError, ShapeError, TensorTypeError, nearest
 from .layout import ROLES, Layout, LayoutLike, Splits
 from .mesh import Mesh, MeshLike
 from .shapes import stored_shape, stored_splits, true_shape
-from .tensor import Tensor, block_on_cpu, check_shape, is_tensor
+from .tensor import Tensor, block_on_cpu, check_shape, is_tensor, with_static
 from .types import PyTree, cast_like, weak_type
 
 
@@ -261,17 +261,9 @@ def with_role(t: Tensor, role: str) -> Tensor:
     """The same tensor with another role."""
     _check_tensor(t)
     if t.is_slice or t.mesh is None or t.layout is None:
-        return Tensor(
-            t._array,
-            t.dims,
-            role=role,
-            mesh=t.mesh,
-            layout=t.layout,
-            splits=t.splits,
-            pending=t.pending,
-        )
+        return with_static(t, role, t.mesh, t.layout)
     if t.layout.splits(t.dims, t.mesh, role) == stored_splits(t):
-        return Tensor(t._array, t.dims, role=role, mesh=t.mesh, layout=t.layout)
+        return with_static(t, role, t.mesh, t.layout)
     if isinstance(t._array, jax.ShapeDtypeStruct):
         return place(with_role(without_values(t), role), t.mesh, t.layout)
     return place(Tensor(t.array, t.dims, role=role), t.mesh, t.layout)

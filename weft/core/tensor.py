@@ -305,6 +305,15 @@ def is_tensor(x: object) -> bool:
     return isinstance(x, Tensor)
 
 
+def with_static(t: Tensor, role: str, mesh: Mesh | None, layout: Layout | None) -> Tensor:
+    """The same array with another role, mesh and layout; its splits and its pending sum don't change."""
+    changed = Tensor(
+        t._array, t.dims, role=role, mesh=mesh, layout=layout, splits=t.splits, pending=t.pending
+    )
+    changed.origin = t.origin
+    return changed
+
+
 # A Tensor is a pytree with one array leaf; dims, role, mesh and layout are static. JAX's caches are keyed by
 # tree and shapes: without mesh and layout in the static part, a jaxpr traced under one layout would be reused
 # under another. Flattening materializes a slice, or `jax.tree.map(jnp.exp, x)` would work on a pending sum.

@@ -17,7 +17,7 @@ from weft.distributed import processes
 from weft.distributed.processes import DistributedError
 
 DEFAULT_GRACE = 300.0  # seconds
-FINISHED = "over"
+FINISHED = "finished"
 
 
 class Stop:
@@ -47,7 +47,11 @@ class Stop:
 
     @property
     def requested(self) -> bool:
-        """Whether to stop now. Every process must read it exactly once per step, with or without a signal."""
+        """Whether to stop now.
+
+        The processes agree on a number of reads. So all of them must read it at the same steps, once at each,
+        whether or not a signal has arrived. A step that ends the loop in every process needs no read.
+        """
         with self._lock:
             self._polls += 1
             return self._stop_at is not None and self._polls >= self._stop_at
@@ -121,7 +125,7 @@ class Stop:
                 return
             self._start_timer(reason)
             with self._lock:  # blocks `requested` until its answer is known
-                polls = processes.gather_texts(f"{self._key}/times", str(self._polls), self.grace)
+                polls = processes.gather_texts(f"{self._key}/polls", str(self._polls), self.grace)
                 self.reason, self._stop_at = reason, max(map(int, polls)) + 1
 
     def _start_timer(self, reason: str) -> None:

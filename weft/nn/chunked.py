@@ -39,7 +39,7 @@ def chunked(f: Callable[..., PyTree], args: Tensor | tuple[Tensor, ...], dim: st
     size = -(-full.size // chunks)
     # Each chunk takes every chunks-th element, not a contiguous block. The dim then stays in front when it is
     # split in two, so a device's slice of the dim contributes to every chunk, and nothing is exchanged.
-    inner, chunk = full.resize(size), wf.Dim("piece", chunks)
+    inner, chunk = full.resize(size), wf.Dim("chunk_index", chunks)
 
     def split(t: Tensor) -> Tensor:
         return wf.split(wf.pad(t, dim, 0, size * chunks - full.size), dim, [inner, chunk])

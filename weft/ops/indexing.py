@@ -298,22 +298,22 @@ def update(x: Tensor, dim: DimLike, start: int | Tensor, value: Operand) -> Tens
         () if d == new and not by_permutes else one
         for d, one in zip(value.dims, layout_splits(value), strict=True)
     )
-    array, piece = reshard_together([x, value], [layout_splits(x), value_splits])
-    piece = cast_like(align(piece, value.dims, order), array)
-    piece = piece.reshape((1,) * (array.ndim - piece.ndim) + piece.shape)
+    array, update = reshard_together([x, value], [layout_splits(x), value_splits])
+    update = cast_like(align(update, value.dims, order), array)
+    update = update.reshape((1,) * (array.ndim - update.ndim) + update.shape)
     if not axes:
-        shape = [piece.shape[i] if i == dim_index else n for i, n in enumerate(array.shape)]
-        piece = jnp.broadcast_to(piece, shape)
-        array = cast_like(lax.dynamic_update_slice_in_dim(array, piece, first, dim_index), array)
+        shape = [update.shape[i] if i == dim_index else n for i, n in enumerate(array.shape)]
+        update = jnp.broadcast_to(update, shape)
+        array = cast_like(lax.dynamic_update_slice_in_dim(array, update, first, dim_index), array)
     else:
         if by_permutes:
             assert isinstance(first, int)
-            piece = fetch_at_offset(piece, dim_index, new, axes, first, array.shape[dim_index])
+            update = fetch_at_offset(update, dim_index, new, axes, first, array.shape[dim_index])
         elif new.size > 1:
-            piece = _overlap(piece, dim_index, axes, first, array.shape[dim_index])
+            update = _overlap(update, dim_index, axes, first, array.shape[dim_index])
         positions = global_positions(old, axes)
         inside = (positions >= first) & (positions < first + new.size)
-        array = where_varying(broadcast_mask(inside, dim_index, array.ndim), piece, array)
+        array = where_varying(broadcast_mask(inside, dim_index, array.ndim), update, array)
     # A value that is broadcast along a dim has also been written into its padding.
     broadcast = [d for d in x.dims if d not in value.dims and d != old]
     return slice_tensor(fill_padding(array, x.dims, layout_splits(x), only=broadcast), x.dims)

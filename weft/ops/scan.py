@@ -86,7 +86,7 @@ def scan(
             as_pending(c, LeafSpec(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
             for n, c in enumerate(carries)
         ]
-        used = [(frame, set(frame.reused)) for frame in context.require().frames]
+        used = [(frame, set(frame.memo_hits)) for frame in context.require().frames]
         try:
             return attempt.run(initial, items, vary_early, fixed=set(pending))
         except RetraceUnvarying:
@@ -99,7 +99,7 @@ def scan(
                 raise  # it concerns a carry of an enclosing scan
             pending |= better.axes
         for frame, before in used:  # discard the uses that a failed attempt recorded
-            frame.reused = before
+            frame.memo_hits = before
 
 
 @dataclass

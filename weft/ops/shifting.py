@@ -67,8 +67,8 @@ def concat(tensors: Sequence[Tensor], dim: DimLike) -> Tensor:
     positions = broadcast_mask(global_positions(new, axes), dim_index, len(dims))
     result, offset = None, 0
     for array, part in zip(arrays, parts, strict=True):
-        piece = fetch_at_offset(array, dim_index, part, axes, offset, block)
-        result = piece if result is None else where_varying(positions >= offset, piece, result)
+        chunk = fetch_at_offset(array, dim_index, part, axes, offset, block)
+        result = chunk if result is None else where_varying(positions >= offset, chunk, result)
         offset += part.size
     return slice_tensor(fill_padding(result, dims, splits, only=[new]), dims, splits)
 
@@ -235,16 +235,16 @@ def _fetch_block(
         there is no such device.
     """
     count, block = context.require().ways(axes), array.shape[dim_index]
-    pieces = []
+    chunks = []
     for offset in range(start // block, (start + block - 1) // block + 1):
         low, high = max(start - offset * block, 0), min(start + block - offset * block, block)
-        piece = lax.slice_in_dim(array, low, high, axis=dim_index)
+        chunk = lax.slice_in_dim(array, low, high, axis=dim_index)
         pairs = [(source(k, offset), k) for k in range(count)]
         if any(sender != k for sender, k in pairs):
             pairs = [(sender, k) for sender, k in pairs if 0 <= sender < count]
-            piece = collectives.permute(piece, axes, pairs)
-        pieces.append(piece)
-    return lax.concatenate(pieces, dim_index) if len(pieces) > 1 else pieces[0]
+            chunk = collectives.permute(chunk, axes, pairs)
+        chunks.append(chunk)
+    return lax.concatenate(chunks, dim_index) if len(chunks) > 1 else chunks[0]
 
 
 # Shared with indexing.py

@@ -15,7 +15,7 @@ from weft.core.layout import Layout
 from weft.core.op import run_eagerly
 from weft.core.operands import as_slice
 from weft.core.reshard import materialize
-from weft.core.tensor import Tensor
+from weft.core.tensor import Tensor, with_static
 from weft.core.types import PyTree
 
 Result = TypeVar("Result")
@@ -56,17 +56,7 @@ def to_stored_layout(t: Tensor, role: str) -> Tensor:
 def with_program_layout(t: Tensor, role: str) -> Tensor:
     """The same slice labeled with the program's layout. Its splits and pending sums don't change."""
     ctx = context.require()
-    relabeled = Tensor(
-        t._array,
-        t.dims,
-        role=role,
-        mesh=ctx.mesh,
-        layout=ctx.layout,
-        splits=t.splits,
-        pending=t.pending,
-    )
-    relabeled.origin = t.origin
-    return relabeled
+    return with_static(t, role, ctx.mesh, ctx.layout)
 
 
 def at_least_float32(dtype: DTypeLike) -> np.dtype:

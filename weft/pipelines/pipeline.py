@@ -106,14 +106,14 @@ def pipeline(
         ctx.pipelines[replace(spec.record(), micro=micro or 0)] = None
         return _one_stage(spec, f if remat is None else checkpointed(f, remat), x, items, shared)
     ctx.pipelines[spec.record()] = None
-    used = [(frame, set(frame.reused)) for frame in ctx.frames]
+    used = [(frame, set(frame.memo_hits)) for frame in ctx.frames]
     try:
         # Casting the parameters to varying before the loop sums their gradients once, after all ticks. That
         # is impossible where `f` needs a parameter that does not vary, which only its trace can tell.
         return _staged(spec, x, items, shared, cast_early=spec.schedule == "gpipe")
     except RetraceUnvarying:
         for frame, before in used:  # forget the variants that the failed attempt used
-            frame.reused = before
+            frame.memo_hits = before
         return _staged(spec, x, items, shared, cast_early=False)
 
 

@@ -100,14 +100,14 @@ def duplicated_work(plan: Plan) -> Iterator[Advice]:
     for (op, source), work in by_op.items():
         done = sum(w.flops * w.count for w in work) * plan.mesh.size
         unique = sum(w.unique_flops * w.count for w in work)
-        # `done` counts every device, `unique` each piece of work once.
+        # `done` counts every device, `unique` each unit of work once.
         if done > unique and done - unique > MIN_SHARE * plan.flops * plan.mesh.size:
             rows.append((done - unique, op, source, done / unique))
     # One missing rule usually duplicates many ops; the largest five are enough to name it.
-    for extra, op, source, times in sorted(rows, reverse=True)[:5]:
+    for extra, op, source, duplication in sorted(rows, reverse=True)[:5]:
         yield Advice(
             "warning",
-            f"{op} is done {times:.3g} times over ({human_count(extra)} extra FLOPs on all devices): "
+            f"{op} is done {duplication:.3g} times over ({human_count(extra)} extra FLOPs on all devices): "
             "some axes split none of its dims; a rule for one of them would divide the work",
             source,
         )
@@ -183,7 +183,7 @@ def dominant_collective(plan: Plan) -> Iterator[Advice]:
 
 
 def uneven_splits(plan: Plan) -> Iterator[Advice]:
-    """Dims whose size is not a multiple of the number of pieces, if that wastes much."""
+    """Dims whose size is not a multiple of the number of slices, if that wastes much."""
     seen = set()
     for s in plan.stored:
         for name, size, axes in s.dims:

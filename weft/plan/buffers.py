@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from jax.extend.core import Jaxpr, Var
 
@@ -173,6 +174,20 @@ def find_peak(buffers: list[Buffer]) -> tuple[int, int]:
     return peak, when
 
 
+class PeakMemory(NamedTuple):
+    """The memory that a program needs besides its inputs.
+
+    Attributes:
+      outputs: the bytes of results that do not reuse an input.
+      temporary: the most bytes of other buffers that are live at once.
+      when: the time at which they are.
+    """
+
+    outputs: int
+    temporary: int
+    when: int
+
+
 @dataclass(eq=False)
 class BufferAssignment:
     """The buffers of a program.
@@ -196,8 +211,8 @@ class BufferAssignment:
     spare: list[Buffer]
     others: list[Buffer]
 
-    def peak(self, size: Callable[[Buffer], float] = lambda b: b.size) -> tuple[int, int, int]:
-        """The bytes of results, the most bytes of other buffers that are live at once, and when.
+    def peak(self, size: Callable[[Buffer], float] = lambda b: b.size) -> PeakMemory:
+        """The memory of results, and that of other buffers at its peak.
 
         Args:
           size: the size of a buffer; by default its own. The layout search passes the size under a layout.
@@ -207,7 +222,7 @@ class BufferAssignment:
             for group in (self.returned, self.spare, self.others)
         )
         peak, when = find_peak(pack_into_slots(others, returned + spare))
-        return sum(b.size for b in returned), peak, when
+        return PeakMemory(sum(b.size for b in returned), peak, when)
 
 
 def assign_buffers(jaxpr: Jaxpr, mesh: Mesh, donated: Sequence[int]) -> BufferAssignment:
@@ -246,18 +261,18 @@ def assign_buffers(jaxpr: Jaxpr, mesh: Mesh, donated: Sequence[int]) -> BufferAs
 
 def summarize_memory(assignment: BufferAssignment, inputs: Sequence[PlannedTensor]) -> Memory:
     """The memory of a program on one device."""
-    outputs, peak, when = assignment.peak()
+    peak = assignment.peak()
     stored = sum(assignment.reader.sizes[n] for n in assignment.inputs)
     buffers = (*assignment.returned, *assignment.others)
-    live = sorted((b for b in buffers if b.start <= when <= b.end), key=lambda b: -b.size)
+    live = sorted((b for b in buffers if b.start <= peak.when <= b.end), key=lambda b: -b.size)
     by_role = {role: sum(t.bytes for t in inputs if t.role == role) for role in ("param", "optimizer")}
     return Memory(
         params=by_role["param"],
         optimizer=by_role["optimizer"],
         inputs=stored,
-        outputs=outputs,
+        outputs=peak.outputs,
         activations=_saved_for_backward(assignment),
-        peak=stored + outputs + peak,
+        peak=stored + peak.outputs + peak.temporary,
         largest=tuple(_live_buffer(b, assignment.reader) for b in live[:10] if b.size),
     )
 

@@ -29,8 +29,8 @@ def diff(one: Plan, other: Plan) -> str:
     mine, theirs = _count_collectives(one), _count_collectives(other)
     for sign, only in (("-", mine - theirs), ("+", theirs - mine)):
         for (phase, kind, axes, size, op), count in sorted(only.items()):
-            times = f" × {count}" if count > 1 else ""
-            lines.append(f"{sign} {phase}: {kind} over {axes}, {human_bytes(size)}{times}, {op}")
+            suffix = f" × {count}" if count > 1 else ""
+            lines.append(f"{sign} {phase}: {kind} over {axes}, {human_bytes(size)}{suffix}, {op}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""From a jaxpr to events: local work and collectives, in order, with trip counts.
+"""From a jaxpr to events: local work and collectives, in order, each with its count.
 
 The jaxpr is what will run. Dead code is removed, the body of a scan counts once per iteration, a `cond`
 counts its most expensive branch, a `while` counts one iteration, and recomputation under `remat` counts
@@ -82,7 +82,7 @@ class TracedEvent:
     accessed: list[ShapedArray]
 
 
-def _walk(jaxpr: Jaxpr, mesh: Mesh, times: int, outer: str, line: str) -> Iterator[TracedEvent]:
+def _walk(jaxpr: Jaxpr, mesh: Mesh, count: int, outer: str, line: str) -> Iterator[TracedEvent]:
     """The events of a jaxpr that is nested in an equation with this name stack and source line.
 
     An equation without a source line gets that of the enclosing one: JAX traces functions with a custom
@@ -97,20 +97,20 @@ def _walk(jaxpr: Jaxpr, mesh: Mesh, times: int, outer: str, line: str) -> Iterat
         accessed = traffic.accessed(eqn)
         if primitive in COLLECTIVE_KINDS:
             source = user_source(eqn) or _source_of_operands(eqn, makers) or enclosing
-            yield TracedEvent(_collective(eqn, mesh, times, name, source), name, accessed)
+            yield TracedEvent(_collective(eqn, mesh, count, name, source), name, accessed)
             continue
         inner, source = _inner_jaxprs(eqn), user_source(eqn) or enclosing
         if primitive == "cond":  # which branch runs depends on data
-            branches = [list(_walk(sub, mesh, times, name, source)) for sub in inner]
+            branches = [list(_walk(sub, mesh, count, name, source)) for sub in inner]
             yield from max(branches, key=_rough_cost)
         elif inner:
-            trips = eqn.params["length"] if primitive == "scan" else 1
+            inner_count = count * (eqn.params["length"] if primitive == "scan" else 1)
             for sub in inner:
-                yield from _walk(sub, mesh, times * trips, name, source)
+                yield from _walk(sub, mesh, inner_count, name, source)
         else:
             flops, bytes = primitives.flops(eqn), sum(map(primitives.aval_bytes, accessed))
             if flops or bytes:
-                yield TracedEvent(_work(eqn, mesh, times, name, source, flops, bytes), name, accessed)
+                yield TracedEvent(_work(eqn, mesh, count, name, source, flops, bytes), name, accessed)
 
 
 def _inner_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
@@ -216,13 +216,13 @@ def is_no_op(eqn: JaxprEqn, mesh: Mesh) -> bool:
     return aval_of(eqn.invars[0]).shape == aval_of(eqn.outvars[0]).shape
 
 
-def _collective(eqn: JaxprEqn, mesh: Mesh, times: int, name: str, source: str) -> Collective:
+def _collective(eqn: JaxprEqn, mesh: Mesh, count: int, name: str, source: str) -> Collective:
     kind, over = COLLECTIVE_KINDS[eqn.primitive.name], _axes(eqn.params)
     axes = tuple(axis for axis in mesh.names if axis in over)
     variables = eqn.outvars if kind == "all-gather" else eqn.invars
     size = sum(primitives.aval_bytes(v.aval) for v in variables)
     wire = wire_bytes(kind, size, mesh.ways(axes))
-    return Collective(kind, axes, size, times, op_label(name), "", source, wire, _varying_axes(eqn.invars))
+    return Collective(kind, axes, size, count, op_label(name), "", source, wire, _varying_axes(eqn.invars))
 
 
 def wire_bytes(kind: str, size: int, ways: int) -> int:
@@ -232,7 +232,7 @@ def wire_bytes(kind: str, size: int, ways: int) -> int:
     return size if kind == "permute" else size * (ways - 1) // ways
 
 
-def _work(eqn: JaxprEqn, mesh: Mesh, times: int, name: str, source: str, flops: int, traffic: int) -> Work:
+def _work(eqn: JaxprEqn, mesh: Mesh, count: int, name: str, source: str, flops: int, traffic: int) -> Work:
     varies = _varying_axes(eqn.outvars)
     dtype = getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
     return Work(
@@ -244,7 +244,7 @@ def _work(eqn: JaxprEqn, mesh: Mesh, times: int, name: str, source: str, flops: 
         flops,
         flops * mesh.ways(varies),
         traffic,
-        times,
+        count,
         varies,
     )
 

@@ -69,8 +69,8 @@ class Collective:
         return "+".join(self.axes)
 
     def __str__(self) -> str:
-        times = f" × {self.count}" if self.count != 1 else ""
-        return f"{self.kind} over {self.over}: {self.bytes} bytes{times} ({self.op})"
+        suffix = f" × {self.count}" if self.count != 1 else ""
+        return f"{self.kind} over {self.over}: {self.bytes} bytes{suffix} ({self.op})"
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class PipelinePlan:
     back_ticks: int
     bubble: float
     sent: int
-    duplicated_share: float = field(metadata={"json": "alike"})
+    duplicated_share: float
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class UnboundedLoop:
 
 @dataclass(frozen=True)
 class ScheduleBar:
-    """One micro-batch on one stage, in relative time; `kind` is forward, again (recomputed) or backward."""
+    """One micro-batch on one stage, in relative time; `kind` is forward, recompute or backward."""
 
     stage: int
     kind: str
@@ -211,8 +211,7 @@ Event = Work | Collective
 def to_jsonable(x: PyTree) -> Any:
     """Facts as JSON-compatible data."""
     if is_dataclass(x):
-        # A field that was renamed keeps its name in the format.
-        return {f.metadata.get("json", f.name): to_jsonable(getattr(x, f.name)) for f in fields(x)}
+        return {f.name: to_jsonable(getattr(x, f.name)) for f in fields(x)}
     if isinstance(x, dict):
         return {str(k): to_jsonable(v) for k, v in x.items()}
     if isinstance(x, list | tuple):

@@ -61,7 +61,7 @@ def max_received_elements(dims: tuple[Dim, ...], have: Splits, want: Splits, mes
 def _interval(
     dim: Dim, axes: tuple[str, ...], mesh: Mesh, coordinates: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The start and end of each device's piece of a dim, without padding."""
+    """The start and end of each device's block of a dim, without padding."""
     index = np.zeros((), int)
     for axis in axes:
         index = index * mesh.ways((axis,)) + coordinates[axis]

@@ -87,7 +87,7 @@ def schedule_bars(p: PipelinePlan) -> Iterator[ScheduleBar]:
             if p.schedule == "gpipe":  # the backward pass runs the micro-batches in reverse
                 yield ScheduleBar(k, "backward", m, p.ticks + back * (idle - k + p.micro - 1 - m), back)
             else:
-                yield ScheduleBar(k, "again", m, p.ticks + back * (m + k), 1)
+                yield ScheduleBar(k, "recompute", m, p.ticks + back * (m + k), 1)
                 yield ScheduleBar(k, "backward", m, p.ticks + back * (m + 2 * idle - k) + 1, back - 1)
 
 
@@ -111,7 +111,7 @@ def describe_pipelines(plan: Plan) -> Iterator[str]:
 
 COLORS = {
     "forward": "var(--forward, #4c8dd6)",
-    "again": "var(--rest, #a9b1bd)",
+    "recompute": "var(--rest, #a9b1bd)",
     "backward": "var(--backward, #e0913a)",
 }
 MAX_BARS = 6000  # more are thinner than a pixel

@@ -122,8 +122,8 @@ def estimate_time(plan: Plan, hardware: HardwareLike) -> Time:
                 parts["network"] -= collective_seconds(empty, plan.mesh, hardware)
             merged.add(event.axes)
         bound = max(parts, key=parts.__getitem__)
-        times = event.count * sharing
-        seconds = sum(parts.values()) * times
+        scale = event.count * sharing
+        seconds = sum(parts.values()) * scale
         axis, overlaps = "", False
         if isinstance(event, Collective):
             axis = event.over
@@ -131,8 +131,8 @@ def estimate_time(plan: Plan, hardware: HardwareLike) -> Time:
             overlaps = not hardware.shared_cores and can_overlap(event, plan)
             overlapping[event.phase] += seconds if overlaps else 0.0
         else:
-            local["compute"] += parts["compute"] * times
-            local["memory"] += parts["memory"] * times
+            local["compute"] += parts["compute"] * scale
+            local["memory"] += parts["memory"] * scale
             available[event.phase] += seconds
         kind = "network" if bound == "network" else "compute"
         row = {"start": now, "seconds": seconds, "kind": kind, "axis": axis, "index": index}
@@ -301,9 +301,9 @@ def _transfers(c: Collective, t: PlannedTensor, mesh: Mesh) -> bool:
     """Whether a collective gathers a stored tensor, or scatters its gradient."""
     split = axes_of(axes for _, _, axes in t.dims)
     gathered = t.bytes * mesh.ways(c.axes)
-    pieces = {name for name, _, axes in t.dims if set(axes) & set(c.axes)}
+    split_dims = {name for name, _, axes in t.dims if set(axes) & set(c.axes)}
     # A scan gathers the layers that it runs over; its label does not list the dims of each stored tensor.
-    matches = c.op.startswith("scan[") or pieces & set(re.findall(r"[\w.']+", c.op))
+    matches = c.op.startswith("scan[") or split_dims & set(re.findall(r"[\w.']+", c.op))
     # The factor 2 admits gathers after a cast to half of the width.
     is_full = gathered > 0 and 2 * c.bytes * c.count % gathered == 0
     return bool(matches) and set(c.axes) <= split and is_full

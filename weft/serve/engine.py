@@ -38,7 +38,7 @@ from weft.generate.generator import DEFAULT_MAX_TOKENS
 from .programs import ServingPrograms, abstract_state, empty_state, slot_pair
 
 PREFILL_ROWS = 4  # texts that are prefilled, searched or scored at once
-GENERATED = "said"  # the label of generated tokens in the metric weft_tokens
+GENERATED = "generated"  # the label of these tokens in the metric weft_tokens
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Engine:
         self, text: str, tokens: Sequence[int], on_event: Callable[[EngineEvent], None]
     ) -> EngineRequest:
         """A request for the attention map of a translation."""
-        return EngineRequest("view", on_event, inputs=(text, tuple(tokens)))
+        return EngineRequest("attention", on_event, inputs=(text, tuple(tokens)))
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Put requests into the queue, all or none of them."""
@@ -299,7 +299,7 @@ class Engine:
             prompts.append(dataclasses.replace(prompt, limit=1, **tokens))
         search = EngineRequest("search", _ignore, GenerationConfig(beams=self.beams), prompts[0])
         score = EngineRequest("score", _ignore, inputs=("", ""))
-        attention = EngineRequest("view", _ignore, inputs=("", [pad]))
+        attention = EngineRequest("attention", _ignore, inputs=("", [pad]))
         runs: list[Callable[[], None]] = [functools.partial(self._warm_up_decode, one) for one in prompts]
         runs += [functools.partial(self._beam_search, [search]), functools.partial(self._score, [score])]
         if self.attention_mapper is not None:
@@ -442,7 +442,7 @@ class Engine:
 BATCH_HANDLERS: dict[str, Callable[[Engine, Sequence[EngineRequest]], None]] = {
     "search": Engine._beam_search,
     "score": Engine._score,
-    "view": Engine._map_attention,
+    "attention": Engine._map_attention,
 }
 
 

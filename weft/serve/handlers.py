@@ -171,7 +171,7 @@ class Handlers:
                     [self.engine.attention_request(texts[delta.index], tokens, session.callback(0))]
                 )
                 found: Any = (await session.results())[0]
-            return {"attention": {"said": found.target, "text": found.source, "weights": found.weights}}
+            return {"attention": {"target": found.target, "source": found.source, "weights": found.weights}}
 
         async def events() -> AsyncGenerator[Json, None]:
             async for delta in stream.deltas():

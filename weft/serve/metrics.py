@@ -16,7 +16,7 @@ from prometheus_client import (
 from .engine import Engine
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-WORK = ("prefill", "step", "search", "score", "view")
+WORK = ("prefill", "step", "search", "score", "attention")
 
 # Read from the engine at each scrape.
 GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {

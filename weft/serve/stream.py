@@ -103,7 +103,7 @@ class CompletionStream:
         if not self._submitted:
             self._submitted = True
             self.session.submit(self.requests)
-            self.metrics.observe("read", self._prompt_tokens())  # a label of weft_tokens
+            self.metrics.observe("prompt", self._prompt_tokens())  # a label of weft_tokens
 
     async def deltas(self) -> AsyncIterator[CompletionDelta]:
         """The deltas of all texts, until all are finished."""

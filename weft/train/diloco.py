@@ -41,7 +41,7 @@ from ..optim.update_layout import (
     update_scope,
     with_program_layout,
 )
-from .microbatch import deal_rows
+from .microbatch import distribute_rows
 from .step import TrainStep
 
 # How the metrics of the replicas are combined.
@@ -104,7 +104,7 @@ class DiLoCo:
     ) -> tuple[dict[str, Tensor], PyTree, PyTree]:
         """An inner step of every replica, like `train_step`; the metrics have the dim `replicas`.
 
-        The rows of the batch are dealt to the replicas round-robin, and each has its own dropout key.
+        The rows of the batch are distributed to the replicas round-robin, and each has its own dropout key.
         """
         with error_context("DiLoCo.step(model, state, batch, key)"):
             return call_in_program(_step, self, model, state, batch, key)
@@ -149,7 +149,7 @@ def _step(
         own_key = None if key is None else jax.random.fold_in(key, index.array)
         return diloco.inner(model, state, rows, own_key)
 
-    rows, indices = deal_rows(batch, diloco.dim), wf.arange(diloco.dim)
+    rows, indices = distribute_rows(batch, diloco.dim), wf.arange(diloco.dim)
     metrics, model, inner = wf.vmap(inner_step, diloco.dim)(model, state["inner"], rows, indices)
     return metrics, model, state | {"inner": inner}
 

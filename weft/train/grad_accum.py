@@ -23,7 +23,7 @@ from .loss_weight import (
     weight_as_tensor,
     widest_float,
 )
-from .microbatch import deal_rows
+from .microbatch import distribute_rows
 
 
 def accumulate_gradients(
@@ -116,4 +116,4 @@ class _Accumulate:
                 return t
             return wf.transpose(t, [self.micro, *(d for d in t.dims if d != self.micro)])
 
-        return jax.tree.map(to_front, deal_rows(batch, self.micro), is_leaf=is_tensor)
+        return jax.tree.map(to_front, distribute_rows(batch, self.micro), is_leaf=is_tensor)

@@ -213,6 +213,8 @@ def train_prepared(run: Run, *, quiet: bool = False) -> TrainResult:
                     )
                 metrics_log.step(metrics)
                 checkpoints.check()
+                # The last step does not read `requested`. It is the last one of every process, so their
+                # counts of reads still agree.
                 last = train_state.step == c.steps or stop.requested
                 due = train_state.step == c.steps or _due(train_state.step, c.evaluate.every)
                 if run.valid is not None and due:  # not after a signal: there may be little time

@@ -1,4 +1,4 @@
-"""The rows of a batch: count them, and deal them to micro-batches or replicas.
+"""The rows of a batch: count them, and distribute them to micro-batches or replicas.
 
 A batch is any pytree. Its rows are the dim `batch` of its tensors; all rows share the tensors without that
 dim, and scalars.
@@ -30,17 +30,17 @@ def count_rows(batch: PyTree) -> int:
     return found[0].size
 
 
-def deal_rows(batch: PyTree, to: wf.Dim) -> PyTree:
-    """Deal the rows of a batch round-robin: row n goes to index n modulo the size of the new dim `to`.
+def distribute_rows(batch: PyTree, to: wf.Dim) -> PyTree:
+    """Distribute the rows of a batch round-robin: row n goes to index n modulo the size of the new dim `to`.
 
-    Each device deals the rows that it has, so nothing is sent if every part divides evenly. (Contiguous parts
-    would need an all-to-all: each device would own all rows of some parts.) All parts share the tensors
+    Each device distributes the rows that it has, so nothing is sent if every part divides evenly. (Contiguous
+    parts would need an all-to-all: each device would own all rows of some parts.) All parts share the tensors
     without the dim `batch`, and scalars. Tensors that already have the new dim don't change.
     """
     name = to.name.lstrip("_")
     shown = f"{name}={to.size}"
 
-    def deal(path: KeyPath, t: PyTree) -> PyTree:
+    def distribute(path: KeyPath, t: PyTree) -> PyTree:
         rows = _batch_dim(t)
         if rows is None or to in t.dims:
             _check_not_raw_array(path, t)
@@ -54,7 +54,7 @@ def deal_rows(batch: PyTree, to: wf.Dim) -> PyTree:
             )
         return wf.split(t, rows, [rows.resize(rows.size // to.size), to])
 
-    parts = jax.tree_util.tree_map_with_path(deal, batch, is_leaf=is_tensor)
+    parts = jax.tree_util.tree_map_with_path(distribute, batch, is_leaf=is_tensor)
     if not any(is_tensor(t) and to in t.dims for t in jax.tree.leaves(parts, is_leaf=is_tensor)):
         raise _no_rows_error(f"split over {shown}")
     return parts

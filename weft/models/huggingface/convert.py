@@ -150,8 +150,8 @@ def _read(
 
         def read_slice(where: tuple[slice, ...]) -> np.ndarray:
             values = np.empty([s.stop - s.start for s in where], np.float32)
-            for piece in slices_of(row, dims, where):
-                values[piece.ours] = piece.to_ours(checkpoint.read(names[piece.name], piece.stored))
+            for part in slices_of(row, dims, where):
+                values[part.ours] = part.to_ours(checkpoint.read(names[part.name], part.stored))
             return values
 
         return wf.from_callback(read_slice, dims, mesh, layout, np.float32, role="param")
@@ -168,8 +168,8 @@ def _write(parameter: Tensor, row: Row, family: Family, target: SafetensorsWrite
         starts = [s.start or 0 for s in shard.index]
         true = zip(starts, values.shape, parameter.dims, strict=True)
         where = tuple(slice(min(a, d.size), min(a + n, d.size)) for a, n, d in true)
-        for piece in slices_of(row, parameter.dims, where):
-            target.write(family.stored(piece.name), piece.stored, piece.to_stored(values[piece.ours]))
+        for part in slices_of(row, parameter.dims, where):
+            target.write(family.stored(part.name), part.stored, part.to_stored(values[part.ours]))
 
 
 # Interpreting a checkpoint
