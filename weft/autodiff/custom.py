@@ -60,7 +60,8 @@ class custom_vjp:
             ).located(format_call(name, args, {}))
         ctx = context.current()
         if ctx is None:
-            # One custom_vjp per call: matching cotangents to their primals needs the arguments.
+            # One custom_vjp per call: JAX passes a backward rule the residuals only, and matching cotangents
+            # to their primals needs the arguments.
             call = jax.custom_vjp(self.f)
             call.defvjp(
                 forward_rule, lambda residuals, cotangent: self._cotangents(args, residuals, cotangent)

@@ -36,9 +36,9 @@ from ..ops.shape import transpose
 
 Leaf = Tensor | jax.Array
 AxisSet = frozenset[str]
-# A variant of an argument: the axes over which it was additionally made varying, and its array.
 Variant = tuple[AxisSet, jax.Array]
-# The differentiated function, on the flat list of leaves: returns its value and the auxiliary output.
+# Of a flat list of leaves, because each leaf has its own variants; returns the value and the auxiliary
+# output.
 LeafFunction = Callable[[list[Leaf]], tuple[PyTree, PyTree]]
 
 _NO_AXES: AxisSet = frozenset()
@@ -245,7 +245,8 @@ def _vjp_of_variants(
                     frame.variants[id(base), ("vary", axes)] = (base, array)
                     ctx.register(array)
                 argument = Tensor(base, t.dims, role=t.role, mesh=t.mesh, layout=t.layout, splits=t.splits)
-                # Reading the argument's own array uses the variant without further axes.
+                # `memo_hits` has the requests for a cast only. An op that needs no cast reads the argument's
+                # own array, and this read is the only sign that it uses the variant without further axes.
                 argument._on_read = functools.partial(used.add, (n, _NO_AXES))
                 inner.append(argument)
             value, aux = call(inner)
@@ -254,6 +255,7 @@ def _vjp_of_variants(
             # would have to vary too, and the cotangents that we are given are resolved.
             found = [materialize_leaf(v) for v in found]
             traced["specs"] = [LeafSpec.of(v) for v in found]
+            # JAX flattens `aux` after this frame has closed, when a pending sum can't be resolved any more.
             aux = jax.tree.map(materialize_leaf, aux, is_leaf=is_tensor)
             for n, (own, given) in enumerate(zip(variants, inputs, strict=True)):
                 used.update((n, axes) for axes, _ in own if (id(given[0]), ("vary", axes)) in frame.memo_hits)
@@ -280,9 +282,11 @@ def _gradient(t: Leaf, parts: list[Variant], cotangents: list[jax.Array]) -> Lea
     """The sum of the cotangents of a leaf's variants; each is pending over the axes of its variant."""
     if not isinstance(t, Tensor):
         return cotangents[0]
+    # JAX's cotangent of integers has the dtype float0, which can't be cast or added.
     if not _is_float(t):
         return rebuild_leaf(LeafSpec.of(t), cotangents[0])
     assert t.splits is not None
+    # A cast that a loop lifted out of its body is outside this vjp, so its psum is not part of the cotangent.
     lifted = _lifted_axes(t)
     # A cotangent is zero in padding, but it may have been multiplied by an infinite derivative: 0 · ∞ = NaN.
     filled = [(axes | lifted, fill_padding(array, t.dims, t.splits)) for axes, array in parts]
@@ -319,7 +323,10 @@ def materialize_leaf(leaf: PyTree) -> PyTree:
 
 
 def _varying_variants(ctx: Context, t: Tensor) -> list[Variant]:
-    """An argument as it is, first, and made varying over every set of further axes."""
+    """An argument as it is, first, and made varying over every set of further axes.
+
+    A variant has these further axes and its array.
+    """
     have = collectives.varying_axes(t._array)
     missing = [a for a, n in ctx.mesh.axes if n > 1 and a not in have]
     sets = [

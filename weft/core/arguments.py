@@ -18,14 +18,14 @@ from .types import PyTree
 
 Args = tuple[PyTree, ...]
 Kwargs = dict[str, PyTree]
-Selected = tuple[int | str, ...]  # positions and names of parameters
+Selected = tuple[int | str, ...]
 
 
 def check_selected(fn: Callable[..., PyTree], static: Selected, donate: Selected) -> None:
     """Raise an error if `static` or `donate` select arguments that the function does not have."""
     try:
         parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):  # a builtin
+    except (TypeError, ValueError):  # some builtins have no signature that Python can read
         return
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
         return
@@ -75,13 +75,14 @@ def donated_inputs(
     """
     if not donate:
         return ()
-    # A tree of leaf numbers with the structure of the arguments: selecting from it selects leaves.
+    # Arguments are selected by name, inputs are numbered flat. A tree of leaf numbers with the structure of
+    # the arguments leads from one to the other, however deep an argument's own tree is.
     args, kwargs = jax.tree.unflatten(tree, range(len(leaves)))
     given = dict(enumerate(args)) | kwargs
     for position, name in enumerate(inspect.signature(fn).parameters):
-        if position in given or name in given:  # else it has its default
+        if position in given or name in given:  # an omitted one has its default, which is not an input
             given[position] = given[name] = given.get(position, given.get(name))
     selected = {n for s in donate for n in jax.tree.leaves(given.get(s))}
-    # Static leaves are not inputs, so inputs are numbered without them.
+    # `donate_argnums` counts the inputs of the jitted function, and static leaves are not among them.
     inputs = [n for n, leaf in enumerate(leaves) if is_dynamic(leaf, static_numbers)]
     return tuple(position for position, n in enumerate(inputs) if n in selected)

@@ -134,7 +134,7 @@ def match_spec(leaf: Any, spec: LeafSpec | None, what: str, other: str = "was") 
             hint="check what the function returns; wf.broadcast_to adds a dim",
         )
     if leaf.dims != spec.dims:
-        import weft  # the ops import this module
+        import weft  # imported here because the ops import this module
 
         leaf = weft.transpose(leaf, spec.dims)
     # JAX requires that a carry varies over the same axes before and after a step, and that both branches of a
@@ -153,6 +153,7 @@ def as_pending(leaf: Tensor, spec: LeafSpec) -> Tensor:
     if leaf.pending == spec.pending and leaf.splits == spec.splits:
         return replace(spec, origin=leaf.origin).rebuild(check_exact_varying(leaf)._array)
     array = collectives.pvary(materialize(leaf, spec.role)._array, spec.pending)
+    # Dividing by the number of devices would also sum to the value, but it rounds, and fails for integers.
     is_first = jnp.bool_(True)
     for axis in sorted(spec.pending):
         is_first = is_first & (collectives.axis_index((axis,)) == 0)

@@ -44,8 +44,10 @@ MUTABLE = (list, dict, set)
 DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 # Their attributes never change, and the functions they wrap are compiled.
 COMPILED_FUNCTIONS = (np.ufunc, type(np.sum))
-DYNAMIC_LOOKUPS = {"eval", "exec", "globals", "locals", "vars", "__import__"}  # reach anything
-MAX_COMPARED_BYTES = 1 << 16  # bytes of a NumPy array that is compared by its contents
+# With these a function reaches values that its code does not name.
+DYNAMIC_LOOKUPS = {"eval", "exec", "globals", "locals", "vars", "__import__"}
+# A NumPy array is mutable, so the key has a copy of its bytes, which is hashed at each call.
+MAX_COMPARED_BYTES = 1 << 16
 
 
 class Uncacheable(Exception):
@@ -69,7 +71,7 @@ class CapturedFunction:
         try:
             self.key = self._key(fn)
             hash(self.key)
-        except (Uncacheable, TypeError):  # TypeError: an unhashable static field of a pytree
+        except (Uncacheable, TypeError):  # TypeError: a static field of a pytree can't be hashed
             self.key, self.tensors = None, []
         self._seen.clear()
 
@@ -85,7 +87,7 @@ class CapturedFunction:
             return _array_key(value)
         if isinstance(value, BY_VALUE):
             return value
-        if id(value) in self._seen:  # a recursive function, or a shared value
+        if id(value) in self._seen:  # a recursive function reaches itself, and would never end
             return ("seen", self._seen[id(value)][0])
         # The value is kept alive: the id of a dead object may be reused.
         self._seen[id(value)] = len(self._seen), value
@@ -125,9 +127,12 @@ class CapturedFunction:
         children, tree = jax.tree.flatten(value, is_leaf=lambda one: one is not value)
         is_leaf = len(children) == 1 and children[0] is value
         if dataclasses.is_dataclass(value):
-            if is_leaf and not getattr(value, "__dataclass_params__").frozen:  # noqa: B009
+            # A function may assign to the fields of a mutable object, and a cached program would not.
+            kind: Any = type(value)
+            if is_leaf and not kind.__dataclass_params__.frozen:
                 raise Uncacheable
-            return tuple(self._fields(vars(value)))  # static fields too: a treedef compares them by ==
+            # Static fields too: a treedef compares them by ==, and 1 == True.
+            return tuple(self._fields(vars(value)))
         if is_leaf:
             raise Uncacheable
         # The static data of a user's class may be anything, a function that captures tensors included.
@@ -189,7 +194,7 @@ class _Identity:
 def _array_key(array: jax.Array | np.ndarray) -> Hashable:
     if isinstance(array, jax.core.Tracer):
         raise Uncacheable
-    if isinstance(array, jax.Array):  # immutable
+    if isinstance(array, jax.Array):  # immutable, so its identity is enough
         return _Identity(array)
     if array.nbytes > MAX_COMPARED_BYTES or array.dtype.hasobject:
         raise Uncacheable
@@ -239,7 +244,7 @@ def _reached(fn: types.FunctionType) -> Iterator[Any]:
     for cell in fn.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # not assigned yet
+        except ValueError:  # an empty cell: its variable is not assigned yet
             yield None
     # A library's globals don't change, and following them would reach half of Python.
     if is_library(fn.__code__.co_filename):

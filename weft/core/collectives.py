@@ -37,7 +37,8 @@ def _check_varies(array: jax.Array, axes: Axes) -> None:
 @preserves_type
 def pvary(array: jax.Array, axes: Iterable[str]) -> Any:
     """The same values, typed as varying over the axes. The transpose is the sum over the axes."""
-    # pcast raises an error for an axis over which the array already varies.
+    # pcast raises an error for an axis over which the array already varies. Sorted, because sets of strings
+    # are ordered differently in each process, and all processes must compile the same program.
     missing = tuple(sorted(set(axes) - varying_axes(array)))
     return lax.pcast(array, missing, to="varying") if missing else array
 
@@ -118,7 +119,7 @@ def permute(array: jax.Array, axes: Axes, pairs: Sequence[tuple[int, int]]) -> A
     order = [a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes]
     sizes = [lax.axis_size(a) for a in axes]
     devices = np.arange(math.prod(sizes)).reshape(sizes).transpose([axes.index(a) for a in order])
-    number = np.argsort(devices.ravel()).tolist()  # from our numbering to the mesh's
+    number = np.argsort(devices.ravel()).tolist()  # argsort inverts the permutation
     return lax.ppermute(array, tuple(order), [(number[a], number[b]) for a, b in pairs])
 
 
@@ -133,6 +134,8 @@ def local_slice(array: jax.Array, axes: Axes, position: int, block: int, *, plai
     def block_of(x: jax.Array) -> jax.Array:
         return lax.dynamic_slice_in_dim(x, axis_index(axes) * block, block, position)
 
+    # The cotangent of an array that varies over the axes varies too, but an all-gather returns one
+    # that does not. Integers have no cotangent.
     is_varying = set(axes) & varying_axes(array)
     if plain or is_varying or not jnp.issubdtype(array.dtype, jnp.inexact):
         return block_of(pvary(array, axes))
@@ -142,9 +145,6 @@ def local_slice(array: jax.Array, axes: Axes, position: int, block: int, *, plai
         (),
         array,
     )
-
-
-# Pipelines: values enter at one stage and leave at another
 
 
 @preserves_type
@@ -189,6 +189,7 @@ def _broadcast(array: jax.Array, axes: Axes, stage: int) -> Any:
         return assume_replicated(array, axes)
     chunks = array.shape[0]
     distance = (axis_index(axes) - stage) % count
+    # The ring is open: its last device would send the stage's own array back to it.
     ring = [((stage + n) % count, (stage + n + 1) % count) for n in range(count - 1)]
 
     def tick(carry: tuple[jax.Array, jax.Array], now: jax.Array) -> tuple[tuple[Any, Any], None]:
@@ -202,6 +203,7 @@ def _broadcast(array: jax.Array, axes: Axes, stage: int) -> Any:
         found = lax.dynamic_update_index_in_dim(found, jnp.where(is_new, chunk, before), number, 0)
         return (chunk, found), None
 
+    # Chunk m arrives at distance d in tick m + d - 1. The last chunk at the farthest device is the last tick.
     (_, found), _ = lax.scan(tick, (array[0], array), jnp.arange(chunks + count - 2))
     return assume_replicated(found, axes)
 

@@ -127,33 +127,50 @@ class Context:
       adopts_placement: whether it moves to the mesh of a tensor that it captures: an eager op whose operands
         are not placed.
       is_finished: whether its trace has ended; JAX calls the rules of a custom_vjp after that.
+      serial: identifies the program that a slice belongs to.
       op: the label of the op that is being lowered.
+      frames: the frames of the open JAX traces, outermost first.
+      vmapped_axes, vmap_depth: the axes of the dims of enclosing vmaps, and the number of these vmaps.
+      branch_axes: the vmapped axes along which devices may take different branches.
+      captured: the captured tensors that are not inputs yet, by `operands.capture_key`.
+      captured_inputs: the inputs of this trace that stand for captured tensors.
+      deferred_calls: the calls on global arrays after the SPMD part.
+      seen_dims: the dims that have occurred, by name.
+      pipelines: the pipelines, in order.
+      pipeline_dims: the layers' dims of enclosing pipelines.
+      partial_dims: the dims of which this trace has only a part, with the number of parts and the number of
+        this one.
+      joint_dims: the dims of each tensor, by role.
+      vmapped_dims: the dims that a vmap hides from op labels.
+      renamed: sets of dims that replace one another.
+      same_sum_axes: the axes of sums that become one sum if their axes are equal.
+      varied_axes: the axes over which an array was made varying, by its id.
     """
 
     def __init__(self, mesh: Mesh, layout: Layout, adopts_placement: bool = False):
         self.mesh, self.layout = mesh, layout
         self.adopts_placement, self.is_finished = adopts_placement, False
-        self.serial = next(_SERIALS)  # identifies the program that a slice belongs to
+        # Not the id of this object: a later program could get it, and would accept the slices of this one.
+        self.serial = next(_SERIALS)
         self.op = ""
         self.frames: list[Frame] = []
-        self.vmapped_axes: frozenset[str] = frozenset()  # axes of the dims of enclosing vmaps
+        self.vmapped_axes: frozenset[str] = frozenset()
         self.vmap_depth = 0
-        self.branch_axes: frozenset[str] = frozenset()  # vmapped axes along which the branch taken differs
-        self.captured: dict[Hashable, Tensor] = {}  # by `operands.capture_key`; not inputs yet
-        self.captured_inputs: dict[Hashable, Tensor] = {}  # the inputs of this trace that stand for captures
-        self.deferred_calls: list[DeferredCall] = []  # calls on global arrays after the SPMD part
+        self.branch_axes: frozenset[str] = frozenset()
+        self.captured: dict[Hashable, Tensor] = {}
+        self.captured_inputs: dict[Hashable, Tensor] = {}
+        self.deferred_calls: list[DeferredCall] = []
         self.seen_dims: dict[str, Dim] = {}
-        # For pipelines:
-        self.pipelines: dict[Pipeline, None] = {}  # an ordered set
-        self.pipeline_dims: tuple[Dim, ...] = ()  # the layers' dims of enclosing pipelines
-        # Dims of which this trace has only a part, with the number of parts and the number of this one.
+        self.pipelines: dict[Pipeline, None] = {}  # a set would lose the order, in which plans list them
+        self.pipeline_dims: tuple[Dim, ...] = ()
         self.partial_dims: dict[Dim, tuple[Dim, Any]] = {}
-        # For the layout search (`autolayout/cost_atoms.py`):
-        self.joint_dims: set[tuple[str, tuple[Dim, ...]]] = set()  # dims of one tensor, by role
-        self.vmapped_dims: set[str] = set()  # dims that a vmap hides from op labels
-        self.renamed: set[frozenset[str]] = set()  # dims that replaced others, and those
-        self.same_sum_axes: set[frozenset[frozenset[str]]] = set()  # sums that merge if their axes are equal
-        self.varied_axes: dict[int, frozenset[str]] = {}  # by id of an array: the axes it was cast over
+        # The layout search (`autolayout/cost_atoms.py`) needs facts that a jaxpr no longer has: which dims
+        # occur together, and which sums become one under another layout.
+        self.joint_dims: set[tuple[str, tuple[Dim, ...]]] = set()
+        self.vmapped_dims: set[str] = set()
+        self.renamed: set[frozenset[str]] = set()
+        self.same_sum_axes: set[frozenset[frozenset[str]]] = set()
+        self.varied_axes: dict[int, frozenset[str]] = {}
 
     def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
         """How this program splits a tensor with these dims."""
@@ -200,6 +217,8 @@ class Context:
         levels = range(len(self.frames))
         # An array that no frame has registered was made by JAX, and may belong to the innermost trace.
         level = max((n for n in levels if id(array) in self.frames[n].arrays), default=levels[-1])
+        # Lifted out of a cond, a collective would run although its branch is not taken; out of a remat, its
+        # result would be saved although it should be recomputed.
         if collective:
             level = max([level, *(n for n in levels if not self.frames[n].lifts_collectives)])
         owner = self.frames[level]
@@ -215,6 +234,8 @@ class Context:
     def note_varying(self, array: jax.Array, axes: frozenset[str]) -> None:
         """An array is about to be made varying: the backward pass sums its cotangent over these axes."""
         before = self.varied_axes.setdefault(id(array), axes)
+        # Two casts of one array are two sums in the backward pass. A layout that maps their dims to the same
+        # axes needs only one of them.
         if before != axes:
             self.same_sum_axes.add(frozenset([before, axes]))
             self.varied_axes[id(array)] = before | axes
@@ -239,7 +260,8 @@ class Context:
         """Open a frame for the JAX trace that has just begun."""
         frame = Frame(lifts_collectives)
         self.frames.append(frame)
-        op, self.op = self.op, ""  # ops inside have their own labels
+        # Otherwise `lowering` would take the ops inside for parts of this op, and give them no labels.
+        op, self.op = self.op, ""
         try:
             yield frame
         finally:
@@ -307,6 +329,7 @@ class Context:
             self.op = ""
 
 
+# Per thread, as JAX's own trace state is: a server compiles programs in a thread of its own.
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.contexts: list[Context] = []

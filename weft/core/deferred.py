@@ -10,7 +10,7 @@ would silently be the norm of one slice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -30,7 +30,8 @@ from .shapes import stored_shape
 from .tensor import Placeholder, Tensor, check_shape, is_tensor
 from .types import PyTree, weak_type
 
-OPTAX_LABEL = "optimizer[optax]"  # the op label of deferred calls in plans
+# Plans count `optimizer[…]` in the update phase, and warn that XLA splits the work with this label.
+OPTAX_LABEL = "optimizer[optax]"
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,14 @@ class DeferredCall:
     tree: PyTreeDef
     inputs: list[Any]
     results: list[ResultSpec]
-    outputs: list[Any] | None = None
+    outputs: list[Any] = field(default_factory=list)
 
     def run(self, arrays: Iterator[Any], mesh: Mesh, layout: Layout) -> None:
         """Call the function on the next arrays of an iterator, and shard its results."""
         given = []
         for leaf in self.inputs:
             deferred = _as_deferred(leaf)
-            array = deferred.call.outputs[deferred.leaf] if deferred else next(arrays)  # type: ignore[index]
+            array = deferred.call.outputs[deferred.leaf] if deferred else next(arrays)
             if isinstance(leaf, Tensor):
                 # fn must see the true sizes: padding would change a mean or a factored second moment.
                 array = array[tuple(slice(d.size) for d in leaf.dims)]
@@ -124,7 +125,7 @@ def defer(fn: Callable[..., PyTree], args: tuple[PyTree, ...], results: PyTree) 
     leaves, tree = jax.tree.flatten(args, is_leaf=_is_leaf)
     inputs = [_as_input(leaf) for leaf in leaves]
     specs, out_tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, ResultSpec))
-    # The arrays will exist after the shard_map; until then only shapes are known.
+    # The arrays exist only after the shard_map, so fn can be traced here with their shapes alone.
     shapes = jax.tree.leaves(jax.eval_shape(fn, *jax.tree.unflatten(tree, map(global_shape, inputs))))
     call = DeferredCall(fn, tree, inputs, specs)
     ctx.deferred_calls.append(call)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ DTYPE_PREFIXES = {
     "complex": "c",
     "bool": "bool",
 }
-MAX_ENTRY_CHARS = 300  # longer lists, tuples and dicts are elided in messages
+MAX_ENTRY_CHARS = 300  # a list of all parameters of a model would bury the rest of a message
 
 
 def short_dtype(dtype: DTypeLike) -> str:
@@ -100,4 +100,4 @@ def reports_call(fn: Function, prefix: str = "") -> Function:
             error.located(format_call(prefix + getattr(fn, "__name__", "function"), args, kwargs))
             raise
 
-    return call  # type: ignore[return-value]
+    return cast(Function, call)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
+from typing import Any
 
 import jax
 
 from .errors import MeshError
 
-# Parameters of glibc's mallopt, by their numbers in malloc.h.
+# ctypes can't read the macros of malloc.h, so mallopt's parameters are repeated here by number.
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
 NEVER, LARGEST = -1, 2**31 - 1
 MAX_CPU_DEVICES = 2048  # XLA rejects more: it takes them for several processes
@@ -65,4 +66,5 @@ def retain_freed_memory() -> None:
 def is_cpu_only() -> bool:
     """Whether JAX has only CPU devices, determined without initializing its backends."""
     plugins = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
-    return not plugins and jax.config.jax_platforms in (None, "", "cpu")  # type: ignore[attr-defined]
+    config: Any = jax.config  # JAX defines its options at run time, where mypy does not see them
+    return not plugins and config.jax_platforms in (None, "", "cpu")

@@ -137,7 +137,8 @@ def parse_pairs(
             continue
         match = pair.match(text, at)
         if not match:
-            # Point at the first character that can't continue a pair: after the name, or after its mark.
+            # The expression only reports that no pair matches. The caret needs the first character that can't
+            # continue one: after the name, or after its mark.
             name = NAME.match(text, at)
             wrong = name.end() if name else at
             syntax = "dim:axis" if caller == "Layout" else f"name{marks[0]}size"
@@ -230,7 +231,7 @@ def select_dim(found: Sequence[Dim], wanted: DimLike) -> Dim:
 def union_dims(groups: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
     """All dims in order of first occurrence; raises an error if a name has two sizes."""
     groups = list(groups)
-    seen: dict[str, Dim] = {}  # insertion order is the result's dim order
+    seen: dict[str, Dim] = {}  # not a set: the order of insertion is the order of the result's dims
     for group in groups:
         for dim in group:
             if seen.setdefault(dim.name, dim).size != dim.size:

@@ -37,7 +37,7 @@ class WeftError(Exception):
         self.fact, self.details, self.rule, self.hint = fact, details, rule, hint
         self.call = ""
         self.where = ""
-        self._frame: int | None = None  # id of the user's frame that `where` points into
+        self._frame: int | None = None  # an id: the user's frame itself would keep its arrays alive
 
     def __str__(self) -> str:
         lines = [self.fact]

@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import ProgramError
 
-# What a field must be: in words, and as a predicate.
+# In words too: the message quotes the rule that a field breaks.
 FIELD_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "positive": ("a number above 0", lambda x: x > 0),
     "not negative": ("a number, at least 0", lambda x: x >= 0),

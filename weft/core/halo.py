@@ -67,7 +67,7 @@ def _uniform_exchange(
     for offset in range(start // block, (start + length - 1) // block + 1):
         low, high = max(start, offset * block), min(start + length, (offset + 1) * block)
         chunk = lax.slice_in_dim(array, low - offset * block, high - offset * block, axis=position)
-        if abs(offset) >= count:
+        if abs(offset) >= count:  # no device has these positions: they are outside the dim
             chunk = jnp.zeros_like(chunk)
         elif offset:
             chunk = collectives.permute(chunk, axes, _neighbour_pairs(offset, count))
@@ -85,7 +85,8 @@ def _table_exchange(
     tables by device index.
     """
     block = array.shape[position]
-    exchanges = []  # for each offset: the overlap that each receiver needs, and the largest size
+    # Grouped by offset: one permute serves all pairs of devices that are the same number of blocks apart.
+    exchanges = []
     for offset in range(1 - count, count):
         overlaps = {}
         for k, start in enumerate(starts):
@@ -110,6 +111,8 @@ def _table_exchange(
     for offset, overlaps, size in exchanges:
         sources, targets = [0] * count, [length + margin] * count
         for k, (low, _) in overlaps.items():
+            # All senders send `size` positions. A start too close to the block's end would silently be
+            # clamped by dynamic_slice, on the sender only.
             first = min(low - (k + offset) * block, block - size)
             sources[k + offset] = first
             targets[k] = margin + first + (k + offset) * block - starts[k]

@@ -15,6 +15,8 @@ for tensors with that role.
 
     >>> Layout("batch:data d_ff:model", params="d_model:data").rules_for("param")
     {'batch': ('data',), 'd_ff': ('model',), 'd_model': ('data',)}
+
+`Splits` are what follows for one tensor: for each of its dims, the axes that split it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from .dims import Dim, format_dims, is_name, parse_pairs
 from .errors import LayoutError, nearest
 from .mesh import Mesh
 
-Splits = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that split it
+Splits = tuple[tuple[str, ...], ...]
 RulesLike = str | Mapping[str, str | Sequence[str]] | Iterable[tuple[str, str | Sequence[str]]]
 
 ROLES = ("value", "param", "optimizer")

@@ -44,7 +44,7 @@ class Mesh:
     __slots__ = ("__dict__", "_devices", "_hash", "axes")
 
     def __init__(self, axes: AxesLike = (), devices: Iterable[Any] | None = None):
-        pairs: list[Any]  # not validated yet
+        pairs: list[Any]  # Any, because `_validated` reports wrong types in the words of a mesh
         if isinstance(axes, str):
             pairs = [(n, int(s)) for n, s in parse_pairs(axes, "=:", MeshError, "Mesh", "mesh axis")]
         elif isinstance(axes, Iterable):

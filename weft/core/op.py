@@ -129,7 +129,7 @@ def _call_adopting(
 
 
 def _program(fn: Lowering, placement: Placement, numbers: str, cached: bool) -> Program:
-    # The signature of the arguments is the key of the program's own cache.
+    # Dims and dtypes are not in this key: a program has a cache of its own, by signature.
     key = (fn, *placement)
     program = _EAGER_PROGRAMS.get(key) if cached else None
     if program is None:

@@ -152,9 +152,6 @@ def check_along(dims: Iterable[Dim]) -> None:
         )
 
 
-# Captures: global tensors that a function closes over
-
-
 def capture_key(t: Tensor) -> Hashable:
     """The identity of a captured tensor. Two may share an array under different names or roles."""
     return id(t._data), t.dims, t.role

@@ -60,10 +60,11 @@ class Operators:
     __le__ = _comparison("less_equal")
     __gt__ = _comparison("greater")
     __ge__ = _comparison("greater_equal")
-    __eq__ = _comparison("equal")  # type: ignore[assignment]
-    __ne__ = _comparison("not_equal")  # type: ignore[assignment]
+    # Any: `object` declares that `==` returns a bool, and here it returns a Tensor.
+    __eq__: Any = _comparison("equal")
+    __ne__: Any = _comparison("not_equal")
     # `==` is element-wise, so a Tensor can't be a dict key.
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: Any = None
 
     def __pos__(self) -> Any:
         return self

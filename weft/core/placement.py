@@ -127,7 +127,7 @@ def _constrain_traced(array: jax.Array, sharding: NamedSharding) -> jax.Array:
     """
     try:
         return jax.lax.with_sharding_constraint(array, sharding)
-    except ValueError:  # it is on other devices
+    except ValueError:  # JAX does not constrain an array that is on other devices; it is moved first
         array = jax.device_put(array, NamedSharding(sharding.mesh, PartitionSpec()))
         return jax.lax.with_sharding_constraint(array, sharding)
 
@@ -260,6 +260,8 @@ def parameter(t: Tensor) -> Tensor:
 def with_role(t: Tensor, role: str) -> Tensor:
     """The same tensor with another role."""
     _check_tensor(t)
+    # A slice keeps its splits until an op materializes it: it may be a pending sum, which can still be
+    # scattered.
     if t.is_slice or t.mesh is None or t.layout is None:
         return with_static(t, role, t.mesh, t.layout)
     if t.layout.splits(t.dims, t.mesh, role) == stored_splits(t):

@@ -61,7 +61,8 @@ from .staging import (
 from .tensor import Tensor, check_has_values, check_shape
 from .types import PyTree, weak_type
 
-MAX_CACHED_TRACES = 512  # traces of an eager op that takes functions; the oldest is evicted
+# A function that captures another number at each call has another key each time: the cache must not grow.
+MAX_CACHED_TRACES = 512
 # Traces to find the captured tensors. The second one has them as inputs, and usually finds no others.
 MAX_CAPTURE_TRACES = 3
 
@@ -238,7 +239,7 @@ class Program:
                 check_has_values(*leaves, *staged.captured)
             return staged, arrays
         except WeftError as error:
-            # An eager op reports its own call.
+            # `op` adds the call of an eager op, under its public name.
             raise error.located("" if self._eager else self._format_call(args, kwargs)) from None
         except CONCRETIZATION_ERRORS as error:
             numbers = [] if self._eager else number_names(self.fn, args, kwargs)
@@ -425,7 +426,7 @@ class Program:
         out_specs: list[Any] = []
 
         def body(*arrays: jax.Array) -> list[Any]:
-            # On slices, inside shard_map.
+            """The user's function on slices, inside the shard_map."""
             ctx = Context(self.mesh, self.layout, adopts_placement=self._eager and self.mesh.is_default)
             last["context"] = ctx
             with context.entered(ctx), ctx.frame():
@@ -436,7 +437,8 @@ class Program:
                     ctx.captured_inputs[capture_key(original)] = inner
                 args, kwargs = jax.tree.unflatten(tree, inputs)
                 outs, specs = flatten_outputs(staged, self.fn(*args, **kwargs))
-                # The inputs of deferred calls leave the shard_map as additional outputs.
+                # Deferred calls run on global arrays, which exist only outside the shard_map. Their inputs
+                # leave it as additional outputs.
                 for call in ctx.deferred_calls:
                     for leaf in call.inputs:
                         add_output(leaf, outs, specs)
@@ -448,7 +450,7 @@ class Program:
             return outs
 
         def run(*arrays: jax.Array) -> list[Any]:
-            # On global arrays: the SPMD part, then the deferred calls.
+            """The jitted function of global arrays: the SPMD part, then the deferred calls."""
             outs = (body if self.mesh.is_unsplit else mapped)(*arrays)
             calls = last["context"].deferred_calls
             if calls:

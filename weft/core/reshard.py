@@ -85,9 +85,13 @@ def reshard(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
     if parameter is not None and array is t._data:
         # Make the parameter varying before the cast: its gradient is then summed in its own dtype, not in
         # the narrower one.
-        make = lambda _: cast_like(reshard(parameter, splits, axes), t._data)  # noqa: E731
+        def make(data: Any) -> Any:
+            return cast_like(reshard(parameter, splits, axes), t._data)
     else:
-        make = lambda data: collectives.pvary(t._array if data is t._data else data, missing)  # noqa: E731
+
+        def make(data: Any) -> Any:
+            return collectives.pvary(t._array if data is t._data else data, missing)
+
     return ctx.memoize(array, ("vary", missing), make, collective=False)
 
 
@@ -136,7 +140,8 @@ def reshard_array(
     work = _Reshard(array, dims, old, pending, new)
     stay_varying = {axis for one in new for axis in one} | axes
     while work.pending or work.misplaced():
-        # Free moves first, then those that make the array smaller; a gather comes last.
+        # The smaller the array, the less the later moves send. So a slice comes first, which is free, then a
+        # reduce-scatter, which shrinks the array, then the moves that keep its size, and last a gather.
         work.slice() or work.scatter() or work.move() or work.sum() or work.gather(stay_varying)
     return work.array
 
@@ -204,7 +209,7 @@ class _Reshard:
         if not self.pending:
             return False
         summed = collectives.all_reduce(self.array, tuple(sorted(self.pending)))
-        self.array = checkpoint_name(summed, "sum")  # for the remat policy "sums"
+        self.array = checkpoint_name(summed, "sum")  # the remat policy "sums" saves values by this name
         self.pending.clear()
         return True
 
@@ -229,6 +234,7 @@ class _Reshard:
         for p in self.misplaced():
             have, want = self.now[p], self.new[p]
             for n in range(len(want), len(have), -1):
+                # The second test keeps a later move possible: blocks that do not nest could only be gathered.
                 if self._nests(p, have, want[:n]) and self._nests(p, want[:n], want):
                     addable.append((p, want[len(have) : n]))
         return addable

@@ -28,14 +28,15 @@ from .mesh import Mesh
 from .tensor import Tensor
 
 NUMBER_TYPES = (int, float, complex, np.number)
-# The errors that JAX raises if Python code needs the value of a tracer.
+# Listed one by one: the base class that JAX gives three of them also covers leaked tracers.
 CONCRETIZATION_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.TracerArrayConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-# Immutable and compared by value.
+# A change of one of these is a new value, which a signature notices: they are immutable and compared by
+# value.
 STATIC_TYPES = (
     bool,
     np.bool_,
@@ -164,7 +165,7 @@ def _parameters(fn: Callable[..., Any]) -> list[str]:
     """The names of a function's parameters that can be passed by position."""
     try:
         found = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # a builtin
+    except (TypeError, ValueError):  # some builtins have no signature that Python can read
         return []
     return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
@@ -271,7 +272,7 @@ def retrace_reason(key: tuple[Any, ...], before: list[Any]) -> str:
     """Why a signature needs a trace: its difference from the most similar earlier one."""
     if not before:
         return "first call"
-    # The first entry of a key is the tree structure.
+    # Leaves correspond only under the same tree structure, which is the first entry of a key.
     similar = [k for k in before if k[0] == key[0]]
     if not similar:
         return "the arguments have a different structure"

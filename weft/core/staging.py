@@ -31,7 +31,8 @@ from .signature import Static, check_result, is_dynamic
 from .tensor import Tensor, check_shape
 from .types import PyTree
 
-ArgumentBuilder = Callable[[list[Any], Context], Any]  # takes its arrays from the front of the list
+# A builder takes its arrays from the front of the list: only it knows how many it needs.
+ArgumentBuilder = Callable[[list[Any], Context], Any]
 
 
 @dataclass(eq=False)
@@ -188,7 +189,8 @@ def add_output(leaf: Any, outs: list[Any], specs: list[PartitionSpec]) -> bool:
 
 def rebuild_outputs(staged: Staged, outs: list[Any], mesh: Mesh, layout: Layout) -> PyTree:
     """A program's result, from its output arrays."""
-    # The deferred outputs follow the others, whatever their order in the result.
+    # Deferred results are computed after the SPMD part. So they follow the others, whatever their order in
+    # the user's result.
     count = sum(kind == "array" for kind, *_ in staged.out_leaves)
     sources = {"array": iter(outs[:count]), "deferred": iter(outs[count:])}
     placed: Any = (None, None) if mesh.is_default else (mesh, layout)

@@ -38,6 +38,14 @@ from .types import weak_type
 class Tensor(Operators):
     """An array with named dims. Create one with `wf.tensor(array, dims)`.
 
+    Attributes:
+      dims: the named dimensions.
+      role: value, param or optimizer: which of the layout's rules apply.
+      mesh, layout: where it is placed; None if it is not.
+      splits: for a slice, the axes that split each dim; None for a global tensor.
+      pending: the axes over which slices still have to be summed.
+      origin: the label of the op that left the pending sum.
+
     >>> import weft as wf, numpy as np
     >>> x = wf.tensor(np.arange(6.0).reshape(2, 3), "a=2 b=3")
     >>> x.dims
@@ -61,19 +69,22 @@ class Tensor(Operators):
     )
     __array_priority__ = 1000  # so that NumPy scalars leave `scalar * tensor` to us
 
-    _data: Any  # the array, to inspect its type or identity; computations read `_array`
-    _owner: int  # the serial number of a slice's program, 0 if unknown
-    _on_read: (
-        Callable[[], None] | None
-    )  # called when the array is read; `grad` records which variants are used
-    _cast_of: Tensor | None  # the parameter that this is a narrower cast of
+    # Apart from `_array`: a look at the type or identity of the array must not count as a use of it. For a
+    # used variant `grad` sums a gradient, and a used carry of `scan` can't stay pending.
+    _data: Any
+    _on_read: Callable[[], None] | None
+    # The serial number of a slice's program, or 0. JAX reports a leaked tracer late, and in terms of its own.
+    _owner: int
+    # The parameter of which this is a narrower cast: `reshard` makes that one varying, so that its gradient
+    # is summed in the wider type.
+    _cast_of: Tensor | None
     dims: tuple[Dim, ...]
     role: str
     mesh: Mesh | None
     layout: Layout | None
-    splits: Splits | None  # None: a global tensor, outside programs
+    splits: Splits | None
     pending: frozenset[str]
-    origin: str  # the op that left a pending sum
+    origin: str
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -73,4 +73,4 @@ def preserves_type(fn: Function) -> Function:
     def call(array: Typed, *args: object, **kwargs: object) -> jax.Array:
         return cast_like(fn(array, *args, **kwargs), array)
 
-    return call  # type: ignore[return-value]
+    return cast(Function, call)
