@@ -414,7 +414,7 @@ def test_the_plan(stages, micro, schedule):
     assert f"a bubble of {found.bubble:.1%}" in said
 
     bars = list(schedule_bars(found))
-    kinds = {"gpipe": {"forward", "backward"}, "1f1b": {"forward", "again", "backward"}}[schedule]
+    kinds = {"gpipe": {"forward", "backward"}, "1f1b": {"forward", "recompute", "backward"}}[schedule]
     assert Counter((b.stage, b.micro, b.kind) for b in bars) == Counter(
         (k, m, kind) for k in range(stages) for m in range(micro) for kind in kinds
     )
@@ -425,7 +425,7 @@ def test_the_plan(stages, micro, schedule):
             assert one.start + one.length <= after.start, "a stage does two things at once"
     for (kind, m, k), bar in at.items():
         if kind == "backward":
-            done = at["again" if schedule == "1f1b" else "forward", m, k]
+            done = at["recompute" if schedule == "1f1b" else "forward", m, k]
             assert done.start + done.length <= bar.start, "the gradient comes first"
         if k + 1 < stages:
             one, after = (bar, at[kind, m, k + 1]) if kind != "backward" else (at[kind, m, k + 1], bar)

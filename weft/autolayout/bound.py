@@ -101,7 +101,8 @@ class LowerBound:
         # Virtual devices share cores, and everything takes longer by this factor (`plan/time.py`).
         self.slowdown = devices / hardware.shared_cores if hardware.shared_cores else 1.0
         self.state = [tensor for tensor in atoms.inputs if tensor.role != "value"]
-        self._inputs: dict[str, list[tuple[DimGroup, int]]] = defaultdict(list)  # by role
+        # By role, because each role has a sharding of its own.
+        self._inputs: dict[str, list[tuple[DimGroup, int]]] = defaultdict(list)
         for tensor in atoms.inputs:
             dims = frozenset(name for name, n, _ in tensor.dims if n > 1)
             self._inputs[tensor.role].append((dims, tensor.bytes))
@@ -133,6 +134,7 @@ class LowerBound:
                 hidden[phase] = hidden[phase] + seconds
             else:
                 exposed = exposed + seconds
+        # `plan/time.py` hides collectives behind the work of their phase: the longer of the two counts.
         return SLACK * (exposed + sum(np.maximum(work[phase], hidden[phase]) for phase in PHASES))
 
     def candidate_seconds(self, candidate: Candidate) -> float:
@@ -268,7 +270,7 @@ class LowerBound:
             is_gradient = is_gradient or (c.phase == "backward" and any(dims <= s for s in stored if dims))
             overlaps = not self.hardware.shared_cores and (is_gradient or can_overlap(c, self.atoms.plan))
             trigger = "state" if c.phase == "update" else "value"
-            # A gradient may be sliced to the layout of stored state before it is summed.
+            # A gradient may be sliced to the layout of stored state before it is summed, and is smaller then.
             payload = "state" if is_gradient else trigger
             costs[c.phase, overlaps].append(
                 CollectiveCost(
@@ -282,7 +284,8 @@ class LowerBound:
         params = self._inputs.get("param", [])
         costs: dict[tuple[str, bool], list[CollectiveCost]] = {}
         if params and "params" in levels:
-            # Gathered where they are used, possibly after a cast to half of their width.
+            # Gathered where they are used, possibly after a cast to half of their width: a lower bound has to
+            # assume the cast.
             costs["forward", not self.hardware.shared_cores] = [
                 CollectiveCost("param extra", "value", "all-gather", dims, dims, bytes / 2, 1, False, index)
                 for index, (dims, bytes) in enumerate(params)
@@ -303,7 +306,8 @@ class LowerBound:
         each set of axes is a sum of its own: of the collectives that run over exactly these axes.
         """
         axes_range = range(len(sizes))
-        weights, shares = [], []  # for each axis: collectives × groups
+        # One table of collectives × groups for each axis: `_sum_products` multiplies one factor of each.
+        weights, shares = [], []
         for size, level in zip(sizes, levels, strict=True):
             shardings = self._axis_shardings(size, level)
             weights.append(
@@ -351,7 +355,7 @@ class LowerBound:
             # A gather of stored slices also transfers their padding.
             stored = shardings[cost.trigger_sharding.removesuffix(" extra")]
             bytes *= self._padding_factor(cost.payload_dims, sizes, stored)
-        latency *= not cost.is_gradient  # as in `_mesh_collective_seconds`
+        latency *= not cost.is_gradient  # merged with others, as in `_mesh_collective_seconds`
         seconds = self.slowdown * cost.count * (latency + bytes * rate)
         return seconds * math.prod(weights[n] for n in axes)
 
@@ -393,6 +397,7 @@ class LowerBound:
             sums = sorted(
                 (c for c in costs if c.trigger_dims in trigger_dims), key=lambda c: c.bytes * c.count
             )
+            # The largest stays: a merged sum is at least as large as each of its parts.
             indices.update(c.index for c in sums[:-1])
         return indices
 
@@ -409,15 +414,14 @@ class LowerBound:
             seconds, latency = (collective_seconds(c, mesh, self.hardware) for c in (large, empty))
             # All-to-alls and permutes send slices: these axes divide the data as well.
             rate = (seconds - latency) / LARGE_MESSAGE / (ways if kind in ("all-to-all", "permute") else 1)
-            # A sum is one collective. The others may be lowered to one collective per axis.
+            # A sum is one collective. The others may be lowered to one collective per axis, and the cheaper
+            # of the two is the lower bound.
             if len(axes) > 1 and kind != "all-reduce":
                 single = [self._latency_and_rate(sizes, (axis,), kind) for axis in axes]
                 latency = min(latency, sum(one for one, _ in single))
                 rate = min(rate, max(one for _, one in single))
             self._rates[key] = latency, rate
         return self._rates[key]
-
-    # Shares: how much of a tensor is on one device
 
     def _device_share(self, dims: DimGroup, sizes: MeshShape, sharding: Sequence[DimGroup]) -> float:
         """The share of a tensor with these dims on one device, padding included."""
@@ -428,6 +432,7 @@ class LowerBound:
         """The number of slices of each dim; an axis splits at most one dim of a tensor."""
         ways: dict[str, int] = defaultdict(lambda: 1)
         for size, group in zip(sizes, sharding, strict=True):
+            # Work can count a dim under all of its names. The largest of them has the least padding.
             if group & dims:
                 ways[max(group & dims, key=lambda dim: (self.atoms.dims[dim], dim))] *= size
         return ways
@@ -458,8 +463,6 @@ class LowerBound:
             dim_sizes = [self.atoms.dims[dim] for dim in candidates]
             self._shares[candidates, size] = min((-(-n // size) / n for n in dim_sizes), default=1.0)
         return self._shares[candidates, size]
-
-    # Splits: which dims are on an axis
 
     def _axis_shardings(self, size: int, level: str) -> dict[str, list[DimGroup]]:
         """The dims on an axis in each sharding, for each group that the axis can take."""
@@ -511,7 +514,8 @@ class LowerBound:
 
         def size(buffer: Buffer) -> float:
             atom = self.atoms.buffers[buffer.value]
-            # A stage works on one micro-batch at a time and stores other activations than the trace.
+            # A stage works on one micro-batch at a time and stores other activations than the trace. Their
+            # size depends on the schedule, so the bound leaves them out.
             if atom.pipeline in split_dims:
                 return 0.0
             return buffer.size * self._device_share(atom.dims, sizes, sharding_of_phase[atom.phase])

@@ -23,8 +23,8 @@ from .cost_atoms import FEW_DIMS
 from .results import RankedLayout, SearchResult
 from .space import Candidate, MeshShape, StorageLevels
 
-CANDIDATE_BATCH = 4096  # candidates of a mesh that are sorted at a time
-FRONT_STEP = 0.8  # memory of one point of the Pareto front, relative to the one before
+CANDIDATE_BATCH = 4096  # few searches need a second batch of a mesh
+FRONT_STEP = 0.8  # smaller steps of memory would list many layouts that are nearly the same
 # Bounds can be a quarter too high where a plan fuses or overlaps more than the universal trace. Programs with
 # few dims are fast to plan, so all of their candidates within this factor of the best are planned.
 BOUND_MARGIN = 1.3
@@ -122,15 +122,19 @@ class BranchAndBound:
         while waiting and waiting[0][0] < cutoff():
             bound, rank, _, candidate, queue = heapq.heappop(waiting)
             space = self.spaces[candidate.variant]
-            if queue is not None:  # a loose bound: tighten it and queue the candidate again
+            # Tight bounds are computed one by one, loose ones for a mesh at once. So only candidates that
+            # reach the front of the queue get a tight one, and are queued again.
+            if queue is not None:
                 push_next(queue)
                 tight = space.bound.candidate_seconds if by_time else space.bound.candidate_bytes
                 heapq.heappush(waiting, (max(bound, tight(candidate)), rank, next(serial), candidate, None))
                 continue
+            # `_by_bound` has compared stored tensors with the cap, but not buffers, which take long to bound.
             if space.bound.candidate_bytes(candidate) > cap:
                 counts.by_memory += 1
                 continue
             plan = space.planned(candidate)
+            # Conflicts are found by the names of dims. An op may still reject a split when it is lowered.
             if isinstance(plan, WeftError):
                 refused += 1
                 continue

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from .results import RankedLayout, SearchResult
 
 VERSION = 1
-VARIANT_FLAGS = {  # of `weft train`, by the words of a variant's name
+# A variant's name has these words, so that its flags can be pasted into `weft train`.
+VARIANT_FLAGS = {
     "remat": "--model.remat",
     "micro": "--optimizer.micro",
     "pipeline": "--model.pipeline",

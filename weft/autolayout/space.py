@@ -9,6 +9,10 @@ reshaped to another dim; then all orders are candidates.
 State can also be stored split over axes that would replicate it (ZeRO). The extra dims of an axis are the
 set that minimizes the bytes per device. The search decides for each axis whether they apply to nothing, to
 optimizer state, or to optimizer state and parameters.
+
+The types: a `MeshShape` has the sizes of the axes; a `DimGroup` the names of dims that share an axis, or that
+occur in one op; `StorageLevels` have one of STORAGE_LEVELS for each axis; an `AxisOrder` has dims with the
+positions of their axes in the mesh.
 """
 
 from __future__ import annotations
@@ -23,12 +27,13 @@ from ..core.layout import Layout
 from ..core.mesh import Mesh
 from ..plan.facts import PlannedTensor
 
-MeshShape = tuple[int, ...]  # the sizes of the axes
-DimGroup = frozenset[str]  # names of dims that share an axis, or that occur in one op
-StorageLevels = tuple[str, ...]  # one of STORAGE_LEVELS for each axis
-AxisOrder = tuple[tuple[str, tuple[int, ...]], ...]  # dims and the positions of their axes in the mesh
+MeshShape = tuple[int, ...]
+DimGroup = frozenset[str]
+StorageLevels = tuple[str, ...]
+AxisOrder = tuple[tuple[str, tuple[int, ...]], ...]
 
-# What an axis stores split along its extra dims; each level includes the one before it.
+# What an axis stores split along its extra dims. Each level includes the one before it: an update reads a
+# parameter together with its optimizer state, which would otherwise have to be gathered.
 STORAGE_LEVELS = ("", "optimizer", "params")
 
 

@@ -29,7 +29,7 @@ from .graph import Body, Node
 from .jaxpr import JaxprReader
 from .primitives import aval_of
 
-# They write their result into the buffer of the first operand.
+# XLA gives their result the buffer of the first operand: an update of one row must not copy all others.
 IN_PLACE = frozenset(["scatter-add", "scatter", "dynamic_update_slice"])
 
 
@@ -122,6 +122,7 @@ def allocate_buffers(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[i
 
 def _last_reads(body: Body, reads: Reads) -> dict[int, int]:
     """Number all nodes, and return the time of the last read of each value."""
+    # The caller reads the outputs: they are live until after the last node.
     last_reads = dict.fromkeys(body.outputs, assign_times(body))
     for node in walk_nodes(body):
         for n in reads[id(node)]:
@@ -134,7 +135,9 @@ def _last_reads(body: Body, reads: Reads) -> dict[int, int]:
 
 def _reusable_operands(node: Node, position: int, reads: dict[int, bool]) -> list[int]:
     """The values whose buffers a result may overwrite."""
-    if node.primitive in ("scan", "while"):  # carries, and the zeros that stacked results are written into
+    # A loop updates its carries in place, and the zeros that stacked results are written into. `jaxpr` lists
+    # these operands first, in the order of the results.
+    if node.primitive in ("scan", "while"):
         return node.operands[position : position + 1]
     if node.primitive in IN_PLACE:
         return node.operands[:1]
@@ -165,7 +168,7 @@ def find_peak(buffers: list[Buffer]) -> tuple[int, int]:
     changes: Counter[int] = Counter()
     for b in buffers:
         changes[b.start] += b.size
-        changes[b.end + 1] -= b.size
+        changes[b.end + 1] -= b.size  # at `end` its last reader still runs
     live = peak = when = 0
     for time in sorted(changes):
         live += changes[time]

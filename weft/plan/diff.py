@@ -56,7 +56,7 @@ def golden_changes(golden: dict[str, Any], now: dict[str, Any]) -> list[str]:
     memory = golden.get("memory")
     for key, value in now["memory"].items():
         previous = memory.get(key) if isinstance(memory, dict) else None
-        # The largest live buffers contain source lines.
+        # The largest live buffers contain source lines, which change with every edit.
         if key != "largest" and previous != value:
             lines.append(f"memory {key}: {previous} → {value}")
     before, after = (_count_events(data.get("events", [])) for data in (golden, now))

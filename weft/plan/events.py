@@ -100,7 +100,8 @@ def _walk(jaxpr: Jaxpr, mesh: Mesh, count: int, outer: str, line: str) -> Iterat
             yield TracedEvent(_collective(eqn, mesh, count, name, source), name, accessed)
             continue
         inner, source = _inner_jaxprs(eqn), user_source(eqn) or enclosing
-        if primitive == "cond":  # which branch runs depends on data
+        # Which branch of a cond runs depends on data, so a plan can only count the most expensive one.
+        if primitive == "cond":
             branches = [list(_walk(sub, mesh, count, name, source)) for sub in inner]
             yield from max(branches, key=_rough_cost)
         elif inner:
@@ -115,7 +116,7 @@ def _walk(jaxpr: Jaxpr, mesh: Mesh, count: int, outer: str, line: str) -> Iterat
 
 def _inner_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
     """The jaxprs that run as part of an equation."""
-    # A scatter's jaxpr is the scalar function that combines two elements.
+    # A scatter's jaxpr combines two elements. It is no part of the program that fuses or allocates memory.
     if eqn.primitive.name.startswith("scatter"):
         return []
     return [getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params)]
@@ -135,7 +136,7 @@ class _InlinedBody:
             name, operands = full_name(eqn, outer), [_lookup(env, v) for v in eqn.invars]
             if eqn.primitive.name in primitives.CALLS:
                 called = _inner_jaxprs(eqn)[0]
-                # A call can have more operands than its jaxpr has inputs; the last ones are passed on.
+                # A call can have more operands than its jaxpr has inputs, so they are matched from the end.
                 passed = operands[len(operands) - len(called.invars) :]
                 inside = dict(zip(called.invars, passed, strict=True))
                 self._add(called, inside, name, user_source(eqn) or line)
@@ -161,20 +162,25 @@ class _FusedTraffic:
 
     XLA fuses an elementwise chain into its last link, or into a reduction at its end. The fusion reads the
     operands of the chain and writes one result; values in between stay in registers.
+
+    Attributes:
+      materialized: the values that must be in memory.
+      sources: the operands of the chain that computes a value.
     """
 
     def __init__(self, body: _InlinedBody, mesh: Mesh):
         self.mesh = mesh
-        # Values that must be in memory: results, and operands of equations that do not fuse.
+        # A chain ends where its value must be in memory: at results, and before equations that do not fuse.
         self.materialized = _variables(body.outvars)
         for eqn, _, _ in body.eqns:
             if not self.is_fused(eqn) and eqn.primitive.name not in primitives.REDUCTIONS:
                 self.materialized |= _variables(eqn.invars)
-        # An alias of a value in memory is that value.
+        # An alias has no memory of its own, so its operand must be in memory. Backwards, because the operand
+        # may be an alias too.
         for eqn, _, _ in reversed(body.eqns):
             if self.is_free(eqn) and any(v in self.materialized for v in eqn.outvars):
                 self.materialized |= _variables(eqn.invars)
-        self.sources: dict[Var, frozenset[Var]] = {}  # the operands of the chain that computes a value
+        self.sources: dict[Var, frozenset[Var]] = {}
 
     def is_fused(self, eqn: JaxprEqn) -> bool:
         """Whether an equation is a link of an elementwise chain."""
@@ -227,7 +233,7 @@ def _collective(eqn: JaxprEqn, mesh: Mesh, count: int, name: str, source: str) -
 
 def wire_bytes(kind: str, size: int, ways: int) -> int:
     """The bytes that one device sends for a collective in a ring of `ways` devices."""
-    if kind == "all-reduce":  # a reduce-scatter and an all-gather
+    if kind == "all-reduce":  # in a ring it is a reduce-scatter and an all-gather
         return 2 * size * (ways - 1) // ways
     return size if kind == "permute" else size * (ways - 1) // ways
 
@@ -260,8 +266,6 @@ def _axes(params: Mapping[str, Any]) -> tuple[str, ...]:
     axes = params.get("axes", params.get("axis_name"))
     return tuple(axes) if isinstance(axes, tuple | list | frozenset) else (axes,)
 
-
-# Names, phases and source lines
 
 _OP_LABEL = re.compile(r"[a-z_0-9]+\[[^\]]*\]")
 
@@ -315,7 +319,8 @@ def user_source(eqn: JaxprEqn) -> str:
     traceback: Any = eqn.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         name = frame.file_name
-        # The innermost frame that is neither JAX, nor the standard library, nor Weft, nor generated code.
+        # Frames of JAX, the standard library and Weft would point to code that the user can't change.
+        # Generated code has no file.
         library = f"{os.sep}site-packages{os.sep}" in name or f"{os.sep}lib{os.sep}python" in name
         if name.startswith(_MODELS):
             return f"weft/{os.path.relpath(name, PACKAGE)}:{frame.line_num}"

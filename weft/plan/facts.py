@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.types import PyTree
 
-VERSION = 1  # of the JSON format
+VERSION = 1  # a golden file of another format is reported as such, not as a changed plan
 
 
 @dataclass(frozen=True)
@@ -198,9 +198,15 @@ class ScheduleBar:
 
 @dataclass(frozen=True)
 class Advice:
-    """A warning, or a suggestion for a better layout."""
+    """A warning, or a suggestion for a better layout.
 
-    level: str  # "warning" or "advice"
+    Attributes:
+      level: "warning" or "advice".
+      text: the message.
+      source: the user's `file:line`, or "".
+    """
+
+    level: str
     text: str
     source: str = ""
 

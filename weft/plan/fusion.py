@@ -1,6 +1,7 @@
 """Fusion: which nodes XLA computes inside their consumers, and the order in which it runs the others.
 
-`fuse(body)` removes the nodes that need no buffer and puts the rest in XLA's order.
+`fuse(body)` removes the nodes that need no buffer and puts the rest in XLA's order. It returns `Reads`: for
+each node, by its id, the values that it reads, and whether a result may take over the value's buffer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from . import primitives
 from .graph import Body, Node
 from .primitives import aval_of
 
-# Fusible, but an element of the result is not at the same position as in the operand.
+# Fusible, but an element of the result is not where it is in the operand: a fusion with one of these can't
+# overwrite that operand.
 DATA_MOVEMENT = frozenset("slice dynamic_slice gather rev pad concatenate transpose".split())
 BROADCASTS = frozenset(["broadcast_in_dim", "iota"])
 FUSIBLE = primitives.FUSED_PRIMITIVES | DATA_MOVEMENT
@@ -24,9 +26,9 @@ EXPENSIVE = frozenset(
     """.split()
 )
 ELEMENTWISE = primitives.FUSED_PRIMITIVES - DATA_MOVEMENT - BROADCASTS
-# These compute fused operands themselves. All others (matmuls, collectives, loops) read buffers.
+# Only these have a loop over elements that can compute a fused operand. All others (matmuls, collectives,
+# loops) read buffers.
 FUSING_CONSUMERS = FUSIBLE | primitives.REDUCTIONS | {"dynamic_update_slice"}
-# The values that each node reads, by the node's id; true if a result may take over the value's buffer.
 Reads = dict[int, dict[int, bool]]
 
 
@@ -119,14 +121,16 @@ def fuse(body: Body, single_device: bool) -> Reads:
     broadcast = {n for node in nodes if node.primitive in BROADCASTS for n in node.results}
     outputs = {*body.outputs, *(new for _, new in body.aliases)}
     materialized = materialized_values(nodes, outputs, broadcast)
-    sources: dict[int, dict[int, bool]] = {}  # the buffers from which a fused value is computed
+    # A fused value has no buffer. Its consumers read the buffers that it is computed from.
+    sources: dict[int, dict[int, bool]] = {}
     reads: Reads = {}
     remaining = []
     for node in nodes:
         found: dict[int, bool] = {}
         same_position = node.primitive not in DATA_MOVEMENT and node.primitive not in BROADCASTS
         for n in node.operands:
-            # A value in a buffer is recomputed only by elementwise consumers and reductions.
+            # XLA recomputes a value that also has a buffer only in elementwise consumers and reductions.
+            # Others read the buffer, although they could compute a fused operand.
             recomputing = ELEMENTWISE | primitives.REDUCTIONS if n in materialized else FUSING_CONSUMERS
             buffers = sources.get(n, {n: True}) if node.primitive in recomputing else {n: True}
             # A fusion may overwrite an operand only if it reads each element where it writes the result:

@@ -37,10 +37,11 @@ class JaxprReader:
         self.mesh = mesh
         self.sizes: list[int] = []
         self.avals: list[ShapedArray] = []
-        # Literals, broadcasts and transposes that XLA computes once for all consumers.
+        # XLA's common subexpression elimination leaves one of several equal literals, broadcasts and
+        # transposes.
         self._shared: dict[Hashable, int] = {}
         self._in_shard_map = False
-        self._enclosing_source = ""  # the user's line of the equation that is being read
+        self._enclosing_source = ""  # for equations that JAX adds, which have no user's line of their own
 
     def new_value(self, aval: AbstractValue) -> int:
         """The id of a new value."""
@@ -86,7 +87,7 @@ class JaxprReader:
                 env.update(zip(eqn.outvars, operands, strict=False))
             elif primitive in CONTROL_FLOW:
                 CONTROL_FLOW[primitive](self, body, eqn, operands, env, name)
-            elif primitive == "broadcast_in_dim":  # XLA's CSE leaves one of several equal broadcasts
+            elif primitive == "broadcast_in_dim":  # equal ones share a node, see `_shared`
                 key = (id(body), operands[0], eqn.outvars[0].aval)
                 if key not in self._shared:
                     self._shared[key] = self.value_of(env, eqn.outvars[0])
@@ -160,7 +161,7 @@ class JaxprReader:
         stacks = [self.new_value(v.aval) for v in eqn.outvars[len(carries) :]]
         body.nodes += [self._node("zeros", [], [n], eqn, name) for n in stacks]
         outputs = [self.value_of(env, v) for v in eqn.outvars]
-        # Operands whose memory results take over come first, in the order of the results.
+        # `buffers` pairs results with the operands whose memory they take over, by position.
         operands = [*operands[first:last], *stacks, *operands[:first], *operands[last:]]
         inside = apply_xla_rewrites(inside, self.mesh.is_unsplit)
         body.nodes.append(self._node("scan", operands, outputs, eqn, name, inside))
@@ -177,7 +178,7 @@ class JaxprReader:
         inside = self.read_body(repeated, inner, name)
         inside.aliases, inside.outputs = list(zip(carries, inside.outputs, strict=True)), []
         results = [self.value_of(env, v) for v in eqn.outvars]
-        operands = operands[last:] + operands[:last]  # as in `_read_scan`
+        operands = operands[last:] + operands[:last]  # carries first, as in `_read_scan`
         body.nodes.append(self._node("while", operands, results, eqn, name, condition, inside))
 
     def _read_cond(self, body: Body, eqn: JaxprEqn, operands: list[int], env: Env, name: str) -> None:

@@ -13,7 +13,7 @@ from .units import human_bytes
 if TYPE_CHECKING:
     from .plan import Plan
 
-# Marks, in a full name stack, equations inside a pipeline.
+# Work outside of a pipeline is duplicated on all stages. Only the full name stack tells it from work inside.
 PIPELINE_LABEL = "pipeline["
 # The backward pass of a stage for one micro-batch, in units of its forward pass: the recomputed forward pass
 # (1) and the gradients (2). With "1f1b" a stage recomputes the forward pass once more, as input for the next
@@ -84,7 +84,8 @@ def schedule_bars(p: PipelinePlan) -> Iterator[ScheduleBar]:
     for k in range(p.stages):
         for m in range(p.micro):
             yield ScheduleBar(k, "forward", m, m + k, 1)
-            if p.schedule == "gpipe":  # the backward pass runs the micro-batches in reverse
+            # The backward pass of GPipe is JAX's transpose of the loop over ticks, which runs in reverse.
+            if p.schedule == "gpipe":
                 yield ScheduleBar(k, "backward", m, p.ticks + back * (idle - k + p.micro - 1 - m), back)
             else:
                 yield ScheduleBar(k, "recompute", m, p.ticks + back * (m + k), 1)
@@ -140,7 +141,7 @@ def pipeline_svg(p: PipelinePlan) -> str:
             f'<rect x="{start:.2f}" y="{y}" width="{max(length - 0.5, 0.3):.2f}" height="{row - 2}" '
             f'style="fill:{COLORS[bar.kind]}"><title>micro-batch {bar.micro}, {bar.kind}</title></rect>'
         )
-        if length > 14:  # wide enough for its number
+        if length > 14:  # a narrower bar has no room for its number
             parts.append(
                 f'<text x="{start + length / 2:.2f}" y="{y + 14}" text-anchor="middle" fill="#10141a" '
                 f'pointer-events="none">{bar.micro}</text>'

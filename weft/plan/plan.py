@@ -196,7 +196,7 @@ class Plan:
             "moved": to_jsonable(self.moved),
             "loops": to_jsonable(self.loops),
             "stored": to_jsonable(self.stored),
-            # The class name tells work and collectives apart.
+            # Work and collectives share most field names, so a reader of the JSON needs the class.
             "events": [{"type": type(e).__name__.lower(), **to_jsonable(e)} for e in self.events],
             "advice": to_jsonable(self.advice),
         }

@@ -66,7 +66,7 @@ def aval_bytes(aval: AbstractValue) -> int:
     return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
 
 
-# XLA fuses these into their consumers: their results need no memory.
+# XLA fuses these into their consumers, so that most of their results need no memory.
 FUSED_PRIMITIVES = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type
@@ -79,17 +79,17 @@ FUSED_PRIMITIVES = frozenset(
     """.split()
 )
 
-# Reductions compute fused operands inside their own loop.
+# Reductions compute fused operands inside their own loop, but their result starts a new chain.
 REDUCTIONS = frozenset(
     "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split()
 )
 
-# The result is the operand's memory under another name.
+# The result is the operand's memory under another name, so it costs neither memory nor time.
 ALIASES = frozenset("reshape squeeze expand_dims pvary name optimization_barrier copy stop_gradient".split())
-# Aliases, and values that each consumer computes from nothing.
+# Also values that depend on no data: each consumer computes them where it needs them.
 FREE = ALIASES | {"iota", "axis_index"}
 
-# XLA inlines the called computation.
+# XLA inlines the called computation, so that chains are fused across the border of a call.
 CALLS = frozenset(
     """
     jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr linear_call

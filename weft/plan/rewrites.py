@@ -51,8 +51,10 @@ def _merge_all_reduces(body: Body) -> None:
     Merging changes the dependencies: a merged all-reduce waits for the operands of all its parts. Checking
     only the original dependencies could merge two pairs into a cycle.
     """
-    depends_on: dict[int, set[Node]] = {}  # value → merged all-reduces it directly depends on
-    waits_for: dict[Node, set[Node]] = {}  # the same for each merged all-reduce; grows with every merge
+    # The merged all-reduces that each value, and each merged all-reduce, directly depends on. A closure would
+    # become stale: each merge adds dependencies to a node that earlier values depend on.
+    depends_on: dict[int, set[Node]] = {}
+    waits_for: dict[Node, set[Node]] = {}
     by_kind: dict[tuple[str, str], list[Node]] = {}
     remaining = []
     for node in body.nodes:
@@ -95,7 +97,8 @@ def _topological_order(nodes: list[Node]) -> list[Node]:
     for index, producers in enumerate(pending):
         for other in producers:
             users[other].append(index)
-    # The heap keeps the original order among the nodes that are ready.
+    # A heap, so that nodes stay in their original order where they can: the order decides how long
+    # buffers live.
     ready = [index for index, producers in enumerate(pending) if not producers]
     heapq.heapify(ready)
     ordered = []
@@ -118,7 +121,7 @@ def _transpose_products(body: Body) -> None:
     producer = {n: node for node in body.nodes for n in node.results}
     uses = Counter(n for node in body.nodes for n in node.operands)
     for node in list(body.nodes):
-        # A product that others read as well stays as it is.
+        # A product that others read as well stays as it is: it would have to be computed twice.
         product = producer.get(node.operands[0]) if node.primitive == "transpose" else None
         if product is None or product.primitive != "dot_general" or uses[node.operands[0]] > 1:
             continue

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .time import Time
 
-WIDTH = 118  # columns; narrower tables put the source line below the op
+WIDTH = 118
 
 
 def explain(plan: Plan, hardware: HardwareLike | None = None, width: int | None = None) -> str:
@@ -42,7 +42,10 @@ def explain(plan: Plan, hardware: HardwareLike | None = None, width: int | None 
 
 
 def _print_table(console: Console, columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table. Columns whose names begin with `>` are right-aligned numbers."""
+    """Print a table. Columns whose names begin with `>` are right-aligned numbers.
+
+    With less than `WIDTH` columns of text, the source line is put below the op.
+    """
     narrow = console.width < WIDTH
     if narrow and columns[-1] == "line":
         op = next(n for n, name in enumerate(columns) if name in ("op", "made by"))
@@ -67,7 +70,7 @@ def _print_totals(console: Console, plan: Plan, time: Time | None) -> None:
     console.print(
         f'{plan.name} on mesh "{plan.mesh}" ({plan.mesh.size} devices), {plan.layout}', markup=False
     )
-    # Below this the factor would print as 1.
+    # With three digits a smaller factor prints as 1, and "1 times over" would puzzle.
     over = f"{plan.duplication:.3g} times over" if plan.duplication > 1.005 else "no duplication"
     console.print(
         f"on each device: {human_count(plan.flops, 'FLOP')} ({over}), "

@@ -108,12 +108,15 @@ def estimate_time(plan: Plan, hardware: HardwareLike) -> Time:
     sharing = plan.mesh.size / hardware.shared_cores if hardware.shared_cores else 1.0
     dtype = main_dtype(plan)
     events: list[dict[str, Any]] = []
-    local: dict[str, float] = defaultdict(float)  # seconds of compute and of memory
-    network: dict[str, float] = defaultdict(float)  # by axis
-    overlapping: dict[str, float] = defaultdict(float)  # collectives that can overlap, by phase
-    available: dict[str, float] = defaultdict(float)  # local work that they can overlap with, by phase
+    local: dict[str, float] = defaultdict(float)
+    network: dict[str, float] = defaultdict(float)
+    # By phase, because a collective overlaps with the local work of its own phase only: a sum of gradients
+    # can't overlap with the forward pass, which precedes it.
+    overlapping: dict[str, float] = defaultdict(float)
+    available: dict[str, float] = defaultdict(float)
     now = 0.0
-    merged: set[tuple[str, ...]] = set()  # axes with a gradient sum, into which later ones are merged
+    # Compilers merge the gradient sums over the same axes, so only the first one pays the latency.
+    merged: set[tuple[str, ...]] = set()
     for index, event in enumerate(plan.events):
         parts = _seconds(event, plan.mesh, hardware, dtype)
         if isinstance(event, Collective) and is_gradient_sum(event):
@@ -235,6 +238,7 @@ def collective_seconds(c: Collective, mesh: Mesh, hardware: Hardware) -> float:
     rings = ring_segments(c.axes, mesh, hardware)
     if not rings:
         return 0.0
+    # A permute is one step: all pairs send at the same time, and the slowest link decides.
     if c.kind == "permute":
         return max(c.bytes / r.level.bandwidth + r.level.latency for r in rings)
     latency = sum(r.steps * r.level.latency for r in rings)
