@@ -37,8 +37,7 @@ from ..ops.shape import transpose
 Leaf = Tensor | jax.Array
 AxisSet = frozenset[str]
 Variant = tuple[AxisSet, jax.Array]
-# Of a flat list of leaves, because each leaf has its own variants; returns the value and the auxiliary
-# output.
+# Takes a flat list of leaves, because variants and gradients are made leaf by leaf.
 LeafFunction = Callable[[list[Leaf]], tuple[PyTree, PyTree]]
 
 _NO_AXES: AxisSet = frozenset()

@@ -233,6 +233,7 @@ class LowerBound:
             bytes, dims = atom.accesses[-1]
             traffic += bytes * (share(dims, "value") - share(dims, sharding))
         memory = max(memory, traffic / self.hardware.memory_bandwidth)
+        # Virtual devices compute and copy on the same cores, so that nothing overlaps (`plan/time.py`).
         seconds = compute + memory if self.hardware.shared_cores else max(compute, memory)
         return self.slowdown * seconds * atom.work.count
 
@@ -260,6 +261,8 @@ class LowerBound:
             if is_backward_sum and dims in remaining:
                 if not remaining[dims]:
                     continue
+                # Once, even if the trace sums it in each iteration of a loop: a real layout may leave it
+                # pending.
                 remaining[dims], count, is_gradient = remaining[dims] - 1, 1, True
             renamed = [group for group in self.atoms.renamed if group & dims]
             if is_backward_sum and renamed:
@@ -290,6 +293,8 @@ class LowerBound:
                 CollectiveCost("param extra", "value", "all-gather", dims, dims, bytes / 2, 1, False, index)
                 for index, (dims, bytes) in enumerate(params)
             ]
+        # Updates run on the splits of the optimizer state, and their results are gathered to those of
+        # parameters.
         if params and "optimizer" in levels:
             costs["update", False] = [
                 CollectiveCost("state extra", "param", "all-gather", dims, dims, bytes, 1, False, index)

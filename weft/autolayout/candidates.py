@@ -61,7 +61,7 @@ class CandidateSpace:
         self.atoms = trace_cost_atoms(fn, args)
         self.dims = self.atoms.searched if dims is None else [d for d in self.atoms.dims if d in dims]
         count = axes if mesh is None else len(mesh.axes)
-        # groups ** axes candidates per mesh must not exceed the limit.
+        # The limit is on candidates, of which a mesh has groups ** axes, so its root is the limit on groups.
         limit = int(MAX_CANDIDATES ** (1 / max(count, 1)))
         self.groups = independent_groups(self.dims, self.atoms.conflicts, limit)
         self.bound = LowerBound(self.atoms, hardware, devices, self.groups)
@@ -90,6 +90,7 @@ class CandidateSpace:
 
     def levels(self, sizes: MeshShape, stored: bool) -> Iterator[StorageLevels]:
         """The combinations of storage levels for the axes of a mesh."""
+        # Without tensors of its role, a level would repeat the candidates of the level below it.
         roles = {tensor.role for tensor in self.bound.state} if stored else set()
         levels = [level for level in STORAGE_LEVELS if not level or level.rstrip("s") in roles]
         return itertools.product(levels, repeat=len(sizes))
@@ -107,7 +108,7 @@ class CandidateSpace:
         if self.required_dim:
             splits = np.array([self.required_dim in group for group in self.groups])
             distinct &= np.any([splits[position] for position in positions], axis=0) if sizes else False
-        # A level without extra dims stores nothing differently.
+        # A level without extra dims stores nothing differently: it would repeat a candidate of a lower level.
         for size, level, position in zip(sizes, levels, positions, strict=True):
             if level:
                 distinct &= np.array([bool(self.bound.storage_dims(g, size)) for g in self.groups])[position]
@@ -127,6 +128,7 @@ class CandidateSpace:
 
     def order_counts(self, sizes: MeshShape) -> np.ndarray:
         """The number of axis orders of each candidate of a mesh: `len(axis_orders(...))` for all at once."""
+        # Arrays over all candidates: a call of `axis_orders` for each of up to 2**24 would take minutes.
         positions = np.indices([len(self.groups)] * len(sizes))
         counts = np.ones(positions.shape[1:], int)
         factorials = np.array([math.factorial(n) for n in range(len(sizes) + 1)])

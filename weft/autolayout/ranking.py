@@ -94,6 +94,7 @@ def search(
     run = BranchAndBound(spaces, machine, devices, stored, objective, top, progress)
     result = run.best(cap)
     if not result.ranked:
+        # The candidate with the least memory of all tells the user how far the limit is off.
         smallest = replace(run, objective="memory", top=1).best(sys.maxsize)
         return replace(result, nearest=smallest.best)
     return replace(result, front=tuple(run.front(result))) if front else result

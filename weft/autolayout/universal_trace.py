@@ -65,6 +65,7 @@ class UniversalLayout(Layout):
         return {name: (axis,) for name, axis in self.axes.items()}
 
     def splits(self, dims: Sequence[Dim], mesh: Mesh, role: str = "value") -> Splits:
+        # A rule can't name an inner dim, so no candidate splits one.
         is_split = [d.size > 1 and not d.is_inner and d.name not in self.unsplittable for d in dims]
         return tuple(
             (self._axis_of(d.name),) if split else () for d, split in zip(dims, is_split, strict=True)

@@ -42,9 +42,9 @@ BY_VALUE = (Dim, Mesh, Layout, enum.Enum)
 BUILTIN = (tuple, list, dict, set, frozenset)
 MUTABLE = (list, dict, set)
 DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-# Their attributes never change, and the functions they wrap are compiled.
+# Their attributes never change, and the functions they wrap are compiled: identity is enough.
 COMPILED_FUNCTIONS = (np.ufunc, type(np.sum))
-# With these a function reaches values that its code does not name.
+# With these a function reaches values that its code does not name, so no key can cover them.
 DYNAMIC_LOOKUPS = {"eval", "exec", "globals", "locals", "vars", "__import__"}
 # A NumPy array is mutable, so the key has a copy of its bytes, which is hashed at each call.
 MAX_COMPARED_BYTES = 1 << 16
@@ -244,7 +244,7 @@ def _reached(fn: types.FunctionType) -> Iterator[Any]:
     for cell in fn.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # an empty cell: its variable is not assigned yet
+        except ValueError:  # an empty cell: its variable is not assigned yet, so there is nothing to compare
             yield None
     # A library's globals don't change, and following them would reach half of Python.
     if is_library(fn.__code__.co_filename):

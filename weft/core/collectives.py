@@ -119,7 +119,7 @@ def permute(array: jax.Array, axes: Axes, pairs: Sequence[tuple[int, int]]) -> A
     order = [a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes]
     sizes = [lax.axis_size(a) for a in axes]
     devices = np.arange(math.prod(sizes)).reshape(sizes).transpose([axes.index(a) for a in order])
-    number = np.argsort(devices.ravel()).tolist()  # argsort inverts the permutation
+    number = np.argsort(devices.ravel()).tolist()  # inverted: `pairs` have our numbers, not the mesh's
     return lax.ppermute(array, tuple(order), [(number[a], number[b]) for a, b in pairs])
 
 

@@ -26,7 +26,7 @@ from .errors import DimError, WeftError, caret, is_tracer, nearest, python_numbe
 EXAMPLES = {"dims": "batch=64 length=128", "Mesh": "data=4 model=2", "Layout": "batch:data d_ff:model"}
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.']*")
 MAX_DIM_SIZE = 2**31 - 1
-# A leading underscore marks dims that Weft creates internally; users can't write such names.
+# A leading underscore marks dims that Weft creates. Users can't write such names, so they never clash.
 _ANY_NAME = re.compile(rf"_*{NAME.pattern}")
 
 

@@ -73,7 +73,7 @@ class Layout:
     ):
         base = _parse(rules)
         stored = base | (_parse(params) if params is not None else {})
-        # Optimizer state is stored like the parameters unless it has rules of its own (ZeRO-1).
+        # Without rules of its own, optimizer state follows the parameters: ZeRO-3 must not replicate it.
         state = base | _parse(optimizer) if optimizer is not None else stored
         self._rules = {"value": base, "param": stored, "optimizer": state}
         self._key = tuple(tuple(sorted(self._rules[role].items())) for role in ROLES)

@@ -239,7 +239,7 @@ class Program:
                 check_has_values(*leaves, *staged.captured)
             return staged, arrays
         except WeftError as error:
-            # `op` adds the call of an eager op, under its public name.
+            # `op` adds the call of an eager op. Here the call would have the name of the lowering.
             raise error.located("" if self._eager else self._format_call(args, kwargs)) from None
         except CONCRETIZATION_ERRORS as error:
             numbers = [] if self._eager else number_names(self.fn, args, kwargs)

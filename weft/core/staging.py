@@ -139,7 +139,8 @@ def flatten_outputs(staged: Staged, result: PyTree) -> tuple[list[Any], list[Par
     specs: list[PartitionSpec] = []
     staged.out_leaves = []
     for leaf in leaves:
-        # A global tensor that the function returns without using it is a capture as well.
+        # A global tensor that the function returns without using it is a capture as well: only slices leave
+        # the shard_map.
         if isinstance(leaf, Tensor) and not leaf.is_slice:
             leaf = as_slice(leaf)
         named = (leaf.dims, leaf.role) if isinstance(leaf, Tensor) else None

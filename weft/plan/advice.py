@@ -16,8 +16,7 @@ from .units import human_bytes, human_count
 if TYPE_CHECKING:
     from .plan import Plan
 
-# GPipe (Huang et al., 2019) finds the bubble negligible from 4 micro-batches per stage on: (K-1)/(5K-1) <
-# 0.2.
+# GPipe (Huang et al., 2019): the bubble is negligible with 4 micro-batches per stage, (K-1)/(5K-1) < 0.2.
 MAX_IDLE_SHARE = 0.2
 MIN_SHARE = 0.05  # saving less of all work or memory is not worth another rule
 

@@ -13,7 +13,7 @@ from .units import human_bytes
 if TYPE_CHECKING:
     from .plan import Plan
 
-# Work outside of a pipeline is duplicated on all stages. Only the full name stack tells it from work inside.
+# Stages may duplicate the work outside of a pipeline. Only the full name stack tells it from work inside.
 PIPELINE_LABEL = "pipeline["
 # The backward pass of a stage for one micro-batch, in units of its forward pass: the recomputed forward pass
 # (1) and the gradients (2). With "1f1b" a stage recomputes the forward pass once more, as input for the next
