@@ -85,7 +85,7 @@ def test_list(run, tmp_path, golden):
     golden("list", re.sub(" +", " ", shown(out)), "messages/checkpoint_cli")
     assert (tmp_path / "runs" / ".old-step_7").exists()
     said = json.loads(run("list", "runs", "--json")[1])
-    assert [(one["step"], one["whole"]) for one in said] == [(1, True), (2, False), (30, False), (31, False)]
+    assert [(one["step"], one["complete"]) for one in said] == [(1, True), (2, False), (30, False), (31, False)]
     assert said[0]["bytes"] == sum(
         p.stat().st_size for p in (tmp_path / "runs" / "step_1").rglob("*") if p.is_file()
     )
@@ -104,7 +104,7 @@ def test_list_beside_a_run_that_removes_old_ones(looked, run, monkeypatch):
     monkeypatch.setattr(inspect, looked, late)
     code, out, err = run("list", "runs", "--json")
     assert (code, err) == (0, "")
-    assert [(one["step"], one["whole"]) for one in json.loads(out)] == [(2, True)]
+    assert [(one["step"], one["complete"]) for one in json.loads(out)] == [(2, True)]
 
 
 def test_list_beside_a_run_that_finishes_one(run, monkeypatch):

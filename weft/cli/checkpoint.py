@@ -46,7 +46,7 @@ class CheckpointListCommand:
                     "bytes": one.bytes,
                     "date": _date(one.seconds),
                     "tensors": one.tensors,
-                    "whole": one.damage is None,
+                    "complete": one.damage is None,
                     "damage": one.damage,
                 }
                 for one in found
