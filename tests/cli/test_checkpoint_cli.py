@@ -85,7 +85,12 @@ def test_list(run, tmp_path, golden):
     golden("list", re.sub(" +", " ", shown(out)), "messages/checkpoint_cli")
     assert (tmp_path / "runs" / ".old-step_7").exists()
     said = json.loads(run("list", "runs", "--json")[1])
-    assert [(one["step"], one["complete"]) for one in said] == [(1, True), (2, False), (30, False), (31, False)]
+    assert [(one["step"], one["complete"]) for one in said] == [
+        (1, True),
+        (2, False),
+        (30, False),
+        (31, False),
+    ]
     assert said[0]["bytes"] == sum(
         p.stat().st_size for p in (tmp_path / "runs" / "step_1").rglob("*") if p.is_file()
     )

@@ -282,23 +282,21 @@ def dims_in_label(op: str, known: DimGroup) -> DimGroup:
 class _DimAttribution:
     """Attributes the work, arrays and buffers of a universal trace to dims."""
 
-    def __init__(self, layout: UniversalLayout, context: Context, plan: Plan):
+    def __init__(self, layout: UniversalLayout, ctx: Context, plan: Plan):
         self.names = {axis: name for name, axis in layout.axes.items()}
         self.every = frozenset(layout.axes)
-        self.hidden = frozenset(context.vmapped_dims) & self.every
+        self.hidden = frozenset(ctx.vmapped_dims) & self.every
         self.sizes: dict[str, set[int]] = defaultdict(set)
-        for _, dims in context.joint_dims:
+        for _, dims in ctx.joint_dims:
             for d in dims:
                 self.sizes[d.name].add(d.size)
-        self.conflicts = frozenset(
-            frozenset(d.name for d in dims) & self.every for _, dims in context.joint_dims
-        )
-        self.renamed = frozenset(dims & self.every for dims in context.renamed)
-        self.mergeable = frozenset(frozenset(map(self.on_axes, some)) for some in context.same_sum_axes)
+        self.conflicts = frozenset(frozenset(d.name for d in dims) & self.every for _, dims in ctx.joint_dims)
+        self.renamed = frozenset(dims & self.every for dims in ctx.renamed)
+        self.mergeable = frozenset(frozenset(map(self.on_axes, some)) for some in ctx.same_sum_axes)
         gathers = (self.on_axes(c.axes) for c in plan.collectives if c.kind == "all-gather")
         self.gathered = _NO_DIMS.union(*gathers)
         self.dims_of_array = functools.cache(self._dims_of_array)
-        self.pipelines = {one.layers.name: one for one in context.pipelines}
+        self.pipelines = {one.layers.name: one for one in ctx.pipelines}
 
     def on_axes(self, axes: Iterable[str]) -> DimGroup:
         """The dims on these axes."""
