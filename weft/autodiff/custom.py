@@ -88,7 +88,8 @@ class custom_vjp:
             with trees.inside():
                 given = trees.unflatten("residuals", residuals), trees.unflatten("value", cotangent)
                 found: list[jax.Array | None] = []
-                # A rule returns one tree, or None, per argument; JAX sees one argument per array.
+                # A rule returns one tree, or None, per argument. For JAX each array is an argument of its
+                # own, so a None stands for all arrays of its tree.
                 for g, a in zip(self._cotangents(args, *given), args, strict=True):
                     tree: PyTree = jax.tree.structure(a, is_leaf=is_tensor)
                     for part in [None] * tree.num_leaves if g is None else tree.flatten_up_to(g):

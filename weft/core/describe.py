@@ -62,7 +62,7 @@ def format_call(name: str, args: Sequence[object], kwargs: Mapping[str, object])
 
 
 def _format_argument(x: object) -> str:
-    from .tensor import Tensor  # tensor.py imports this module
+    from .tensor import Tensor  # imported here because tensor.py imports this module
 
     if isinstance(x, Tensor):
         return describe(x)

@@ -247,7 +247,7 @@ class Tensor(Operators):
     def _materialized(self) -> Tensor:
         if self.splits is None:
             return self
-        from .reshard import materialize  # reshard.py imports this module
+        from .reshard import materialize  # imported here because reshard.py imports this module
 
         return materialize(self)
 
