@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check, real, same
+from compare import assert_same, check, real
 
 import weft as wf
 from weft.autodiff.remat import REMAT_POLICIES
@@ -189,14 +189,14 @@ def test_eager_derivatives():
         for tensors in (TENSORS, placed):
             got = jax.tree.leaves(fn(*[tensors[n] for n in given]), is_leaf=wf.is_tensor)
             for t, a in zip(got, want, strict=True):
-                same(t, a, name)
+                assert_same(t, a, name=name)
     x, w = placed["x"], placed["w"]
     grads = wf.grad(lambda x, w: wf.sum(wf.tanh(product(x, w))), (0, 1))(x, w)
     want = jax.grad(lambda x, w: jnp.sum(jnp.tanh(raw_product(x, w))), (0, 1))(
         TENSORS["x"].array, TENSORS["w"].array
     )
     for t, a in zip(grads, want, strict=True):
-        same(t, a)
+        assert_same(t, a)
 
 
 def arguments(grad, value_and_grad, total):
@@ -235,7 +235,7 @@ def test_arguments_and_results_are_nested_as_in_jax():
         assert tree == jax.tree.structure(want)
         for t, a in zip(leaves, jax.tree.leaves(want), strict=True):
             if wf.is_tensor(t):
-                same(t, a)
+                assert_same(t, a)
             else:
                 assert t == a == 3
 
@@ -249,9 +249,9 @@ def test_vjp_with_aux():
 
     out, (grad,), aux = wf.spmd(program, "x=2", "b:x")(x, w)
     want, pull = jax.vjp(lambda w: jnp.tanh(x.array @ w), w.array)
-    same(out, want)
-    same(grad, pull(want)[0])
-    same(aux, x.array * 2)
+    assert_same(out, want)
+    assert_same(grad, pull(want)[0])
+    assert_same(aux, x.array * 2)
 
 
 def test_gradients_keep_the_role_and_may_stay_pending():
@@ -264,7 +264,7 @@ def test_gradients_keep_the_role_and_may_stay_pending():
 
     staged = wf.spmd(program, "x=2", "b:x")
     want = jax.grad(lambda w: jnp.tanh(x.array @ w).sum() + jnp.tanh(2 * x.array @ w).sum())
-    same(staged(w, x), want(w.array))
+    assert_same(staged(w, x), want(w.array))
     assert [(c.kind, c.bytes) for c in staged.collectives(w, x)] == [("all-reduce", 4 * 3 * 4)]
 
 
@@ -326,7 +326,7 @@ def test_gradients_through_numpy_constants():
     scale = np.arange(4, dtype=np.float32)
     fn = lambda x: wf.sum(wf.square(x * wf.tensor(scale, "d=4")))
     got = wf.spmd(wf.grad(fn), "x=8", "d:x")(TENSORS["x"])
-    same(got, jax.grad(lambda x: jnp.sum((x * scale) ** 2))(TENSORS["x"].array))
+    assert_same(got, jax.grad(lambda x: jnp.sum((x * scale) ** 2))(TENSORS["x"].array))
 
 
 def test_a_pending_gradient_of_a_narrow_type():

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import assert_zero_padding
 from hlo import collective_bytes
 
 import weft as wf
@@ -139,13 +140,10 @@ def numbers(shape, seed):
 
 
 def check_elements(t, want, what):
-    """A tensor's elements, and that what is stored behind them is zero."""
-    stored = np.asarray(t.storage)
-    padding = stored.copy()
-    inside = tuple(slice(d.size) for d in t.dims)
-    padding[inside] = 0
-    assert np.array_equal(stored[inside], want), f"{what} of {t.dims}: {stored[inside]}, not {want}"
-    assert not padding.any(), f"{what} of {t.dims} has padding that is not zero"
+    """The stored elements are the expected ones, and the padding is zero."""
+    stored = np.asarray(t.storage)[tuple(slice(d.size) for d in t.dims)]
+    assert np.array_equal(stored, want), f"{what} of {t.dims}: {stored}, not {want}"
+    assert_zero_padding(t, f"{what} of {t.dims}")
 
 
 def check(mesh, some, used):

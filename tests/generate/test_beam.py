@@ -166,7 +166,8 @@ def plainly(vocab, how, prompt, limit, ends):
     return found
 
 
-def same(found, expected):
+def assert_same_beams(found, expected):
+    """Equal tokens, and scores that agree up to rounding, in every row."""
     for row, want in zip(found, expected, strict=True):
         assert [s for s, *_ in row] == [s for s, *_ in want]
         np.testing.assert_allclose([r[1:] for r in row], [w[1:] for w in want], atol=2e-5)
@@ -186,7 +187,7 @@ def test_with_beams_for_all_the_best_are_found(how, ends):
         truth = every_sequence(TOY, prompt, 3, ends)
         want = [(s, divided(how, log, len(s)), log) for s, log in truth.items()]
         want = sorted(want, key=lambda one: -one[1])[: how.size]
-        same([row], [want])
+        assert_same_beams([row], [want])
         scores = [score for _, score, _ in row]
         assert scores == sorted(scores, reverse=True) and len(row) == min(25, len(truth))
 
@@ -217,7 +218,7 @@ LIMITS = (8, 8, 1, 5, 8, 3, 8, 2, 8, 8, 6, 8)
 def test_a_search_is_that_of_lists(stop, ends):
     how = Beams(3, 1.0, "transformer", stop)
     found = find_once(USUAL, how, MORE, LIMITS, ends)
-    same(found, [plainly(USUAL, how, p, n, ends) for p, n in zip(MORE, LIMITS, strict=True)])
+    assert_same_beams(found, [plainly(USUAL, how, p, n, ends) for p, n in zip(MORE, LIMITS, strict=True)])
     assert len({len(one[0]) for row in found for one in row}) > 2
 
 
@@ -225,7 +226,7 @@ def test_as_many_beams_go_on_whatever_ends():
     """With an alpha that prefers the longest, those that go on beside four likely ends are what is found."""
     how = Beams(3, 6.0)
     found = find_once(USUAL, how, MORE, LIMITS, LIKELY)
-    same(found, [plainly(USUAL, how, p, n, LIKELY) for p, n in zip(MORE, LIMITS, strict=True)])
+    assert_same_beams(found, [plainly(USUAL, how, p, n, LIKELY) for p, n in zip(MORE, LIMITS, strict=True)])
 
 
 def test_to_stop_later_is_never_worse():
@@ -243,19 +244,19 @@ def test_rows_find_what_they_find_alone():
     together = find_once(USUAL, how, MORE, LIMITS, (1,))
     for n in (2, 5, 8, 11):  # prompts of one length, for one program
         alone = find(USUAL, how, [MORE[n]], [LIMITS[n]], (1,))
-        same(alone, [together[n]])
+        assert_same_beams(alone, [together[n]])
 
 
 def test_a_row_that_may_say_nothing_finds_nothing():
     found = find(USUAL, Beams(3, 1.0), MORE, (0, *LIMITS[1:]), (1,))
     assert found[0] == []
-    same(found[1:], find_once(USUAL, Beams(3, 1.0), MORE, LIMITS, (1,))[1:])
+    assert_same_beams(found[1:], find_once(USUAL, Beams(3, 1.0), MORE, LIMITS, (1,))[1:])
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one device"])
 def test_a_layout_changes_nothing(layout):
     how = Beams(3, 1.0)
-    same(
+    assert_same_beams(
         find(USUAL, how, MORE, LIMITS, (1, 4), layout),
         find_once(USUAL, how, MORE, LIMITS, (1, 4)),
     )
@@ -382,7 +383,7 @@ def test_a_search_is_that_of_mesh_tensorflow(size, alpha, layout):
                 want = want + [(s, divided(how, log, limit), log) for s, log in beams]
                 want = sorted(want, key=lambda one: -one[1])[:size]
             # It may stop with fewer than K finished; what is found after that is no better than these.
-            same([row[: len(want)]], [want])
+            assert_same_beams([row[: len(want)]], [want])
             assert [s for _, s, _ in row] == sorted((s for _, s, _ in row), reverse=True)
             cut, ended = cut + (count == limit), ended + (count < limit)
     assert cut > 2 and ended > 2

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import assert_same
 
 import weft as wf
 from weft import nn
@@ -12,6 +13,7 @@ from weft.nn.lsh import default_buckets
 from weft.nn.module import map_parameters
 
 MESH = wf.Mesh("data=2 model=2 seq=2")
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}  # in float64
 D_MODEL, HEADS, D_KV = wf.dims("d_model=6 heads=3 d_kv=4")
 
 
@@ -128,16 +130,9 @@ def check(m, x, factors, *, segments=False, causal=True, key=None, layout=""):
     mask = allowed(buckets, numbers, cuts, m.chunk, causal)
 
     (w_want, x_want), want = plain(weights, x.array, mask)
-    close(y, want)
-    close(x_grad, x_want)
-    for name, got in nn.parameters(m_grad).items():
-        close(got, w_want[name])
+    assert want.dtype == jnp.float64
+    assert_same((y, x_grad, dict(nn.parameters(m_grad))), (want, x_want, w_want), **TOLERANCE)
     return mask
-
-
-def close(got, want):
-    assert got.dtype == want.dtype == jnp.float64
-    np.testing.assert_allclose(got.numpy(), want, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("chunk, rounds, segments", [(9, 1, False), (16, 2, True), (5, 2, False)])
@@ -218,10 +213,12 @@ def test_dropout():
         assert weights.dims[-1] == wf.Dim("near", 8)
         return wf.dropout(weights, 0.5, jax.random.key(7))
 
-    whole, dropped = run(m, x), run(m, x, dropout=drop)
-    close(run(m, x, dropout=lambda weights: weights * 0.5), whole.numpy() * 0.5)
-    assert not np.isclose(dropped.numpy(), whole.numpy()).all((1, 2)).any()
-    close(run(m, x, "batch:data heads:model length:seq chunks:seq", dropout=drop), dropped.numpy())
+    full, dropped = run(m, x), run(m, x, dropout=drop)
+    assert_same(run(m, x, dropout=lambda weights: weights * 0.5), full.numpy() * 0.5, **TOLERANCE)
+    assert not np.isclose(dropped.numpy(), full.numpy()).all((1, 2)).any()
+    split = run(m, x, "batch:data heads:model length:seq chunks:seq", dropout=drop)
+    assert full.dtype == split.dtype == jnp.float64
+    assert_same(split, dropped, **TOLERANCE)
 
 
 def test_nothing_to_see():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import assert_same
 
 import weft as wf
 from benchmarks.memory import compiled_bytes
@@ -92,12 +93,11 @@ def expected():
     return wf.spmd(gradients(plain), wf.Mesh())(*arguments())
 
 
-def close(got, want, tolerance):
-    """Alike up to a part of the largest element of each tensor."""
-    got, want = (jax.tree.leaves(tree, is_leaf=wf.is_tensor) for tree in (got, want))
-    for x, y in zip(got, want, strict=True):
-        values = y.numpy(*(d.name for d in x.dims))
-        np.testing.assert_allclose(x.numpy(), values, rtol=0, atol=tolerance * np.abs(values).max())
+def assert_same_gradients(actual, expected, tolerance):
+    """The tolerance is relative to the largest element of each tensor."""
+    actual, expected = (jax.tree.leaves(tree, is_leaf=wf.is_tensor) for tree in (actual, expected))
+    for x, y in zip(actual, expected, strict=True):
+        assert_same(x, y, rtol=0, atol=tolerance * np.abs(y.numpy()).max())
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_plain_autodiff(name):
     mesh, layout = LAYOUTS[name]
     with jax.enable_x64(True):
         got = wf.spmd(gradients(nn.reversible), mesh, layout)(*arguments())
-        close(got, expected(), 1e-10)
+        assert_same_gradients(got, expected(), 1e-10)
 
 
 def test_other_keys_drop_others():
@@ -131,7 +131,7 @@ def test_any_number_of_branches_outside_programs(count):
 
     with jax.enable_x64(True):
         args = draw(0, LAYERS, D_MODEL), draw(1, D_MODEL), draw(2, BATCH, D_MODEL)
-        close(loss(nn.reversible)(*args), loss(plain)(*args), 1e-10)
+        assert_same_gradients(loss(nn.reversible)(*args), loss(plain)(*args), 1e-10)
 
 
 def test_tensors_hidden_in_an_object_are_refused():
@@ -213,7 +213,7 @@ def test_an_encoder_decoder(monkeypatch):
     batch, key = Batch(tokens, targets, inputs=inputs), jax.random.key(1)
     got = wf.spmd(loss_of(config, key), "data=2 model=4", layout)(model, batch)
     monkeypatch.setattr(nn, "reversible", plain)
-    close(got, wf.spmd(loss_of(config, key), wf.Mesh())(model, batch), 1e-4)
+    assert_same_gradients(got, wf.spmd(loss_of(config, key), wf.Mesh())(model, batch), 1e-4)
 
 
 def test_gradients_of_a_narrow_type_are_summed_in_the_wide_one():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check, real, same
+from compare import assert_same, check, real
 from jax import lax
 
 import weft as wf
@@ -133,7 +133,7 @@ def test_scan_with_raw_arrays():
     for _ in range(3):
         key, now = jax.random.split(key)
         want = want + jax.random.uniform(now, (3, 4))
-    same(x, want)
+    assert_same(x, want)
     assert n == 3 and ns.tolist() == [0, 0, 1]
 
 
@@ -151,8 +151,8 @@ def test_scan_over_stored_parameters(params):
 
     value, grad = wf.spmd(wf.value_and_grad(loss), "x=2 y=2", layout)(ws, x)
     want = jax.value_and_grad(raw)(ws.array, x.array)
-    same(value, want[0])
-    same(grad, want[1])
+    assert_same(value, want[0])
+    assert_same(grad, want[1])
     assert grad.role == "param"
     assert grad.storage.sharding == wf.place(ws, "x=2 y=2", layout).storage.sharding
 
@@ -236,8 +236,8 @@ def test_while_loop(layout):
     (got, steps), tangent = wf.spmd(program, "x=2 y=2", layout)(x, w)
     (want, count), want_tangent = raw(x.array, w.array)
     assert steps.item() == int(count) > 2
-    same(got, want)
-    same(tangent, want_tangent)
+    assert_same(got, want)
+    assert_same(tangent, want_tangent)
 
 
 VMAP_PLACES = [
@@ -316,12 +316,12 @@ def test_eager():
     for place in ((None, None), ("x=2", "b:x")):
         x, xs = (wf.place(t, *place) for t in (x, xs))
         last, ys = wf.scan(lambda c, x: (c * 0.5 + x, c * x), x, xs, "t")
-        same(last, want)
-        same(ys, kept)
-        same(wf.vmap(lambda r: r * wf.sum(r), "b")(x), x.array * x.array.sum(1, keepdims=True))
+        assert_same(last, want)
+        assert_same(ys, kept)
+        assert_same(wf.vmap(lambda r: r * wf.sum(r), "b")(x), x.array * x.array.sum(1, keepdims=True))
         assert wf.while_loop(lambda n: n < 10, lambda n: n * 2, wf.tensor(1, ())).item() == 16
-        same(wf.fori_loop(0, 3, lambda n, c: c + n, x), x.array + 3)
-        same(wf.cond(wf.max(x) > 0, lambda: x, lambda: x * 2.0), x.array)
+        assert_same(wf.fori_loop(0, 3, lambda n, c: c + n, x), x.array + 3)
+        assert_same(wf.cond(wf.max(x) > 0, lambda: x, lambda: x * 2.0), x.array)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_eager_control_flow_goes_where_what_it_captures_is(name):
     x = real(0, "batch=9 d=6")
     placed = wf.place(x, "data=4", "batch:data")
     got = ADOPTING[name](placed)
-    same(got, ADOPTING[name](x).array)
+    assert_same(got, ADOPTING[name](x).array)
     assert name == "grad" or got.mesh == placed.mesh
 
 

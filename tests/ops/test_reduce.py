@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check, real, same, truth, whole
+from compare import assert_same, booleans, check, integers, real
 from jax.scipy.special import logsumexp
 
 import weft as wf
@@ -71,8 +71,8 @@ for _place, _name in enumerate(NAMES):
     )  # fmt: skip
 TENSORS = {
     "x": real(0, "a=4 b=3 c=5"),
-    "i": whole(1, "a=4 b=3 c=5", -4, 5),
-    "b": truth(2, "a=4 b=3 c=5"),
+    "i": integers(1, "a=4 b=3 c=5", -4, 5),
+    "b": booleans(2, "a=4 b=3 c=5"),
     "r": real(3, ""),
 }
 
@@ -160,7 +160,7 @@ def test_large_values_do_not_overflow():
         [logsumexp, jax.nn.softmax, jax.nn.log_softmax, jax.grad(logsumexp)],
         strict=True,
     ):
-        same(t, f(x.array), rtol=3e-5)
+        assert_same(t, f(x.array), rtol=3e-5)
 
 
 BF16 = {
@@ -192,7 +192,7 @@ def test_sums_stay_pending_and_are_added_up_once():
         return wf.sum(x, "c") + 2.0 * wf.mean(x, "c") - wf.sum(x * x, "c").astype(jnp.float32)
 
     staged = wf.spmd(program, "x=2 y=2", "c:x a:y")
-    same(
+    assert_same(
         staged(TENSORS["x"]),
         (lambda x: x.sum(2) + 2 * x.mean(2) - (x * x).sum(2))(TENSORS["x"].array),
     )

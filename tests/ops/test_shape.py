@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check, real, truth, whole
+from compare import booleans, check, integers, real
 
 import weft as wf
 from weft.core.errors import DimError, LayoutError, ShapeError
@@ -50,8 +50,8 @@ TENSORS = {
     "f": real(2, "f=24 b=3"),
     "o": real(3, "one=1 c=5 o2=1"),
     "r": real(4, ""),
-    "i": whole(5, "a=4 c=5", 0, 9),
-    "t": truth(6, "c=5 a=4"),
+    "i": integers(5, "a=4 c=5", 0, 9),
+    "t": booleans(6, "c=5 a=4"),
 }
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import real, same
+from compare import assert_same, real
 
 import weft as wf
 from weft import nn, optim
@@ -128,7 +128,7 @@ def test_equals_optax(name):
     for step, (params, raw, _) in enumerate(five_steps()):
         for path, t in named_tensors(params[name]).items():
             want = raw[name]["cube"][0] if path == "cube.0" else raw[name][path]
-            same(t, want, f"{path} after {step + 1} steps", rtol=2e-5, atol=1e-6)
+            assert_same(t, want, name=f"{path} after {step + 1} steps", rtol=2e-5, atol=1e-6)
             assert t.role == "param"
 
 
@@ -161,7 +161,7 @@ def test_stacked_tensors_stand_for_several():
     assert [d.name for d in state["rows"]["w"].dims] == ["layers", "h"]
     each = [opt.update(g, opt.init(p), p)[0] for g, p in zip(grads, layers, strict=True)]
     for key, want in together(each).items():
-        same(new[key], want.array, key, rtol=1e-6, atol=1e-7)
+        assert_same(new[key], want.array, name=key, rtol=1e-6, atol=1e-7)
 
 
 def test_narrow_parameters_have_wide_state():
@@ -171,8 +171,8 @@ def test_narrow_parameters_have_wide_state():
     new, state = opt.update(g, opt.init(p), p)
     wide, wide_state = opt.update(g.astype(jnp.float32), opt.init(p), p.astype(jnp.float32))
     assert (new.dtype, new.role, state["mean"][""].dtype) == (jnp.bfloat16, "param", jnp.float32)
-    same(new, wide.array.astype(jnp.bfloat16))
-    same(state["variance"][""], wide_state["variance"][""].array, rtol=1e-6, atol=0)
+    assert_same(new, wide.array.astype(jnp.bfloat16))
+    assert_same(state["variance"][""], wide_state["variance"][""].array, rtol=1e-6, atol=0)
 
 
 # -- layouts -----------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_layouts_change_nothing(layout, sizes):
     assert tree == expected_tree
     for t, e in zip(leaves, expected, strict=True):
         assert (t.dims, t.role) == (e.dims, e.role)
-        same(t, e.array, rtol=2e-5, atol=1e-6)
+        assert_same(t, e.array, rtol=2e-5, atol=1e-6)
 
 
 def test_eagerly_on_a_mesh():
@@ -260,7 +260,7 @@ def test_eagerly_on_a_mesh():
     assert state["mean"]["w"].storage.addressable_shards[0].data.shape == (4, 3)  # 7 and 5 over 2
     for name, t in new.items():
         assert t.mesh == MESH
-        same(t, want[name].array, name)
+        assert_same(t, want[name].array, name=name)
 
 
 def test_in_a_loop():
@@ -279,7 +279,7 @@ def test_in_a_loop():
     for _ in range(3):
         want, state = opt.update(wf.spmd(wf.grad(loss))(want, x), state, want)
     for name, t in got.items():
-        same(t, want[name].array, name)
+        assert_same(t, want[name].array, name=name)
 
 
 # -- what travels, and what is kept ------------------------------------------------------------------
@@ -492,7 +492,7 @@ def test_the_rate_may_be_a_function():
     opt = optim.Momentum(lambda step: 0.5 / (step + 1.0))
     new, state = opt.update(g, opt.init(p), p)
     new, state = opt.update(g, state, new)
-    same(new, p.array - g.array * 0.75, rtol=1e-6)
+    assert_same(new, p.array - g.array * 0.75, rtol=1e-6)
 
 
 def test_optimizers_print_and_compare():

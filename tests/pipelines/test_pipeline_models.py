@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from compare import same
+from compare import assert_same
 
 import weft as wf
 from weft import nn, optim, train
@@ -107,7 +107,7 @@ def equals_one_device(name, mesh, layout, schedule, micro):
     want, want_grads = on_one_device(name)
     np.testing.assert_allclose(loss.item(), want, rtol=1e-6)
     for got, wanted in zip(jax.tree.leaves(grads, is_leaf=wf.is_tensor), want_grads, strict=True):
-        same(got, wanted, rtol=2e-5, atol=2e-6 * max(1.0, float(np.abs(wanted).max())))
+        assert_same(got, wanted, rtol=2e-5, atol=2e-6 * max(1.0, float(np.abs(wanted).max())))
     if wf.Layout.of(layout).rules_for("param") == wf.Layout.of(layout).rules_for():
         plan = program.plan(module, rows(0, name))
         assert not [c for c in plan.collectives if c.kind == "all-gather" and "pipe" in c.axes]
@@ -149,7 +149,7 @@ def equals_training(name, mesh, layout, schedule, micro):
     assert want[-1] < want[0]
     np.testing.assert_allclose(losses, want, rtol=1e-5)
     for got, wanted in zip(params, want_params, strict=True):
-        same(got, wanted.numpy(), rtol=1e-4, atol=1e-5)
+        assert_same(got, wanted.numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def stored(folder):
     return {name: t.numpy() for name, t in nn.parameters({"model": model, "state": state}).items()}
 
 
-def assert_same(folder, other):
+def assert_same_runs(folder, other):
     """Both runs have the same curve and the same arrays, bit for bit."""
     assert curve(folder) == curve(other)
     ours, theirs = stored(folder), stored(other)
@@ -49,7 +49,7 @@ def assert_same(folder, other):
     assert [name for name, x in ours.items() if x.tobytes() != theirs[name].tobytes()] == []
 
 
-def assert_close(folder, other):
+def assert_similar_runs(folder, other):
     """Both runs have the same curve and the same parameters, but for rounding."""
     np.testing.assert_allclose(curve(folder), curve(other), rtol=CLOSE)
     ours, theirs = stored(folder), stored(other)

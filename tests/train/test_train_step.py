@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import real, same
+from compare import assert_same, real
 
 import weft as wf
 from weft import nn, optim, train
@@ -137,9 +137,9 @@ def test_equals_plain_jax(layout, sizes, micro):
     assert len(program.traces) == 1  # what comes back goes in again, and nothing is new
     smooth = nn.parameters(optim.with_ema_params(model, state["average"]))
     for name, p in nn.parameters(model).items():
-        same(p, params[name], name, rtol=2e-5, atol=2e-6)
-        same(state["average"][name], average[name], name, rtol=2e-5, atol=2e-6)
-        same(smooth[name], average[name], name, rtol=2e-5, atol=2e-6)
+        assert_same(p, params[name], name=name, rtol=2e-5, atol=2e-6)
+        assert_same(state["average"][name], average[name], name=name, rtol=2e-5, atol=2e-6)
+        assert_same(smooth[name], average[name], name=name, rtol=2e-5, atol=2e-6)
         assert (p.role, smooth[name].role, state["average"][name].role) == ("param", "param", "optimizer")
 
 
@@ -272,7 +272,7 @@ def test_sequences_to_sequences():
     for name in whole:
         np.testing.assert_allclose(whole[name].item(), parts[name].item(), rtol=2e-5)
     for name, p in nn.parameters(new).items():
-        same(nn.parameters(new_by_parts)[name], p.array, name, rtol=2e-5, atol=2e-6)
+        assert_same(nn.parameters(new_by_parts)[name], p.array, name=name, rtol=2e-5, atol=2e-6)
 
 
 # -- micro-batches of any batch ----------------------------------------------------------------------
@@ -366,7 +366,7 @@ def test_any_batch_in_parts_is_the_full_batch(kind, mesh, layout):
         np.testing.assert_allclose(metrics["loss"].item(), loss, rtol=1e-6)
         np.testing.assert_allclose(metrics["grad_norm"].item(), np.linalg.norm(grads), rtol=1e-6)
         assert metrics["tokens"].item() == given[2].sum()
-        same(new.w, w - grads, f"micro={micro}", rtol=1e-5, atol=1e-6)
+        assert_same(new.w, w - grads, name=f"micro={micro}", rtol=1e-5, atol=1e-6)
 
 
 class Weighted(Regression):
@@ -422,7 +422,7 @@ def test_rows_that_count_the_same(reduce, weight):
         found.append(wf.spmd(step, "data=2", "batch:data")(model, {}, x, None))
     for metrics, new, _ in found:
         np.testing.assert_allclose(metrics["loss"].item(), reduce(wf.square(x * w)).item(), rtol=1e-6)
-        same(new.w, found[0][1].w.array, rtol=1e-6)
+        assert_same(new.w, found[0][1].w.array, rtol=1e-6)
 
 
 def test_batches_that_weigh_nothing():
@@ -434,7 +434,7 @@ def test_batches_that_weigh_nothing():
     nothing = dataclasses.replace(batch(0), weights=wf.zeros("batch=12 length=3"))
     metrics, new, _ = train.train_step(optim.Momentum(1.0), micro=2)(net(), {}, nothing, None)
     assert metrics["loss"].item() == 0.0
-    same(new.wide, net().wide.array)
+    assert_same(new.wide, net().wide.array)
 
 
 def test_an_eager_step_in_parts_is_traced_once():
@@ -463,7 +463,7 @@ def test_inside_replicas():
         found.append(program(*diloco.init(model), rows, None))
     for name in ("loss", "tokens"):
         np.testing.assert_allclose(found[0][0][name].numpy(), found[1][0][name].numpy(), rtol=1e-6)
-    same(found[1][1].w, found[0][1].w.array, rtol=1e-5, atol=1e-6)
+    assert_same(found[1][1].w, found[0][1].w.array, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("experts", [0, 4], ids=["dense", "experts"])
