@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import assert_same, check, real
+from compare import assert_same, assert_same_on_mesh, check, cosines, real
 
 import weft as wf
 from weft.autodiff.remat import REMAT_POLICIES
@@ -340,3 +340,80 @@ def test_a_pending_gradient_of_a_narrow_type():
     got = wf.spmd(run, "x=2", "b:x")(w, x)
     assert got.dtype == jnp.float16
     np.testing.assert_allclose(got.numpy(), x.numpy().sum(0), rtol=1e-2)
+
+
+def test_deferred_gather_inside_vjp_inside_cond():
+    """A collective was traced in the branch, on an array of the vjp's own trace."""
+
+    def program(x):
+        def pulled():
+            out, pull = wf.vjp(wf.square, x)
+            return pull(out)[0]
+
+        return wf.grad(lambda y: wf.sum(wf.cond(wf.sum(x) > 9.0, lambda: x * 2.0, pulled) * y))(x)
+
+    layout = wf.Layout("", params="a:x")
+    assert_same_on_mesh(program, "x=4", layout, wf.parameter(cosines("a=4")))
+
+
+def test_vjp_inside_a_scan_sums_gradients_after_the_loop():
+    """The layers were made varying before the loop, so vjp was retraced and summed in every step."""
+    io, layers = wf.dims("io=3 layers=4")
+    x, w, scale = cosines("batch=6 io=3"), cosines("layers=4 io=3"), cosines("io=3")
+
+    def program(x, w, scale):
+        def step(carry, w):
+            x, total = carry
+            out, pull = wf.vjp(lambda w, s, _: wf.tanh(x * wf.sin(w) * s), w, scale, x, zeros=False)
+            of_w, of_scale, unused = pull(out)
+            assert unused is None
+            return (out, total + of_scale), of_w
+
+        return wf.scan(step, (x, wf.zeros([io])), w, layers)
+
+    assert_same_on_mesh(program, "p=2", "batch:p", x, w, scale)
+    found = wf.spmd(program, "p=2", "batch:p").plan(x, w, scale).collectives
+    assert [(c.kind, c.count, c.bytes) for c in found] == [("all-reduce", 1, 12), ("all-reduce", 1, 48)]
+
+
+def test_a_loop_that_accumulates_many_gradients_is_traced_twice():
+    """Each carry that should be pending cost one more trace of the body: 12 parameters, 13 traces."""
+    params = {f"w{n}": wf.parameter(cosines("d=4 h=3")) for n in range(12)}
+    traced = []
+
+    def run(params, x):
+        def part(total, x):
+            traced.append(1)
+            grads = wf.grad(
+                lambda p: sum(wf.sum(wf.tanh(wf.einsum(x, w, out=["b", "h"]))) for w in p.values())
+            )(params)
+            return {n: total[n] + g for n, g in grads.items()}, None
+
+        return wf.scan(part, {n: w * 0.0 for n, w in params.items()}, x, "micro")[0]
+
+    program = wf.spmd(run, "x=2", "b:x")
+    found = program.collectives(params, cosines("micro=3 b=4 d=4"))
+    assert len(traced) == 2
+    assert [(c.kind, c.bytes, c.count) for c in found] == [("all-reduce", 4 * 3 * 4, 1)] * 12
+
+
+def test_remat_takes_static_arguments_eagerly():
+    """JAX rejected strings, and made a boolean a tracer."""
+    x = wf.ones("a=3")
+    scaled = wf.remat(lambda x, mode, twice=False: x * 2 if mode == "on" and twice else x)
+    for run in (scaled, wf.spmd(scaled, static=(1, "twice"))):
+        assert run(x, "on", twice=True).numpy().tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("place", [("x=2", "a:x"), ("x=4", "a:x"), ("x=2 y=2", "b:x a:y")], ids=str)
+def test_infinite_gradients_are_zero_in_padding(place):
+    """They were 0 · ∞ there, and an einsum of two of them added the NaN to the result."""
+
+    def squared(x, s):
+        gradient = wf.grad(lambda x: wf.sum(x * s))(x)
+        return wf.einsum(gradient, gradient, out=[]), gradient
+
+    given = wf.ones("a=5 b=3"), wf.tensor(np.float32(np.inf), ())
+    assert_same_on_mesh(squared, *place, *given)
+    stored = np.asarray(wf.spmd(squared, *place)(*given)[1].storage)
+    assert not np.isnan(stored).any() and (stored[5:] == 0).all()

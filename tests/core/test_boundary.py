@@ -422,3 +422,11 @@ def test_a_donated_tensor_is_shown_without_values():
     assert repr(x) == "f32[a=6/x·2], donated to a program"
     with pytest.raises(ProgramError, match="have been deleted"):
         step(x)
+
+
+def test_static_tuples_of_different_number_types_are_traced_separately():
+    """1, 1.0 and True are equal, so a tuple of one reused the trace of another."""
+    program = wf.spmd(lambda x, s: x * s[0][0], static=(1,))
+    x = wf.arange(wf.Dim("a", 3))
+    assert [program(x, ((s,),)).dtype for s in (1, 1.0, True)] == [jnp.int32, jnp.float32, jnp.int32]
+    assert len(program.traces) == 3

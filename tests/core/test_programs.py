@@ -592,3 +592,14 @@ def test_names_of_the_package():
     assert names["einsum"] is wf.einsum and "collectives" not in names
     with pytest.raises(AttributeError, match=r"'eisnum'.*did you mean einsum"):
         weft.eisnum
+
+
+def test_a_staged_method_is_bound_to_its_instance():
+    class Scaled(eqx.Module):
+        factor: float
+
+        @wf.spmd(mesh="p=2", layout="a:p")
+        def call(self, x):
+            return x * self.factor
+
+    assert Scaled(3.0).call(wf.ones("a=3")).numpy().tolist() == [3, 3, 3]

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import assert_zero_padding
+from compare import assert_same_on_mesh, assert_zero_padding, cosines
 from hlo import collective_bytes
 
 import weft as wf
@@ -454,3 +454,16 @@ def test_equal_reshapes_share_an_all_to_all_outside_of_loops():
     x = wf.tensor(numbers((8, 8), 0).astype(np.float32), "a=8 b=8")
     assert [(c.kind, c.bytes, c.count) for c in program.collectives(x)] == [("all-to-all", 128, 1)]
     check_elements(program(x), 4 * x.numpy().reshape(4, 16), "value")
+
+
+def test_the_axis_of_a_dim_of_one_moves_to_another_dim_and_back():
+    """XLA could not compile the reshard back, in which the second device's slice is all padding."""
+
+    def run(x):
+        def loss(x):
+            return wf.sum(wf.einsum(x, x.rename(g="d"), out=["g", "d"]))
+
+        return wf.grad(loss)(x)
+
+    x = wf.parameter(cosines("a=1 h=2 g=3"))
+    assert_same_on_mesh(run, "x=2", wf.Layout("d:x", params="a:x"), x)

@@ -466,3 +466,16 @@ def test_integer_powers_of_tensors(mesh, layout):
     np.testing.assert_array_equal(
         wf.spmd(run, mesh, layout)(x, y, -1)[2].numpy(), np.trunc(1 / np.where(bases, bases, np.inf)).ravel()
     )
+
+
+def test_from_callback_raises_inside_a_program_and_is_called_once_per_slice():
+    calls = []
+
+    def part(where):
+        calls.append(where)
+        return np.arange(1.0, 6.0)[where]
+
+    t = wf.from_callback(part, "a=5", "p=4", "a:p")
+    assert t.numpy().tolist() == [1, 2, 3, 4, 5] and len(calls) == 4
+    with pytest.raises(wf.ProgramError, match="inside a program"):
+        wf.spmd(lambda: wf.from_callback(part, "a=5", "p=4", "a:p"), "p=4", "a:p")()

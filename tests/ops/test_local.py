@@ -189,3 +189,13 @@ def test_a_result_that_depends_on_a_split_operand_has_its_dim():
             "a:x c:y",
         )(x, w)
     assert "psum" not in str(caught.value)  # it would also multiply what does not vary
+
+
+def test_local_in_a_scan_with_varying_operands():
+    x = wf.ones("g=1 b=1")
+
+    def step(carry, row):
+        return carry, wf.local(lambda a: a * 2, row, out=row.dims, splittable=["b"])
+
+    _, rows = wf.spmd(lambda x: wf.scan(step, x, x, "g"), "x=2", "g:x")(x)
+    assert rows.numpy("g", "b").tolist() == [[2.0]]

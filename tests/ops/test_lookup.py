@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check_one, collectives
+from compare import assert_same_on_mesh, check_one, collectives, cosines
 
 import weft as wf
 from weft.core.errors import DimError, LayoutError, ShapeError, TensorTypeError
@@ -268,3 +268,24 @@ def test_scatter_add_keeps_what_updates_mean():
     with pytest.raises(TensorTypeError, match="float32 was written into a tensor of dtype int32"):
         wf.scatter_add(wf.zeros("word=3", jnp.int32), ids, 0.5, "word")
     assert wf.scatter_add(wf.zeros("word=3", jnp.int32), ids, True, "word").numpy().tolist() == [1, 0, 1]
+
+
+def test_a_scalar_index_is_looked_up_on_the_device_that_stores_it():
+    """XLA merged two slices, and the other device's gradient came from outside its slice."""
+
+    def run(x):
+        def loss(x):
+            lowest = wf.take(x, wf.argmin(x, "h"), "h")
+            return lowest * 0.7 + wf.sum(x * wf.tensor(np.arange(1.0, 5.0, dtype=np.float32), "h=4"))
+
+        return wf.grad(loss)(x)
+
+    assert_same_on_mesh(run, "x=2", "h:x", wf.tensor(np.float32([-1, 3, 2, 4]), "h=4"))
+
+
+def test_a_scalar_index_is_added_to_on_the_device_that_stores_it():
+    def run(x, index):
+        return wf.scatter_add(x * wf.tensor(np.arange(1.0, 5.0, dtype=np.float32), "h=4"), index, 7.0, "h")
+
+    for n in range(4):
+        assert_same_on_mesh(run, "x=2", "h:x", cosines("h=4"), wf.tensor(np.int32(n), ()))

@@ -269,3 +269,10 @@ def test_long_products_have_the_oracles_gradients():
     for mine, oracle in ((wf.prod, jnp.prod), (wf.cumprod, jnp.cumprod)):
         got = wf.spmd(second(mine), "x=2", "a:x")(small)
         np.testing.assert_allclose(got.numpy(), raw(oracle)(small.array), rtol=1e-4)
+
+
+def test_max_and_min_over_a_split_dim_propagate_nan():
+    x = wf.tensor(np.array([1, np.nan, 3, 4, 5], np.float32), "a=5")
+    for mesh in ("p=2", "p=4"):
+        most, least = wf.spmd(lambda x: (wf.max(x), wf.min(x)), mesh, "a:p")(x)
+        assert np.isnan(most.item()) and np.isnan(least.item())

@@ -109,3 +109,18 @@ def test_errors(error, match, call):
 def test_an_illegal_layout_of_the_result_is_an_error():
     with pytest.raises(LayoutError, match="both on axis x"):
         wf.spmd(lambda x: x.rename(a="rows"), "x=2", "rows:x c:x")(TENSORS["x"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: wf.stack([wf.ones("a=2")] * 2, wf.Dim("a", 2)),
+        lambda: wf.merge(wf.ones("a=2 b=3 c=6"), ["a", "b"], wf.Dim("c", 6)),
+        lambda: wf.split(wf.ones("a=9 b=3"), "a", wf.dims("b=3 z=3")),
+        lambda: wf.ones("a=4").rename(a=wf.Dim("z", 5)),
+    ],
+    ids=["stack", "merge", "split", "rename"],
+)
+def test_repeated_dims_and_renames_to_another_size_raise(wrong):
+    with pytest.raises(wf.DimError):
+        wrong()

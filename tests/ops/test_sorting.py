@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check_one, collectives
+from compare import check_one, collectives, cosines
 from jax import lax
 
 import weft as wf
@@ -202,3 +202,14 @@ def test_a_dim_too_large_for_int32_is_an_error_in_every_op(size, layout):
     for f in ops:
         with pytest.raises(DimError, match="at most 2147483647"):
             wf.spmd(f, "x=8", layout).plan(x)
+
+
+def test_the_running_sum_of_one_nonzero_element():
+    """XLA returned that element at all positions: the gradient of one element of a running sum was wrong."""
+    x = cosines("g=7")
+    for reverse in (False, True):
+        gradient = wf.grad(lambda x, reverse=reverse: wf.cumsum(x, "g", reverse=reverse)["g", 3])
+        want = np.arange(7) >= 3 if reverse else np.arange(7) <= 3
+        np.testing.assert_array_equal(wf.spmd(gradient)(x).numpy(), want)
+    padded = wf.spmd(lambda x: wf.cumsum(wf.pad(x, "g", 2, 2), "g"))(cosines("g=1"))
+    np.testing.assert_array_equal(padded.numpy() != 0, [False, False, True, True, True])

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import assert_same, integers, real
+from compare import assert_same, assert_same_on_mesh, cosines, integers, real
 from hlo import collective_bytes, instructions
 from jax import lax
 
@@ -541,3 +541,18 @@ def test_forward_mode(layout):
     out, tangent = wf.spmd(run, "pipe=2 data=2", layout)(args, tangents)
     assert_same(out, want)
     assert_same(tangent, want_tangent)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_parameters_shared_by_stages_and_stored_along_them(schedule):
+    def run(w, layers, x):
+        def layer(h, b, w):
+            return h + wf.tanh(wf.einsum(h, w, reduce=["d"]).rename(h="d") + b)
+
+        out = wf.pipeline(layer, x, layers, "layers", micro=2, shared=(w,), schedule=schedule)
+        return wf.sum(wf.square(out))
+
+    given = wf.parameter(cosines("d=4 h=4")), cosines("layers=4 d=4"), cosines("batch=8 d=4")
+    assert_same_on_mesh(
+        wf.grad(run), "pipe=2 data=2", wf.Layout("layers:pipe batch:data", params="d:pipe"), *given
+    )

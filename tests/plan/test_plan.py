@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from hlo import collective_bytes, multiplications
-from test_collectives import (
+from networks import (
     PAPER,
     accumulated,
     batch,
@@ -25,6 +25,7 @@ from test_collectives import (
 import weft as wf
 from benchmarks import lm
 from benchmarks.handwritten import Size
+from weft.plan.advice import exceeds_memory
 
 SMALL = Size(layers=3, d_model=32, d_ff=64, heads=4, d_kv=8, vocab=64, length=16, batch=8)
 
@@ -525,3 +526,35 @@ def test_what_is_read_under_another_name_is_written_first():
         for plan in (one, two)
     ]
     assert traffic[0] == traffic[1] > 0
+
+
+def test_tensors_with_values_can_be_planned_on_a_mesh_without_devices():
+    x, y = wf.ones("a=5"), wf.ones("a=5")
+    plan = wf.spmd(lambda x: x * y, "p=64", "a:p").plan(x)
+    assert plan.mesh.size == 64
+
+
+def test_a_plan_reports_that_it_does_not_fit_the_machine():
+    """It gave the peak and the time, but not the memory of a device."""
+    plan = wf.spmd(lambda x: x * 2.0, "data=2", "batch:data").plan(wf.spec("batch=4 d_model=1000000000"))
+    assert "does not fit: a device of tpu-v2 has 8 GiB of memory" in plan.explain("tpu-v2")
+    assert "does not fit" not in plan.explain("h100") and "does not fit" not in plan.explain()
+
+
+def test_a_plan_that_does_not_fit_reports_what_would_help():
+    """The page advised nothing beside "does not fit", and the text had no advice at all."""
+    batch, d_model, layers = wf.dims("batch=1048576 d_model=1024 layers=16")
+
+    def layer(x, w):
+        return wf.relu(wf.einsum(x, w, reduce="d_model")).rename(d_out="d_model"), None
+
+    def loss(w, x):
+        return wf.mean(wf.scan(layer, x, w, "layers")[0])
+
+    w = wf.spec([layers, d_model, d_model.rename("d_out")], role="param")
+    plan = wf.spmd(wf.grad(loss), "data=2", "batch:data").plan(w, wf.spec([batch, d_model]))
+    advice = "are saved for the backward pass: recompute them (wf.remat; --model.remat nothing)"
+    for shown in (" ".join(plan.explain("tpu-v2").split()), plan.to_html("tpu-v2")):
+        assert "the peak exceeds the memory of a device by" in shown and advice in shown
+        assert "are parameters" not in shown  # they are small
+    assert not [*exceeds_memory(plan, plan.memory.peak)]

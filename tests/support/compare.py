@@ -42,6 +42,11 @@ def weights(shape):
     return np.cos(1.0 + np.arange(int(np.prod(shape)))).reshape(shape).astype(np.float32)
 
 
+def cosines(dims):
+    """A tensor of fixed values that all differ."""
+    return wf.tensor(weights([d.size for d in wf.dims(dims)]), dims)
+
+
 def _is_float(x):
     return jnp.issubdtype(x.dtype, jnp.floating)
 
@@ -153,6 +158,12 @@ def _assert_same_leaf(actual, expected, rtol, atol, name):
         np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, err_msg=name)
     else:
         np.testing.assert_array_equal(actual, expected, err_msg=name)
+
+
+def assert_same_on_mesh(fn, mesh, layout, *args):
+    """A program computes on a mesh what it computes on one device."""
+    expected = wf.spmd(fn, wf.Mesh())(*args)
+    assert_same(wf.spmd(fn, mesh, layout)(*args), expected, rtol=1e-5, atol=1e-6)
 
 
 def assert_zero_padding(tensor, name=""):

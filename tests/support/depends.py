@@ -17,9 +17,12 @@ CONFTEST = TESTS / "conftest.py"
 ATTRIBUTE = re.compile(r"\bwf\.(checkpoint|data|generate|models|nn|optim|random|train)\b")
 
 
-def file_of(name):
-    """The file of a module of the project, by its full name, or None: `theorem` is tests/theorem/__init__.py."""
-    for folder in (ROOT, TESTS, TESTS / "support", TESTS / "core"):
+def file_of(name, importer=ROOT / "__init__.py"):
+    """The file of a module by its full name, or None if it is not the project's.
+
+    A test module can import another one in its own folder, which pytest adds to the path.
+    """
+    for folder in (ROOT, TESTS, TESTS / "support", importer.parent):
         path = folder.joinpath(*name.split("."))
         for candidate in (path / "__init__.py", path.with_suffix(".py")):
             if candidate.exists():
@@ -51,7 +54,7 @@ def imported(path):
         found |= {*(ROOT / "weft").glob("**/*.py")}
     for name in names_in(path):
         parts = name.split(".")
-        found |= {file_of(".".join(parts[:n])) for n in range(1, len(parts) + 1)}
+        found |= {file_of(".".join(parts[:n]), path) for n in range(1, len(parts) + 1)}
     return found - {None}
 
 
