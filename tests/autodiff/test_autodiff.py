@@ -297,12 +297,12 @@ def test_remat_and_collectives():
 
 
 def test_remat_keeps_less():
-    def kept(policy):
+    def saved_residuals(policy):
         body = wf.remat(lambda x: wf.sin(wf.sin(wf.sin(x))), policy)
         jaxpr = wf.spmd(wf.grad(lambda x: wf.sum(body(x))), "x=2", "b:x").jaxpr(TENSORS["x"])
         return str(jaxpr).count(" sin ")
 
-    assert kept("everything") < kept("nothing")
+    assert saved_residuals("everything") < saved_residuals("nothing")
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def traffic(program, *args, scalars=False):
 
 
 @pytest.mark.parametrize(("mesh", "layout", "values"), [p[1:] for p in PAPER], ids="ABCDE")
-def test_two_layers_send_what_the_paper_says(mesh, layout, values):
+def test_two_layers_send_the_bytes_of_the_paper(mesh, layout, values):
     program = wf.spmd(wf.grad(two_layers, argnums=(0, 1, 2)), mesh, layout)
     args = random(io, hidden), random(hidden, io), random(batch, io)
     want = {("all-reduce", axes): 4 * n for axes, n in values.items()}
@@ -89,10 +89,10 @@ def test_a_sequence_parallel_block_gathers_and_scatters_each_way():
     layout = "batch:data sequence:model d_ff:model"
     program = wf.spmd(wf.grad(loss, argnums=0), "data=4 model=2", layout)
     args = random(small, sequence, d_model), random(d_model, d_ff), random(d_ff, d_model)
-    whole = 4 * 2 * 8 * 16
+    full = 4 * 2 * 8 * 16
     assert traffic(program, *args) == {
-        ("all-gather", ("model",)): 2 * whole,
-        ("reduce-scatter", ("model",)): 2 * whole,
+        ("all-gather", ("model",)): 2 * full,
+        ("reduce-scatter", ("model",)): 2 * full,
     }
 
 

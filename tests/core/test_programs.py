@@ -247,14 +247,14 @@ def test_a_signature_is_traced_once():
         (lambda: program(x, more=[x, None]), "the arguments have a different structure: f32[a=6, b=3], f32[a=6, b=3]"),
         (lambda: program(x, more=[x, None]), None),
     ]  # fmt: skip
-    for n, (call, said) in enumerate(calls):
+    for n, (call, logged) in enumerate(calls):
         before = len(program.traces)
         call()
         call()
         new = program.traces[before:]
-        assert len(new) == (said is not None), n
-        if said is not None:
-            reason, signature = said.split(": ", 1)
+        assert len(new) == (logged is not None), n
+        if logged is not None:
+            reason, signature = logged.split(": ", 1)
             assert new[0].reason == reason, n
             assert sorted(new[0].signature.split(", ")) == sorted(signature.split(", ")), n
     assert len(count) == len(program.traces)
@@ -298,9 +298,9 @@ def test_trees_none_and_other_results():
             True,
         )
 
-    got, (truth_value,) = wf.spmd(fn, "x=2", "a:x")({"pair": (TENSORS["x"], None)}, name="n")
+    got, (is_on,) = wf.spmd(fn, "x=2", "a:x")({"pair": (TENSORS["x"], None)}, name="n")
     assert_same(got["x"], TENSORS["x"].array * 2)
-    assert got["none"] is None and got["text"] == "n" and truth_value is True
+    assert got["none"] is None and got["text"] == "n" and is_on is True
     assert got["number"] == 3 and got["float"] == 0.5
     np.testing.assert_array_equal(got["raw"], np.ones(2))
 
@@ -350,7 +350,7 @@ def test_captured_tensors_that_were_not_met_before(mesh, layout, use):
     assert [trace.reason for trace in program.traces] == ["first call", "it captures different tensors"]
 
 
-def test_tensors_captured_in_turn_settle():
+def test_tensors_captured_in_turn_stop_retracing():
     turns = itertools.cycle([wf.full("b=3", 2.0), wf.full("b=3", 4.0)])
     program = wf.spmd(lambda x: wf.zeros_like(x) + next(turns), "x=2", "a:x")
     assert_same(program(TENSORS["x"]), np.full((6, 3), 2.0, np.float32))
@@ -366,8 +366,8 @@ def test_captured_tensors_that_hold_one_array():
 
     p = wf.parameter(q)
     stored = wf.spmd(lambda x: (x * q, p * x), "data=3", wf.Layout("", params="query:data"))
-    kept = [s.bytes for s in stored.plan(wf.ones("")).stored if s.name.startswith("captured")]
-    assert kept == [12, 4]
+    captured_bytes = [s.bytes for s in stored.plan(wf.ones("")).stored if s.name.startswith("captured")]
+    assert captured_bytes == [12, 4]
 
 
 def test_a_method_has_all_that_a_program_has():
@@ -382,7 +382,7 @@ def test_a_method_has_all_that_a_program_has():
     assert "mul" in str(model.double.jaxpr(x)) and len(model.double.traces) == 1
 
 
-def test_specs_that_are_placed_change_roles_and_places():
+def test_placed_specs_change_roles_and_placements():
     placed = wf.place(wf.spec("a=3"), "x=2", "a:x")
     assert wf.parameter(placed).role == "param" and wf.parameter(placed).mesh == placed.mesh
     off = wf.place(placed, None, None)
@@ -422,7 +422,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("text", SHOWN)
-def test_layouts_show_all_their_rules(text):
+def test_layouts_print_all_their_rules(text):
     layout = SHOWN[text]
     assert str(layout) == text
     assert eval(repr(layout), {"Layout": wf.Layout}) == layout
@@ -468,9 +468,12 @@ def test_two_meshes_are_an_error_that_names_both():
 
 
 def test_slices_do_not_leave_their_program():
-    kept = []
-    wf.spmd(lambda x: kept.append(x) or x, "x=2", "a:x")(TENSORS["x"])
-    for use in (lambda: kept[0] + 1.0, lambda: wf.spmd(lambda x: x + kept[0], "x=2", "a:x")(TENSORS["x"])):
+    slices = []
+    wf.spmd(lambda x: slices.append(x) or x, "x=2", "a:x")(TENSORS["x"])
+    for use in (
+        lambda: slices[0] + 1.0,
+        lambda: wf.spmd(lambda x: x + slices[0], "x=2", "a:x")(TENSORS["x"]),
+    ):
         with pytest.raises(WeftError):
             use()
 

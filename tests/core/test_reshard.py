@@ -151,20 +151,20 @@ def check(mesh, some, used):
     # One whole input for each shape; a sign takes it into the layout that the relayout starts from.
     shapes = {(3, *c.sizes) if c.summed else c.sizes for c in some}
     values = {shape: numbers(shape, 0).astype(np.float32) for shape in shapes}
-    whole = {
+    inputs = {
         shape: wf.tensor(v, [wf.Dim(f"whole{n}", s) for n, s in enumerate(shape)])
         for shape, v in values.items()
     }
     weights = [numbers(c.new_sizes, n).astype(np.float32) for n, c in enumerate(some)]
 
-    def start(n, case, whole):
+    def start(n, case, inputs):
         names = [d.name for d in case.dims(n)[0]]
-        x = whole[(3, *case.sizes)] if case.summed else whole[case.sizes]
+        x = inputs[(3, *case.sizes)] if case.summed else inputs[case.sizes]
         names = [f"k{n}", *names] if case.summed else names
         return -x.rename(**{d.name: name for d, name in zip(x.dims, names, strict=True)})
 
-    def program(whole, weights):
-        starts = [start(n, c, whole) for n, c in enumerate(some)]
+    def program(inputs, weights):
+        starts = [start(n, c, inputs) for n, c in enumerate(some)]
         weights = [
             -wf.tensor(w, [d.rename("whole" + d.name) for d in c.dims(n)[1]]).rename(
                 **{"whole" + d.name: d.name for d in c.dims(n)[1]}
@@ -180,7 +180,7 @@ def check(mesh, some, used):
         return ends, pull(weights)[0]
 
     rules = {name: axes for n, c in enumerate(some) for name, axes in c.rules(n).items()}
-    ends, gradients = wf.spmd(program, mesh, rules)(whole, weights)
+    ends, gradients = wf.spmd(program, mesh, rules)(inputs, weights)
     for case, end, gradient, w in zip(some, ends, gradients, weights, strict=True):
         shape = (3, *case.sizes) if case.summed else case.sizes
         want = case.oracle(-values[shape])

@@ -83,7 +83,7 @@ def test_tsv_plain_text_and_jsonl(tmp_path):
     assert list(Jsonl(lines, source="en", target="fr").open()) == [("born", "né"), ("x", "y")]
 
 
-def test_whole_files_are_not_kept_open(tmp_path):
+def test_files_are_closed_after_reading(tmp_path):
     names = [written(tmp_path / f"{n}.txt", f"\ufefftext {n}\n") for n in range(40)]
     before = len(os.listdir("/proc/self/fd"))
     opened = Documents(names).open()
@@ -366,9 +366,9 @@ def test_resumed_anywhere_it_goes_on_the_same(settings):
 @streams
 @pytest.mark.parametrize("count", [4])  # 6 rows: 1, 2, 1 and 2
 def test_the_order_does_not_depend_on_processes(settings, count):
-    whole = first(3, stream(settings))
+    global_steps = first(3, stream(settings))
     parts = [first(3, stream(settings, process_index=n, process_count=count)) for n in range(count)]
-    for number, step in enumerate(whole):
+    for number, step in enumerate(global_steps):
         assert {part[number].position for part in parts} == {step.position}
         pieces = [numbers(part[number].batch) for part in parts]
         for name, array in numbers(step.batch).items():
@@ -376,17 +376,17 @@ def test_the_order_does_not_depend_on_processes(settings, count):
 
 
 def test_unpacked_processes_encode_only_their_rows():
-    asked = []
+    encoded = []
 
     class Recorded(ByteTokenizer):
         def encode(self, text):
-            asked.append(text)
+            encoded.append(text)
             return super().encode(text)
 
     ExampleStream(
         EXAMPLES, Recorded(), rows=6, length=64, packed=False, process_index=1, process_count=3
     ).step(0)
-    assert len(asked) == 2 * 2
+    assert len(encoded) == 2 * 2
 
 
 @pytest.mark.parametrize("rules", ["batch:data", "batch:data length:model"])
@@ -492,8 +492,8 @@ def test_held_out_values_are_never_in_training():
     train = values(Phrases(3000, seed=1)) | values(Phrases(3000, seed=2))
     test = values(Phrases(600, seed=1, held_out=True))
     assert len(test) > 300 and not train & test
-    held = sum(Phrase("number", n, 0).held_out for n in range(10_000))
-    assert 850 < held < 1150  # of 10 % of 10,000: five standard deviations
+    held_out_count = sum(Phrase("number", n, 0).held_out for n in range(10_000))
+    assert 850 < held_out_count < 1150  # of 10 % of 10,000: five standard deviations
 
 
 def test_phrases_in_both_languages():

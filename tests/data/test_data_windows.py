@@ -68,7 +68,7 @@ def test_a_corpus_by_sentencepiece(tmp_path):
     ]
 
 
-def test_whole_files_are_documents(tmp_path):
+def test_each_file_is_a_document(tmp_path):
     for name, text in {"a.txt": "one\n\ntwo\n", "b.txt": " \n", "c.txt": "three"}.items():
         (tmp_path / name).write_text(text)
     assert list(Documents(tmp_path / "*.txt").open()) == ["one\n\ntwo\n", "three"]
@@ -132,9 +132,9 @@ def test_resumed_anywhere_it_goes_on_the_same(shuffle):
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_order_does_not_depend_on_processes(count):
-    whole = list(windows(epochs=1).batches())
+    global_steps = list(windows(epochs=1).batches())
     parts = [list(windows(epochs=1, process_index=n, process_count=count).batches()) for n in range(count)]
-    for number, step in enumerate(whole):
+    for number, step in enumerate(global_steps):
         assert {part[number].position for part in parts} == {step.position}
         pieces = [numbers(part[number].batch) for part in parts]
         for name, array in numbers(step.batch).items():

@@ -190,13 +190,15 @@ def test_a_device_reads_its_own_slice_and_no_more(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.SafetensorsCheckpoint, "read", counted)
     model = huggingface.load(folder, *PLACES["uneven"])
-    held = 0
+    local_count = 0
     for parameter in nn.parameters(model).values():
         shards = parameter.storage.addressable_shards
         for shard in shards[:1] if parameter.storage.is_fully_replicated else shards:
             ends = zip(shard.index, parameter.dims, strict=True)
-            held += math.prod(min(s.stop or d.size, d.size) - min(s.start or 0, d.size) for s, d in ends)
-    assert sum(read) == held
+            local_count += math.prod(
+                min(s.stop or d.size, d.size) - min(s.start or 0, d.size) for s, d in ends
+            )
+    assert sum(read) == local_count
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
@@ -250,7 +252,7 @@ def test_names_that_checkpoints_differ_in(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "said, stored, tied",
+    "declared, stored, tied",
     [
         (True, None, True),
         (True, "the same", True),
@@ -259,13 +261,13 @@ def test_names_that_checkpoints_differ_in(tmp_path):
         (False, "another", False),
     ],
 )
-def test_when_the_last_layer_is_tied(said, stored, tied, tmp_path):
+def test_when_the_last_layer_is_tied(declared, stored, tied, tmp_path):
     settings, shapes = llama(tied=True)
     tensors = values(shapes)
     if stored:
         table = tensors["model.embed_tokens.weight"]
         tensors["lm_head.weight"] = table.copy() if stored == "the same" else table + 1
-    folder = write(tmp_path, settings | {"tie_word_embeddings": said}, tensors)
+    folder = write(tmp_path, settings | {"tie_word_embeddings": declared}, tensors)
     assert huggingface.config_of(folder).tied == tied
     model = huggingface.load(folder)
     assert (model.last is None) == tied

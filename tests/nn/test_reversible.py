@@ -51,14 +51,14 @@ def arguments():
 
 def branches(given, shared):
     """Attention and feed-forward with dropout."""
-    (p, key), (bias, places) = given, shared
+    (p, key), (bias, positions) = given, shared
 
     def attend(x):
         h = x * p["scale"]
         q = wf.einsum(h, p["query"], out=[BATCH, HEADS, LENGTH, D_KV])
         k = wf.einsum(h.rename(length="memory_length"), p["key"], out=[BATCH, HEADS, MEMORY, D_KV])
         scores = wf.einsum(q, k, out=[BATCH, HEADS, LENGTH, MEMORY]) + bias
-        scores = wf.where(places >= places.rename(length="memory_length"), scores, -1e9)
+        scores = wf.where(positions >= positions.rename(length="memory_length"), scores, -1e9)
         return wf.einsum(wf.softmax(scores, MEMORY), k, p["out"], out=[BATCH, LENGTH, D_MODEL])
 
     def feed(x):
@@ -81,8 +81,8 @@ def plain(branches, a, b, stacked, dim, shared=None):
 
 
 def gradients(residual, branches=branches):
-    def loss(layers, bias, x, y, keys, places):
-        a, b = residual(branches, x, x * 2.0, (layers, keys), LAYERS, (bias, places))
+    def loss(layers, bias, x, y, keys, positions):
+        a, b = residual(branches, x, x * 2.0, (layers, keys), LAYERS, (bias, positions))
         return wf.mean(a * y) + wf.mean(wf.square(b))
 
     return wf.value_and_grad(loss, argnums=(0, 1, 2))
@@ -111,9 +111,9 @@ def test_gradients_are_those_of_plain_autodiff(name):
 def test_other_keys_drop_others():
     """So that the test above would see a backward pass that drops other elements than the forward pass."""
     with jax.enable_x64(True):
-        *rest, keys, places = arguments()
+        *rest, keys, positions = arguments()
         keys = jax.random.split(jax.random.key(1), LAYERS.size)
-        value, _ = wf.spmd(gradients(nn.reversible), wf.Mesh())(*rest, keys, places)
+        value, _ = wf.spmd(gradients(nn.reversible), wf.Mesh())(*rest, keys, positions)
         assert abs(value.numpy() - expected()[0].numpy()) > 1e-3
 
 
@@ -134,7 +134,7 @@ def test_any_number_of_branches_outside_programs(count):
         assert_same_gradients(loss(nn.reversible)(*args), loss(plain)(*args), 1e-10)
 
 
-def test_tensors_hidden_in_an_object_are_refused():
+def test_tensors_hidden_in_an_object_raise():
     with pytest.raises(wf.TensorTypeError, match="the layers contain a SimpleNamespace"):
         x = draw(2, BATCH, D_MODEL)
         hidden = types.SimpleNamespace(bias=draw(1, D_MODEL))

@@ -312,12 +312,12 @@ def test_vmap_over_a_split_dim_costs_nothing():
 
 def test_eager():
     x, xs = TENSORS["x"], TENSORS["xs"]
-    want, kept = lax.scan(lambda c, x: (c * 0.5 + x, c * x), x.array, xs.array)
+    want, want_rows = lax.scan(lambda c, x: (c * 0.5 + x, c * x), x.array, xs.array)
     for place in ((None, None), ("x=2", "b:x")):
         x, xs = (wf.place(t, *place) for t in (x, xs))
         last, ys = wf.scan(lambda c, x: (c * 0.5 + x, c * x), x, xs, "t")
         assert_same(last, want)
-        assert_same(ys, kept)
+        assert_same(ys, want_rows)
         assert_same(wf.vmap(lambda r: r * wf.sum(r), "b")(x), x.array * x.array.sum(1, keepdims=True))
         assert wf.while_loop(lambda n: n < 10, lambda n: n * 2, wf.tensor(1, ())).item() == 16
         assert_same(wf.fori_loop(0, 3, lambda n, c: c + n, x), x.array + 3)
@@ -374,7 +374,7 @@ def test_eager_control_flow_goes_where_what_it_captures_is(name):
     assert name == "grad" or got.mesh == placed.mesh
 
 
-def test_what_eager_control_flow_captures_is_in_one_place():
+def test_captures_of_eager_control_flow_share_one_placement():
     x = wf.place(real(0, "batch=9 d=6"), "data=4", "batch:data")
     for other in (wf.place(x, "data=2", "batch:data"), wf.place(x, "data=4", "d:data")):
         with pytest.raises(LayoutError, match="the tensors of one operation, or program,"):
@@ -385,7 +385,7 @@ def test_what_eager_control_flow_captures_is_in_one_place():
 
 @pytest.mark.parametrize("stored", ["", "o:y"])
 @pytest.mark.parametrize("layout", ["b:y", "b:y e:z", "b:y o:z"])
-def test_branches_of_a_split_vmap_on_what_all_places_share(layout, stored):
+def test_branches_of_a_split_vmap_on_shared_operands(layout, stored):
     """JAX made the weights of a branch varying, but not the numbers that they are multiplied by there."""
 
     def loss(w, x):

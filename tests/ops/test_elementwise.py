@@ -415,20 +415,20 @@ def test_equal_numbers_of_different_types_are_different_signatures():
 
 @pytest.mark.parametrize("mesh, layout", MAKE_PLACES, ids=[f"{m}-{lay}" for m, lay in MAKE_PLACES])
 def test_from_callback(mesh, layout):
-    values, asked = np.arange(15.0, dtype=np.float32).reshape(5, 3), []
+    values, slices = np.arange(15.0, dtype=np.float32).reshape(5, 3), []
 
     def part(where):
-        asked.append(values[where].size)
+        slices.append(values[where].size)
         return values[where]
 
     t = wf.from_callback(part, "a=5 b=3", wf.Mesh(mesh), wf.Layout(layout))
     assert_same(t, values)
     assert_same(t * 2.0, values * 2)
     if mesh:
-        assert max(asked) < values.size  # no host was asked for more than its slices
+        assert max(slices) < values.size  # no host was asked for more than its slices
 
 
-def test_where_needs_truth_values():
+def test_where_needs_booleans():
     with pytest.raises(TensorTypeError, match="is a boolean tensor"):
         wf.where(SAME["i"], SAME["x"], 0.0)
 

@@ -136,11 +136,11 @@ def test_debug(mesh, layout, capsys):
     fn = wf.spmd(program, mesh, layout.replace("h:y", "d:y"))
     assert_same(fn(wf.tensor(values, "b=5 d=2")), values * 2 + 45)
     jax.effects_barrier()
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     # Each once, whatever the number of devices; whole, and in its true size.
-    assert said.count("f32[b=5, d=2]") == 2 and said.count("sum: f32[] 45.") == 1
-    assert f"f32[b=5, d=2] {np.array2string(values)}" in said
-    assert f"twice: f32[b=5, d=2] {np.array2string(values * 2)}" in said
+    assert printed.count("f32[b=5, d=2]") == 2 and printed.count("sum: f32[] 45.") == 1
+    assert f"f32[b=5, d=2] {np.array2string(values)}" in printed
+    assert f"twice: f32[b=5, d=2] {np.array2string(values * 2)}" in printed
 
 
 def test_debug_eagerly_and_in_loops(capsys):
@@ -152,9 +152,9 @@ def test_debug_eagerly_and_in_loops(capsys):
         "a:x",
     )(x)
     jax.effects_barrier()
-    said = capsys.readouterr().out
-    assert said.count("x: f32[a=3] [0. 1. 2.]") == 1
-    assert [line for line in said.splitlines() if line.startswith("c:")] == [
+    printed = capsys.readouterr().out
+    assert printed.count("x: f32[a=3] [0. 1. 2.]") == 1
+    assert [line for line in printed.splitlines() if line.startswith("c:")] == [
         f"c: f32[a=3] [{n}. {n + 1}. {n + 2}.]" for n in (1, 2, 3)
     ]
 

@@ -32,8 +32,8 @@ def with_gradients(fn):
             out = fn(*tensors)
             return wf.sum(out * weights), out
 
-        places = tuple(range(len(tensors)))
-        (_, out), grads = wf.value_and_grad(loss, argnums=places, has_aux=True)(*tensors)
+        argnums = tuple(range(len(tensors)))
+        (_, out), grads = wf.value_and_grad(loss, argnums=argnums, has_aux=True)(*tensors)
         return out, grads
 
     return run
@@ -254,20 +254,20 @@ def test_pools(name, mesh, layout):
     check(ours, theirs, [x], mesh, layout, ("pools", name))
 
 
-def test_pools_of_whole_numbers_and_truth_values():
+def test_pools_of_integers_and_booleans():
     numbers = wf.arange(wf.Dim("h", 7)) - 9
-    truth = numbers == -6
+    booleans = numbers == -6
 
-    def all_three(numbers, truth):
+    def all_three(numbers, booleans):
         options = {"window": {"h": 3}, "stride": 2, "padding": "SAME"}
         return (
             wf.max_pool(numbers, **options),
-            wf.max_pool(truth, **options),
+            wf.max_pool(booleans, **options),
             wf.avg_pool(numbers, **options),
         )
 
     for mesh, layout in (("", ""), ("x=4", "h:x")):
-        highest, any_true, mean = wf.spmd(all_three, mesh, layout)(numbers, truth)
+        highest, any_true, mean = wf.spmd(all_three, mesh, layout)(numbers, booleans)
         assert highest.numpy().tolist() == [-8, -6, -4, -3]
         assert any_true.numpy().tolist() == [False, True, True, False]
         assert mean.numpy().tolist() == [-8.5, -7, -5, -3.5]
@@ -317,8 +317,8 @@ def travels(fn, mesh, layout, *specs):
     def loss(*tensors):
         return wf.sum(wf.square(fn(*tensors)))
 
-    places = tuple(range(len(specs)))
-    program = wf.spmd(wf.value_and_grad(loss, argnums=places), mesh, layout)
+    argnums = tuple(range(len(specs)))
+    program = wf.spmd(wf.value_and_grad(loss, argnums=argnums), mesh, layout)
     found: dict[str, list[int]] = {}
     for collective in program.collectives(*[wf.spec(s) for s in specs]):
         if collective.bytes > 4:
@@ -391,7 +391,7 @@ def test_split_channels_are_a_pending_sum():
 # Eager
 
 
-def test_eager_is_staged_and_the_layout_has_no_say():
+def test_eager_equals_staged_under_any_layout():
     x, kernel = draw("b=2 h=7 c=2", 1), draw("kh=3 c=2 o=3", 2)
 
     def every(x, kernel):

@@ -62,12 +62,12 @@ ROWS = {
     ),
     "of a scalar": ("r", lambda r: [wf.sum(r), wf.max(r), wf.mean(r)], lambda r: [r, r, r]),
 }
-for _place, _name in enumerate(NAMES):
+for _axis, _name in enumerate(NAMES):
     ROWS[f"softmax over {_name}"] = (
-        "x", lambda x, n=_name: wf.softmax(x, n), lambda x, p=_place: jax.nn.softmax(x, p)
+        "x", lambda x, n=_name: wf.softmax(x, n), lambda x, p=_axis: jax.nn.softmax(x, p)
     )  # fmt: skip
     ROWS[f"log_softmax over {_name}"] = (
-        "x", lambda x, n=_name: wf.log_softmax(x, n), lambda x, p=_place: jax.nn.log_softmax(x, p)
+        "x", lambda x, n=_name: wf.log_softmax(x, n), lambda x, p=_axis: jax.nn.log_softmax(x, p)
     )  # fmt: skip
 TENSORS = {
     "x": real(0, "a=4 b=3 c=5"),
@@ -215,7 +215,7 @@ def test_collectives_are_those_of_the_table():
         assert kinds(lambda x, fn=fn: fn(x, ["a", "b"])) == []
 
 
-def test_whole_numbers_have_no_softmax():
+def test_integers_have_no_softmax():
     with pytest.raises(TensorTypeError, match="floating-point"):
         wf.softmax(TENSORS["i"], "c")
     with pytest.raises(TensorTypeError, match="floating-point"):

@@ -74,9 +74,9 @@ def test_padding_ties_and_nan(mesh, layout):
     size = 9
     floats = hard_rows(size)
     low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
-    whole = np.array([[low] * 9, [high] * 9, [-1] * 9, [low, low + 1] * 4 + [low]])
-    truth = whole[2:] > low
-    arrays = [floats, whole.astype(np.int32), truth, np.abs(whole).astype(np.uint32) % 3]
+    integers = np.array([[low] * 9, [high] * 9, [-1] * 9, [low, low + 1] * 4 + [low]])
+    booleans = integers[2:] > low
+    arrays = [floats, integers.astype(np.int32), booleans, np.abs(integers).astype(np.uint32) % 3]
     tensors = [wf.tensor(array, [wf.Dim("a", len(array)), wf.Dim("b", size)]) for array in arrays]
     all_of_them = wf.Dim("best", size)
 

@@ -293,8 +293,10 @@ def planned(name, layout):
         return opt.update(wf.grad(loss)(params, x), state, params)
 
     plan = wf.spmd(step, MESH, LAYOUTS[layout]).plan(params, opt.init(params), x)
-    whole = sum(p.size * 4 // (2 if any(d.name == "d_ff" for d in p.dims) else 1) for p in params.values())
-    return plan, whole
+    full_bytes = sum(
+        p.size * 4 // (2 if any(d.name == "d_ff" for d in p.dims) else 1) for p in params.values()
+    )
+    return plan, full_bytes
 
 
 def sent(collectives):
@@ -311,11 +313,11 @@ def of_parameters(plan):
 
 @pytest.mark.parametrize("name", ["momentum", "adamw", "lion"])
 def test_zero_1_scatters_gradients_and_gathers_parameters(name):
-    plan, whole = planned(name, "zero-1")
+    plan, full_bytes = planned(name, "zero-1")
     over_data = [c for c in of_parameters(plan) if "data" in c.axes]
     assert sent(over_data) == {
-        ("backward", "reduce-scatter", "data"): whole,
-        ("update", "all-gather", "data"): whole,
+        ("backward", "reduce-scatter", "data"): full_bytes,
+        ("update", "all-gather", "data"): full_bytes,
     }
     # `scale` has no d_ff: its gradient is a sum over model as well, cut down to the slice before that.
     rest = [c for c in of_parameters(plan) if "data" not in c.axes]
@@ -324,24 +326,24 @@ def test_zero_1_scatters_gradients_and_gathers_parameters(name):
 
 
 def test_zero_3_gathers_nothing_in_the_update():
-    plan, whole = planned("adamw", "zero-3")
+    plan, full_bytes = planned("adamw", "zero-3")
     assert not [c for c in plan.collectives if c.phase == "update"]
     assert sent(c for c in plan.collectives if c.kind == "reduce-scatter") == {
-        ("backward", "reduce-scatter", "data"): whole
+        ("backward", "reduce-scatter", "data"): full_bytes
     }
-    assert plan.memory.params == whole // 2
-    assert plan.memory.optimizer == 2 * whole // 2 + 4  # two moments, and the step
+    assert plan.memory.params == full_bytes // 2
+    assert plan.memory.optimizer == 2 * full_bytes // 2 + 4  # two moments, and the step
 
 
 @pytest.mark.parametrize("layout", ["both", "zero-1", "zero-3"])
 def test_adafactor_sends_statistics_only(layout):
     """Sums of statistics, listed apart: at most a vector at a time, never a matrix."""
-    plan, whole = planned("adafactor", layout)
+    plan, full_bytes = planned("adafactor", layout)
     update = [c for c in plan.collectives if c.phase == "update"]
     sums = [c for c in update if c.kind == "all-reduce"]
     gathers = [c for c in update if c.kind == "all-gather"]
     assert max(c.bytes for c in sums) <= 2 * 8 * 4  # a row or column for each of two layers
-    assert sum(c.bytes * c.count for c in gathers) == (whole if layout == "zero-1" else 0)
+    assert sum(c.bytes * c.count for c in gathers) == (full_bytes if layout == "zero-1" else 0)
     assert len(sums) + len(gathers) == len(update)
     matrices = 2  # each: rows, columns, the mean of rows, the size of the step, that of the parameter
     assert len(sums) <= 5 * matrices + 2

@@ -155,7 +155,7 @@ def test_layers_that_are_infinite_at_zero(mesh, layout, layers, schedule):
 @schedules
 @pytest.mark.parametrize("policy", ["dots", "sums", "everything"])
 @pytest.mark.slow
-def test_what_is_kept_does_not_matter(schedule, policy):
+def test_the_remat_policy_does_not_change_results(schedule, policy):
     program = wf.spmd(
         step(micro=2, schedule=schedule, remat=policy), "pipe=2 data=2", "layers:pipe batch:data"
     )
@@ -213,7 +213,7 @@ def test_the_batch_by_its_dim():
     )
 
 
-def test_whole_numbers_may_stream():
+def test_integers_can_stream():
     """They have no gradients; what is sent on of them is the same on all devices nevertheless."""
     x, n, w = real(0, "batch=8 d=4"), integers(1, "batch=8", 0, 5), real(2, "layers=4 d=4")
 
@@ -264,7 +264,7 @@ def drawn(mesh, layout, layers, **options):
 
 
 @pytest.mark.parametrize("mesh, layout, layers, micro, schedule", DRAWN, ids=shown)
-def test_draws_are_those_of_the_whole_batch(mesh, layout, layers, micro, schedule):
+def test_draws_are_those_of_the_full_batch(mesh, layout, layers, micro, schedule):
     """Bit for bit: each micro-batch drops what it would in one batch, and the backward pass the same."""
     out, grad = drawn(mesh, layout, layers, micro=micro, schedule=schedule)
     want, want_grad = drawn(None, None, layers)
@@ -273,7 +273,7 @@ def test_draws_are_those_of_the_whole_batch(mesh, layout, layers, micro, schedul
     np.testing.assert_array_equal(grad, want_grad)
 
 
-def test_rows_have_their_numbers_of_the_whole_batch():
+def test_rows_have_their_indices_in_the_full_batch():
     x, w = wf.zeros("batch=12"), wf.ones("layers=2")
 
     def run(x, w):
@@ -411,9 +411,9 @@ def test_the_plan(stages, micro, schedule):
     assert (found.ticks, found.back_ticks) == (micro + idle, BACK[schedule](micro, stages)[0])
     if schedule == "gpipe":
         assert found.bubble == pytest.approx(idle / (micro + idle), abs=1e-12)
-    said = " ".join(plan.explain().split())
-    assert f"layers=8 in {stages} stages" in said and f"{micro} micro-batches, {schedule}" in said
-    assert f"a bubble of {found.bubble:.1%}" in said
+    text = " ".join(plan.explain().split())
+    assert f"layers=8 in {stages} stages" in text and f"{micro} micro-batches, {schedule}" in text
+    assert f"a bubble of {found.bubble:.1%}" in text
 
     bars = list(schedule_bars(found))
     kinds = {"gpipe": {"forward", "backward"}, "1f1b": {"forward", "again", "backward"}}[schedule]

@@ -171,8 +171,8 @@ def memory(stages, schedule, micro):
     program = wf.spmd(value_and_grad, f"pipe={stages}", "layers:pipe vocab:pipe")
     args = module, Batch(tokens, tokens)
     found = program.lower(*args).compile().memory_analysis()
-    whole = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
-    return program.plan(*args).memory, whole - found.alias_size_in_bytes, 32 * 128 * 128 * 4
+    total_bytes = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+    return program.plan(*args).memory, total_bytes - found.alias_size_in_bytes, 32 * 128 * 128 * 4
 
 
 @pytest.mark.parametrize(("stages", "micro"), [(2, 8), (4, 16)])
@@ -191,9 +191,9 @@ def test_memory_follows_gpipe():
     """Peak = a·N + b·(L/K)·(N/M): two points give a and b, the others lie on it."""
     points = {(k, m): memory(k, "gpipe", m)[0] for k in (2, 4) for m in (4, 8, 16)}
     one = 32 * 128 * 128 * 4
-    kept = {at: plan.peak - 2 * plan.params for at, plan in points.items()}
-    slope = (kept[2, 4] - kept[2, 16]) / (16 / 2 * one * (1 / 4 - 1 / 16))
+    activation_bytes = {at: plan.peak - 2 * plan.params for at, plan in points.items()}
+    slope = (activation_bytes[2, 4] - activation_bytes[2, 16]) / (16 / 2 * one * (1 / 4 - 1 / 16))
     for k in (2, 4):
         for m in (4, 8, 16):
-            fixed = kept[2, 16] - slope * 16 / 2 * one / 16
-            assert kept[k, m] == pytest.approx(fixed + slope * 16 / k * one / m, rel=0.15)
+            fixed = activation_bytes[2, 16] - slope * 16 / 2 * one / 16
+            assert activation_bytes[k, m] == pytest.approx(fixed + slope * 16 / k * one / m, rel=0.15)

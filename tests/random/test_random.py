@@ -157,7 +157,7 @@ def test_equal_to_jax(typed):
             [wf.random.randint(key, DIMS, *span) for span in SPANS],
         )
 
-    bits, normal, uniform, between, whole = wf.spmd(draw, "x=2 y=4", "a:y c:x")(key)
+    bits, normal, uniform, between, integers = wf.spmd(draw, "x=2 y=4", "a:y c:x")(key)
     for n, have in zip((8, 16, 32), bits, strict=True):
         assert_same_bits(have, jax.random.bits(key, SHAPE, f"uint{n}"))
     for n, dtype in enumerate(dtypes):
@@ -165,7 +165,7 @@ def test_equal_to_jax(typed):
     assert_same_bits(uniform[0], jax.random.uniform(key, SHAPE))
     for dtype, have in zip(dtypes, between, strict=False):
         assert_same_bits(have, jax.random.uniform(key, SHAPE, dtype, -3.0, 0.7))
-    for span, have in zip(SPANS, whole, strict=True):
+    for span, have in zip(SPANS, integers, strict=True):
         assert_same_bits(have, jax.random.randint(key, SHAPE, *span))
 
 
@@ -319,8 +319,8 @@ def test_a_recomputed_draw_is_the_same(mesh, layout):
 
     def oracle(x):
         for key in keys:
-            kept = jax.random.uniform(key, SHAPE) < 0.7
-            x = jnp.where(kept, jnp.sin(x * jax.random.normal(key, SHAPE) * 0.5) / 0.7, 0)
+            mask = jax.random.uniform(key, SHAPE) < 0.7
+            x = jnp.where(mask, jnp.sin(x * jax.random.normal(key, SHAPE) * 0.5) / 0.7, 0)
         return x.sum()
 
     value, gradient = wf.spmd(run, mesh, layout)(logits(), keys)
@@ -349,7 +349,7 @@ def test_refusals(call, error):
         call()
 
 
-def test_whole_numbers_are_within_their_type():
+def test_integers_are_within_their_type():
     """Those beyond it became negative."""
     drawn = wf.random.randint(jax.random.key(0), "a=999", -128, 128, jnp.int8).numpy()
     assert drawn.min() == -128 and drawn.max() == 127

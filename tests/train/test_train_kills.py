@@ -302,10 +302,10 @@ def test_one_of_four_processes_is_killed(long, tmp_path, arguments, environment,
         finally:
             kill(process)
             log.seek(0)
-            said = log.read()
-            print(said[-3000:])
+            output = log.read()
+            print(output[-3000:])
     print(f"the others had stopped after {seconds:.1f} s")
     assert seconds < RESTARTED
-    assert f"process {victim} ended with signal SIGKILL" in said and "starting all again (1 of 2)" in said
-    assert "resumes after step " in said
+    assert f"process {victim} ended with signal SIGKILL" in output and "starting all again (1 of 2)" in output
+    assert "resumes after step " in output
     assert_same_runs(there, long("four"))
