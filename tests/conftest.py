@@ -101,14 +101,17 @@ def mistake(golden, request):
         with pytest.raises(WeftError) as caught:
             call()
         error = caught.value
+        assert isinstance(error, ValueError | TypeError)
         for part in ("call", "fact", "rule", "hint"):
             assert getattr(error, part), f"the message has no part: {part}\n{error}"
-        file, line = re.search(r"  at (\S+):(\d+)$", str(error), re.MULTILINE).groups()
+        file = request.path.relative_to(ROOT).as_posix()
+        [(shown, line)] = re.findall(r"  at (\S+):(\d+)$", str(error), re.MULTILINE)
         source = linecache.getline(str(request.path), int(line))
-        assert Path(file).name == request.path.name and source.rstrip().endswith("# wrong"), source
-        text = re.sub(
-            r"  at \S+:\d+$", f"  at {request.path.relative_to(ROOT)}:LINE", str(error), flags=re.MULTILINE
-        )
+        assert Path(shown).resolve() == request.path, error
+        # The path is relative if the file is inside the current folder.
+        assert Path(shown).is_absolute() != request.path.is_relative_to(Path.cwd()), error
+        assert source.rstrip().endswith("# wrong"), f"{source}\n{error}"
+        text = re.sub(r"  at \S+:\d+$", f"  at {file}:LINE", str(error), flags=re.MULTILINE)
         golden(name, f"{type(error).__name__}: {text}", folder)
 
     return check

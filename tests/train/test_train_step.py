@@ -584,6 +584,5 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_messages(name, mistake, monkeypatch, request):
-    monkeypatch.chdir(request.config.rootpath)
+def test_messages(name, mistake):
     mistake(name, MISTAKES[name], "messages/train")
