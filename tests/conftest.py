@@ -1,10 +1,10 @@
-"""What all tests share: 8 virtual CPU devices, golden texts, hypothesis profiles, the resumable soak.
+"""Configuration shared by all tests: 8 virtual CPU devices, golden texts, hypothesis profiles, the resumable soak.
 
-JAX fixes its devices at first use, so they are set here, before any test module is imported.
+JAX fixes its devices at first use. So they are configured here, before any test module is imported.
 
-The soak is cut into chunks, each an ordinary test with its own seed. `--soak` writes the name of every
-slow test that passed to `.soak/passed`, beside a hash of the files that it depends on, and leaves those out of
-the next run: an interrupted run goes on where it stopped, and a change of code starts over what it may change.
+The soak is divided into chunks, each an ordinary test with its own seed. `--soak` appends the name of every slow test
+that passed to `.soak/passed`, with a hash of the files that the test depends on, and deselects the recorded tests in
+the next run. So an interrupted run resumes, and a change of code repeats only the tests that depend on it.
 """
 
 import difflib
@@ -21,12 +21,13 @@ from depends import digest
 
 from weft.core.errors import WeftError
 
-# Most of a test's time is compiling; how fast the code runs does not matter here. (HLO passes are as ever.)
+# Tests spend most of their time compiling, and run the compiled code once. So LLVM's optimizations are turned off; HLO
+# passes, which decide the collectives, are unchanged.
 FLAGS = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
-# The plain emitters compile in a third of the time.
+# Without the fusion emitters, compilation takes a third of the time.
 FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
-# Tracing makes many objects and few cycles: looking for these costs a tenth.
+# Tracing creates many objects and few reference cycles; collecting these as usual would take a tenth of the time.
 gc.set_threshold(200_000, 20, 100)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -44,14 +45,14 @@ def pytest_addoption(parser):
 
 # -- hypothesis ------------------------------------------------------------------------------------
 
-# Compiling takes as long as it takes: no deadlines, and no complaint that drawing programs is slow.
+# No deadlines, because compile times vary, and no health check of the time it takes to draw a program.
 _patient = {
     "deadline": None,
     "print_blob": True,
     "suppress_health_check": [hypothesis.HealthCheck.too_slow],
 }
 hypothesis.settings.register_profile("default", **_patient, derandomize=bool(os.environ.get("CI")))
-# The seed of a chunk says all about it: nothing is taken from an example database.
+# The seed of a chunk determines its examples, so there is no example database.
 hypothesis.settings.register_profile(
     "soak", **_patient, max_examples=SOAK_CHUNK, database=None, derandomize=False
 )
@@ -65,7 +66,7 @@ hypothesis.settings.load_profile("default")  # --hypothesis-profile, read later,
 def golden(request):
     """`golden(name, text)` compares text with tests/messages/NAME.txt, or rewrites that file.
 
-    `folder` is another folder under tests/. Trailing white space does not count.
+    `folder` is another folder under tests/. Trailing whitespace is ignored.
     """
     update = request.config.getoption("--update-golden")
 
@@ -90,23 +91,27 @@ def golden(request):
 
 @pytest.fixture
 def mistake(golden, request):
-    """`mistake(name, call)`: the call fails with a message of four parts, at a line marked `# wrong`.
+    """`mistake(name, call, folder)`: the call raises an error whose message has four parts.
 
-    The text is golden, the line's number left out.
+    The message must point to a line of the test file that ends with `# wrong`. It is compared with a golden text, in
+    which LINE replaces the line number.
     """
 
     def check(name, call, folder):
         with pytest.raises(WeftError) as caught:
             call()
         error = caught.value
+        assert isinstance(error, ValueError | TypeError)
         for part in ("call", "fact", "rule", "hint"):
             assert getattr(error, part), f"the message has no part: {part}\n{error}"
-        file, line = re.search(r"  at (\S+):(\d+)$", str(error), re.MULTILINE).groups()
-        shown = linecache.getline(str(request.path), int(line))
-        assert Path(file).name == request.path.name and shown.rstrip().endswith("# wrong"), shown
-        text = re.sub(
-            r"  at \S+:\d+$", f"  at {request.path.relative_to(ROOT)}:LINE", str(error), flags=re.MULTILINE
-        )
+        file = request.path.relative_to(ROOT).as_posix()
+        [(shown, line)] = re.findall(r"  at (\S+):(\d+)$", str(error), re.MULTILINE)
+        source = linecache.getline(str(request.path), int(line))
+        assert Path(shown).resolve() == request.path, error
+        # The path is relative if the file is inside the current folder.
+        assert Path(shown).is_absolute() != request.path.is_relative_to(Path.cwd()), error
+        assert source.rstrip().endswith("# wrong"), f"{source}\n{error}"
+        text = re.sub(r"  at \S+:\d+$", f"  at {file}:LINE", str(error), flags=re.MULTILINE)
         golden(name, f"{type(error).__name__}: {text}", folder)
 
     return check
@@ -135,14 +140,14 @@ def soak(soak_chunk):
 
 
 def _soak_line(nodeid):
-    """The record of a passed test: its name, and a hash of all code that may decide its outcome."""
+    """The record of a passed test: a hash of all code that its outcome depends on, and its name."""
     return f"{digest(ROOT / nodeid.split('::')[0])} {nodeid}"
 
 
 def pytest_configure(config):
     if not config.getoption("--soak"):
         return
-    if hasattr(config, "workerinput"):  # a worker: all collect the same, also a late replacement
+    if hasattr(config, "workerinput"):  # an xdist worker; all workers must collect the same tests
         config.soak_passed = frozenset(config.workerinput["soak_passed"])
     else:
         lines = SOAK_PASSED.read_text().splitlines() if SOAK_PASSED.exists() else []
@@ -152,7 +157,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """Hand the record to a worker as it was when the run began."""
+    """Send a worker the record as it was when the run began."""
     if node.config.getoption("--soak"):
         node.workerinput["soak_passed"] = sorted(node.config.soak_passed)
 
@@ -167,10 +172,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 class _SoakRecorder:
-    """Appends each slow test that passed to the record, at once."""
+    """Appends each slow test to the record as soon as it passes."""
 
     def pytest_sessionfinish(self, session, exitstatus):
-        # All passed earlier, so none was left to run: that is success, not "no tests collected".
+        # If all tests passed earlier, none is left to run: that is success, not "no tests collected".
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.soak_passed:
             session.exitstatus = pytest.ExitCode.OK
 

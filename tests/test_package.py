@@ -152,13 +152,13 @@ def test_what_a_soaked_test_depends_on():
 # -- What is listed in more than one place -----------------------------------------------------------------
 
 
-def test_every_command_is_told_of():
+def test_every_command_is_documented():
     page = (PACKAGE.parent / "docs" / "commands.md").read_text()
     assert set(re.findall(r"^\| `weft (\w+)` \|", page, re.MULTILINE)) == set(COMMANDS)
     assert set(re.findall(r"weft\s+(\w+)", DESCRIPTION)) == set(COMMANDS)
 
 
-def test_every_optimizer_can_be_asked_for():
+def test_every_optimizer_can_be_selected():
     kinds = get_args(get_type_hints(OptimizerConfig)["kind"])
     assert sorted(kinds) == sorted(OPTIMIZERS)
     made = {type(make(0.1, OptimizerConfig())) for make in OPTIMIZERS.values()}

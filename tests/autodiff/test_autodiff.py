@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check, real, same
+from compare import assert_same, assert_same_on_mesh, check, cosines, real
 
 import weft as wf
 from weft.autodiff.remat import REMAT_POLICIES
@@ -189,14 +189,14 @@ def test_eager_derivatives():
         for tensors in (TENSORS, placed):
             got = jax.tree.leaves(fn(*[tensors[n] for n in given]), is_leaf=wf.is_tensor)
             for t, a in zip(got, want, strict=True):
-                same(t, a, name)
+                assert_same(t, a, name=name)
     x, w = placed["x"], placed["w"]
     grads = wf.grad(lambda x, w: wf.sum(wf.tanh(product(x, w))), (0, 1))(x, w)
     want = jax.grad(lambda x, w: jnp.sum(jnp.tanh(raw_product(x, w))), (0, 1))(
         TENSORS["x"].array, TENSORS["w"].array
     )
     for t, a in zip(grads, want, strict=True):
-        same(t, a)
+        assert_same(t, a)
 
 
 def arguments(grad, value_and_grad, total):
@@ -235,7 +235,7 @@ def test_arguments_and_results_are_nested_as_in_jax():
         assert tree == jax.tree.structure(want)
         for t, a in zip(leaves, jax.tree.leaves(want), strict=True):
             if wf.is_tensor(t):
-                same(t, a)
+                assert_same(t, a)
             else:
                 assert t == a == 3
 
@@ -249,9 +249,9 @@ def test_vjp_with_aux():
 
     out, (grad,), aux = wf.spmd(program, "x=2", "b:x")(x, w)
     want, pull = jax.vjp(lambda w: jnp.tanh(x.array @ w), w.array)
-    same(out, want)
-    same(grad, pull(want)[0])
-    same(aux, x.array * 2)
+    assert_same(out, want)
+    assert_same(grad, pull(want)[0])
+    assert_same(aux, x.array * 2)
 
 
 def test_gradients_keep_the_role_and_may_stay_pending():
@@ -264,7 +264,7 @@ def test_gradients_keep_the_role_and_may_stay_pending():
 
     staged = wf.spmd(program, "x=2", "b:x")
     want = jax.grad(lambda w: jnp.tanh(x.array @ w).sum() + jnp.tanh(2 * x.array @ w).sum())
-    same(staged(w, x), want(w.array))
+    assert_same(staged(w, x), want(w.array))
     assert [(c.kind, c.bytes) for c in staged.collectives(w, x)] == [("all-reduce", 4 * 3 * 4)]
 
 
@@ -297,12 +297,12 @@ def test_remat_and_collectives():
 
 
 def test_remat_keeps_less():
-    def kept(policy):
+    def saved_residuals(policy):
         body = wf.remat(lambda x: wf.sin(wf.sin(wf.sin(x))), policy)
         jaxpr = wf.spmd(wf.grad(lambda x: wf.sum(body(x))), "x=2", "b:x").jaxpr(TENSORS["x"])
         return str(jaxpr).count(" sin ")
 
-    assert kept("everything") < kept("nothing")
+    assert saved_residuals("everything") < saved_residuals("nothing")
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_gradients_through_numpy_constants():
     scale = np.arange(4, dtype=np.float32)
     fn = lambda x: wf.sum(wf.square(x * wf.tensor(scale, "d=4")))
     got = wf.spmd(wf.grad(fn), "x=8", "d:x")(TENSORS["x"])
-    same(got, jax.grad(lambda x: jnp.sum((x * scale) ** 2))(TENSORS["x"].array))
+    assert_same(got, jax.grad(lambda x: jnp.sum((x * scale) ** 2))(TENSORS["x"].array))
 
 
 def test_a_pending_gradient_of_a_narrow_type():
@@ -340,3 +340,80 @@ def test_a_pending_gradient_of_a_narrow_type():
     got = wf.spmd(run, "x=2", "b:x")(w, x)
     assert got.dtype == jnp.float16
     np.testing.assert_allclose(got.numpy(), x.numpy().sum(0), rtol=1e-2)
+
+
+def test_deferred_gather_inside_vjp_inside_cond():
+    """A collective was traced in the branch, on an array of the vjp's own trace."""
+
+    def program(x):
+        def pulled():
+            out, pull = wf.vjp(wf.square, x)
+            return pull(out)[0]
+
+        return wf.grad(lambda y: wf.sum(wf.cond(wf.sum(x) > 9.0, lambda: x * 2.0, pulled) * y))(x)
+
+    layout = wf.Layout("", params="a:x")
+    assert_same_on_mesh(program, "x=4", layout, wf.parameter(cosines("a=4")))
+
+
+def test_vjp_inside_a_scan_sums_gradients_after_the_loop():
+    """The layers were made varying before the loop, so vjp was retraced and summed in every step."""
+    io, layers = wf.dims("io=3 layers=4")
+    x, w, scale = cosines("batch=6 io=3"), cosines("layers=4 io=3"), cosines("io=3")
+
+    def program(x, w, scale):
+        def step(carry, w):
+            x, total = carry
+            out, pull = wf.vjp(lambda w, s, _: wf.tanh(x * wf.sin(w) * s), w, scale, x, zeros=False)
+            of_w, of_scale, unused = pull(out)
+            assert unused is None
+            return (out, total + of_scale), of_w
+
+        return wf.scan(step, (x, wf.zeros([io])), w, layers)
+
+    assert_same_on_mesh(program, "p=2", "batch:p", x, w, scale)
+    found = wf.spmd(program, "p=2", "batch:p").plan(x, w, scale).collectives
+    assert [(c.kind, c.count, c.bytes) for c in found] == [("all-reduce", 1, 12), ("all-reduce", 1, 48)]
+
+
+def test_a_loop_that_accumulates_many_gradients_is_traced_twice():
+    """Each carry that should be pending cost one more trace of the body: 12 parameters, 13 traces."""
+    params = {f"w{n}": wf.parameter(cosines("d=4 h=3")) for n in range(12)}
+    traced = []
+
+    def run(params, x):
+        def part(total, x):
+            traced.append(1)
+            grads = wf.grad(
+                lambda p: sum(wf.sum(wf.tanh(wf.einsum(x, w, out=["b", "h"]))) for w in p.values())
+            )(params)
+            return {n: total[n] + g for n, g in grads.items()}, None
+
+        return wf.scan(part, {n: w * 0.0 for n, w in params.items()}, x, "micro")[0]
+
+    program = wf.spmd(run, "x=2", "b:x")
+    found = program.collectives(params, cosines("micro=3 b=4 d=4"))
+    assert len(traced) == 2
+    assert [(c.kind, c.bytes, c.count) for c in found] == [("all-reduce", 4 * 3 * 4, 1)] * 12
+
+
+def test_remat_takes_static_arguments_eagerly():
+    """JAX rejected strings, and made a boolean a tracer."""
+    x = wf.ones("a=3")
+    scaled = wf.remat(lambda x, mode, twice=False: x * 2 if mode == "on" and twice else x)
+    for run in (scaled, wf.spmd(scaled, static=(1, "twice"))):
+        assert run(x, "on", twice=True).numpy().tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("place", [("x=2", "a:x"), ("x=4", "a:x"), ("x=2 y=2", "b:x a:y")], ids=str)
+def test_infinite_gradients_are_zero_in_padding(place):
+    """They were 0 · ∞ there, and an einsum of two of them added the NaN to the result."""
+
+    def squared(x, s):
+        gradient = wf.grad(lambda x: wf.sum(x * s))(x)
+        return wf.einsum(gradient, gradient, out=[]), gradient
+
+    given = wf.ones("a=5 b=3"), wf.tensor(np.float32(np.inf), ())
+    assert_same_on_mesh(squared, *place, *given)
+    stored = np.asarray(wf.spmd(squared, *place)(*given)[1].storage)
+    assert not np.isnan(stored).any() and (stored[5:] == 0).all()

@@ -28,8 +28,8 @@ def every(name):
     found = {}
     for sizes in space.meshes:
         for levels in space.levels(sizes, stored=True):
-            for place in itertools.product(range(len(space.groups)), repeat=len(sizes)):
-                for candidate in space.candidates(sizes, levels, place):
+            for assignment in itertools.product(range(len(space.groups)), repeat=len(sizes)):
+                for candidate in space.candidates(sizes, levels, assignment):
                     found[candidate] = space.planned(candidate)
     return space, found
 
@@ -43,8 +43,8 @@ def holds(name, machine, monkeypatch):
         if isinstance(plan, WeftError):
             continue
         seconds[candidate] = plan.time(hardware).overlapped_seconds
-        place = tuple(space.groups.index(group) for group in candidate.groups)
-        loose = bound.mesh_seconds(candidate.sizes, candidate.levels)[place]
+        assignment = tuple(space.groups.index(group) for group in candidate.groups)
+        loose = bound.mesh_seconds(candidate.sizes, candidate.levels)[assignment]
         assert loose <= seconds[candidate] * (1 + 1e-9), (candidate.mesh, candidate.layout)
         assert bound.candidate_seconds(candidate) <= seconds[candidate] * (1 + 1e-9), (
             candidate.mesh,
@@ -92,13 +92,13 @@ def test_memory(name, monkeypatch):
     good = {c: plan for c, plan in plans.items() if not isinstance(plan, WeftError)}
     peaks = sorted({plan.memory.peak for plan in good.values()})
     monkeypatch.setattr(CandidateSpace, "planned", lambda _, candidate: plans[candidate])
-    asked = functools.partial(search, *make(), devices=devices, axes=axes, hardware="a100")
-    assert asked(objective="memory").best.bytes == peaks[0]
+    run_search = functools.partial(search, *make(), devices=devices, axes=axes, hardware="a100")
+    assert run_search(objective="memory").best.bytes == peaks[0]
     for cap in (peaks[0], peaks[len(peaks) // 2]):
         fitting = [plan for plan in good.values() if plan.memory.peak <= cap]
         least = min(plan.time("a100").overlapped_seconds for plan in fitting)
-        assert asked(memory=cap).best.seconds == least
-    nothing = asked(memory=peaks[0] - 1)
+        assert run_search(memory=cap).best.seconds == least
+    nothing = run_search(memory=peaks[0] - 1)
     assert nothing.best is None
     assert nothing.legal == len(nothing.too_large) + nothing.refused + nothing.by_memory
 
@@ -162,8 +162,8 @@ def test_every_order_is_counted():
     (sizes,) = space.meshes
     counts = space.order_counts(sizes)
     assert counts.max() == 36
-    for place in itertools.product(range(len(space.groups)), repeat=3):
-        assert counts[place] == len({*space.candidates(sizes, ("",) * 3, place)})
+    for assignment in itertools.product(range(len(space.groups)), repeat=3):
+        assert counts[assignment] == len({*space.candidates(sizes, ("",) * 3, assignment)})
 
 
 def test_the_best_ten(monkeypatch):

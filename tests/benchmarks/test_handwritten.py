@@ -87,7 +87,7 @@ def test_alternate_pairs_rounds():
         measure.alternate(cases, 1, 0, baseline="d")
 
 
-def test_a_section_says_itself_how_often_it_measured():
+def test_a_section_reports_its_number_of_rounds():
     text = f"## Steps\n\n{measure.compared({'a': lambda: None, 'b': lambda: None}, rounds=5)}"
     page = run.with_sections("# Results\n\n## Steps\n\n*a machine, 20 rounds*\n\nold\n", text)
     assert page.count(" rounds") == 1 and page.endswith(", 5 rounds\n")

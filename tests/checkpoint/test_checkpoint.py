@@ -56,17 +56,17 @@ def made(mesh=MESH, layout=LAYOUT):
 
 
 @pytest.fixture(scope="module")
-def whole():
+def trained():
     return made()
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory, whole):
+def two(tmp_path_factory, trained):
     """A folder with the checkpoints of steps 1 and 2, to copy from."""
     folder = tmp_path_factory.mktemp("two")
     with checkpoint.CheckpointManager(folder) as checkpoints:
-        checkpoints.save(1, *whole, {"example": 64})
-        checkpoints.save(2, *whole, {"example": 128})
+        checkpoints.save(1, *trained, {"example": 64})
+        checkpoints.save(2, *trained, {"example": 128})
     return folder
 
 
@@ -97,10 +97,10 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_restores_the_same_bits_on_any_mesh(two, whole, place):
+def test_restores_the_same_bits_on_any_mesh(two, trained, place):
     step, model, state, extra = checkpoint.CheckpointManager(two).restore(*LIKE, *place)
     assert (step, extra) == (2, {"example": 128})
-    assert bits(model) == bits(whole[0]) and bits(state) == bits(whole[1])
+    assert bits(model) == bits(trained[0]) and bits(state) == bits(trained[1])
     for t in nn.parameters((model, state)).values():
         # As placed by hand: the same split, and zeros in the padding.
         by_hand = wf.place(wf.Tensor(jnp.asarray(t.array), t.dims, role=t.role), *place)
@@ -109,23 +109,23 @@ def test_restores_the_same_bits_on_any_mesh(two, whole, place):
         assert np.asarray(t.storage).tobytes() == np.asarray(by_hand.storage).tobytes()
 
 
-def test_real_trees_give_the_place(two, whole):
-    _, model, state, _ = checkpoint.CheckpointManager(two).restore(*whole)
+def test_real_trees_determine_the_placement(two, trained):
+    _, model, state, _ = checkpoint.CheckpointManager(two).restore(*trained)
     assert model.into.mesh == MESH and state["mean"]["into"].layout == LAYOUT
-    assert bits(model) == bits(whole[0]) and bits(state) == bits(whole[1])
+    assert bits(model) == bits(trained[0]) and bits(state) == bits(trained[1])
 
 
 def test_files_hold_true_sizes(two):
     listed = json.loads((two / "step_2" / "manifest.json").read_text())
-    said = {"dtype": "float32", "shape": [5, 7], "dims": ["d_model", "d_ff"]}
-    assert listed["tensors"]["model.into"] == listed["tensors"]["state.mean.into"] == said
+    declared = {"dtype": "float32", "shape": [5, 7], "dims": ["d_model", "d_ff"]}
+    assert listed["tensors"]["model.into"] == listed["tensors"]["state.mean.into"] == declared
     for path in (p for p in (two / "step_2").rglob("*") if p.is_file() and p.name != "manifest.json"):
         assert str(path.relative_to(two / "step_2")) in listed["files"]
 
 
-def test_state_can_be_left_out(two, whole):
+def test_state_can_be_left_out(two, trained):
     _, model, state, _ = checkpoint.CheckpointManager(two).restore(Block(), None)
-    assert bits(model) == bits(whole[0]) and state is None
+    assert bits(model) == bits(trained[0]) and state is None
 
 
 def test_extra_raw_arrays_keys_and_nothing(tmp_path):
@@ -152,12 +152,12 @@ def test_extra_raw_arrays_keys_and_nothing(tmp_path):
     assert bits({"x": back["a/b %"]}) == bits({"x": state["a/b %"]}) and back["empty"].shape == (0, 3)
 
 
-def test_the_state_of_optax(tmp_path, whole):
+def test_the_state_of_optax(tmp_path, trained):
     optimizer = wf.optimizer(optax.adam(0.1))
-    state = optimizer.init(whole[0])
+    state = optimizer.init(trained[0])
     checkpoints = checkpoint.CheckpointManager(tmp_path)
-    checkpoints.save(1, whole[0], state, wait=True)
-    _, _, back, _ = checkpoints.restore(*(whole[0], state))
+    checkpoints.save(1, trained[0], state, wait=True)
+    _, _, back, _ = checkpoints.restore(*(trained[0], state))
     assert jax.tree.structure(back) == jax.tree.structure(state)
     assert all(map(np.array_equal, jax.tree.leaves(back), jax.tree.leaves(state)))
 
@@ -165,10 +165,10 @@ def test_the_state_of_optax(tmp_path, whole):
 # -- saving ------------------------------------------------------------------------------------------
 
 
-def test_training_may_donate_what_is_being_saved(tmp_path, whole, monkeypatch):
+def test_training_may_donate_what_is_being_saved(tmp_path, trained, monkeypatch):
     go = threading.Event()
     monkeypatch.setattr("weft.checkpoint.manager.seal", lambda *args: go.wait(20) and manifest.seal(*args))
-    before = bits(whole[0])
+    before = bits(trained[0])
     (model, state), checkpoints = made(), checkpoint.CheckpointManager(tmp_path)
     double = wf.spmd(
         lambda model: jax.tree.map(lambda p: p + p, model, is_leaf=is_tensor), MESH, LAYOUT, donate=(0,)
@@ -182,25 +182,25 @@ def test_training_may_donate_what_is_being_saved(tmp_path, whole, monkeypatch):
     assert bits(checkpoints.restore(*LIKE)[1]) == before != bits(model)
 
 
-def test_keeps_the_newest(tmp_path, whole):
+def test_keeps_the_newest(tmp_path, trained):
     with checkpoint.CheckpointManager(tmp_path, keep=2) as checkpoints:
         for step in (1, 2, 10, 3):
-            checkpoints.save(step, whole[0], {})
+            checkpoints.save(step, trained[0], {})
     assert checkpoints.steps() == [3, 10]
     assert {p.name for p in tmp_path.iterdir()} == {"step_3", "step_10"}
 
 
 @pytest.mark.parametrize("keep", range(1, 7))
-def test_keeps_as_many_as_are_asked(tmp_path, keep):
+def test_retains_the_configured_number(tmp_path, keep):
     with checkpoint.CheckpointManager(tmp_path, keep=keep) as checkpoints:
         for step in range(1, 8):
             checkpoints.save(step, {}, {})
     assert checkpoints.steps() == list(range(1, 8))[-keep:]
 
 
-def test_a_step_can_be_saved_again(copy, whole):
+def test_a_step_can_be_saved_again(copy, trained):
     checkpoints = checkpoint.CheckpointManager(copy)
-    checkpoints.save(2, *whole, {"example": 5}, wait=True)
+    checkpoints.save(2, *trained, {"example": 5}, wait=True)
     assert checkpoints.steps() == [1, 2] and checkpoints.restore(*LIKE)[3] == {"example": 5}
 
 
@@ -209,22 +209,22 @@ def test_a_crash_between_two_renames(copy):
     assert checkpoint.CheckpointManager(copy).steps() == [1, 2]
 
 
-def test_tensors_in_several_chunks(tmp_path, whole, monkeypatch):
+def test_tensors_in_several_chunks(tmp_path, trained, monkeypatch):
     monkeypatch.setattr("weft.checkpoint.manager.ORBAX_CHUNK_BYTES", 16)
     checkpoints = checkpoint.CheckpointManager(tmp_path)
-    checkpoints.save(1, *whole, wait=True)
+    checkpoints.save(1, *trained, wait=True)
     _, model, state, _ = checkpoints.restore(*LIKE, wf.Mesh("model=8"), wf.Layout("d_ff:model"))
-    assert bits(model) == bits(whole[0]) and bits(state) == bits(whole[1])
+    assert bits(model) == bits(trained[0]) and bits(state) == bits(trained[1])
 
 
-def test_what_a_crash_left_is_reported_and_cleared(copy, whole):
+def test_what_a_crash_left_is_reported_and_cleared(copy, trained):
     shutil.copytree(copy / "step_2" / "arrays", copy / ".writing-step_3" / "arrays")
     checkpoints = checkpoint.CheckpointManager(copy)
     with pytest.warns(
         checkpoint.CheckpointWarning, match="skipping checkpoint .*step_3: it was never finished"
     ):
         assert checkpoints.restore(*LIKE)[0] == 2
-    checkpoints.save(4, *whole, wait=True)
+    checkpoints.save(4, *trained, wait=True)
     assert {p.name for p in copy.iterdir()} == {"step_1", "step_2", "step_4"}
 
 
@@ -287,20 +287,20 @@ def test_any_damage_is_reported_and_the_one_before_is_used(copy, damage):
     files = sorted(p for p in newest.rglob("*") if p.is_file())
     assert len({p.suffix for p in files}) >= 3
     for path in files:
-        whole = path.read_bytes()
+        content = path.read_bytes()
         for _ in range(8 if damage is not DAMAGE["delete"] else 1):
             damage(path, draw)
             with pytest.warns(checkpoint.CheckpointWarning, match=re.escape(path.name)):
                 assert checkpoints._find_intact(None)[0].name == "step_1"
-            path.write_bytes(whole)
+            path.write_bytes(content)
     assert checkpoints._find_intact(None)[0].name == "step_2"
 
 
 def test_every_bit_of_a_manifest_counts(copy):
     path = copy / "step_2" / "manifest.json"
-    whole = path.read_bytes()
-    for bit in range(0, 8 * len(whole), 61):
-        data = bytearray(whole)
+    content = path.read_bytes()
+    for bit in range(0, 8 * len(content), 61):
+        data = bytearray(content)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         with pytest.raises(manifest.DamagedCheckpoint):
@@ -311,33 +311,33 @@ def data_file(folder):
     return max(folder.rglob("d/*"), key=lambda p: p.stat().st_size)
 
 
-def shown(text, folder):
+def normalized(text, folder):
     return re.sub(
         r"\w{32}", "FILE", re.sub(r"[\d,]+ bytes", "… bytes", str(text).replace(str(folder), "runs/first"))
     )
 
 
-def test_a_damaged_one_is_named_then_replaced(copy, whole, golden):
+def test_a_damaged_one_is_named_then_replaced(copy, trained, golden):
     flip(data_file(copy / "step_2"), random.Random(1))
     checkpoints = checkpoint.CheckpointManager(copy, keep=2)
     with pytest.warns(checkpoint.CheckpointWarning) as caught:
         step, model, _, extra = checkpoints.restore(*LIKE)
-    assert (step, extra, bits(model)) == (1, {"example": 64}, bits(whole[0]))
+    assert (step, extra, bits(model)) == (1, {"example": 64}, bits(trained[0]))
     assert caught[0].filename == __file__
-    golden("damaged", shown(caught[0].message, copy), "messages/checkpoint")
+    golden("damaged", normalized(caught[0].message, copy), "messages/checkpoint")
     # One that is known to be damaged does not push a good one out.
-    checkpoints.save(3, *whole, wait=True)
+    checkpoints.save(3, *trained, wait=True)
     assert checkpoints.steps() == [1, 3]
 
 
-def test_one_of_a_later_format_is_left_out_but_never_removed(copy, whole):
+def test_a_checkpoint_of_a_newer_format_is_skipped_but_never_removed(copy, trained):
     path = copy / "step_2" / "manifest.json"
     content = json.loads(path.read_bytes()) | {"format": manifest.FORMAT_VERSION + 1}
     path.write_bytes(manifest._sealed({k: v for k, v in content.items() if k != "sha256"}))
     checkpoints = checkpoint.CheckpointManager(copy, keep=2)
     with pytest.warns(checkpoint.CheckpointWarning, match="this version reads format"):
         assert checkpoints.restore(*LIKE)[0] == 1
-    checkpoints.save(3, *whole, wait=True)
+    checkpoints.save(3, *trained, wait=True)
     assert path.exists()
 
 
@@ -356,10 +356,10 @@ def test_all_damaged(copy, golden):
     with pytest.warns(checkpoint.CheckpointWarning), pytest.raises(checkpoint.CheckpointError) as error:
         checkpoint.CheckpointManager(copy).restore(*LIKE)
     error.value.where = ""
-    golden("all_damaged", shown(error.value, copy), "messages/checkpoint")
+    golden("all_damaged", normalized(error.value, copy), "messages/checkpoint")
 
 
-def test_a_step_that_is_asked_for(copy):
+def test_restore_of_a_given_step(copy):
     checkpoints = checkpoint.CheckpointManager(copy)
     assert checkpoints.restore(*LIKE, step=1)[3] == {"example": 64}
     with pytest.raises(
@@ -379,19 +379,19 @@ def test_all_that_does_not_fit_is_listed(two, golden):
     with warnings.catch_warnings(), pytest.raises(ModelError) as error:
         checkpoint.CheckpointManager(two).restore(model, {"mean": {}})
     error.value.where = ""
-    golden("misfit", shown(error.value, two), "messages/checkpoint")
+    golden("misfit", normalized(error.value, two), "messages/checkpoint")
 
 
-def test_mistakes_in_calls(tmp_path, whole):
+def test_mistakes_in_calls(tmp_path, trained):
     checkpoints = checkpoint.CheckpointManager(tmp_path)
     with pytest.raises(checkpoint.CheckpointError, match="there is no checkpoint"):
         checkpoints.restore(*LIKE)
     with pytest.raises(TensorTypeError, match="keep=0"):
         checkpoint.CheckpointManager(tmp_path, keep=0)
     with pytest.raises(TensorTypeError, match="step=-1"):
-        checkpoints.save(-1, *whole)
+        checkpoints.save(-1, *trained)
     with pytest.raises(TensorTypeError, match="'loss': float64"):
-        checkpoints.save(1, *whole, {"loss": np.float64(1.0)})
+        checkpoints.save(1, *trained, {"loss": np.float64(1.0)})
     with pytest.raises(ProgramError, match="declared"):
         checkpoints.save(1, Block(), {})
     with pytest.raises(ProgramError, match="spec"):

@@ -59,7 +59,7 @@ def run(made, tmp_path, monkeypatch, capsys):
     return go
 
 
-def shown(text):
+def normalized(text):
     """Text without what changes: dates, sizes on disk, names of files."""
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "DATE", text)
     text = re.sub(r"\S*\w{32}\b", "FILE", text)
@@ -82,19 +82,19 @@ def test_list(run, tmp_path, golden):
     (tmp_path / "runs" / ".old-step_7").mkdir()  # a run may be between two renames: it is left alone
     code, out, err = run("list", "runs")
     assert (code, err) == (0, "")
-    golden("list", re.sub(" +", " ", shown(out)), "messages/checkpoint_cli")
+    golden("list", re.sub(" +", " ", normalized(out)), "messages/checkpoint_cli")
     assert (tmp_path / "runs" / ".old-step_7").exists()
-    said = json.loads(run("list", "runs", "--json")[1])
-    assert [(one["step"], one["complete"]) for one in said] == [
+    output = json.loads(run("list", "runs", "--json")[1])
+    assert [(one["step"], one["complete"]) for one in output] == [
         (1, True),
         (2, False),
         (30, False),
         (31, False),
     ]
-    assert said[0]["bytes"] == sum(
+    assert output[0]["bytes"] == sum(
         p.stat().st_size for p in (tmp_path / "runs" / "step_1").rglob("*") if p.is_file()
     )
-    assert said[0]["damage"] is None and "SHA-256" in said[1]["damage"]
+    assert output[0]["damage"] is None and "SHA-256" in output[1]["damage"]
 
 
 @pytest.mark.parametrize("looked", ["read_manifest", "check_files"])
@@ -130,11 +130,11 @@ def test_inspect(run, golden):
     assert (code, err) == (0, "")
     golden("inspect", out, "messages/checkpoint_cli")
     assert run("inspect", "runs@1", "--values")[1] == out
-    said = json.loads(run("inspect", "runs", "--json")[1])
-    assert said["step"] == 2 and said["extra"] == {"example": 128}
+    output = json.loads(run("inspect", "runs", "--json")[1])
+    assert output["step"] == 2 and output["extra"] == {"example": 128}
     into = {"dtype": "float32", "shape": [5, 7], "dims": ["d_model", "d_ff"], "bytes": 140}
-    assert said["tensors"]["model.block.into"] == into
-    assert said["bytes"] == sum(one["bytes"] for one in said["tensors"].values())
+    assert output["tensors"]["model.block.into"] == into
+    assert output["bytes"] == sum(one["bytes"] for one in output["tensors"].values())
     values = json.loads(run("inspect", "runs", "--values", "--json")[1])["tensors"]
     assert values["model.block.into"]["mean"] == 17.5 and values["state.mean"]["max"] == "inf"
     assert values["state.mean"]["nan"] == 1 and values["state.empty"]["mean"] == "nan"
@@ -153,9 +153,9 @@ def test_summary_is_numpys(monkeypatch):
 def test_diff(run, tmp_path, golden):
     assert run("diff", "runs", "runs@2") == (0, "all 8 tensors are equal\n", "")
     code, out, err = run("diff", "runs@1", "runs@2", "--json")
-    said = json.loads(out)
-    assert code == 1 and "2 tensors differ" in err and said["same"] == 6
-    largest = {d["name"]: (d["unequal"], d["largest"]) for d in said["differences"]}
+    output = json.loads(out)
+    assert code == 1 and "2 tensors differ" in err and output["same"] == 6
+    largest = {d["name"]: (d["unequal"], d["largest"]) for d in output["differences"]}
     assert largest == {"model.block.back": (35, 0.5), "model.block.into": (35, 0.5)}
     other = model()
     other["block"]["into"] = wf.ones("d_model=5 d_ff=8")
@@ -190,12 +190,12 @@ def test_there_and_back(run, tmp_path):
         "d_ff",
         "d_model",
     ]
-    said = json.loads(run("diff", "runs@1", "second", "--json")[1])
-    assert {d["name"] for d in said["differences"]} == {"state.mean", "state.key", "state.empty"}
+    output = json.loads(run("diff", "runs@1", "second", "--json")[1])
+    assert {d["name"] for d in output["differences"]} == {"state.mean", "state.key", "state.empty"}
     assert {p.name for p in tmp_path.iterdir()} == {"runs", "second", "model.safetensors"}
 
 
-def test_an_export_is_whole_or_nothing(run, tmp_path, monkeypatch):
+def test_an_export_is_complete_or_absent(run, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
@@ -250,7 +250,7 @@ def test_mistakes(name, run, tmp_path, golden):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert sorted(tmp_path.rglob("*")) == before
-    golden(name, shown(err.replace(str(tmp_path), "HERE")), "messages/checkpoint_cli")
+    golden(name, normalized(err.replace(str(tmp_path), "HERE")), "messages/checkpoint_cli")
 
 
 def test_the_folder_of_a_run_will_do(run, tmp_path):

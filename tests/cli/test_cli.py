@@ -147,20 +147,20 @@ def test_too_little_memory_is_a_message(error, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "error, code", [(OSError("the disk is gone"), 1), (MemoryError(), 1), (UsageError("no such flag"), 2)]
 )
-def test_others_are_told_of_a_process_that_fails(error, code, capsys, monkeypatch):
+def test_other_processes_learn_of_a_failure(error, code, capsys, monkeypatch):
     def fails(_):
         raise error
 
-    told = []
+    reported = []
     monkeypatch.setattr("weft.cli.dispatch._parse_command", fails)
-    monkeypatch.setattr("weft.distributed.rendezvous.mark_failed", told.append)
-    assert run(capsys, "models")[0] == code and told == [code]
+    monkeypatch.setattr("weft.distributed.rendezvous.mark_failed", reported.append)
+    assert run(capsys, "models")[0] == code and reported == [code]
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_may_be_closed(closed):
-    asked = ["sh", "-c", f'"$@" models {closed}', "sh", *command()]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+    arguments = ["sh", "-c", f'"$@" models {closed}', "sh", *command()]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert ("tiny-lm" in done.stdout) == (">&-" not in closed.replace("2>&-", ""))
 
@@ -178,8 +178,8 @@ def test_an_interrupt_is_not_lost_in_a_callback():
         "d._parse_command = lambda given: type('Asked', (), {'run': print, '__del__': interrupt})()",
         "sys.exit(m.main())",
     ]
-    asked = [sys.executable, "-c", "\n".join(script)]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+    arguments = [sys.executable, "-c", "\n".join(script)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
@@ -188,9 +188,9 @@ ENTRY = "import sys; from weft.cli.main import main; print('on', flush=True); sy
 
 def test_an_interrupt_at_any_moment_prints_one_line():
     """From the first import of the command line on: in imports, while tracing, while searching."""
-    asked = ["search", "lm-4.9b", "--train", "adafactor", "--devices", "512", "--hardware", "tpu-v2"]
+    arguments = ["search", "lm-4.9b", "--train", "adafactor", "--devices", "512", "--hardware", "tpu-v2"]
     for seconds in (0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0):
-        command = [sys.executable, "-c", ENTRY, *asked]
+        command = [sys.executable, "-c", ENTRY, *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout.readline() == "on\n"
@@ -301,7 +301,7 @@ def test_one_device_is_the_default(folder, capsys):
     assert json.loads(out)["mesh"] == [] and json.loads(out)["comm_bytes"] == {}
 
 
-def test_check_tells_a_changed_plan_from_an_unchanged_one(folder, capsys):
+def test_check_detects_a_changed_plan(folder, capsys):
     layout = ("--mesh", "data=4 model=2", "--layout", "batch:data d_ff:model")
     code, out, _ = run(capsys, "plan", "train.py:example", *layout, "--json")
     (folder / "golden.json").write_text(out)
@@ -368,12 +368,12 @@ class Terminal(io.StringIO):
 def test_a_plan_is_as_wide_as_the_terminal(width, folder, capsys, monkeypatch):
     """Nothing is lost where it is narrow; a file or a pipe has 118 columns whatever the terminal has."""
     monkeypatch.setenv("COLUMNS", str(width))
-    asked = ["plan", "train.py:example", *MESH, "--hardware", "tpu-v4"]
-    _, wide, _ = run(capsys, *asked)
+    arguments = ["plan", "train.py:example", *MESH, "--hardware", "tpu-v4"]
+    _, wide, _ = run(capsys, *arguments)
     assert 100 < max(map(len, wide.splitlines())) <= 118
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert main(asked) == 0
+    assert main(arguments) == 0
     text = terminal.getvalue()
     assert max(map(len, text.splitlines())) <= width
     headers = "line" * 2 if width < 118 else ""  # there lines of source have no column of their own
@@ -388,7 +388,7 @@ def test_diff_of_two_layouts(folder, capsys):
     assert code == 0 and 'mesh "data=8"' in out and "all-reduce" in out
 
 
-def test_html_is_written_whole(folder, capsys):
+def test_html_is_written_atomically(folder, capsys):
     """Beside the plan itself on stdout, which is that without a page."""
     _, plan, _ = run(capsys, "plan", "train.py:example", *MESH)
     code, out, err = run(capsys, "plan", "train.py:example", *MESH, "--html", "page.html")
@@ -429,8 +429,8 @@ def test_a_misspelt_rule_is_an_error_before_anything_runs(name, folder, capsys, 
 
 
 def test_all_misspelt_rules_are_reported(folder, capsys):
-    asked = ["--mesh", "data=4 model=2", "--layout", "bacth:data d_ff:model", "--params", "d_modl:data"]
-    code, out, err = run(capsys, "plan", "train.py:staged", *asked)
+    arguments = ["--mesh", "data=4 model=2", "--layout", "bacth:data d_ff:model", "--params", "d_modl:data"]
+    code, out, err = run(capsys, "plan", "train.py:staged", *arguments)
     assert (code, out) == (2, "")
     assert "a dim bacth (did you mean batch?), d_modl (did you mean d_model?)\n" in err
     assert "  rules: bacth:data d_ff:model (params d_modl:data)\n         ^ " in err
@@ -489,7 +489,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_and_exits_with_2(name, folder, capsys):
+def test_a_mistake_is_reported_and_exits_with_2(name, folder, capsys):
     arguments, parts = MISTAKES[name]
     code, out, err = run(capsys, "plan", *arguments)
     assert (code, out) == (2, "")
@@ -536,21 +536,23 @@ def test_usage_errors_exit_with_2_and_leave_stdout_empty(arguments, folder, caps
 
 @pytest.mark.parametrize("more", [[], ["--help"], ["tiny-lm", "--steps", "3"]])
 @pytest.mark.parametrize(
-    "asked, meant, called",
+    "arguments, meant, called",
     [("trian", "train", "weft"), ("hardware lst", "list", "weft hardware")],
     ids=["command", "inner"],
 )
-def test_an_unknown_command_is_a_mistake_also_with_help(asked, meant, called, more, folder, capsys):
-    code, out, err = run(capsys, *asked.split(), *more)
+def test_an_unknown_command_is_a_mistake_also_with_help(arguments, meant, called, more, folder, capsys):
+    code, out, err = run(capsys, *arguments.split(), *more)
     assert (code, out) == (2, "")
-    assert err.startswith(f"error: unknown command: {called} {asked.split()[-1]} (did you mean {meant}?)\n")
+    assert err.startswith(
+        f"error: unknown command: {called} {arguments.split()[-1]} (did you mean {meant}?)\n"
+    )
     assert f"hint: {called} --help describes each command" in err
 
 
 @pytest.mark.parametrize(
     "command", [["train", "lm", "--folder"], ["demo", "--folder"], ["eval"]], ids=" ".join
 )
-def test_a_name_that_is_not_utf8_is_refused_before_any_work(command, folder, capsys):
+def test_a_name_that_is_not_utf8_raises_before_any_work(command, folder, capsys):
     code, out, err = run(capsys, *command, os.fsdecode(b"runs/\xff"))
     assert (code, out) == (2, "") and err.startswith("error: runs/\\xff is not UTF-8\n") and "hint: " in err
     assert not (folder / "runs").exists()
@@ -571,7 +573,7 @@ def test_a_wrong_number_in_a_list_is_named(folder, capsys, words, wrong):
     assert f"--micro: {wrong} is not an integer" in err and "valid parse" not in err
 
 
-def test_help_of_an_inner_command_says_each_thing_once(folder, capsys, monkeypatch):
+def test_help_of_a_subcommand_has_no_repetitions(folder, capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     code, out, _ = run(capsys, "hardware", "measure", "--help")
     assert code == 0 and out.startswith("usage: weft hardware measure ")
@@ -585,7 +587,7 @@ def test_a_broken_profile_shows_line_and_caret(folder, capsys):
     assert "my.toml, line 2:\n  [peak_flops\n             ^" in err
 
 
-def test_a_mistake_in_a_whole_process(folder):
+def test_a_mistake_in_a_real_process(folder):
     done = weft("plan", "train.py:example", "--mesh", "data=4", "--layout", "batch:dta")
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("LayoutError: ")
     assert "\n  at " not in done.stderr  # there is no line of the user's
@@ -661,7 +663,7 @@ def test_a_file_has_the_rights_of_any_new_one(folder, monkeypatch):
     assert stat.S_IMODE((folder / "page.html").stat().st_mode) == 0o640
 
 
-def test_help_says_how_to_write_the_function(folder):
+def test_help_explains_how_to_write_the_function(folder):
     done = weft("plan", "--help", env=os.environ | {"NO_COLOR": "1"})
     assert done.returncode == 0 and "def example():" in done.stdout and "--layout" in done.stdout
     assert "\x1b" not in done.stdout

@@ -102,7 +102,7 @@ def weft(here, capsys):
     return run
 
 
-def speaker(folder, **more):
+def make_generator(folder, **more):
     found = load.load_run(folder, **more)
     return generate.TextGenerator(found.model, found.tokenizer, found.mesh, found.layout, rows=4)
 
@@ -112,16 +112,16 @@ def speaker(folder, **more):
 
 def test_a_file_is_translated_line_by_line(weft):
     code, out, err = weft("translate", "fr", "in.txt", *SHORT)
-    asked = generate.GenerationConfig(limit=6, beams=generate.Beams(4))
-    said = list(speaker("fr").generate(TEXTS, asked))
-    assert (code, out) == (0, [one.text for one in said])
+    config = generate.GenerationConfig(limit=6, beams=generate.Beams(4))
+    completions = list(make_generator("fr").generate(TEXTS, config))
+    assert (code, out) == (0, [one.text for one in completions])
     assert out[1] == "" and len(set(out)) > 2
     assert "6 lines in" in err
 
     # The same as objects, with the three best, on a mesh.
     code, out, _ = weft("translate", "fr", "in.txt", *SHORT, *MESH, "--json", "--best", "3")
     assert code == 0
-    for line, one in zip(out, said, strict=True):
+    for line, one in zip(out, completions, strict=True):
         found = json.loads(line)
         assert list(found) == ["text", "score", "tokens", "ended", "cut", "best"]
         assert (found["text"], found["tokens"]) == (one.text, list(one.tokens))
@@ -131,18 +131,18 @@ def test_a_file_is_translated_line_by_line(weft):
 
 def test_prompts_are_gone_on_with(weft, monkeypatch):
     draw = ["--temperature", "1.5", "--seed", "3", *SHORT]
-    said = list(
-        speaker("lm").generate(["ab", ""], generate.GenerationConfig(limit=6, temperature=1.5, seed=3))
+    completions = list(
+        make_generator("lm").generate(["ab", ""], generate.GenerationConfig(limit=6, temperature=1.5, seed=3))
     )
     stdin = io.TextIOWrapper(io.BytesIO(b"ab\n\n"))
     monkeypatch.setattr("sys.stdin", stdin)
     code, out, _ = weft("generate", "lm", *draw)
     assert code == 0
-    assert out == [one.text.replace("\r", "\\r").replace("\n", "\\n") for one in said]
-    assert out[0] != out[1] and all(len(one.tokens) for one in said)
+    assert out == [one.text.replace("\r", "\\r").replace("\n", "\\n") for one in completions]
+    assert out[0] != out[1] and all(len(one.tokens) for one in completions)
 
 
-def test_a_text_that_is_too_long_is_told(weft, here):
+def test_a_text_that_is_too_long_is_reported(weft, here):
     (here / "long.txt").write_text("ab " * 200 + "\n")
     code, out, err = weft("generate", "lm", "long.txt", "--json", *SHORT)
     assert code == 0 and json.loads(out[0])["cut"]
@@ -196,9 +196,9 @@ def test_what_was_interrupted_goes_on(weft, here, interruptible):
         file.write(b"half a line")  # as a crash may leave it
     assert weft(*command, "-o", out, "--rows", "16", *MESH)[0] == 0
     assert not part.exists() and not Path(f"{part}.json").exists()
-    _, whole, _ = weft(*command, "--rows", "16", *MESH)
-    assert out.read_text().splitlines() == whole and len(whole) == 600
-    assert len(set(whole)) > 20
+    _, complete, _ = weft(*command, "--rows", "16", *MESH)
+    assert out.read_text().splitlines() == complete and len(complete) == 600
+    assert len(set(complete)) > 20
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.6, 1.2])
@@ -299,9 +299,9 @@ def test_the_reader_has_enough(here, monkeypatch):
 def test_the_mean_of_checkpoints_is_that_of_numpy(here, mesh, layout):
     found = load.load_run("fr", average=2, mesh=mesh, layout=layout)
     assert found.steps == (3, 2) and len(set(found.checksums)) == 2
-    kept = [inspect.open_checkpoint("fr/checkpoints", step) for step in (2, 3)]
-    names = [name for name in kept[0].entries if name.startswith("model")]
-    arrays = [dict(one.arrays(dict.fromkeys(names))) for one in kept]
+    checkpoints = [inspect.open_checkpoint("fr/checkpoints", step) for step in (2, 3)]
+    names = [name for name in checkpoints[0].entries if name.startswith("model")]
+    arrays = [dict(one.arrays(dict.fromkeys(names))) for one in checkpoints]
     ours = nn.parameters({"model": found.model})
     assert set(ours) == set(names)
     for name, tensor in ours.items():
@@ -312,7 +312,7 @@ def test_the_mean_of_checkpoints_is_that_of_numpy(here, mesh, layout):
     assert len(moved) > len(names) / 2
 
 
-def test_several_models_speak_together(weft, here):
+def test_several_models_generate_together(weft, here):
     alone = weft("score", "bytes", "in.txt", "in.txt")
     both = weft("score", "bytes", "in.txt", "in.txt", "--ensemble", "bytes")
     assert (alone[0], both[0]) == (0, 0)
@@ -325,7 +325,7 @@ def test_several_models_speak_together(weft, here):
 def test_texts_are_scored(weft, here):
     (here / "out.txt").write_text("".join(text[::-1] + "\n" for text in TEXTS))
     code, out, err = weft("score", "bytes", "in.txt", "out.txt", "--rows", "4")
-    expected = list(speaker("bytes").score([(text, text[::-1]) for text in TEXTS]))
+    expected = list(make_generator("bytes").score([(text, text[::-1]) for text in TEXTS]))
     assert code == 0
     np.testing.assert_allclose([float(x) for x in out], [sum(logs) for logs in expected], atol=1e-3)
     total, count = sum(map(sum, expected)), sum(map(len, expected))
@@ -339,7 +339,7 @@ def test_texts_are_scored(weft, here):
     assert sum(found[0]["logs"]) == pytest.approx(found[0]["score"])
 
 
-def test_scores_that_go_on_tell_which_tokens_are_counted(weft, here, monkeypatch):
+def test_scores_of_continuations_count_only_their_tokens(weft, here, monkeypatch):
     usual = resumable_output.resumable_writer
 
     @contextlib.contextmanager
@@ -364,10 +364,10 @@ def test_scores_that_go_on_tell_which_tokens_are_counted(weft, here, monkeypatch
 
 
 def test_texts_of_a_language_model_are_scored(weft):
-    whole, after = weft("score", "lm", "in.txt"), weft("score", "lm", "in.txt", "in.txt")
-    assert whole[0] == after[0] == 0
-    expected = list(speaker("lm").score([("", TEXTS[0]), (TEXTS[0], TEXTS[0])]))
-    assert [float(whole[1][0]), float(after[1][0])] == pytest.approx([sum(x) for x in expected], abs=1e-3)
+    complete, after = weft("score", "lm", "in.txt"), weft("score", "lm", "in.txt", "in.txt")
+    assert complete[0] == after[0] == 0
+    expected = list(make_generator("lm").score([("", TEXTS[0]), (TEXTS[0], TEXTS[0])]))
+    assert [float(complete[1][0]), float(after[1][0])] == pytest.approx([sum(x) for x in expected], abs=1e-3)
 
 
 def test_numbers_that_are_not_finite_are_texts_in_json(weft, tmp_path):
@@ -389,14 +389,14 @@ def test_numbers_that_are_not_finite_are_texts_in_json(weft, tmp_path):
 
 def test_bleu_is_that_of_sacrebleu(weft, here):
     flags = [*SHORT, "--beams", "0"]
-    said = weft("translate", "fr", "in.txt", *flags)[1]
-    right = [text if n != 2 else "other words" for n, text in enumerate(said)]
+    completions = weft("translate", "fr", "in.txt", *flags)[1]
+    right = [text if n != 2 else "other words" for n, text in enumerate(completions)]
     (here / "right.txt").write_text("".join(text + "\n" for text in right))
     code, out, _ = weft("eval", "fr", "--bleu", "in.txt", "right.txt", "in.txt", *flags, "--json")
     found = json.loads(out[0])
     assert code == 0 and found["steps"] == [[3]] and found["lines"] == 6
-    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [right, TEXTS]).score, abs=1e-3)
-    assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(said, [right, TEXTS]).score, abs=1e-3)
+    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(completions, [right, TEXTS]).score, abs=1e-3)
+    assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(completions, [right, TEXTS]).score, abs=1e-3)
     assert found["exact"] == pytest.approx(5 / 6)
     code, out, _ = weft("eval", "fr", "--bleu", "in.txt", "right.txt", *flags)
     assert code == 0 and [line.split()[0] for line in out] == ["exact", "BLEU", "chrF"]
@@ -441,7 +441,7 @@ def test_a_mesh_that_is_too_large_becomes_one_device(here, weft, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["--optimizer.average 0.9", "--diloco.replicas 2"])
-def test_models_that_are_kept_in_the_state_are_what_is_used(tmp_path, flag):
+def test_models_in_the_optimizer_state_are_used(tmp_path, flag):
     """The running mean of the parameters, and that of DiLoCo's replicas as they last met."""
     config = given("lm", f"{TINY} --model.vocab 259 {flag}").replace(folder=tmp_path)
     (tmp_path / "config.toml").write_text(config_io.config_to_toml(config))
@@ -514,7 +514,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_and_exits_with_2(name, weft, here, golden):
+def test_a_mistake_is_reported_and_exits_with_2(name, weft, here, golden):
     (here / "latin.txt").write_bytes("un\ndéjà\n".encode("latin1"))
     (here / "one.txt").write_text("one\n")
     (here / "empty.txt").write_text("")
@@ -523,8 +523,8 @@ def test_a_mistake_is_told_and_exits_with_2(name, weft, here, golden):
     (here / "long.txt").write_text("short\n" + "ab " * 200 + "\n")
     before = set(here.rglob("*"))
     code, out, err = weft(*MISTAKES[name].split())
-    said = re.sub(rf"\n  at \S*{Path(__file__).name}:\d+(?=\n|$)", "", err.replace(str(here), "HERE"))
-    golden(name, said, "messages/speaking")
+    completions = re.sub(rf"\n  at \S*{Path(__file__).name}:\d+(?=\n|$)", "", err.replace(str(here), "HERE"))
+    golden(name, completions, "messages/speaking")
     assert (code, out) == (2, [])
     assert set(here.rglob("*")) == before
 
@@ -540,7 +540,7 @@ def test_references_end_where_flags_begin(weft):
     assert (code, out) == (2, []) and "-o" in err and "no file" not in err
 
 
-def test_several_processes_are_refused(weft, monkeypatch):
+def test_several_processes_raise(weft, monkeypatch):
     monkeypatch.setenv("WEFT_PROCESSES", "2")
     code, out, err = weft("translate", "fr", "in.txt")
     assert (code, out) == (2, []) and "one of 2 processes" in err

@@ -33,7 +33,7 @@ def free_port():
 def start(count, *arguments):
     """That many processes of process_cases.py."""
     address = f"127.0.0.1:{free_port()}"
-    place = {
+    variables = {
         "WEFT_COORDINATOR": address,
         "WEFT_PROCESSES": str(count),
         "JAX_COORDINATOR_BIND_ADDRESS": address,
@@ -46,7 +46,7 @@ def start(count, *arguments):
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=os.environ | place | {"WEFT_PROCESS": str(n), "JAX_PLATFORMS": "cpu"},
+            env=os.environ | variables | {"WEFT_PROCESS": str(n), "JAX_PLATFORMS": "cpu"},
         )
         for n in range(count)
     ]

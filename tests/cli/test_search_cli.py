@@ -59,7 +59,7 @@ def program(tmp_path, monkeypatch):
     (tmp_path / "program.py").write_text(PROGRAM)
 
 
-def asked(capsys, *arguments, code=0):
+def run_search(capsys, *arguments, code=0):
     assert main(["search", *arguments]) == code
     out = capsys.readouterr()
     return out.out, out.err
@@ -67,7 +67,7 @@ def asked(capsys, *arguments, code=0):
 
 def test_auto_mtf_on_a_mesh(program, capsys):
     """auto_mtf's first published example: a 4 × 2 mesh, and memory to be least."""
-    out, _ = asked(
+    out, _ = run_search(
         capsys, "program.py:product", "--mesh", "m1=4 m2=2", "--hardware", "cpu", "--objective", "memory"
     )
     assert 'layout  "a:m2 c:m1"' in out
@@ -76,7 +76,7 @@ def test_auto_mtf_on_a_mesh(program, capsys):
 def test_auto_mtf_chooses_a_mesh(program, capsys):
     """Its second: 8 processors. It answers with 4 × 2, the larger for c and the smaller for a."""
     arguments = ("--devices", "8", "--hardware", "cpu", "--objective", "memory", "--json")
-    out, _ = asked(capsys, "program.py:product", *arguments)
+    out, _ = run_search(capsys, "program.py:product", *arguments)
     best = json.loads(out)["ranked"][0]
     sizes = dict(wf.Mesh(best["mesh"]).axes)
     rules = dict(rule.split(":") for rule in best["rules"].split())
@@ -85,33 +85,33 @@ def test_auto_mtf_chooses_a_mesh(program, capsys):
 
 def test_text_page_and_comparison(program, capsys, tmp_path):
     arguments = ("program.py:product", "--devices", "4", "--hardware", "h100")
-    out, _ = asked(capsys, *arguments, "--front", "--compare", "b:model")
+    out, _ = run_search(capsys, *arguments, "--front", "--compare", "b:model")
     for words in ("legal candidates", "with less and less memory", 'compared with mesh "model=4"', "network"):
         assert words in out
-    text, _ = asked(capsys, *arguments)
-    assert asked(capsys, *arguments, "--html", "page.html") == (text, "wrote page.html\n")
+    text, _ = run_search(capsys, *arguments)
+    assert run_search(capsys, *arguments, "--html", "page.html") == (text, "wrote page.html\n")
     page = (tmp_path / "page.html").read_text()
     assert page.startswith("<!doctype html>") and "<svg" in page and "http" not in page.split("</head>")[1]
 
 
 def test_nothing_fits(program, capsys):
     arguments = ("--devices", "4", "--hardware", "h100", "--memory", "0.0001MB")
-    out, err = asked(capsys, "program.py:product", *arguments, code=1)
+    out, err = run_search(capsys, "program.py:product", *arguments, code=1)
     assert "nothing fits. The nearest needs" in out and "8 devices: at least" in err
 
 
 def test_levers_keep_to_the_dims_and_the_cap(program, capsys):
     """What would help is found among the same layouts, and comes up against the same cap."""
     arguments = ("--devices", "4", "--hardware", "h100", "--memory", "0.00059MB", "--dims", "a")
-    _, err = asked(capsys, "program.py:product", *arguments, code=1)
+    _, err = run_search(capsys, "program.py:product", *arguments, code=1)
     assert "8 devices: at least 604 B (still too much)" in err
 
 
 @pytest.mark.slow
-def test_levers_come_on_top_of_what_was_asked(capsys):
+def test_levers_are_added_to_the_given_flags(capsys):
     """More devices never need more memory on each; and a batch that can't be dealt out is no mistake here."""
     flags = ("--hardware", "h100", "--dims", "batch", "--axes", "1", "--memory", "1MB", "--json")
-    out, err = asked(
+    out, err = run_search(
         capsys,
         "tiny-lm",
         "--train",
@@ -134,9 +134,9 @@ def test_levers_come_on_top_of_what_was_asked(capsys):
 
 def test_comparisons_are_data_too(program, capsys, tmp_path):
     arguments = ("program.py:product", "--devices", "4", "--hardware", "h100", "--compare", "b:x")
-    out, _ = asked(capsys, *arguments, "--json")
+    out, _ = run_search(capsys, *arguments, "--json")
     assert json.loads(out)["compare"]["mesh"] == "x=4"
-    asked(capsys, *arguments, "--html", "page.html")
+    run_search(capsys, *arguments, "--html", "page.html")
     assert "compared with mesh" in (tmp_path / "page.html").read_text()
 
 
@@ -144,12 +144,12 @@ def test_comparisons_are_data_too(program, capsys, tmp_path):
 def test_comparisons_with_any_rules(devices, rules, mesh, program, capsys):
     """A prime number of devices with two axes, and rules that split nothing."""
     flags = ("--devices", devices, "--hardware", "h100", "--compare", rules)
-    out, _ = asked(capsys, "program.py:product", *flags)
+    out, _ = run_search(capsys, "program.py:product", *flags)
     assert f'compared with mesh "{mesh}"' in out
 
 
-def test_what_a_kernel_needs_whole_is_not_searched(program, capsys):
-    out, _ = asked(capsys, "program.py:kernel", "--devices", "8", "--hardware", "h100")
+def test_dims_that_a_kernel_cannot_split_are_not_searched(program, capsys):
+    out, _ = run_search(capsys, "program.py:kernel", "--devices", "8", "--hardware", "h100")
     assert 'layout  "a:model"' in out and "or excluded): b" in out
 
 
@@ -165,10 +165,10 @@ def test_flags_of_variants():
 def test_flags_to_train_with_are_those_of_train(capsys):
     """They are the short ones, and give the layout that was found."""
     flags = ("--train", "adamw", "--devices", "2", "--hardware", "h100", "--dims", "batch", "--axes", "1")
-    out, _ = asked(capsys, "tiny-lm", *flags)
-    said = out.splitlines()[-1].removeprefix("to train with it: ")
-    assert said == '--mesh "data=2" --layout "batch:data"'
-    layout = config_io.apply_flags(recipe("lm"), shlex.split(said)).layout
+    out, _ = run_search(capsys, "tiny-lm", *flags)
+    command_line = out.splitlines()[-1].removeprefix("to train with it: ")
+    assert command_line == '--mesh "data=2" --layout "batch:data"'
+    layout = config_io.apply_flags(recipe("lm"), shlex.split(command_line)).layout
     assert (layout.mesh, layout.rules) == ("data=2", "batch:data")
 
 
@@ -192,8 +192,8 @@ TELLING = {
 
 
 @pytest.mark.parametrize("words", TELLING)
-def test_mistakes_are_told(words, program, capsys):
-    out, err = asked(capsys, *TELLING[words], "--hardware", "cpu", code=2)
+def test_mistakes_are_reported(words, program, capsys):
+    out, err = run_search(capsys, *TELLING[words], "--hardware", "cpu", code=2)
     assert not out and words in err and "hint: " in err
 
 
@@ -206,7 +206,7 @@ MISSING = {
 
 @pytest.mark.parametrize("words", MISSING)
 def test_what_is_missing_is_named(words, program, capsys):
-    out, err = asked(capsys, "program.py:product", *MISSING[words], code=2)
+    out, err = run_search(capsys, "program.py:product", *MISSING[words], code=2)
     assert not out and f"weft search program.py:product {words}" in err and "hint: " in err
 
 
@@ -225,7 +225,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes(name, program, capsys):
-    out, err = asked(capsys, *MISTAKES[name], code=2)
+    out, err = run_search(capsys, *MISTAKES[name], code=2)
     assert not out and "Traceback" not in err and ("rror" in err)
 
 

@@ -171,7 +171,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_and_exits_with_2(name, folder, capsys, golden):
+def test_a_mistake_is_reported_and_exits_with_2(name, folder, capsys, golden):
     before = set(folder.rglob("*"))
     code, out, err = weft(capsys, *MISTAKES[name])
     golden(f"cli_{name}", shown(err), "messages/train")
@@ -245,8 +245,8 @@ def test_a_finished_run_has_nothing_left_to_do(run, capsys):
 
 def test_settings_that_train_nothing_are_not_written_down(run, capsys):
     """The record is of what was trained: other settings do not take its place."""
-    kept = [*(run / "checkpoints").rglob("*"), *(run / name for name in RECORD)]
-    before = {path: path.read_bytes() for path in kept if path.is_file()}
+    stored = [*(run / "checkpoints").rglob("*"), *(run / name for name in RECORD)]
+    before = {path: path.read_bytes() for path in stored if path.is_file()}
     code, out, err = weft(capsys, f"{LINES} --steps 1 --data.rows 8 --optimizer.rate 0.5")
     assert (code, out) == (0, "")
     assert err == "the run is already at step 2, and --steps is 1: nothing to train\n"
@@ -317,11 +317,11 @@ def test_rates_are_the_schedules(folder, capsys, monkeypatch):
     weft(capsys, f"{flags} --folder whole")
     monkeypatch.setattr("weft.train.setup.RATES_PER_CHUNK", 2)
     weft(capsys, f"{flags} --folder parts")
-    whole, parts = (
+    full_batch, parts = (
         [json.loads(line)["rate"] for line in Path(name, "metrics.jsonl").read_text().splitlines()]
         for name in ("whole", "parts")
     )
-    assert whole == parts and len(set(whole)) == 7
+    assert full_batch == parts and len(set(full_batch)) == 7
 
 
 @pytest.mark.parametrize("warmup", [0, 16])
@@ -347,15 +347,15 @@ def test_a_tokenizer_that_is_there_is_not_taken_for_another(folder, capsys, gold
     golden("cli_tokenizer_of_another_kind", shown(err), "messages/train")
 
 
-def test_a_tokenizer_by_path_stays_the_one_that_is_kept(folder, capsys, golden):
+def test_a_run_continues_with_its_copy_of_the_tokenizer(folder, capsys, golden):
     texts = FILES["text.txt"].splitlines()
     for name, kind in (("own.model", "bpe"), ("other.model", "unigram")):
         SentencePiece.train(texts, folder / name, 280, kind=kind)
     code, _, err = weft(capsys, f"{LINES} --data.tokenizer own.model")
     assert code == 0, err
-    kept = (folder / "run" / RUN_TOKENIZER_FILE).read_bytes()
+    stored = (folder / "run" / RUN_TOKENIZER_FILE).read_bytes()
     code, out, err = weft(capsys, f"{LINES} --steps 9 --data.tokenizer other.model")
-    assert (code, out) == (2, "") and (folder / "run" / RUN_TOKENIZER_FILE).read_bytes() == kept
+    assert (code, out) == (2, "") and (folder / "run" / RUN_TOKENIZER_FILE).read_bytes() == stored
     golden("cli_tokenizer_by_another_path", shown(err), "messages/train")
     (folder / "own.model").unlink()
     with warnings.catch_warnings():
@@ -483,8 +483,8 @@ def test_settings_from_python_may_be_simple():
 
 def test_another_preset_from_python_brings_its_model():
     assert recipe("lm").replace(preset="tiny-llama") == recipe("lm", "tiny-llama")
-    kept = recipe("lm").replace(preset="tiny-llama", model=preset("tiny-moe").config)
-    assert kept.model == preset("tiny-moe").config
+    stored = recipe("lm").replace(preset="tiny-llama", model=preset("tiny-moe").config)
+    assert stored.model == preset("tiny-moe").config
 
 
 def test_settings_from_python_are_checked():
@@ -503,32 +503,32 @@ def test_settings_from_python_are_checked():
     assert "did you mean lines?" in message and "did you mean adamw?" in message
 
 
-def test_flags_change_what_a_file_says(folder, capsys):
+def test_flags_override_a_file(folder, capsys):
     (folder / "some.toml").write_text(
         'recipe = "translate"\nsteps = 7\n[data]\nrows = 5\n[model]\nd_ff = 48\n'
     )
     code, out, err = weft(capsys, "some.toml --data.rows 6 --optimizer.weight-decay=0.5 --print-config")
     assert (code, err) == (0, "")
-    said = tomllib.loads(out)
-    assert (said["steps"], said["preset"]) == (7, "tiny-tr")
-    assert (said["data"]["rows"], said["data"]["kind"]) == (6, "phrases")
-    assert (said["model"]["d_ff"], said["optimizer"]["weight_decay"]) == (48, 0.5)
+    settings = tomllib.loads(out)
+    assert (settings["steps"], settings["preset"]) == (7, "tiny-tr")
+    assert (settings["data"]["rows"], settings["data"]["kind"]) == (6, "phrases")
+    assert (settings["model"]["d_ff"], settings["optimizer"]["weight_decay"]) == (48, 0.5)
 
 
 @pytest.mark.parametrize("flags", ["--mesh data=2 --layout batch:data", "--mesh=data=2 --layout=batch:data"])
 def test_short_flags_of_the_layout(flags, folder, capsys):
     code, out, _ = weft_exactly(capsys, "lm", *flags.split(), "--print-config")
-    said = tomllib.loads(out)["layout"]
-    assert code == 0 and (said["mesh"], said["rules"]) == ("data=2", "batch:data")
+    settings = tomllib.loads(out)["layout"]
+    assert code == 0 and (settings["mesh"], settings["rules"]) == ("data=2", "batch:data")
 
 
 @pytest.mark.parametrize("flags", ["--preset tiny-llama", "--preset=tiny-llama"])
 def test_a_preset_brings_its_model_and_flags_change_that(flags, folder, capsys):
     code, out, _ = weft(capsys, f"lm {flags} --model.d-ff 48 --print-config")
-    said = tomllib.loads(out)
+    settings = tomllib.loads(out)
     model = dataclasses.asdict(preset("tiny-llama").config.replace(d_ff=48))
-    assert code == 0 and said["preset"] == "tiny-llama"
-    assert said["model"] == {name: value for name, value in model.items() if value is not None}
+    assert code == 0 and settings["preset"] == "tiny-llama"
+    assert settings["model"] == {name: value for name, value in model.items() if value is not None}
 
 
 def test_a_folder_has_a_name(folder, capsys):

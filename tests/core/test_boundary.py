@@ -111,7 +111,7 @@ def test_checkpoint_rejects_a_changed_array(tmp_path):
         checkpoint.CheckpointManager(tmp_path).save(1, {"w": CHANGES["sliced"](tensor())}, {}, wait=True)
 
 
-def test_changed_arrays_are_shown():
+def test_changed_arrays_are_printed():
     assert repr(CHANGES["sliced"](tensor())) == "f32[a=6, b=5] holding an array of shape (2, 5)"
     assert repr(CHANGES["no array"](tensor("even"))) == "?[a=6/x·2, b=5] holding True"
 
@@ -123,8 +123,8 @@ def test_trees_with_changed_arrays_can_be_taken_apart(place):
     rows = x.storage.shape[0]
     doubled = jax.vmap(lambda t: jax.tree.map(lambda a: 2 * a, t))(x)  # inside, the array lacks a dimension
     np.testing.assert_array_equal(doubled.numpy(), 2 * x.numpy())
-    _, kept = jax.lax.scan(lambda c, t: (c, jax.tree.map(jnp.cos, t)), 0.0, x)
-    np.testing.assert_allclose(kept.numpy(), np.cos(x.numpy()), rtol=1e-6)
+    _, cosines = jax.lax.scan(lambda c, t: (c, jax.tree.map(jnp.cos, t)), 0.0, x)
+    np.testing.assert_allclose(cosines.numpy(), np.cos(x.numpy()), rtol=1e-6)
     stacked = CHANGES["stacked"](x)
     assert jax.tree.leaves(stacked)[0].shape == (2, rows, 5)
     np.testing.assert_array_equal(jax.tree.map(lambda a: a[1], stacked).numpy(), x.numpy())
@@ -360,11 +360,11 @@ def test_objects_that_are_returned_are_rejected(kind):
 
 
 def test_coroutines_are_rejected():
-    async def later(x):
+    async def asynchronous(x):
         return x
 
     with pytest.raises(TensorTypeError, match=r"returns a coroutine"):
-        wf.spmd(later, "x=4", "batch:x")(X)
+        wf.spmd(asynchronous, "x=4", "batch:x")(X)
     out = wf.spmd(lambda x: (x, "name", None, wf.sin, Config(1.0), X.dims[0]))(X)
     assert out[1:] == ("name", None, wf.sin, Config(1.0), X.dims[0])
 
@@ -414,7 +414,7 @@ def test_numbers_that_are_static_are_known():
     assert isinstance(caught.value.__cause__, jax.errors.TracerBoolConversionError)
 
 
-def test_a_donated_tensor_is_shown_without_values():
+def test_a_donated_tensor_is_printed_without_values():
     """A message may show a dataclass that holds one, and must not fail itself."""
     x = wf.place(wf.ones("a=6"), "x=2", "a:x")
     step = wf.spmd(lambda x: x + 1, "x=2", "a:x", donate=(0,))
@@ -422,3 +422,11 @@ def test_a_donated_tensor_is_shown_without_values():
     assert repr(x) == "f32[a=6/x·2], donated to a program"
     with pytest.raises(ProgramError, match="have been deleted"):
         step(x)
+
+
+def test_static_tuples_of_different_number_types_are_traced_separately():
+    """1, 1.0 and True are equal, so a tuple of one reused the trace of another."""
+    program = wf.spmd(lambda x, s: x * s[0][0], static=(1,))
+    x = wf.arange(wf.Dim("a", 3))
+    assert [program(x, ((s,),)).dtype for s in (1, 1.0, True)] == [jnp.int32, jnp.float32, jnp.int32]
+    assert len(program.traces) == 3

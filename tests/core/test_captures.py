@@ -240,14 +240,14 @@ class Named(dict):
     """A dict with attributes."""
 
 
-def test_equal_values_of_other_types_are_told_apart():
-    whole = wf.tensor([[1, 2], [3, 4]], "a=2 b=2")
-    scaled = lambda m: wf.vmap(lambda row: m(row), "a")(whole)
+def test_equal_values_of_other_types_are_distinguished():
+    integers = wf.tensor([[1, 2], [3, 4]], "a=2 b=2")
+    scaled = lambda m: wf.vmap(lambda row: m(row), "a")(integers)
     types = [scaled(Scaled(s)).dtype for s in (1, 1.0, True)]
     assert types == [jnp.int32, jnp.float32, jnp.int32]
     named, got = Named(), []
     for named.scale in (1, 2):
-        got.append(wf.vmap(lambda row: row * named.scale, "a")(whole).numpy()[0, 0])
+        got.append(wf.vmap(lambda row: row * named.scale, "a")(integers).numpy()[0, 0])
     assert got == [1, 2]
 
 
@@ -256,7 +256,7 @@ class Setting:
     scale: object
 
 
-def test_static_arguments_tell_equal_values_apart():
+def test_static_arguments_distinguish_equal_values():
     run = wf.spmd(lambda s, x: x * s.scale, static=("s",))
     x = wf.ones("a=3", jnp.int32)
     assert [run(Setting(s), x).dtype for s in (1, 1.0)] == [jnp.int32, jnp.float32]
@@ -341,9 +341,9 @@ def test_a_cached_program_keeps_no_captured_tensor():
         scanned(lambda c, row: (c + w * row - 7.0, None))
         return weakref.ref(w._data)
 
-    held = run(1.0)
+    result = run(1.0)
     gc.collect()
-    assert held() is None
+    assert result() is None
 
 
 def test_a_captured_placed_tensor_decides_where_an_op_runs():

@@ -8,14 +8,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hlo import bytes_by_axes, collective_bytes
+from networks import (
+    PAPER,
+    accumulated,
+    batch,
+    d_ff,
+    d_kv,
+    d_model,
+    heads,
+    hidden,
+    io,
+    layers,
+    length,
+    micro,
+    network,
+    parameters,
+    random,
+    small,
+    two_layers,
+)
 
 import weft as wf
 from weft.core.placement import with_role
-
-
-def random(*dims, seed=0):
-    draw = np.random.default_rng(seed + sum(map(len, map(repr, dims))))
-    return wf.tensor(draw.normal(size=[d.size for d in dims]).astype(np.float32), dims)
 
 
 def traffic(program, *args, scalars=False):
@@ -33,41 +47,9 @@ def traffic(program, *args, scalars=False):
 
 # The paper's worked example
 
-batch, io, hidden = wf.dims("batch=64 io=256 hidden=1024")
-
-
-def two_layers(w, v, x):
-    h = wf.relu(wf.einsum(x, w, out=[batch, hidden]))
-    return wf.sum(wf.square(wf.einsum(h, v, out=[batch, io]) - 1.0))
-
-
-b, d_io, d_h = batch.size, io.size, hidden.size
-
-PAPER = [
-    ("A", "all=8", "", {}),
-    ("B", "all=8", "batch:all", {("all",): 2 * d_io * d_h}),
-    ("C", "all=8", "hidden:all", {("all",): 2 * b * d_io}),
-    (
-        "D",
-        "rows=4 cols=2",
-        "batch:rows hidden:cols",
-        {("rows",): 2 * d_io * d_h / 2, ("cols",): 2 * b * d_io / 4},
-    ),
-    (
-        "E",
-        "rows=2 cols=2 planes=2",
-        "batch:rows hidden:cols io:planes",
-        {
-            ("planes",): 2 * b * d_h / 4,
-            ("cols",): 2 * b * d_io / 4,
-            ("rows",): 2 * d_io * d_h / 4,
-        },
-    ),
-]
-
 
 @pytest.mark.parametrize(("mesh", "layout", "values"), [p[1:] for p in PAPER], ids="ABCDE")
-def test_two_layers_send_what_the_paper_says(mesh, layout, values):
+def test_two_layers_send_the_bytes_of_the_paper(mesh, layout, values):
     program = wf.spmd(wf.grad(two_layers, argnums=(0, 1, 2)), mesh, layout)
     args = random(io, hidden), random(hidden, io), random(batch, io)
     want = {("all-reduce", axes): 4 * n for axes, n in values.items()}
@@ -81,9 +63,6 @@ def test_two_dims_on_one_axis_are_illegal():
 
 
 # Attention's projections: one tensor, three uses, one backward all-reduce
-
-length, d_model, heads, d_kv, d_ff = wf.dims("length=8 d_model=16 heads=4 d_kv=8 d_ff=32")
-small = wf.Dim("batch", 8)
 
 
 def test_q_k_and_v_of_one_tensor_share_one_backward_all_reduce():
@@ -110,10 +89,10 @@ def test_a_sequence_parallel_block_gathers_and_scatters_each_way():
     layout = "batch:data sequence:model d_ff:model"
     program = wf.spmd(wf.grad(loss, argnums=0), "data=4 model=2", layout)
     args = random(small, sequence, d_model), random(d_model, d_ff), random(d_ff, d_model)
-    whole = 4 * 2 * 8 * 16
+    full = 4 * 2 * 8 * 16
     assert traffic(program, *args) == {
-        ("all-gather", ("model",)): 2 * whole,
-        ("reduce-scatter", ("model",)): 2 * whole,
+        ("all-gather", ("model",)): 2 * full,
+        ("reduce-scatter", ("model",)): 2 * full,
     }
 
 
@@ -194,36 +173,10 @@ def test_softmax_over_a_split_dim_reduces_only():
 
 # Data-parallel gradients, micro-batches, ZeRO
 
-layers, micro = wf.dims("layers=3 micro=4")
-
-
-def network(params, x):
-    def layer(h, p):
-        scale, w1, w2 = p
-        y = wf.relu(wf.einsum(h * scale, w1, out=[small, d_ff]))
-        return h + wf.einsum(y, w2, out=[small, d_model]), None
-
-    return wf.mean(wf.square(wf.scan(layer, x, params, layers)[0]))
-
-
-def parameters():
-    tensors = random(layers, d_model), random(layers, d_model, d_ff), random(layers, d_ff, d_model)
-    return tuple(map(wf.parameter, tensors))
-
-
-def accumulated(params, batches):
-    def one(total, x):
-        grads = wf.grad(network)(params, x)
-        return jax.tree.map(lambda a, g: a + g, total, grads, is_leaf=wf.is_tensor), None
-
-    zeros = jax.tree.map(lambda p: p * 0.0, params, is_leaf=wf.is_tensor)
-    return wf.scan(one, zeros, batches, micro)[0]
-
-
 COUNT = 3 * (16 + 2 * 16 * 32)  # parameters
 
 
-@pytest.mark.parametrize("micro_batches", [False, True], ids=["whole batch", "micro-batches"])
+@pytest.mark.parametrize("micro_batches", [False, True], ids=["full batch", "micro-batches"])
 def test_data_parallel_gradients_travel_once(micro_batches):
     fn = accumulated if micro_batches else wf.grad(network)
     x = random(micro, small, d_model) if micro_batches else random(small, d_model)
@@ -231,7 +184,7 @@ def test_data_parallel_gradients_travel_once(micro_batches):
     assert traffic(program, parameters(), x) == {("all-reduce", ("data",)): 4 * COUNT}
 
 
-@pytest.mark.parametrize("micro_batches", [False, True], ids=["whole batch", "micro-batches"])
+@pytest.mark.parametrize("micro_batches", [False, True], ids=["full batch", "micro-batches"])
 def test_with_a_model_axis_too(micro_batches):
     fn = accumulated if micro_batches else wf.grad(network)
     x = random(micro, small, d_model) if micro_batches else random(small, d_model)

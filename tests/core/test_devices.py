@@ -30,7 +30,7 @@ def faults(prepared):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
-def test_memory_is_kept():
+def test_memory_is_preserved():
     before = faults("")
     assert before >= 2**26 // resource.getpagesize()
     # The best of three: a busy machine may take pages away in between.

@@ -11,7 +11,7 @@ from weft.core.errors import LayoutError, ProgramError
 pytestmark = pytest.mark.nodevice
 
 
-def test_sizes_are_whole_numbers_of_any_kind():
+def test_sizes_are_integers_of_any_kind():
     """NumPy's were refused."""
     mesh = wf.Mesh([("data", np.int64(4)), ("model", np.int32(2))])
     assert mesh == wf.Mesh("data=4 model=2")

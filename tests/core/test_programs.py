@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import real, same, truth, whole
+from compare import assert_same, booleans, integers, real
 from theorem.families import OPS
 
 import weft as wf
@@ -23,10 +23,10 @@ TENSORS = {
     "y": real(1, "b=3 a=6"),
     "p": real(2, "a=6 b=3", 0.2, 2.0),
     "u": real(3, "a=6 b=3", -0.9, 0.9),
-    "i": whole(4, "a=6 b=3", 0, 5),
-    "j": whole(5, "a=6", 1, 5),
-    "c": truth(6, "a=6 b=3"),
-    "d": truth(7, "b=3"),
+    "i": integers(4, "a=6 b=3", 0, 5),
+    "j": integers(5, "a=6", 1, 5),
+    "c": booleans(6, "a=6 b=3"),
+    "d": booleans(7, "b=3"),
     "k": real(8, "w=3 b=3 f=2"),
 }
 
@@ -186,7 +186,7 @@ def test_eager_equals_staged(staged, placed):
             if name in DRAWS or name == "dropout":
                 np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
             else:
-                same(got, want.array, name)
+                assert_same(got, want.array, name=name)
 
 
 def test_eager_results_stay_placed():
@@ -198,7 +198,7 @@ def test_eager_results_stay_placed():
     assert y.storage.addressable_shards[0].data.shape == (3, 3)
     back = wf.place(y, None, None)
     assert back.mesh is None and len(back.array.devices()) == 1
-    same(back, np.exp(TENSORS["x"].numpy()) + TENSORS["y"].numpy().T)
+    assert_same(back, np.exp(TENSORS["x"].numpy()) + TENSORS["y"].numpy().T)
 
 
 def test_a_tree_is_placed_and_taken_off():
@@ -247,14 +247,14 @@ def test_a_signature_is_traced_once():
         (lambda: program(x, more=[x, None]), "the arguments have a different structure: f32[a=6, b=3], f32[a=6, b=3]"),
         (lambda: program(x, more=[x, None]), None),
     ]  # fmt: skip
-    for n, (call, said) in enumerate(calls):
+    for n, (call, logged) in enumerate(calls):
         before = len(program.traces)
         call()
         call()
         new = program.traces[before:]
-        assert len(new) == (said is not None), n
-        if said is not None:
-            reason, signature = said.split(": ", 1)
+        assert len(new) == (logged is not None), n
+        if logged is not None:
+            reason, signature = logged.split(": ", 1)
             assert new[0].reason == reason, n
             assert sorted(new[0].signature.split(", ")) == sorted(signature.split(", ")), n
     assert len(count) == len(program.traces)
@@ -266,7 +266,7 @@ def test_numbers_and_arrays_are_inputs():
     for n in (1.0, 2.5):
         for seed in (0, 1):
             got, raw = program(x, n, np.arange(3.0), jax.random.key(seed))
-            same(got, x.array * n + jax.random.uniform(jax.random.key(seed), (6, 3)))
+            assert_same(got, x.array * n + jax.random.uniform(jax.random.key(seed), (6, 3)))
             np.testing.assert_array_equal(raw, np.arange(3.0) + n)
     assert len(program.traces) == 1
     program(x, 2, np.arange(3.0), jax.random.key(0))  # a whole number is another type
@@ -298,9 +298,9 @@ def test_trees_none_and_other_results():
             True,
         )
 
-    got, (truth_value,) = wf.spmd(fn, "x=2", "a:x")({"pair": (TENSORS["x"], None)}, name="n")
-    same(got["x"], TENSORS["x"].array * 2)
-    assert got["none"] is None and got["text"] == "n" and truth_value is True
+    got, (is_on,) = wf.spmd(fn, "x=2", "a:x")({"pair": (TENSORS["x"], None)}, name="n")
+    assert_same(got["x"], TENSORS["x"].array * 2)
+    assert got["none"] is None and got["text"] == "n" and is_on is True
     assert got["number"] == 3 and got["float"] == 0.5
     np.testing.assert_array_equal(got["raw"], np.ones(2))
 
@@ -315,8 +315,8 @@ def test_captured_tensors_become_inputs():
     placed = wf.place(TENSORS["u"], "x=2", "a:x")
     program = wf.spmd(lambda x: x * w + placed + w, "x=2", "a:x")
     want = x.array * w.array + TENSORS["u"].array + w.array
-    same(program(x), want)
-    same(program(x), want)
+    assert_same(program(x), want)
+    assert_same(program(x), want)
     assert len(program.jaxpr(x).in_avals) == 3
     assert len(program.traces) == 1
 
@@ -341,19 +341,19 @@ def test_captured_tensors_that_were_not_met_before(mesh, layout, use):
     """Where jit traces anew, what it meets now was zeros."""
     now, x = [wf.full("b=3", 1.0)], TENSORS["x"]
     program = wf.spmd(lambda x: x + now[0], mesh, layout)
-    same(program(x), x.array + 1.0)
+    assert_same(program(x), x.array + 1.0)
     now[0] = wf.full("b=3", 5.0)
-    same(program(x), x.array + 1.0)  # as with jit
+    assert_same(program(x), x.array + 1.0)  # as with jit
     jax.clear_caches()
     USES[use](program, x)
-    same(program(x), x.array + 5.0)
+    assert_same(program(x), x.array + 5.0)
     assert [trace.reason for trace in program.traces] == ["first call", "it captures different tensors"]
 
 
-def test_tensors_captured_in_turn_settle():
+def test_tensors_captured_in_turn_stop_retracing():
     turns = itertools.cycle([wf.full("b=3", 2.0), wf.full("b=3", 4.0)])
     program = wf.spmd(lambda x: wf.zeros_like(x) + next(turns), "x=2", "a:x")
-    same(program(TENSORS["x"]), np.full((6, 3), 2.0, np.float32))
+    assert_same(program(TENSORS["x"]), np.full((6, 3), 2.0, np.float32))
 
 
 def test_captured_tensors_that_hold_one_array():
@@ -366,8 +366,8 @@ def test_captured_tensors_that_hold_one_array():
 
     p = wf.parameter(q)
     stored = wf.spmd(lambda x: (x * q, p * x), "data=3", wf.Layout("", params="query:data"))
-    kept = [s.bytes for s in stored.plan(wf.ones("")).stored if s.name.startswith("captured")]
-    assert kept == [12, 4]
+    captured_bytes = [s.bytes for s in stored.plan(wf.ones("")).stored if s.name.startswith("captured")]
+    assert captured_bytes == [12, 4]
 
 
 def test_a_method_has_all_that_a_program_has():
@@ -382,7 +382,7 @@ def test_a_method_has_all_that_a_program_has():
     assert "mul" in str(model.double.jaxpr(x)) and len(model.double.traces) == 1
 
 
-def test_specs_that_are_placed_change_roles_and_places():
+def test_placed_specs_change_roles_and_placements():
     placed = wf.place(wf.spec("a=3"), "x=2", "a:x")
     assert wf.parameter(placed).role == "param" and wf.parameter(placed).mesh == placed.mesh
     off = wf.place(placed, None, None)
@@ -408,8 +408,8 @@ def test_decorator_and_bare_forms():
 
     assert double.__name__ == "double" and double.__doc__ == "Twice."
     assert repr(double) == '<program double on mesh "x=2" with layout "a:x">'
-    same(double(TENSORS["x"]), TENSORS["x"].array * 2)
-    same(wf.spmd(lambda x: x * 2.0)(TENSORS["x"]), TENSORS["x"].array * 2)
+    assert_same(double(TENSORS["x"]), TENSORS["x"].array * 2)
+    assert_same(wf.spmd(lambda x: x * 2.0)(TENSORS["x"]), TENSORS["x"].array * 2)
 
 
 SHOWN = {
@@ -422,7 +422,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("text", SHOWN)
-def test_layouts_show_all_their_rules(text):
+def test_layouts_print_all_their_rules(text):
     layout = SHOWN[text]
     assert str(layout) == text
     assert eval(repr(layout), {"Layout": wf.Layout}) == layout
@@ -437,18 +437,18 @@ def test_programs_nest_and_compose_with_eager_code():
     free = wf.spmd(lambda x: wf.max(x, "b"))
     x = TENSORS["x"]
     squares = np.sum(x.numpy() ** 2, 1)
-    same(outer(x), np.exp(squares) + 4 * squares)
-    same(
+    assert_same(outer(x), np.exp(squares) + 4 * squares)
+    assert_same(
         wf.sqrt(inner(wf.exp(x))) + inner(x), np.sqrt(np.sum(np.exp(x.numpy()) ** 2, 1)) + squares, rtol=2e-5
     )
-    same(wf.spmd(lambda x: free(x) + inner(x), "x=2", "a:x")(x), x.numpy().max(1) + squares)
-    same(wf.grad(lambda x: wf.sum(inner(x)))(x), 2 * x.array)  # eager code differentiates a program
-    same(wf.spmd(wf.grad(lambda x: wf.sum(inner(x))), "x=2", "a:x")(x), 2 * x.array)
+    assert_same(wf.spmd(lambda x: free(x) + inner(x), "x=2", "a:x")(x), x.numpy().max(1) + squares)
+    assert_same(wf.grad(lambda x: wf.sum(inner(x)))(x), 2 * x.array)  # eager code differentiates a program
+    assert_same(wf.spmd(wf.grad(lambda x: wf.sum(inner(x))), "x=2", "a:x")(x), 2 * x.array)
 
 
 def test_another_layout_of_the_same_mesh_is_laid_out_again():
     x = wf.place(TENSORS["x"], "x=2", "b:x")
-    same(wf.spmd(lambda x: x * 2.0, "x=2", "a:x")(x), TENSORS["x"].array * 2)
+    assert_same(wf.spmd(lambda x: x * 2.0, "x=2", "a:x")(x), TENSORS["x"].array * 2)
 
 
 def test_two_meshes_are_an_error_that_names_both():
@@ -468,9 +468,12 @@ def test_two_meshes_are_an_error_that_names_both():
 
 
 def test_slices_do_not_leave_their_program():
-    kept = []
-    wf.spmd(lambda x: kept.append(x) or x, "x=2", "a:x")(TENSORS["x"])
-    for use in (lambda: kept[0] + 1.0, lambda: wf.spmd(lambda x: x + kept[0], "x=2", "a:x")(TENSORS["x"])):
+    slices = []
+    wf.spmd(lambda x: slices.append(x) or x, "x=2", "a:x")(TENSORS["x"])
+    for use in (
+        lambda: slices[0] + 1.0,
+        lambda: wf.spmd(lambda x: x + slices[0], "x=2", "a:x")(TENSORS["x"]),
+    ):
         with pytest.raises(WeftError):
             use()
 
@@ -513,7 +516,7 @@ def test_donated_memory_is_used_again(donate):
     storage = x.storage
     x, _ = program(y=y, x=x)
     assert storage.is_deleted() and not y.storage.is_deleted()
-    same(x, TENSORS["x"].array + 3 * TENSORS["p"].array)
+    assert_same(x, TENSORS["x"].array + 3 * TENSORS["p"].array)
 
 
 # Looking at programs
@@ -568,7 +571,7 @@ def test_inside_jit_and_without_leaks():
     want = program(params, x)
     jitted = jax.jit(lambda params, x: program(params, x * 1.0))
     for got, expect in zip(leaves(jitted(params, x)), leaves(want), strict=True):
-        same(got, expect.array)
+        assert_same(got, expect.array)
     with jax.checking_leaks():
 
         def fn(params, x):
@@ -592,3 +595,14 @@ def test_names_of_the_package():
     assert names["einsum"] is wf.einsum and "collectives" not in names
     with pytest.raises(AttributeError, match=r"'eisnum'.*did you mean einsum"):
         weft.eisnum
+
+
+def test_a_staged_method_is_bound_to_its_instance():
+    class Scaled(eqx.Module):
+        factor: float
+
+        @wf.spmd(mesh="p=2", layout="a:p")
+        def call(self, x):
+            return x * self.factor
+
+    assert Scaled(3.0).call(wf.ones("a=3")).numpy().tolist() == [3, 3, 3]

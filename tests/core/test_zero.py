@@ -42,12 +42,12 @@ def expected(stage, psi, devices):
 
 def on_devices(tree):
     """The bytes that each device holds of a tree of tensors; all of them the same."""
-    held = {}
+    stored_bytes = {}
     for t in jax.tree.leaves(tree, is_leaf=wf.is_tensor):
         for shard in t.storage.addressable_shards:
-            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
-    (one,) = set(held.values())
-    assert len(held) == 8
+            stored_bytes[shard.device] = stored_bytes.get(shard.device, 0) + shard.data.nbytes
+    (one,) = set(stored_bytes.values())
+    assert len(stored_bytes) == 8
     return one
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import zstandard
+from compare import assert_same
 
 import weft as wf
 from weft import nn
@@ -82,7 +83,7 @@ def test_tsv_plain_text_and_jsonl(tmp_path):
     assert list(Jsonl(lines, source="en", target="fr").open()) == [("born", "né"), ("x", "y")]
 
 
-def test_whole_files_are_not_kept_open(tmp_path):
+def test_files_are_closed_after_reading(tmp_path):
     names = [written(tmp_path / f"{n}.txt", f"\ufefftext {n}\n") for n in range(40)]
     before = len(os.listdir("/proc/self/fd"))
     opened = Documents(names).open()
@@ -348,11 +349,6 @@ def numbers(batch):
     return {name: np.asarray(getattr(batch, name).numpy()) for name in FIELDS + INPUTS}
 
 
-def same(a, b):
-    a, b = numbers(a), numbers(b)
-    return all(a[n].dtype == b[n].dtype and np.array_equal(a[n], b[n]) for n in FIELDS + INPUTS)
-
-
 def first(count, of, position=0):
     return [step for step, _ in zip(of.batches(position), range(count), strict=False)]
 
@@ -363,15 +359,16 @@ def test_resumed_anywhere_it_goes_on_the_same(settings):
     assert steps[-1].position > len(EXAMPLES)  # into the second epoch
     for at, step in enumerate(steps[:-1]):
         on = stream(settings).step(step.position)  # a new stream, with nothing kept
-        assert on.position == steps[at + 1].position and same(on.batch, steps[at + 1].batch)
+        assert on.position == steps[at + 1].position
+        assert_same(on.batch, steps[at + 1].batch, rtol=0, atol=0)
 
 
 @streams
 @pytest.mark.parametrize("count", [4])  # 6 rows: 1, 2, 1 and 2
 def test_the_order_does_not_depend_on_processes(settings, count):
-    whole = first(3, stream(settings))
+    global_steps = first(3, stream(settings))
     parts = [first(3, stream(settings, process_index=n, process_count=count)) for n in range(count)]
-    for number, step in enumerate(whole):
+    for number, step in enumerate(global_steps):
         assert {part[number].position for part in parts} == {step.position}
         pieces = [numbers(part[number].batch) for part in parts]
         for name, array in numbers(step.batch).items():
@@ -379,17 +376,17 @@ def test_the_order_does_not_depend_on_processes(settings, count):
 
 
 def test_unpacked_processes_encode_only_their_rows():
-    asked = []
+    encoded = []
 
     class Recorded(ByteTokenizer):
         def encode(self, text):
-            asked.append(text)
+            encoded.append(text)
             return super().encode(text)
 
     ExampleStream(
         EXAMPLES, Recorded(), rows=6, length=64, packed=False, process_index=1, process_count=3
     ).step(0)
-    assert len(asked) == 2 * 2
+    assert len(encoded) == 2 * 2
 
 
 @pytest.mark.parametrize("rules", ["batch:data", "batch:data length:model"])
@@ -398,7 +395,8 @@ def test_the_order_does_not_depend_on_the_mesh(rules):
     placed = first(2, stream(settings, mesh=wf.Mesh("data=4 model=2"), layout=wf.Layout(rules)))
     for step, other in zip(first(2, stream(settings)), placed, strict=True):
         assert other.batch.tokens.mesh == wf.Mesh("data=4 model=2")
-        assert step.position == other.position and same(step.batch, other.batch)
+        assert step.position == other.position
+        assert_same(step.batch, other.batch, rtol=0, atol=0)
 
 
 @streams
@@ -494,8 +492,8 @@ def test_held_out_values_are_never_in_training():
     train = values(Phrases(3000, seed=1)) | values(Phrases(3000, seed=2))
     test = values(Phrases(600, seed=1, held_out=True))
     assert len(test) > 300 and not train & test
-    held = sum(Phrase("number", n, 0).held_out for n in range(10_000))
-    assert 850 < held < 1150  # of 10 % of 10,000: five standard deviations
+    held_out_count = sum(Phrase("number", n, 0).held_out for n in range(10_000))
+    assert 850 < held_out_count < 1150  # of 10 % of 10,000: five standard deviations
 
 
 def test_phrases_in_both_languages():

@@ -52,7 +52,7 @@ def test_no_more_than_ahead_are_made(ahead):
         assert len(made) == min(number + 1 + ahead, 20)
 
 
-def test_an_error_is_raised_at_its_place():
+def test_an_error_is_raised_at_its_position():
     def items():
         yield from range(3)
         raise KeyError("broken")
@@ -97,7 +97,7 @@ def test_left_early_the_thread_ends_and_its_source_is_closed(leave):
     assert not threads() and closed.is_set() and time.monotonic() - start < 10
 
 
-def test_nothing_ahead_is_refused():
+def test_a_prefetch_of_zero_raises():
     with pytest.raises(DataError, match="ahead is 0"):
         prefetch([1], ahead=0)
 
@@ -120,7 +120,7 @@ def test_streams_prefetch_the_same_batches(kind):
         assert all(np.array_equal(a, b) for a, b in zip(arrays, expected, strict=True))
 
 
-def test_only_the_loop_speaks_to_the_devices(monkeypatch):
+def test_only_the_loop_transfers_to_the_devices(monkeypatch):
     where, place = set(), wf.from_callback
 
     def recorded(*args):

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from compare import assert_same
 
 import weft as wf
 from weft.core.errors import DataError, ModelError
@@ -33,11 +34,6 @@ def windows(**settings):
 
 def numbers(batch):
     return {name: np.asarray(getattr(batch, name).numpy()) for name in FIELDS}
-
-
-def same(a, b):
-    a, b = numbers(a), numbers(b)
-    return all(a[n].dtype == b[n].dtype and np.array_equal(a[n], b[n]) for n in FIELDS)
 
 
 def first(count, of, position=0):
@@ -72,7 +68,7 @@ def test_a_corpus_by_sentencepiece(tmp_path):
     ]
 
 
-def test_whole_files_are_documents(tmp_path):
+def test_each_file_is_a_document(tmp_path):
     for name, text in {"a.txt": "one\n\ntwo\n", "b.txt": " \n", "c.txt": "three"}.items():
         (tmp_path / name).write_text(text)
     assert list(Documents(tmp_path / "*.txt").open()) == ["one\n\ntwo\n", "three"]
@@ -130,14 +126,15 @@ def test_resumed_anywhere_it_goes_on_the_same(shuffle):
     assert steps[-1].position == 36 > 2 * windows().size
     for at, step in enumerate(steps[:-1]):
         on = windows(shuffle=shuffle).step(step.position)  # a new stream, with nothing kept
-        assert on.position == steps[at + 1].position and same(on.batch, steps[at + 1].batch)
+        assert on.position == steps[at + 1].position
+        assert_same(on.batch, steps[at + 1].batch, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_order_does_not_depend_on_processes(count):
-    whole = list(windows(epochs=1).batches())
+    global_steps = list(windows(epochs=1).batches())
     parts = [list(windows(epochs=1, process_index=n, process_count=count).batches()) for n in range(count)]
-    for number, step in enumerate(whole):
+    for number, step in enumerate(global_steps):
         assert {part[number].position for part in parts} == {step.position}
         pieces = [numbers(part[number].batch) for part in parts]
         for name, array in numbers(step.batch).items():
@@ -151,7 +148,8 @@ def test_the_order_does_not_depend_on_the_mesh(rules):
     placed = list(windows(epochs=1, mesh=mesh, layout=layout).batches())
     for step, other in zip(windows(epochs=1).batches(), placed, strict=True):
         assert other.batch.tokens.mesh == mesh
-        assert step.position == other.position and same(step.batch, other.batch)
+        assert step.position == other.position
+        assert_same(step.batch, other.batch, rtol=0, atol=0)
 
 
 def test_epochs_and_seeds_have_tilings_of_their_own():
@@ -182,7 +180,7 @@ def test_tokens_from_a_file(tmp_path):
     for step, other in zip(
         first(4, windows()), first(4, TokenWindows(stored, ByteTokenizer(), 3, 7, seed=5)), strict=True
     ):
-        assert same(step.batch, other.batch)
+        assert_same(step.batch, other.batch, rtol=0, atol=0)
 
 
 def test_no_id_is_beyond_the_vocabulary():

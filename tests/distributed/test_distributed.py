@@ -121,9 +121,12 @@ def test_checkpoints_on_disks_that_are_not_shared(task, tmp_path):
             with checkpoint.CheckpointManager(tmp_path / "disk0" / "run") as checkpoints:
                 checkpoints.save(1, model, state, {"example": 6})
         found = finish([host.start(SEVERAL, task, runs / "run") for host in hosts])
-    said = {"save": "DistributedError: the folder", "restore": "CheckpointError: process 0 restores"}[task]
+    start_of_error = {
+        "save": "DistributedError: the folder",
+        "restore": "CheckpointError: process 0 restores",
+    }[task]
     for _, code, err in found:
-        assert code == 1 and f"{said} {runs / 'run'}" in err and "weft-b" in err, err[-3000:]
+        assert code == 1 and f"{start_of_error} {runs / 'run'}" in err and "weft-b" in err, err[-3000:]
 
 
 # -- waits that end ----------------------------------------------------------------------------------

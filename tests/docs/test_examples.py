@@ -131,7 +131,7 @@ WRONG = {
     [(name, ["--help"], 0) for name in WRONG]
     + [(name, wrong, 2) for name, all_of_it in WRONG.items() for wrong in all_of_it],
 )
-def test_examples_say_how_they_are_run(name, arguments, code, capsys, monkeypatch):
+def test_examples_report_how_to_run_them(name, arguments, code, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")

@@ -13,7 +13,7 @@ DRAWN = sorted(HERE.glob("*.svg"))
 
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.name)
-def test_a_drawing_is_whole_and_loads_nothing(path):
+def test_a_drawing_is_complete_and_loads_nothing(path):
     text = path.read_text(encoding="utf-8")
     root = ET.fromstring(text)
     assert root.get("aria-label") and root.get("viewBox")

@@ -62,7 +62,7 @@ def test_every_name_is_there_once():
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
-def test_every_name_says_what_it_is(module):
+def test_every_name_has_a_description(module):
     silent = [n for n, x in public(module) if callable(x) and not (inspect.getdoc(x) or "").strip()]
     assert not silent, f"{module.__name__}: {silent} have no docstring"
 

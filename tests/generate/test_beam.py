@@ -49,8 +49,8 @@ def chain(logits):
     The table is a sum of one for each position and one for each token. Features are one-hot vectors of both,
     since the layers add zero; the last layer is the table.
     """
-    places, size, _ = logits.shape
-    sizes = SIZES | dict(d_model=size + places, positions="learned", longest=places, epsilon=1e-12)
+    longest, size, _ = logits.shape
+    sizes = SIZES | dict(d_model=size + longest, positions="learned", longest=longest, epsilon=1e-12)
     model = nn.init(Transformer(Config(vocab=size, **sizes)), jax.random.key(0))
 
     def parts(m):
@@ -58,10 +58,10 @@ def chain(logits):
 
     blocks, *rest = parts(model)
     zero = jax.tree.map(lambda t: wf.parameter(t * 0), blocks, is_leaf=wf.is_tensor)
-    one_hot = np.eye(size + places)
+    one_hot = np.eye(size + longest)
     last = np.concatenate([logits[0], (logits - logits[0])[:, 0]])
     # The last norm multiplies the sum of two one-hot vectors by this.
-    last = last / np.sqrt((size + places) / 2)
+    last = last / np.sqrt((size + longest) / 2)
     arrays = zip((one_hot[:size], one_hot[size:], last), rest, strict=True)
     new = [wf.parameter(wf.tensor(np.float32(a), t.dims)) for a, t in arrays]
     return eqx.tree_at(parts, model, (zero, *new))
@@ -91,8 +91,13 @@ def find(vocab, how, prompts, limits, ends, layout="one device"):
 def find_with(model, how, prompts, limits, ends, layout="one device"):
     state = started(model, prompts, limits, ends, layout)
     found = programs(layout)[1]((model,), state, how)
-    said, *rest = found.generated.numpy("batch", "beam", "generated"), found.count, found.score, found.logprob
-    columns = zip(said, *(t.numpy("batch", "beam") for t in rest), strict=True)
+    generated, *rest = (
+        found.generated.numpy("batch", "beam", "generated"),
+        found.count,
+        found.score,
+        found.logprob,
+    )
+    columns = zip(generated, *(t.numpy("batch", "beam") for t in rest), strict=True)
     return [
         [(tuple(map(int, one[:n])), s, log) for one, n, s, log in zip(*row, strict=True) if n]
         for row in columns
@@ -166,7 +171,8 @@ def plainly(vocab, how, prompt, limit, ends):
     return found
 
 
-def same(found, expected):
+def assert_same_beams(found, expected):
+    """Equal tokens, and scores that agree up to rounding, in every row."""
     for row, want in zip(found, expected, strict=True):
         assert [s for s, *_ in row] == [s for s, *_ in want]
         np.testing.assert_allclose([r[1:] for r in row], [w[1:] for w in want], atol=2e-5)
@@ -183,12 +189,12 @@ WHOLE = [Beams(TOY**2, 0.0), Beams(TOY**2, 0.6), Beams(TOY**2, 6.0), Beams(TOY**
 def test_with_beams_for_all_the_best_are_found(how, ends):
     found = find_once(TOY, how, PROMPTS, (3, 3, 3), ends)
     for row, prompt in zip(found, PROMPTS, strict=True):
-        truth = every_sequence(TOY, prompt, 3, ends)
-        want = [(s, divided(how, log, len(s)), log) for s, log in truth.items()]
+        expected_beams = every_sequence(TOY, prompt, 3, ends)
+        want = [(s, divided(how, log, len(s)), log) for s, log in expected_beams.items()]
         want = sorted(want, key=lambda one: -one[1])[: how.size]
-        same([row], [want])
+        assert_same_beams([row], [want])
         scores = [score for _, score, _ in row]
-        assert scores == sorted(scores, reverse=True) and len(row) == min(25, len(truth))
+        assert scores == sorted(scores, reverse=True) and len(row) == min(25, len(expected_beams))
 
 
 def test_a_greater_alpha_makes_nothing_shorter():
@@ -217,7 +223,7 @@ LIMITS = (8, 8, 1, 5, 8, 3, 8, 2, 8, 8, 6, 8)
 def test_a_search_is_that_of_lists(stop, ends):
     how = Beams(3, 1.0, "transformer", stop)
     found = find_once(USUAL, how, MORE, LIMITS, ends)
-    same(found, [plainly(USUAL, how, p, n, ends) for p, n in zip(MORE, LIMITS, strict=True)])
+    assert_same_beams(found, [plainly(USUAL, how, p, n, ends) for p, n in zip(MORE, LIMITS, strict=True)])
     assert len({len(one[0]) for row in found for one in row}) > 2
 
 
@@ -225,10 +231,10 @@ def test_as_many_beams_go_on_whatever_ends():
     """With an alpha that prefers the longest, those that go on beside four likely ends are what is found."""
     how = Beams(3, 6.0)
     found = find_once(USUAL, how, MORE, LIMITS, LIKELY)
-    same(found, [plainly(USUAL, how, p, n, LIKELY) for p, n in zip(MORE, LIMITS, strict=True)])
+    assert_same_beams(found, [plainly(USUAL, how, p, n, LIKELY) for p, n in zip(MORE, LIMITS, strict=True)])
 
 
-def test_to_stop_later_is_never_worse():
+def test_stopping_later_is_never_worse():
     by_stop = [
         find_once(USUAL, Beams(3, 1.0, "transformer", stop), MORE, LIMITS, (1,))
         for stop in ("first", "likely", "certain")
@@ -243,19 +249,19 @@ def test_rows_find_what_they_find_alone():
     together = find_once(USUAL, how, MORE, LIMITS, (1,))
     for n in (2, 5, 8, 11):  # prompts of one length, for one program
         alone = find(USUAL, how, [MORE[n]], [LIMITS[n]], (1,))
-        same(alone, [together[n]])
+        assert_same_beams(alone, [together[n]])
 
 
-def test_a_row_that_may_say_nothing_finds_nothing():
+def test_a_row_with_limit_zero_finds_nothing():
     found = find(USUAL, Beams(3, 1.0), MORE, (0, *LIMITS[1:]), (1,))
     assert found[0] == []
-    same(found[1:], find_once(USUAL, Beams(3, 1.0), MORE, LIMITS, (1,))[1:])
+    assert_same_beams(found[1:], find_once(USUAL, Beams(3, 1.0), MORE, LIMITS, (1,))[1:])
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one device"])
 def test_a_layout_changes_nothing(layout):
     how = Beams(3, 1.0)
-    same(
+    assert_same_beams(
         find(USUAL, how, MORE, LIMITS, (1, 4), layout),
         find_once(USUAL, how, MORE, LIMITS, (1, 4)),
     )
@@ -268,13 +274,13 @@ def test_one_beam_follows_the_likeliest_token():
     state = started(model_of(USUAL), MORE, LIMITS, (), "one device")
     state = programs("one device")[2]((model_of(USUAL),), state, 8)
     seconds = 0
-    for ((said, _, log),), tokens, limit, scores in zip(
+    for ((generated, _, log),), tokens, limit, scores in zip(
         found, state.generated.numpy(), LIMITS, state.logprobs.numpy(), strict=True
     ):
-        count = len(said)
-        assert said[:-1] == tuple(tokens[: count - 1])
-        assert said[-1] in ends or count == limit
-        if said[-1] == tokens[count - 1]:
+        count = len(generated)
+        assert generated[:-1] == tuple(tokens[: count - 1])
+        assert generated[-1] in ends or count == limit
+        if generated[-1] == tokens[count - 1]:
             assert log == pytest.approx(scores[:count].sum(), abs=1e-4)
         else:
             seconds += 1
@@ -288,15 +294,15 @@ def test_a_penalty_is_of_the_logits(models):
     rows = list(MORE)
     for _ in range(max(LIMITS)):
         for n, logits in enumerate(logits_after(USUAL, rows)):
-            said = rows[n][len(MORE[n]) :]
-            if len(said) == LIMITS[n] or said[-1:] == (7,):
+            generated = rows[n][len(MORE[n]) :]
+            if len(generated) == LIMITS[n] or generated[-1:] == (7,):
                 continue
             seen = list(set(rows[n]))
             logits[seen] = np.where(logits[seen] > 0, logits[seen] / 2.5, logits[seen] * 2.5)
             rows[n] += (int(logits.argmax()),)
     counts, tokens = state.count.numpy(), state.generated.numpy()
-    for row, prompt, count, said in zip(rows, MORE, counts, tokens, strict=True):
-        assert row[len(prompt) :] == tuple(said[:count])
+    for row, prompt, count, generated in zip(rows, MORE, counts, tokens, strict=True):
+        assert row[len(prompt) :] == tuple(generated[:count])
 
 
 # -- against Mesh-TensorFlow ------------------------------------------------------------------------
@@ -382,7 +388,7 @@ def test_a_search_is_that_of_mesh_tensorflow(size, alpha, layout):
                 want = want + [(s, divided(how, log, limit), log) for s, log in beams]
                 want = sorted(want, key=lambda one: -one[1])[:size]
             # It may stop with fewer than K finished; what is found after that is no better than these.
-            same([row[: len(want)]], [want])
+            assert_same_beams([row[: len(want)]], [want])
             assert [s for _, s, _ in row] == sorted((s for _, s, _ in row), reverse=True)
             cut, ended = cut + (count == limit), ended + (count < limit)
     assert cut > 2 and ended > 2
@@ -399,8 +405,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_messages(name, mistake, monkeypatch, request):
-    monkeypatch.chdir(request.config.rootpath)
+def test_messages(name, mistake):
     mistake(name, MISTAKES[name], "messages/beam")
 
 

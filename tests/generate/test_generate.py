@@ -50,12 +50,12 @@ def batch_of(config):
     if config.kind == "decoder":
         return Batch(tokens)
     inputs = wf.tensor(draw.integers(0, config.vocab, (3, 5)).astype(np.int32), [ROWS, INPUTS])
-    held = np.arange(5) < np.array([[5], [3], [4]])  # rows of different lengths
+    is_used = np.arange(5) < np.array([[5], [3], [4]])  # rows of different lengths
     return Batch(
         tokens,
         segments=wf.ones([ROWS, PLACES], jnp.int32),
         inputs=inputs,
-        input_segments=wf.tensor(held.astype(np.int32), [ROWS, INPUTS]),
+        input_segments=wf.tensor(is_used.astype(np.int32), [ROWS, INPUTS]),
     )
 
 
@@ -64,14 +64,14 @@ def one_by_one(model, batch):
     begun = wf.tensor(np.array(BEGUN, np.int32), [ROWS])
     beginning = Batch(batch.tokens["length", :3], inputs=batch.inputs, input_segments=batch.input_segments)
 
-    def say(carry, n):
-        kept = carry
-        place = begun - 1 + n
-        logits, kept = decode_step(model, kept, wf.take(batch.tokens, place, PLACES, fill=0), place)
-        return kept, logits
+    def step(carry, n):
+        cache = carry
+        position = begun - 1 + n
+        logits, cache = decode_step(model, cache, wf.take(batch.tokens, position, PLACES, fill=0), position)
+        return cache, logits
 
     steps = wf.Dim("steps", 5)
-    return wf.scan(say, prefill_cache(model, beginning, 9), wf.arange(steps), steps)[1]
+    return wf.scan(step, prefill_cache(model, beginning, 9), wf.arange(steps), steps)[1]
 
 
 QUICK = {(name, "both") for name in MODELS} | {("rotary", "one device")}
@@ -131,36 +131,39 @@ class PaddedOtherwise(ByteTokenizer):
 
 
 @cache  # programs are compiled once
-def speaker_of(layout="one device", rows=4, key=4, tokenizer=ByteTokenizer, **more):
+def make_generator(layout="one device", rows=4, key=4, tokenizer=ByteTokenizer, **more):
     config = BASE.replace(**{**TWO, "vocab": 259, **more})
     return generate.TextGenerator(untrained(config, key), tokenizer(), *LAYOUTS[layout], rows=rows)
 
 
 WORDS = ["ab", "c", "hello", "x y z", "b", "some longer words"]
-ASKS = {
+CONFIGS = {
     "likeliest": generate.GenerationConfig(limit=8),
     "drawn": generate.GenerationConfig(limit=8, temperature=0.8, top_k=50, top_p=0.95, penalty=1.2, seed=3),
     "beams": generate.GenerationConfig(limit=8, beams=generate.Beams(3)),
 }
 
 
-@pytest.mark.parametrize("ask", ASKS)
+@pytest.mark.parametrize("config_name", CONFIGS)
 @pytest.mark.parametrize("layout", ["both", "long"])
-def test_texts_do_not_depend_on_their_batch_or_layout(layout, ask):
-    together = list(speaker_of().generate(WORDS, ASKS[ask]))
-    alone = speaker_of(layout)
+def test_texts_do_not_depend_on_their_batch_or_layout(layout, config_name):
+    together = list(make_generator().generate(WORDS, CONFIGS[config_name]))
+    alone = make_generator(layout)
     for n, word in enumerate(WORDS):
-        (one,) = alone.generate([word], ASKS[ask], first=n)
+        (one,) = alone.generate([word], CONFIGS[config_name], first=n)
         assert one.tokens == together[n].tokens
         assert one.score == pytest.approx(together[n].score, rel=1e-4)
-    assert len({said.tokens for said in together}) > 2
+    assert len({completion.tokens for completion in together}) > 2
 
 
 def test_settings_beyond_float32_are_what_they_come_to():
     """So little a top_p is the likeliest token; so high a temperature makes all alike; k is all."""
-    speaker = speaker_of()
+    generator = make_generator()
     likeliest, *many = (
-        [said.tokens for said in speaker.generate(WORDS, generate.GenerationConfig(limit=8, seed=3, **how))]
+        [
+            completion.tokens
+            for completion in generator.generate(WORDS, generate.GenerationConfig(limit=8, seed=3, **how))
+        ]
         for how in (
             {},
             {"temperature": 1.0, "top_p": 1e-300},
@@ -173,24 +176,27 @@ def test_settings_beyond_float32_are_what_they_come_to():
     assert many[2] == many[3] and len(set(many[2])) == len(WORDS)
 
 
-def test_a_prompt_is_read_though_nothing_is_said_of_a_limit():
+def test_a_prompt_is_encoded_without_a_limit():
     """The model has 16 places: half of them are left to what comes after a prompt."""
-    speaker = speaker_of(kind="decoder")
-    short, long = speaker.encode_prompt(0, "hello", None), speaker.encode_prompt(0, "some longer words", None)
+    generator = make_generator(kind="decoder")
+    short, long = (
+        generator.encode_prompt(0, "hello", None),
+        generator.encode_prompt(0, "some longer words", None),
+    )
     assert (len(short.prompt), short.limit, short.cut) == (6, 8, False)
     assert long.cut and ByteTokenizer().decode(long.prompt[1:]) == "er words" and long.limit == 8
-    assert speaker.encode_prompt(0, "hello", 15).cut  # it was asked for
+    assert generator.encode_prompt(0, "hello", 15).cut  # it was asked for
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer, PaddedOtherwise])
 @pytest.mark.parametrize("more", [{}, {"kind": "decoder"}])
-def test_what_is_said_is_scored_alike(more, tokenizer):
-    speaker = speaker_of(**more, **({} if tokenizer is ByteTokenizer else {"tokenizer": tokenizer}))
-    for text, said in zip(WORDS[:5], speaker.generate(WORDS[:5], ASKS["drawn"]), strict=True):
+def test_completions_are_scored_consistently(more, tokenizer):
+    generator = make_generator(**more, **({} if tokenizer is ByteTokenizer else {"tokenizer": tokenizer}))
+    for text, completion in zip(WORDS[:5], generator.generate(WORDS[:5], CONFIGS["drawn"]), strict=True):
         # What was said may not be what its text is read as: score the tokens themselves.
         tokens = np.zeros((1, 8), np.int32)
-        tokens[0, : len(said.tokens)] = said.tokens
-        ids, dims = speaker.tokenizer.encode(text), [wf.Dim("batch", 1), wf.Dim("length", 8)]
+        tokens[0, : len(completion.tokens)] = completion.tokens
+        ids, dims = generator.tokenizer.encode(text), [wf.Dim("batch", 1), wf.Dim("length", 8)]
         if more:
             tokens = np.concatenate([[ids], tokens], 1).astype(np.int32)
             dims[1] = wf.Dim("length", tokens.shape[1])
@@ -199,52 +205,52 @@ def test_what_is_said_is_scored_alike(more, tokenizer):
         if not more:
             inputs = wf.tensor(np.array([[*ids, 1]], np.int32), [dims[0], wf.Dim("length", len(ids) + 1)])
             batch = dataclasses.replace(batch, inputs=inputs)
-        logs = generate.score(speaker.models, batch).numpy()[0, len(ids) if more else 0 :]
-        np.testing.assert_allclose(said.logprobs, logs[: len(said.tokens)], atol=1e-4)
-        assert said.score == pytest.approx(sum(said.logprobs), abs=1e-4)
+        logs = generate.score(generator.models, batch).numpy()[0, len(ids) if more else 0 :]
+        np.testing.assert_allclose(completion.logprobs, logs[: len(completion.tokens)], atol=1e-4)
+        assert completion.score == pytest.approx(sum(completion.logprobs), abs=1e-4)
 
 
-def test_what_is_said_begins_with_the_space_after_its_prompt(tmp_path):
+def test_a_completion_begins_with_the_space_after_its_prompt(tmp_path):
     words = "the class of the words"
     tokenizer = SentencePiece.train([words], tmp_path / "a.model", 16, byte_fallback=False, kind="bpe")
-    speaker = generate.TextGenerator(untrained(BASE.replace(vocab=16)), tokenizer, rows=4)
+    generator = generate.TextGenerator(untrained(BASE.replace(vocab=16)), tokenizer, rows=4)
     prompts = words.split()
-    found = list(speaker.generate(prompts, generate.GenerationConfig(limit=6, temperature=2.0, seed=1)))
-    whole = [tokenizer.decode([*tokenizer.encode(p), *s.tokens]) for p, s in zip(prompts, found, strict=True)]
-    assert [p + s.text for p, s in zip(prompts, found, strict=True)] == whole
+    found = list(generator.generate(prompts, generate.GenerationConfig(limit=6, temperature=2.0, seed=1)))
+    texts = [tokenizer.decode([*tokenizer.encode(p), *s.tokens]) for p, s in zip(prompts, found, strict=True)]
+    assert [p + s.text for p, s in zip(prompts, found, strict=True)] == texts
     assert any(one.text.startswith(" ") for one in found)
 
 
 def test_given_texts_are_scored():
-    speaker = speaker_of(kind="decoder")
+    generator = make_generator(kind="decoder")
     pairs = [("ab", "cd"), ("", "x"), ("hello", "")]
-    found = list(speaker.score(pairs))
+    found = list(generator.score(pairs))
     assert [len(logs) for logs in found] == [3, 2, 1]
     for (text, target), logs in zip(pairs, found, strict=True):
-        ids = [*speaker.tokenizer.encode(text + target), 1]
+        ids = [*generator.tokenizer.encode(text + target), 1]
         targets = wf.tensor(np.array([ids], np.int32), [wf.Dim("batch", 1), wf.Dim("length", len(ids))])
-        logits = speaker.models[0].logits(Batch(wf.shift(targets, "length", 1))).numpy()[0]
+        logits = generator.models[0].logits(Batch(wf.shift(targets, "length", 1))).numpy()[0]
         expected = jax.nn.log_softmax(logits)[np.arange(len(ids)), ids]
         np.testing.assert_allclose(logs, expected[len(text) :], atol=1e-4)
 
 
-def test_two_models_speak_by_the_mean_of_their_probabilities():
-    one, other = speaker_of(key=4), speaker_of(key=5)
+def test_two_models_generate_by_the_mean_of_their_probabilities():
+    one, other = make_generator(key=4), make_generator(key=5)
     both = generate.TextGenerator([one.models[0], other.models[0]], ByteTokenizer(), rows=4)
     pairs = [("ab", "c"), ("x", "yz")]
-    logs = [list(speaker.score(pairs)) for speaker in (one, other, both)]
+    logs = [list(generator.score(pairs)) for generator in (one, other, both)]
     for a, b, mean in zip(*logs, strict=True):
         np.testing.assert_allclose(np.exp(mean), (np.exp(a) + np.exp(b)) / 2, rtol=1e-4)
-    said = next(both.generate(["ab"], ASKS["likeliest"]))
-    assert said.tokens != next(one.generate(["ab"], ASKS["likeliest"])).tokens
+    completion = next(both.generate(["ab"], CONFIGS["likeliest"]))
+    assert completion.tokens != next(one.generate(["ab"], CONFIGS["likeliest"])).tokens
 
 
 def test_a_thousand_texts_of_all_lengths_need_few_programs():
-    speaker = speaker_of(rows=8, positions="sinusoid", layers=1)
+    generator = make_generator(rows=8, positions="sinusoid", layers=1)
     texts = ["a" * n for n in (1, 5, 20, 60, 100, 200, 250)]
-    for _ in speaker.generate(texts, generate.GenerationConfig(limit=2)):
+    for _ in generator.generate(texts, generate.GenerationConfig(limit=2)):
         pass
-    programs = speaker.prefill, speaker.decode
+    programs = generator.prefill, generator.decode
     assert sum(len(program.traces) for program in programs) <= 8
 
 
@@ -314,10 +320,10 @@ def bigram():
 
 def state_of():
     """One row that a Transformer has read."""
-    asked, row = pad_batch(
+    batch, row = pad_batch(
         [PromptRow(0, (), (0,), 2)], [generate.GenerationConfig()], 1, SIZES, ByteTokenizer()
     )
-    return generate.prefill((untrained(BASE),), asked, row, 3)
+    return generate.prefill((untrained(BASE),), batch, row, 3)
 
 
 SIZES = PaddedSizes(0, 1, 2)
@@ -330,9 +336,9 @@ MISTAKES = {
     "settings_that_are_none": lambda: generate.GenerationConfig(**INVALID),  # wrong
     "penalty_and_seed_too_large": lambda: generate.GenerationConfig(penalty=1e300, seed=2**63),  # wrong
     "beams_that_are_a_number": lambda: generate.GenerationConfig(beams=4),  # wrong
-    "one_text": lambda: list(speaker_of().generate("hello")),  # wrong
-    "limit_of_a_translation": lambda: list(speaker_of().generate(WORDS, LIMIT_17)),  # wrong
-    "limit_after_a_prompt": lambda: list(speaker_of(kind="decoder").generate([], LIMIT_16)),  # wrong
+    "one_text": lambda: list(make_generator().generate("hello")),  # wrong
+    "limit_of_a_translation": lambda: list(make_generator().generate(WORDS, LIMIT_17)),  # wrong
+    "limit_after_a_prompt": lambda: list(make_generator(kind="decoder").generate([], LIMIT_16)),  # wrong
     "own_model": lambda: generate.TextGenerator(bigram(), ByteTokenizer()),  # wrong
     "own_model_in_a_program": lambda: BEGIN([bigram()], TOKENS, state_of().settings, 9),  # wrong
     "function_as_a_model": lambda: generate.TextGenerator(len, ByteTokenizer()),  # wrong
@@ -344,8 +350,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_messages(name, mistake, monkeypatch, request):
-    monkeypatch.chdir(request.config.rootpath)
+def test_messages(name, mistake):
     mistake(name, MISTAKES[name], "messages/decode")
 
 

@@ -18,7 +18,7 @@ LEAST = np.float32(2.0**-24)  # the least number there is
 NEAR = 1e-5  # a number this near to the bound of two tokens may choose either
 
 
-def kept(logits, temperature, top_k, top_p):
+def truncated(logits, temperature, top_k, top_p):
     """The probabilities of one row: temperature, then top_k, then top_p, of equal ones all or none."""
     with np.errstate(over="ignore"):
         scores = (logits.astype(np.float64) - logits.max()) / temperature
@@ -54,7 +54,7 @@ def check(tokens, logits, settings, numbers):
         if temperature == 0:
             assert token == row.argmax()
             continue
-        shares = kept(row, temperature, top_k, top_p)
+        shares = truncated(row, temperature, top_k, top_p)
         passed = np.append(0, np.cumsum(shares))
         assert shares[token] > 0, (token, temperature, top_k, top_p, number)
         assert passed[token] - NEAR < number < passed[token + 1] + NEAR
@@ -136,7 +136,7 @@ def test_what_was_left_out_is_never_drawn(layout):
     """Not even where a number lies between two sums that rounding alone makes differ."""
     draw = np.random.default_rng(2)
     row, setting = draw.normal(size=4999).astype(np.float32), (1.0, 60, 1.0, 1.0)
-    shares = kept(row, *setting[:3])
+    shares = truncated(row, *setting[:3])
     bounds = np.cumsum(shares)[shares > 0].astype(np.float32)
     numbers = np.concatenate([[bounds * (1 + n * LEAST)] for n in range(-2, 3)]).clip(LEAST, 1.0).ravel()
     logits, settings = np.tile(row, (len(numbers), 1)), [setting] * len(numbers)
@@ -161,8 +161,8 @@ def test_what_was_seen_is_penalised(layout):
 def fits(counts, shares):
     """Pearson's chi-squared test."""
     assert not counts[shares == 0].any()
-    held = shares > 0
-    return scipy.stats.chisquare(counts[held], shares[held] * counts.sum()).pvalue > 1e-3
+    is_possible = shares > 0
+    return scipy.stats.chisquare(counts[is_possible], shares[is_possible] * counts.sum()).pvalue > 1e-3
 
 
 def test_draws_are_as_frequent_as_they_are_likely():
@@ -170,8 +170,8 @@ def test_draws_are_as_frequent_as_they_are_likely():
     numbers = np.concatenate([uniform_draws(5, n, 1) for n in range(10_000)])  # the first of many rows
     tokens = chosen(np.tile(row, (10_000, 1)), [setting] * 10_000, numbers, "both")
     counts = np.bincount(tokens, minlength=23)
-    assert fits(counts, kept(row, *setting[:3]))
-    others = kept(row, 1.0, *setting[1:3])  # the test can tell a temperature of 0.8 from one of 1
+    assert fits(counts, truncated(row, *setting[:3]))
+    others = truncated(row, 1.0, *setting[1:3])  # the test can tell a temperature of 0.8 from one of 1
     assert not fits(counts, others)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from compare import assert_same, assert_zero_padding
 from safetensors.numpy import load_file, save_file
 
 import weft as wf
@@ -117,13 +118,6 @@ def saved(folder):
     return load_file(folder / "model.safetensors")
 
 
-def same(one, other):
-    assert set(one) == set(other)
-    for name in other:
-        assert one[name].dtype == other[name].dtype, name
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-
-
 # -- there and back ---------------------------------------------------------------------------------
 
 PLACES = {
@@ -145,11 +139,9 @@ def test_there_and_back(kind, place, tmp_path):
         assert parameter.role == "param" and parameter.dtype == jnp.float32
         if mesh:
             assert parameter.mesh == wf.Mesh(mesh) and parameter.layout == layout
-            padding = np.asarray(parameter.storage).copy()
-            padding[tuple(slice(d.size) for d in parameter.dims)] = 0
-            assert not padding.any()
+            assert_zero_padding(parameter)
     huggingface.save(model, tmp_path / "back")
-    same(saved(tmp_path / "back"), saved(folder))
+    assert_same(saved(tmp_path / "back"), saved(folder), rtol=0, atol=0)
     assert huggingface.config_of(tmp_path / "back") == huggingface.config_of(folder) == model.config
 
 
@@ -157,7 +149,7 @@ def test_how_it_was_trained_does_not_hinder_saving(tmp_path):
     folder = made(tmp_path / "there", "gpt2")
     model = huggingface.load(folder, pipeline="1f1b", pipeline_micro=4)
     huggingface.save(model, tmp_path / "back")
-    same(saved(tmp_path / "back"), saved(folder))
+    assert_same(saved(tmp_path / "back"), saved(folder), rtol=0, atol=0)
     idle = dict(balance=0.5, router_z=0.1, lsh_chunk=8, lsh_rounds=1, pipeline="1f1b", pipeline_micro=4)
     other = nn.init(Transformer(dataclasses.replace(model.config, **idle)), jax.random.key(0))
     huggingface.save(other, tmp_path / "other")
@@ -198,13 +190,15 @@ def test_a_device_reads_its_own_slice_and_no_more(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.SafetensorsCheckpoint, "read", counted)
     model = huggingface.load(folder, *PLACES["uneven"])
-    held = 0
+    local_count = 0
     for parameter in nn.parameters(model).values():
         shards = parameter.storage.addressable_shards
         for shard in shards[:1] if parameter.storage.is_fully_replicated else shards:
             ends = zip(shard.index, parameter.dims, strict=True)
-            held += math.prod(min(s.stop or d.size, d.size) - min(s.start or 0, d.size) for s, d in ends)
-    assert sum(read) == held
+            local_count += math.prod(
+                min(s.stop or d.size, d.size) - min(s.start or 0, d.size) for s, d in ends
+            )
+    assert sum(read) == local_count
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
@@ -213,13 +207,13 @@ def test_half_sized_numbers_become_float32_and_back(dtype, tmp_path):
     model = huggingface.load(folder, *PLACES["uneven"])
     assert {p.dtype for p in nn.parameters(model).values()} == {jnp.dtype(jnp.float32)}
     huggingface.save(model, tmp_path / "back", np.dtype(dtype).name)
-    same(saved(tmp_path / "back"), saved(folder))
+    assert_same(saved(tmp_path / "back"), saved(folder), rtol=0, atol=0)
 
 
 def test_several_files(tmp_path):
     folder = sharded(tmp_path / "shards")
     huggingface.save(huggingface.load(folder, *PLACES["uneven"]), tmp_path / "back")
-    same(saved(tmp_path / "back"), values(llama()[1]))
+    assert_same(saved(tmp_path / "back"), values(llama()[1]), rtol=0, atol=0)
 
 
 def sharded(folder):
@@ -243,7 +237,7 @@ def test_names_that_checkpoints_differ_in(tmp_path):
     }
     bare = write(tmp_path / "bare", settings, values(shapes) | masks)
     huggingface.save(huggingface.load(bare), tmp_path / "full")
-    same(saved(tmp_path / "full"), values(gpt2()[1]))
+    assert_same(saved(tmp_path / "full"), values(gpt2()[1]), rtol=0, atol=0)
 
     settings, shapes = t5(gated=False, tied=True)
     want = values(shapes)
@@ -254,11 +248,11 @@ def test_names_that_checkpoints_differ_in(tmp_path):
     }
     other = write(tmp_path / "other", settings, tensors | unused)
     huggingface.save(huggingface.load(other), tmp_path / "usual")
-    same(saved(tmp_path / "usual"), want)
+    assert_same(saved(tmp_path / "usual"), want, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
-    "said, stored, tied",
+    "declared, stored, tied",
     [
         (True, None, True),
         (True, "the same", True),
@@ -267,13 +261,13 @@ def test_names_that_checkpoints_differ_in(tmp_path):
         (False, "another", False),
     ],
 )
-def test_when_the_last_layer_is_tied(said, stored, tied, tmp_path):
+def test_when_the_last_layer_is_tied(declared, stored, tied, tmp_path):
     settings, shapes = llama(tied=True)
     tensors = values(shapes)
     if stored:
         table = tensors["model.embed_tokens.weight"]
         tensors["lm_head.weight"] = table.copy() if stored == "the same" else table + 1
-    folder = write(tmp_path, settings | {"tie_word_embeddings": said}, tensors)
+    folder = write(tmp_path, settings | {"tie_word_embeddings": declared}, tensors)
     assert huggingface.config_of(folder).tied == tied
     model = huggingface.load(folder)
     assert (model.last is None) == tied
@@ -392,7 +386,7 @@ def test_a_checkpoint_is_replaced(tmp_path):
     other = huggingface.load(made(tmp_path / "two", "gpt2"))
     huggingface.save(other, folder)
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
-    same(saved(folder), saved(tmp_path / "two"))
+    assert_same(saved(folder), saved(tmp_path / "two"), rtol=0, atol=0)
     assert huggingface.config_of(folder) == other.config
 
 

@@ -68,7 +68,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("make, start, end, pad", [(llama_like, 1, 2, 3), (gpt2_like, 0, 0, 0)])
-def test_a_folder_says_what_its_tokens_are(make, start, end, pad, tmp_path):
+def test_a_folder_defines_its_special_tokens(make, start, end, pad, tmp_path):
     make(tmp_path)
     words = huggingface.tokenizer(tmp_path)
     assert (words.start, words.end, words.pad) == (start, end, pad)
@@ -132,10 +132,12 @@ def test_a_model_reads_the_start_and_the_prompt(folder, mesh, layout):
     """The likeliest tokens one by one, by the whole model each time."""
     words, model = huggingface.tokenizer(folder), huggingface.load(folder, mesh, layout)
     alone = huggingface.load(folder)
-    speaker = TextGenerator(model, words, mesh, layout, rows=2)
-    asked = [TEXTS[0], ""]
-    logs = list(speaker.score([("", text) for text in asked]))
-    for text, said, log in zip(asked, speaker.generate(asked, GenerationConfig(limit=5)), logs, strict=True):
+    generator = TextGenerator(model, words, mesh, layout, rows=2)
+    prompts = [TEXTS[0], ""]
+    logs = list(generator.score([("", text) for text in prompts]))
+    for text, completion, log in zip(
+        prompts, generator.generate(prompts, GenerationConfig(limit=5)), logs, strict=True
+    ):
         row = [words.start, *words.encode(text)]
 
         def logits(row):
@@ -145,7 +147,7 @@ def test_a_model_reads_the_start_and_the_prompt(folder, mesh, layout):
         tokens = []
         while len(tokens) < 5 and tokens[-1:] != [words.end]:
             tokens.append(int(logits([*row, *tokens])[-1].argmax()))
-        assert list(said.tokens) == tokens
+        assert list(completion.tokens) == tokens
         levels = logits(row) - np.logaddexp.reduce(logits(row), axis=-1, keepdims=True)
         expected = levels[range(len(row)), [*row[1:], words.end]]
         np.testing.assert_allclose(log, expected, rtol=1e-4, atol=1e-5)

@@ -51,24 +51,24 @@ QUICK = {
 }
 
 
-def batch_of(config, rows=6, places=10):
+def batch_of(config, rows=6, length=10):
     """Rows with packed examples; some places count for nothing."""
     draw = np.random.default_rng(1)
-    dims = wf.dims(f"batch={rows} length={places}")
+    dims = wf.dims(f"batch={rows} length={length}")
 
     def tokens():
-        return wf.tensor(draw.integers(1, config.vocab, (rows, places)).astype(np.int32), dims)
+        return wf.tensor(draw.integers(1, config.vocab, (rows, length)).astype(np.int32), dims)
 
     targets = tokens()
-    segments = wf.tensor(np.sort(draw.integers(0, 3, (rows, places)), axis=1).astype(np.int32), dims)
-    places_ = wf.tensor(draw.integers(0, places, (rows, places)).astype(np.int32), dims)
-    weights = wf.tensor((draw.random((rows, places)) < 0.8).astype(np.float32), dims)
+    segments = wf.tensor(np.sort(draw.integers(0, 3, (rows, length)), axis=1).astype(np.int32), dims)
+    positions = wf.tensor(draw.integers(0, length, (rows, length)).astype(np.int32), dims)
+    weights = wf.tensor((draw.random((rows, length)) < 0.8).astype(np.float32), dims)
     two = config.kind == "encoder_decoder"
     return Batch(
         shift_right(targets, segments),
         targets,
         weights,
-        places_,
+        positions,
         segments,
         inputs=tokens() if two else None,
         input_segments=segments if two else None,
@@ -280,20 +280,20 @@ def test_what_experts_see_does_not_depend_on_the_losss_weights(kind):
     config = BASE.replace(kind=kind, experts=4, expert_top=2, layers=2)
     model, batch = nn.init(Transformer(config), jax.random.key(0)), batch_of(config)
     features = wf.spmd(lambda model, batch: model.hidden_states(batch))
-    alike = dataclasses.replace(batch, weights=None)
-    np.testing.assert_array_equal(features(model, batch).numpy(), features(model, alike).numpy())
+    without_weights = dataclasses.replace(batch, weights=None)
+    np.testing.assert_array_equal(features(model, batch).numpy(), features(model, without_weights).numpy())
 
 
-def test_padding_takes_no_experts_place_in_either_stack():
+def test_padding_uses_no_expert_capacity_in_either_stack():
     """What stands at padding is of no account, though it stands before the tokens in the experts' queues."""
     config = BASE.replace(kind="encoder_decoder", experts=4, layers=2, capacity=0.5)
     model, batch = nn.init(Transformer(config), jax.random.key(0)), batch_of(config)
-    held = batch.segments > 0
+    is_used = batch.segments > 0
     one = wf.ones(batch.tokens.dims, jnp.int32)
     others = dataclasses.replace(
-        batch, tokens=wf.where(held, batch.tokens, one), inputs=wf.where(held, batch.inputs, one)
+        batch, tokens=wf.where(is_used, batch.tokens, one), inputs=wf.where(is_used, batch.inputs, one)
     )
-    batch, others = (dataclasses.replace(b, weights=held.astype(jnp.float32)) for b in (batch, others))
+    batch, others = (dataclasses.replace(b, weights=is_used.astype(jnp.float32)) for b in (batch, others))
     loss = wf.spmd(lambda model, batch: model.loss(batch))
     assert loss(model, batch).item() == pytest.approx(loss(model, others).item(), rel=1e-6)
 
@@ -310,7 +310,7 @@ def test_a_prefix_is_seen_by_all_and_the_rest_is_causal():
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         ({"kind": "decoderr"}, "did you mean decoder?"),
         ({"positions": "rotory"}, "did you mean rotary?"),
@@ -323,14 +323,14 @@ def test_a_prefix_is_seen_by_all_and_the_rest_is_causal():
     ],
     ids=str,
 )
-def test_a_config_says_what_it_does_not_know(change, said):
-    with pytest.raises(ModelError, match=re.escape(said)) as caught:
+def test_a_config_reports_unknown_values(change, message):
+    with pytest.raises(ModelError, match=re.escape(message)) as caught:
         BASE.replace(**change)
     assert "hint:" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (lambda b: {"targets": None}, "the loss needs targets"),
         (lambda b: {"targets": b.targets.rename(length="seq")}, "other dims than tokens"),
@@ -338,9 +338,9 @@ def test_a_config_says_what_it_does_not_know(change, said):
     ],
     ids=["no targets", "other dims", "an array"],
 )
-def test_a_batch_says_what_is_wrong(change, said):
+def test_a_batch_reports_what_is_wrong(change, message):
     batch = batch_of(BASE)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         Transformer(BASE).loss(dataclasses.replace(batch, **change(batch)))
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import assert_same
 from jax.extend import core as jax_core
 
 import weft as wf
@@ -36,13 +37,7 @@ def gradients(pieces):
     return wf.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
 
 
-def same(got, want):
-    got, want = (jax.tree.leaves(tree, is_leaf=wf.is_tensor) for tree in (got, want))
-    for x, y in zip(got, want, strict=True):
-        assert set(x.dims) == set(y.dims)
-        np.testing.assert_allclose(x.numpy(), y.numpy(*(d.name for d in x.dims)), rtol=1e-10, atol=1e-12)
-
-
+TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}  # in float64
 LAYOUTS = {
     "one device": ("", ""),
     "batch and d_ff": ("data=2 model=4", "batch:data d_ff:model"),
@@ -52,15 +47,16 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("length, pieces", [(12, 3), (11, 4), (5, 5), (7, 1)])
-def test_pieces_give_what_the_whole_does(length, pieces, name):
+def test_chunks_equal_the_full_computation(length, pieces, name):
     """In four pieces of three places of eleven the last one has a place too many."""
     with jax.enable_x64(True):
         args = draw(0, BATCH, LENGTH.resize(length), D_MODEL), draw(1, D_MODEL, D_FF), draw(2, D_FF, D_MODEL)
-        same(wf.spmd(gradients(pieces), *LAYOUTS[name])(*args), gradients(None)(*args))
+        found = wf.spmd(gradients(pieces), *LAYOUTS[name])(*args)
+        assert_same(found, gradients(None)(*args), **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_dropout_in_pieces_is_that_of_the_whole(name):
+def test_dropout_in_chunks_equals_that_of_the_full_tensor(name):
     key = jax.random.key(3)
 
     def dropped(x, key, pieces):
@@ -92,10 +88,10 @@ def test_a_model_with_dropout_is_the_same_in_pieces(name):
             found = wf.spmd(wf.value_and_grad(lambda m, key: m.loss(rows, key)), *LAYOUTS[name])(model, key)
             return found[0], [t for _, t in sorted(nn.parameters(found[1]).items())]
 
-        same(loss(3), loss(1))
+        assert_same(loss(3), loss(1), **TOLERANCE)
 
 
-def test_more_pieces_than_places_are_refused():
+def test_more_chunks_than_positions_raise():
     with pytest.raises(wf.ShapeError, match="13 chunks of length=12"):
         nn.chunked(lambda x: x, wf.ones([LENGTH]), "length", 13)
 
@@ -172,8 +168,8 @@ def test_a_loss_in_chunks_needs_less_memory(mesh, layout):
 
 def test_a_loss_in_chunks_is_the_same():
     key, tokens = jax.random.key(0), wf.random.randint(jax.random.key(1), "batch=4 length=32", 0, VOCAB)
-    whole, pieces = (nn.init(Transformer(language_model(n)), key) for n in (1, 4))
-    want = wf.spmd(wf.value_and_grad(loss), wf.Mesh())(whole, Batch(tokens, tokens))
+    unchunked, pieces = (nn.init(Transformer(language_model(n)), key) for n in (1, 4))
+    want = wf.spmd(wf.value_and_grad(loss), wf.Mesh())(unchunked, Batch(tokens, tokens))
     split = wf.spmd(wf.value_and_grad(loss), "data=2 model=2", "batch:data vocab:model")
     got = split(pieces, Batch(tokens, tokens))
     for x, y in zip(*(jax.tree.leaves(tree, is_leaf=wf.is_tensor) for tree in (got, want)), strict=True):

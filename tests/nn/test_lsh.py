@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import assert_same
 
 import weft as wf
 from weft import nn
@@ -12,6 +13,7 @@ from weft.nn.lsh import default_buckets
 from weft.nn.module import map_parameters
 
 MESH = wf.Mesh("data=2 model=2 seq=2")
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}  # in float64
 D_MODEL, HEADS, D_KV = wf.dims("d_model=6 heads=3 d_kv=4")
 
 
@@ -59,7 +61,7 @@ def hashes(q, rounds, factors, key):
     return bucket
 
 
-def allowed(buckets, places, segments, chunk, causal):
+def allowed(buckets, positions, segments, chunk, causal):
     """Which keys each query sees, query by query: in any round, and never itself unless there is no other."""
     rounds, batch, heads, length = buckets.shape
     chunk = min(chunk, length)
@@ -75,7 +77,7 @@ def allowed(buckets, places, segments, chunk, causal):
                 seen[b, h, i, j] |= (
                     bucket[i] == bucket[j]
                     and part[j] in near
-                    and (not causal or places[b, j] <= places[b, i])
+                    and (not causal or positions[b, j] <= positions[b, i])
                     and segments[b, i] == segments[b, j]
                 )
     own = np.eye(length, dtype=bool)
@@ -108,10 +110,10 @@ def plain(weights, x, mask):
 def check(m, x, factors, *, segments=False, causal=True, key=None, layout=""):
     """Values and gradients (of x and parameters) of the module and of the oracle; the mask is returned."""
     length = x.dims[1]
-    places, parts = packed(length.size) if segments else (wf.arange(length), None)
+    positions, parts = packed(length.size) if segments else (wf.arange(length), None)
 
     def loss(m, x):
-        y = m(x, places, parts, causal=causal, key=key)
+        y = m(x, positions, parts, causal=causal, key=key)
         return wf.sum(wf.sin(y)), y
 
     run = wf.grad(loss, argnums=(0, 1), has_aux=True)
@@ -123,21 +125,14 @@ def check(m, x, factors, *, segments=False, causal=True, key=None, layout=""):
     buckets = hashes(np.asarray(q), m.rounds.size, factors, key)
     shape = x.array.shape[:2]
     numbers, cuts = (
-        np.zeros(shape, int) if t is None else np.broadcast_to(t.array, shape) for t in (places, parts)
+        np.zeros(shape, int) if t is None else np.broadcast_to(t.array, shape) for t in (positions, parts)
     )
     mask = allowed(buckets, numbers, cuts, m.chunk, causal)
 
     (w_want, x_want), want = plain(weights, x.array, mask)
-    close(y, want)
-    close(x_grad, x_want)
-    for name, got in nn.parameters(m_grad).items():
-        close(got, w_want[name])
+    assert want.dtype == jnp.float64
+    assert_same((y, x_grad, dict(nn.parameters(m_grad))), (want, x_want, w_want), **TOLERANCE)
     return mask
-
-
-def close(got, want):
-    assert got.dtype == want.dtype == jnp.float64
-    np.testing.assert_allclose(got.numpy(), want, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("chunk, rounds, segments", [(9, 1, False), (16, 2, True), (5, 2, False)])
@@ -218,10 +213,12 @@ def test_dropout():
         assert weights.dims[-1] == wf.Dim("near", 8)
         return wf.dropout(weights, 0.5, jax.random.key(7))
 
-    whole, dropped = run(m, x), run(m, x, dropout=drop)
-    close(run(m, x, dropout=lambda weights: weights * 0.5), whole.numpy() * 0.5)
-    assert not np.isclose(dropped.numpy(), whole.numpy()).all((1, 2)).any()
-    close(run(m, x, "batch:data heads:model length:seq chunks:seq", dropout=drop), dropped.numpy())
+    full, dropped = run(m, x), run(m, x, dropout=drop)
+    assert_same(run(m, x, dropout=lambda weights: weights * 0.5), full.numpy() * 0.5, **TOLERANCE)
+    assert not np.isclose(dropped.numpy(), full.numpy()).all((1, 2)).any()
+    split = run(m, x, "batch:data heads:model length:seq chunks:seq", dropout=drop)
+    assert full.dtype == split.dtype == jnp.float64
+    assert_same(split, dropped, **TOLERANCE)
 
 
 def test_nothing_to_see():
@@ -243,11 +240,11 @@ def test_nothing_to_see():
 def test_errors(options):
     with pytest.raises(wf.ShapeError) as caught:
         nn.LSHAttention(D_MODEL, HEADS, D_KV, **options)
-    said = str(caught.value)
+    message = str(caught.value)
     for part in ("buckets come in pairs", "in LSHAttention(chunk=", "at ", "hint: LSHAttention(…"):
-        assert part in said
+        assert part in message
     facts = {"chunk": "a chunk has", "rounds": "there are 0 rounds", "buckets": "a hash has"}
-    first = said.splitlines()[0]
+    first = message.splitlines()[0]
     assert all((fact in first) == (name in options) for name, fact in facts.items())
 
 
@@ -281,7 +278,7 @@ def test_decoder():
     np.testing.assert_allclose(split, logits(*given, "", segments), rtol=1e-5, atol=1e-5)
 
 
-def test_decoder_sees_earlier_places_alone():
+def test_a_decoder_attends_only_to_earlier_positions():
     """With one chunk exactly; with several, what lies in which chunk depends on all places."""
     model = nn.init(Transformer(SMALL.replace(lsh_chunk=16)), jax.random.key(0))
     one, other = tokens(), wf.where(wf.arange(wf.Dim("length", 13)) < 6, tokens(), 3)

@@ -117,11 +117,11 @@ def oracle(case, p, x, live, order, served):
 
     def one(row, order, served):
         shares = jax.nn.softmax(row @ p["router.weight"])
-        whole = 1.0 if case.top == 1 else sum(shares[order[pick]] for pick in range(case.top))
+        total = 1.0 if case.top == 1 else sum(shares[order[pick]] for pick in range(case.top))
         y = jnp.zeros_like(row)
         for pick in range(case.top):
             expert = order[pick]
-            y += jnp.where(served[pick], shares[expert] / whole * block(case, p, expert, row), 0)
+            y += jnp.where(served[pick], shares[expert] / total * block(case, p, expert, row), 0)
         return y, shares, jnp.log(jnp.sum(jnp.exp(row @ p["router.weight"]))) ** 2
 
     y, shares, z = jax.vmap(jax.vmap(one))(x, order, served)
@@ -228,10 +228,10 @@ def test_exact_gives_padding_nothing():
     assert check(case, *LAYOUTS["two axes"]) == 0
 
 
-def test_places():
+def test_expert_capacity():
     assert [case.layer.expert_capacity(5) for case in CASES.values()] == [2, 2, 2, 1]
-    places = Case(capacity=1.25, top=2, experts=4).layer.expert_capacity
-    assert [places(n) for n in (1, 2, 8, 9, 64)] == [1, 2, 5, 6, 40]
+    capacity = Case(capacity=1.25, top=2, experts=4).layer.expert_capacity
+    assert [capacity(n) for n in (1, 2, 8, 9, 64)] == [1, 2, 5, 6, 40]
     assert Case(capacity=100.0).layer.expert_capacity(5) == 5  # never more than there are tokens
 
 
@@ -242,10 +242,10 @@ def test_ties_go_to_the_first_experts(top, mesh, layout):
     layer, x, _ = case.inputs()
     layer = with_router(layer, np.zeros((4, 6)))
     y, losses = wf.spmd(lambda layer, x: layer(x), mesh, layout)(layer, x)
-    places = math.ceil(3.0 * 5 * top / 6)
+    capacity = math.ceil(3.0 * 5 * top / 6)
     p = {name: t.numpy() for name, t in nn.parameters(layer).items()}
     want = np.zeros((6, 5, 4))
-    for group, token in np.ndindex(6, min(places, 5)):
+    for group, token in np.ndindex(6, min(capacity, 5)):
         gate = 1 / 6 if top == 1 else 1 / 2
         for expert in range(top):
             want[group, token] += gate * block(case, p, expert, x.numpy()[group, token])
@@ -257,14 +257,14 @@ def test_padding_takes_no_room():
     """Rows with padding among their tokens give what rows without it give."""
     case = Case(top=2, capacity=1.5)
     layer, x, _ = case.inputs()
-    places = layer.expert_capacity(5)
+    capacity = layer.expert_capacity(5)
     live = np.array([0, 2, 3])
     weights = np.zeros(5)
     weights[live] = 1
     y, losses = jax.jit(layer.__call__)(x, weights=wf.tensor(weights, "length=5"))
     short = wf.tensor(x.numpy()[:, live], "batch=6 length=3 d_model=4")
-    more = nn.MixtureOfExperts(*wf.dims("d_model=4 d_ff=6 experts=6"), top=2, capacity=places)
-    assert more.expert_capacity(3) == places
+    more = nn.MixtureOfExperts(*wf.dims("d_model=4 d_ff=6 experts=6"), top=2, capacity=capacity)
+    assert more.expert_capacity(3) == capacity
     short_y, short_losses = jax.jit(with_parameters(more, layer).__call__)(short)
     np.testing.assert_allclose(y.numpy()[:, live], short_y.numpy(), atol=1e-12)
     assert not y.numpy()[:, [1, 4]].any()
@@ -449,7 +449,7 @@ def test_exact_gathers_tokens_and_scatters_the_sum():
     assert found["forward", "reduce-scatter", "data", tokens] == 1
 
 
-def test_flops_are_those_of_the_places():
+def test_flops_are_those_of_the_capacity():
     """Against a dense block with the same active products, capacity 1.25: 1.268 times the FLOPs (top 1), of which
     1.25 are the empty places' and the rest the router's. Sending tokens out and back costs no product."""
     d_model, d_ff, experts = wf.dims("d_model=64 d_ff=256 experts=8")

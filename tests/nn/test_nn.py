@@ -39,6 +39,11 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_messages(name, mistake, monkeypatch, request):
-    monkeypatch.chdir(request.config.rootpath)
+def test_messages(name, mistake):
     mistake(name, MISTAKES[name], "messages/nn")
+
+
+def test_init_with_a_layout_but_no_mesh_raises():
+    module = nn.Linear([wf.Dim("a", 2)], [wf.Dim("b", 3)])
+    with pytest.raises(wf.LayoutError, match="no axis x"):
+        nn.init(module, jax.random.key(0), layout="a:x")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import assert_same
 
 import weft as wf
 from benchmarks.memory import compiled_bytes
@@ -50,14 +51,14 @@ def arguments():
 
 def branches(given, shared):
     """Attention and feed-forward with dropout."""
-    (p, key), (bias, places) = given, shared
+    (p, key), (bias, positions) = given, shared
 
     def attend(x):
         h = x * p["scale"]
         q = wf.einsum(h, p["query"], out=[BATCH, HEADS, LENGTH, D_KV])
         k = wf.einsum(h.rename(length="memory_length"), p["key"], out=[BATCH, HEADS, MEMORY, D_KV])
         scores = wf.einsum(q, k, out=[BATCH, HEADS, LENGTH, MEMORY]) + bias
-        scores = wf.where(places >= places.rename(length="memory_length"), scores, -1e9)
+        scores = wf.where(positions >= positions.rename(length="memory_length"), scores, -1e9)
         return wf.einsum(wf.softmax(scores, MEMORY), k, p["out"], out=[BATCH, LENGTH, D_MODEL])
 
     def feed(x):
@@ -80,8 +81,8 @@ def plain(branches, a, b, stacked, dim, shared=None):
 
 
 def gradients(residual, branches=branches):
-    def loss(layers, bias, x, y, keys, places):
-        a, b = residual(branches, x, x * 2.0, (layers, keys), LAYERS, (bias, places))
+    def loss(layers, bias, x, y, keys, positions):
+        a, b = residual(branches, x, x * 2.0, (layers, keys), LAYERS, (bias, positions))
         return wf.mean(a * y) + wf.mean(wf.square(b))
 
     return wf.value_and_grad(loss, argnums=(0, 1, 2))
@@ -92,12 +93,11 @@ def expected():
     return wf.spmd(gradients(plain), wf.Mesh())(*arguments())
 
 
-def close(got, want, tolerance):
-    """Alike up to a part of the largest element of each tensor."""
-    got, want = (jax.tree.leaves(tree, is_leaf=wf.is_tensor) for tree in (got, want))
-    for x, y in zip(got, want, strict=True):
-        values = y.numpy(*(d.name for d in x.dims))
-        np.testing.assert_allclose(x.numpy(), values, rtol=0, atol=tolerance * np.abs(values).max())
+def assert_same_gradients(actual, expected, tolerance):
+    """The tolerance is relative to the largest element of each tensor."""
+    actual, expected = (jax.tree.leaves(tree, is_leaf=wf.is_tensor) for tree in (actual, expected))
+    for x, y in zip(actual, expected, strict=True):
+        assert_same(x, y, rtol=0, atol=tolerance * np.abs(y.numpy()).max())
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -105,15 +105,15 @@ def test_gradients_are_those_of_plain_autodiff(name):
     mesh, layout = LAYOUTS[name]
     with jax.enable_x64(True):
         got = wf.spmd(gradients(nn.reversible), mesh, layout)(*arguments())
-        close(got, expected(), 1e-10)
+        assert_same_gradients(got, expected(), 1e-10)
 
 
 def test_other_keys_drop_others():
     """So that the test above would see a backward pass that drops other elements than the forward pass."""
     with jax.enable_x64(True):
-        *rest, keys, places = arguments()
+        *rest, keys, positions = arguments()
         keys = jax.random.split(jax.random.key(1), LAYERS.size)
-        value, _ = wf.spmd(gradients(nn.reversible), wf.Mesh())(*rest, keys, places)
+        value, _ = wf.spmd(gradients(nn.reversible), wf.Mesh())(*rest, keys, positions)
         assert abs(value.numpy() - expected()[0].numpy()) > 1e-3
 
 
@@ -131,10 +131,10 @@ def test_any_number_of_branches_outside_programs(count):
 
     with jax.enable_x64(True):
         args = draw(0, LAYERS, D_MODEL), draw(1, D_MODEL), draw(2, BATCH, D_MODEL)
-        close(loss(nn.reversible)(*args), loss(plain)(*args), 1e-10)
+        assert_same_gradients(loss(nn.reversible)(*args), loss(plain)(*args), 1e-10)
 
 
-def test_tensors_hidden_in_an_object_are_refused():
+def test_tensors_hidden_in_an_object_raise():
     with pytest.raises(wf.TensorTypeError, match="the layers contain a SimpleNamespace"):
         x = draw(2, BATCH, D_MODEL)
         hidden = types.SimpleNamespace(bias=draw(1, D_MODEL))
@@ -213,7 +213,7 @@ def test_an_encoder_decoder(monkeypatch):
     batch, key = Batch(tokens, targets, inputs=inputs), jax.random.key(1)
     got = wf.spmd(loss_of(config, key), "data=2 model=4", layout)(model, batch)
     monkeypatch.setattr(nn, "reversible", plain)
-    close(got, wf.spmd(loss_of(config, key), wf.Mesh())(model, batch), 1e-4)
+    assert_same_gradients(got, wf.spmd(loss_of(config, key), wf.Mesh())(model, batch), 1e-4)
 
 
 def test_gradients_of_a_narrow_type_are_summed_in_the_wide_one():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check, real, same
+from compare import assert_same, check, real
 from jax import lax
 
 import weft as wf
@@ -133,7 +133,7 @@ def test_scan_with_raw_arrays():
     for _ in range(3):
         key, now = jax.random.split(key)
         want = want + jax.random.uniform(now, (3, 4))
-    same(x, want)
+    assert_same(x, want)
     assert n == 3 and ns.tolist() == [0, 0, 1]
 
 
@@ -151,8 +151,8 @@ def test_scan_over_stored_parameters(params):
 
     value, grad = wf.spmd(wf.value_and_grad(loss), "x=2 y=2", layout)(ws, x)
     want = jax.value_and_grad(raw)(ws.array, x.array)
-    same(value, want[0])
-    same(grad, want[1])
+    assert_same(value, want[0])
+    assert_same(grad, want[1])
     assert grad.role == "param"
     assert grad.storage.sharding == wf.place(ws, "x=2 y=2", layout).storage.sharding
 
@@ -236,8 +236,8 @@ def test_while_loop(layout):
     (got, steps), tangent = wf.spmd(program, "x=2 y=2", layout)(x, w)
     (want, count), want_tangent = raw(x.array, w.array)
     assert steps.item() == int(count) > 2
-    same(got, want)
-    same(tangent, want_tangent)
+    assert_same(got, want)
+    assert_same(tangent, want_tangent)
 
 
 VMAP_PLACES = [
@@ -312,16 +312,16 @@ def test_vmap_over_a_split_dim_costs_nothing():
 
 def test_eager():
     x, xs = TENSORS["x"], TENSORS["xs"]
-    want, kept = lax.scan(lambda c, x: (c * 0.5 + x, c * x), x.array, xs.array)
+    want, want_rows = lax.scan(lambda c, x: (c * 0.5 + x, c * x), x.array, xs.array)
     for place in ((None, None), ("x=2", "b:x")):
         x, xs = (wf.place(t, *place) for t in (x, xs))
         last, ys = wf.scan(lambda c, x: (c * 0.5 + x, c * x), x, xs, "t")
-        same(last, want)
-        same(ys, kept)
-        same(wf.vmap(lambda r: r * wf.sum(r), "b")(x), x.array * x.array.sum(1, keepdims=True))
+        assert_same(last, want)
+        assert_same(ys, want_rows)
+        assert_same(wf.vmap(lambda r: r * wf.sum(r), "b")(x), x.array * x.array.sum(1, keepdims=True))
         assert wf.while_loop(lambda n: n < 10, lambda n: n * 2, wf.tensor(1, ())).item() == 16
-        same(wf.fori_loop(0, 3, lambda n, c: c + n, x), x.array + 3)
-        same(wf.cond(wf.max(x) > 0, lambda: x, lambda: x * 2.0), x.array)
+        assert_same(wf.fori_loop(0, 3, lambda n, c: c + n, x), x.array + 3)
+        assert_same(wf.cond(wf.max(x) > 0, lambda: x, lambda: x * 2.0), x.array)
 
 
 @pytest.mark.parametrize(
@@ -370,11 +370,11 @@ def test_eager_control_flow_goes_where_what_it_captures_is(name):
     x = real(0, "batch=9 d=6")
     placed = wf.place(x, "data=4", "batch:data")
     got = ADOPTING[name](placed)
-    same(got, ADOPTING[name](x).array)
+    assert_same(got, ADOPTING[name](x).array)
     assert name == "grad" or got.mesh == placed.mesh
 
 
-def test_what_eager_control_flow_captures_is_in_one_place():
+def test_captures_of_eager_control_flow_share_one_placement():
     x = wf.place(real(0, "batch=9 d=6"), "data=4", "batch:data")
     for other in (wf.place(x, "data=2", "batch:data"), wf.place(x, "data=4", "d:data")):
         with pytest.raises(LayoutError, match="the tensors of one operation, or program,"):
@@ -385,7 +385,7 @@ def test_what_eager_control_flow_captures_is_in_one_place():
 
 @pytest.mark.parametrize("stored", ["", "o:y"])
 @pytest.mark.parametrize("layout", ["b:y", "b:y e:z", "b:y o:z"])
-def test_branches_of_a_split_vmap_on_what_all_places_share(layout, stored):
+def test_branches_of_a_split_vmap_on_shared_operands(layout, stored):
     """JAX made the weights of a branch varying, but not the numbers that they are multiplied by there."""
 
     def loss(w, x):

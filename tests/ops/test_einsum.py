@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check, real, truth, whole
+from compare import booleans, check, integers, real
 
 import weft as wf
 from weft.core.errors import DimError, LayoutError, TensorTypeError
@@ -93,8 +93,8 @@ def test_dtypes():
     x, y = TENSORS["ab"], TENSORS["bc"]
     half = {"h": x.astype(jnp.bfloat16), "k": y.astype(jnp.bfloat16), "y": y}
     check(TYPES, "x=2 y=2", "b:x a:y", half, rtol=0.03, atol=0.03)
-    others = {"i": whole(0, "a=4 b=3", -4, 5), "j": whole(1, "b=3 c=5", -4, 5), "x": x, "y": y}
-    others |= {"p": truth(2, "a=4 b=3"), "q": truth(3, "b=3 c=5")}
+    others = {"i": integers(0, "a=4 b=3", -4, 5), "j": integers(1, "b=3 c=5", -4, 5), "x": x, "y": y}
+    others |= {"p": booleans(2, "a=4 b=3"), "q": booleans(3, "b=3 c=5")}
     check(WHOLE, "x=2 y=2", "b:x c:y", others)
 
 

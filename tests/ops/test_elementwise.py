@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check, outputs, real, same, truth, whole
+from compare import assert_same, booleans, check, integers, outputs, real
 from jax.scipy import special
 
 import weft as wf
@@ -128,7 +128,7 @@ def table(families, prefix=""):
 def test_every_function_has_a_row():
     known = {n for f in (UNARY, BINARY) for rows in f.values() for n in rows} | OTHER
     assert set(elementwise.__all__) == known | set(ALIASES)
-    assert all(getattr(wf, name) is getattr(wf, same) for name, same in ALIASES.items())
+    assert all(getattr(wf, name) is getattr(wf, assert_same) for name, assert_same in ALIASES.items())
 
 
 def test_functions_are_public():
@@ -140,10 +140,10 @@ X = {
     "p": real(1, "a=6 b=3", 0.2, 2.0),
     "u": real(2, "a=6 b=3", -0.9, 0.9),
     "g": real(3, "a=6 b=3", 1.1, 3.0),
-    "i": whole(4, "a=6 b=3", 0, 9),
+    "i": integers(4, "a=6 b=3", 0, 9),
 }
-SAME = {**X, "y": real(5, "a=6 b=3"), "j": whole(6, "a=6 b=3", 1, 5)}
-SAME |= {"b": truth(7, "a=6 b=3"), "c": truth(8, "a=6 b=3")}
+SAME = {**X, "y": real(5, "a=6 b=3"), "j": integers(6, "a=6 b=3", 1, 5)}
+SAME |= {"b": booleans(7, "a=6 b=3"), "c": booleans(8, "a=6 b=3")}
 UNARY_ROWS = table(UNARY)
 BINARY_ROWS = table(BINARY)
 
@@ -185,8 +185,8 @@ BROADCAST = {
 SPREAD = {
     **SAME,
     "y": real(9, "c=2 b=3"),
-    "j": whole(10, "c=2 b=3", 1, 5),
-    "c": truth(11, "c=2 b=3"),
+    "j": integers(10, "c=2 b=3", 1, 5),
+    "c": booleans(11, "c=2 b=3"),
 }
 SPREAD |= {"s": real(12, "a=6", -1.0, -0.2), "t": real(13, "b=3"), "r": real(14, "")}
 SPREAD_PLACES = [("x=2 y=2 z=2", "a:x b:y c:z"), ("x=2 y=2", "b:x+y")]
@@ -233,7 +233,7 @@ def test_numbers_and_options_eagerly():
         inputs, fn, oracle = NUMBERS[name]
         got, want = (f(*[given[n] for n in inputs.split()]) for f, given in ((fn, SAME), (oracle, arrays)))
         for t, a in zip(outputs(got), outputs(want), strict=True):
-            same(t, a, name)
+            assert_same(t, a, name=name)
 
 
 KINKS = {
@@ -329,7 +329,7 @@ def test_weak_types_and_dtypes():
             "sum": wf.sum(h) * 2.0,
         }
 
-    f, h, i = real(0, "a=3"), real(1, "a=3").astype(jnp.bfloat16), whole(2, "a=3", 0, 5)
+    f, h, i = real(0, "a=3"), real(1, "a=3").astype(jnp.bfloat16), integers(2, "a=3", 0, 5)
     want = dict.fromkeys(("bf16 * 2.0", "2.0 - bf16", "bf16 / 3", "max", "where", "sum"), jnp.bfloat16)
     want |= {"i32 * 2": jnp.int32}
     staged = wf.spmd(program, "x=2", "a:x")(f, h, i)
@@ -355,7 +355,7 @@ def test_complex_numbers():
     oracle = lambda c: [abs(c), c * (2 + 1j), np.exp(c), c / c, c.sum(), c.mean(), c.var(), c.std()]
     got = wf.spmd(fn, "x=2", "a:x")(wf.tensor(values, "a=5"))
     for t, a in zip(got, oracle(values), strict=True):
-        same(t, a)
+        assert_same(t, a)
 
 
 MAKE_PLACES = [("", ""), ("x=8", "a:x"), ("x=2 y=2", "a:x b:y"), ("x=2 y=2", "b:x+y")]
@@ -403,7 +403,7 @@ def test_make(mesh, layout):
     ]
     for results in (wf.spmd(program, mesh, layout)(x), program(x)):
         for n, (t, expect) in enumerate(zip(results, want, strict=True)):
-            same(t, expect, str(n))
+            assert_same(t, expect, name=str(n))
 
 
 def test_equal_numbers_of_different_types_are_different_signatures():
@@ -415,20 +415,20 @@ def test_equal_numbers_of_different_types_are_different_signatures():
 
 @pytest.mark.parametrize("mesh, layout", MAKE_PLACES, ids=[f"{m}-{lay}" for m, lay in MAKE_PLACES])
 def test_from_callback(mesh, layout):
-    values, asked = np.arange(15.0, dtype=np.float32).reshape(5, 3), []
+    values, slices = np.arange(15.0, dtype=np.float32).reshape(5, 3), []
 
     def part(where):
-        asked.append(values[where].size)
+        slices.append(values[where].size)
         return values[where]
 
     t = wf.from_callback(part, "a=5 b=3", wf.Mesh(mesh), wf.Layout(layout))
-    same(t, values)
-    same(t * 2.0, values * 2)
+    assert_same(t, values)
+    assert_same(t * 2.0, values * 2)
     if mesh:
-        assert max(asked) < values.size  # no host was asked for more than its slices
+        assert max(slices) < values.size  # no host was asked for more than its slices
 
 
-def test_where_needs_truth_values():
+def test_where_needs_booleans():
     with pytest.raises(TensorTypeError, match="is a boolean tensor"):
         wf.where(SAME["i"], SAME["x"], 0.0)
 
@@ -466,3 +466,16 @@ def test_integer_powers_of_tensors(mesh, layout):
     np.testing.assert_array_equal(
         wf.spmd(run, mesh, layout)(x, y, -1)[2].numpy(), np.trunc(1 / np.where(bases, bases, np.inf)).ravel()
     )
+
+
+def test_from_callback_raises_inside_a_program_and_is_called_once_per_slice():
+    calls = []
+
+    def part(where):
+        calls.append(where)
+        return np.arange(1.0, 6.0)[where]
+
+    t = wf.from_callback(part, "a=5", "p=4", "a:p")
+    assert t.numpy().tolist() == [1, 2, 3, 4, 5] and len(calls) == 4
+    with pytest.raises(wf.ProgramError, match="inside a program"):
+        wf.spmd(lambda: wf.from_callback(part, "a=5", "p=4", "a:p"), "p=4", "a:p")()

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check, real, same, whole
+from compare import assert_same, check, integers, real
 
 import weft as wf
 from weft.core.errors import LayoutError, ProgramError, ShapeError, TensorTypeError
 
-TENSORS = {"x": real(0, "b=5 d=4"), "y": real(1, "d=4 h=3"), "i": whole(2, "b=5", 0, 9)}
+TENSORS = {"x": real(0, "b=5 d=4"), "y": real(1, "d=4 h=3"), "i": integers(2, "b=5", 0, 9)}
 LOCAL = {
     "one": (
         "x",
@@ -55,7 +55,7 @@ def test_padding_is_zero_in_local(devices):
         return wf.local(lambda a: jax.lax.psum(a.sum(0), "x"), wf.exp(x), out=["d"], splittable=["b"])
 
     x = TENSORS["x"]
-    same(wf.spmd(total, f"x={devices}", "b:x")(x), jnp.exp(x.array).sum(0))
+    assert_same(wf.spmd(total, f"x={devices}", "b:x")(x), jnp.exp(x.array).sum(0))
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_callback(mesh, layout):
         return (np.linalg.norm(2 * x, axis=1) + (x @ y).sum()) * 2
 
     x, y = TENSORS["x"], TENSORS["y"]
-    same(wf.spmd(program, mesh, layout)(x, y), oracle(x.numpy(), y.numpy()))
+    assert_same(wf.spmd(program, mesh, layout)(x, y), oracle(x.numpy(), y.numpy()))
     assert set(shapes) == {(np.ndarray, (5, 4), (5, 3))}  # whole values, in their true sizes
 
 
 def test_callback_eagerly_and_its_errors():
     x = TENSORS["x"]
-    same(wf.callback(lambda a: a[::-1], x, out=wf.spec(x.dims)), x.numpy()[::-1])
+    assert_same(wf.callback(lambda a: a[::-1], x, out=wf.spec(x.dims)), x.numpy()[::-1])
     placed = wf.place(x, "x=2", "b:x")
-    same(wf.callback(lambda a: a[::-1], placed, out=wf.spec(x.dims)), x.numpy()[::-1])
+    assert_same(wf.callback(lambda a: a[::-1], placed, out=wf.spec(x.dims)), x.numpy()[::-1])
     with pytest.raises(TensorTypeError, match="described by a spec"):
         wf.callback(lambda a: a, x, out=x.dims)
     with pytest.raises(Exception, match="returned shape"):
@@ -111,8 +111,8 @@ def test_callback_inside_vmap(mesh, layout):
     each = lambda x: wf.callback(np.cumsum, x, out=wf.spec("d=4"))
     x = TENSORS["x"]
     want = x.numpy().cumsum(1)
-    same(wf.spmd(wf.vmap(each, "b"), mesh, layout)(x), want)
-    same(wf.vmap(each, "b")(wf.place(x, mesh, layout)), want)
+    assert_same(wf.spmd(wf.vmap(each, "b"), mesh, layout)(x), want)
+    assert_same(wf.vmap(each, "b")(wf.place(x, mesh, layout)), want)
 
 
 @pytest.mark.parametrize("mesh, layout", [("", ""), ("x=2 y=2", "b:x d:y"), ("x=8", "b:x")])
@@ -123,7 +123,7 @@ def test_callback_beside_a_derivative(mesh, layout):
     given.defvjp(lambda x: (double(x), None), lambda _, g: (g * 2,))
     loss = lambda x: wf.sum(x * double(wf.stop_gradient(x)) + given(x))
     x = TENSORS["x"]
-    same(wf.spmd(wf.grad(loss), mesh, layout)(x), 2 * x.numpy() + 2)
+    assert_same(wf.spmd(wf.grad(loss), mesh, layout)(x), 2 * x.numpy() + 2)
 
 
 @pytest.mark.parametrize("mesh, layout", [("", ""), *PLACES[:2]], ids=["one", "x=2 y=2", "x=8"])
@@ -134,13 +134,13 @@ def test_debug(mesh, layout, capsys):
         return wf.debug(wf.debug(x) * 2.0, "twice") + wf.debug(wf.sum(x), "sum")
 
     fn = wf.spmd(program, mesh, layout.replace("h:y", "d:y"))
-    same(fn(wf.tensor(values, "b=5 d=2")), values * 2 + 45)
+    assert_same(fn(wf.tensor(values, "b=5 d=2")), values * 2 + 45)
     jax.effects_barrier()
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     # Each once, whatever the number of devices; whole, and in its true size.
-    assert said.count("f32[b=5, d=2]") == 2 and said.count("sum: f32[] 45.") == 1
-    assert f"f32[b=5, d=2] {np.array2string(values)}" in said
-    assert f"twice: f32[b=5, d=2] {np.array2string(values * 2)}" in said
+    assert printed.count("f32[b=5, d=2]") == 2 and printed.count("sum: f32[] 45.") == 1
+    assert f"f32[b=5, d=2] {np.array2string(values)}" in printed
+    assert f"twice: f32[b=5, d=2] {np.array2string(values * 2)}" in printed
 
 
 def test_debug_eagerly_and_in_loops(capsys):
@@ -152,16 +152,16 @@ def test_debug_eagerly_and_in_loops(capsys):
         "a:x",
     )(x)
     jax.effects_barrier()
-    said = capsys.readouterr().out
-    assert said.count("x: f32[a=3] [0. 1. 2.]") == 1
-    assert [line for line in said.splitlines() if line.startswith("c:")] == [
+    printed = capsys.readouterr().out
+    assert printed.count("x: f32[a=3] [0. 1. 2.]") == 1
+    assert [line for line in printed.splitlines() if line.startswith("c:")] == [
         f"c: f32[a=3] [{n}. {n + 1}. {n + 2}.]" for n in (1, 2, 3)
     ]
 
 
 def test_debug_does_not_change_the_gradient():
     fn = lambda x: wf.sum(wf.square(wf.debug(x)))
-    same(wf.spmd(wf.grad(fn), "x=2", "b:x")(TENSORS["x"]), 2 * TENSORS["x"].array)
+    assert_same(wf.spmd(wf.grad(fn), "x=2", "b:x")(TENSORS["x"]), 2 * TENSORS["x"].array)
 
 
 @pytest.mark.parametrize("layout", ["", "a:x", "c:y", "a:x c:y", "a:y c:x", "a:x+y"])
@@ -189,3 +189,13 @@ def test_a_result_that_depends_on_a_split_operand_has_its_dim():
             "a:x c:y",
         )(x, w)
     assert "psum" not in str(caught.value)  # it would also multiply what does not vary
+
+
+def test_local_in_a_scan_with_varying_operands():
+    x = wf.ones("g=1 b=1")
+
+    def step(carry, row):
+        return carry, wf.local(lambda a: a * 2, row, out=row.dims, splittable=["b"])
+
+    _, rows = wf.spmd(lambda x: wf.scan(step, x, x, "g"), "x=2", "g:x")(x)
+    assert rows.numpy("g", "b").tolist() == [[2.0]]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check_one, collectives
+from compare import assert_same_on_mesh, check_one, collectives, cosines
 
 import weft as wf
 from weft.core.errors import DimError, LayoutError, ShapeError, TensorTypeError
@@ -30,7 +30,7 @@ def normal(seed, **sizes):
     return wf.tensor(array, [wf.Dim(name, size) for name, size in sizes.items()])
 
 
-def whole(seed, low, high, **sizes):
+def integers(seed, low, high, **sizes):
     array = np.random.default_rng(seed).integers(low, high, size=tuple(sizes.values()))
     return wf.tensor(array.astype(np.int32), [wf.Dim(name, size) for name, size in sizes.items()])
 
@@ -42,8 +42,8 @@ def whole(seed, low, high, **sizes):
 def test_take_with_gradients(mesh, layout, size):
     """An embedding, a choice for each row, and both in one; some indices out of range, filled."""
     table, logits = normal(0, vocab=size, d=3), normal(1, batch=3, vocab=size, d=3)
-    ids = whole(2, -2, size + 3, batch=3, length=5)
-    targets = whole(3, 0, size, batch=3)
+    ids = integers(2, -2, size + 3, batch=3, length=5)
+    targets = integers(3, 0, size, batch=3)
     rest = np.where((ids.numpy() < 0) | (ids.numpy() >= size), size, ids.numpy())
 
     def fn(table, logits):
@@ -92,7 +92,7 @@ def test_take_by_small_and_unsigned_indices(dtype):
 
 def test_take_order_of_dims():
     table = normal(0, a=2, vocab=4, b=3)
-    ids = whole(1, 0, 4, p=2, b=3, q=5)
+    ids = integers(1, 0, 4, p=2, b=3, q=5)
     out = wf.take(table, ids, "vocab")
     assert [d.name for d in out.dims] == ["a", "p", "q", "b"]
     want = np.empty((2, 2, 5, 3), np.float32)
@@ -187,7 +187,7 @@ def test_an_embedding_is_one_all_reduce():
     "mesh, layout", [("x=4", "vocab:x"), ("x=2", "batch:x"), ("x=2 y=2", "vocab:x batch:y")]
 )
 def test_one_hot(mesh, layout):
-    ids, vocab = whole(0, -3, 13, batch=3, length=5), wf.Dim("vocab", 9)
+    ids, vocab = integers(0, -3, 13, batch=3, length=5), wf.Dim("vocab", 9)
 
     def fn(ids):
         return [wf.one_hot(ids, vocab), wf.one_hot(ids, vocab, dtype=jnp.int32)]
@@ -212,7 +212,7 @@ def test_one_hot(mesh, layout):
 def test_scatter_add_with_gradients(mesh, layout, size):
     """A histogram's and an embedding gradient's scatter, aligned rows, and updates that broadcast."""
     table, rows = normal(0, vocab=size, d=3), normal(1, batch=3, vocab=size, d=3)
-    ids, targets = whole(2, -2, size + 3, batch=3, length=5), whole(3, 0, size, batch=3)
+    ids, targets = integers(2, -2, size + 3, batch=3, length=5), integers(3, 0, size, batch=3)
     full, single = normal(4, batch=3, length=5, d=3), normal(5, length=5)
     drop = np.where(ids.numpy() < 0, size, ids.numpy())
 
@@ -246,7 +246,7 @@ def test_scatter_add_eagerly():
 
 
 def test_errors():
-    table, ids = normal(0, vocab=9, d=3), whole(1, 0, 9, batch=4)
+    table, ids = normal(0, vocab=9, d=3), integers(1, 0, 9, batch=4)
     with pytest.raises(TensorTypeError, match="the indices are f32"):
         wf.take(table, ids.astype(jnp.float32), "vocab")
     with pytest.raises(DimError, match="have the dim vocab that they index"):
@@ -268,3 +268,24 @@ def test_scatter_add_keeps_what_updates_mean():
     with pytest.raises(TensorTypeError, match="float32 was written into a tensor of dtype int32"):
         wf.scatter_add(wf.zeros("word=3", jnp.int32), ids, 0.5, "word")
     assert wf.scatter_add(wf.zeros("word=3", jnp.int32), ids, True, "word").numpy().tolist() == [1, 0, 1]
+
+
+def test_a_scalar_index_is_looked_up_on_the_device_that_stores_it():
+    """XLA merged two slices, and the other device's gradient came from outside its slice."""
+
+    def run(x):
+        def loss(x):
+            lowest = wf.take(x, wf.argmin(x, "h"), "h")
+            return lowest * 0.7 + wf.sum(x * wf.tensor(np.arange(1.0, 5.0, dtype=np.float32), "h=4"))
+
+        return wf.grad(loss)(x)
+
+    assert_same_on_mesh(run, "x=2", "h:x", wf.tensor(np.float32([-1, 3, 2, 4]), "h=4"))
+
+
+def test_a_scalar_index_is_added_to_on_the_device_that_stores_it():
+    def run(x, index):
+        return wf.scatter_add(x * wf.tensor(np.arange(1.0, 5.0, dtype=np.float32), "h=4"), index, 7.0, "h")
+
+    for n in range(4):
+        assert_same_on_mesh(run, "x=2", "h:x", cosines("h=4"), wf.tensor(np.int32(n), ()))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import real, same
+from compare import assert_same, real
 from test_optax_layouts import loss, raw_loss
 
 import weft as wf
@@ -148,7 +148,7 @@ def test_equals_optax(name, layout, sizes):
         assert tree == expected_tree
         for t, a in zip(leaves, expected, strict=True):
             if wf.is_tensor(t):
-                same(t, a, f"{name} after {n + 1} steps", rtol=2e-5, atol=2e-6)
+                assert_same(t, a, name=f"{name} after {n + 1} steps", rtol=2e-5, atol=2e-6)
             else:
                 np.testing.assert_allclose(t, a, rtol=2e-5, atol=2e-6)
 
@@ -182,7 +182,7 @@ def test_a_search_along_a_line(layout):
     state, want_state = opt.init(w), tx.init(want)
     for _ in range(3):
         (w, state), (want, want_state) = program(w, state), plain(want, want_state)
-        same(w, want, rtol=1e-4, atol=1e-5)
+        assert_same(w, want, rtol=1e-4, atol=1e-5)
 
 
 # -- as the optimizer of a train step ----------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_in_a_train_step():
         found[name] = model, state["average"], metrics["grad_norm"]
     for t, expected in zip(*(jax.tree.leaves(found[k], is_leaf=wf.is_tensor) for k in found), strict=True):
         assert t.role == expected.role
-        same(t, expected.array, rtol=2e-5, atol=2e-6)
+        assert_same(t, expected.array, rtol=2e-5, atol=2e-6)
     assert train.train_step(tx).optimizer.tx is tx
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import real, same
+from compare import assert_same, real
 
 import weft as wf
 from weft.core.errors import DimError, ProgramError
@@ -67,16 +67,6 @@ def plain(name):
     return params, state
 
 
-def compare(got, want):
-    leaves, tree = jax.tree.flatten(got, is_leaf=wf.is_tensor)
-    assert tree == jax.tree.structure(want)
-    for t, a in zip(leaves, jax.tree.leaves(want), strict=True):
-        if wf.is_tensor(t):
-            same(t, a, rtol=1e-5, atol=1e-6)
-        else:
-            np.testing.assert_allclose(t, a, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("name, layout", [("adamw", "zero-1"), ("adafactor", "params only")])
 def test_in_a_program(name, layout):
     mesh, layout = wf.Mesh("x=2 y=2"), LAYOUTS[layout]
@@ -97,7 +87,7 @@ def test_in_a_program(name, layout):
     for _ in range(STEPS):
         params, state, _ = staged(params, state, X)
     assert len(staged.traces) == len(traced) == 1  # what comes back goes in again, and nothing is new
-    compare((params, state), plain(name))
+    assert_same((params, state), plain(name), rtol=1e-5, atol=1e-6)
     for new, old in zip(*(jax.tree.leaves(p, is_leaf=wf.is_tensor) for p in (params, PARAMS)), strict=True):
         assert (new.dims, new.role) == (old.dims, "param")
         where = wf.place(old, mesh, layout).storage.sharding
@@ -113,7 +103,7 @@ def test_eagerly(place):
     state = opt.init(params)
     for _ in range(STEPS):
         params, state = opt.apply(wf.grad(loss)(params, x), state, params)
-    compare((params, state), plain("adamw"))
+    assert_same((params, state), plain("adamw"), rtol=1e-5, atol=1e-6)
 
 
 def test_update_gives_what_is_to_be_added():
@@ -126,7 +116,7 @@ def test_update_gives_what_is_to_be_added():
     tx = TRANSFORMATIONS["adamw"]()
     params = arrays(PARAMS)
     want, _ = tx.update(jax.grad(raw_loss)(params, X.array), tx.init(params), params)
-    compare(updates, want)
+    assert_same(updates, want, rtol=1e-5, atol=1e-6)
 
 
 def test_state_has_the_dims_of_its_parameters():
@@ -159,7 +149,7 @@ def test_gradients_in_another_order_of_dims():
     opt = wf.optimizer(optax.sgd(1.0))
     w, g = PARAMS["w"], real(5, "h=5 d=6")
     new, _ = opt.apply(g, opt.init(w), w)
-    same(new, w.array - g.array.T)
+    assert_same(new, w.array - g.array.T)
 
 
 def test_errors():

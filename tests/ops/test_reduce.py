@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check, real, same, truth, whole
+from compare import assert_same, booleans, check, integers, real
 from jax.scipy.special import logsumexp
 
 import weft as wf
@@ -62,17 +62,17 @@ ROWS = {
     ),
     "of a scalar": ("r", lambda r: [wf.sum(r), wf.max(r), wf.mean(r)], lambda r: [r, r, r]),
 }
-for _place, _name in enumerate(NAMES):
+for _axis, _name in enumerate(NAMES):
     ROWS[f"softmax over {_name}"] = (
-        "x", lambda x, n=_name: wf.softmax(x, n), lambda x, p=_place: jax.nn.softmax(x, p)
+        "x", lambda x, n=_name: wf.softmax(x, n), lambda x, p=_axis: jax.nn.softmax(x, p)
     )  # fmt: skip
     ROWS[f"log_softmax over {_name}"] = (
-        "x", lambda x, n=_name: wf.log_softmax(x, n), lambda x, p=_place: jax.nn.log_softmax(x, p)
+        "x", lambda x, n=_name: wf.log_softmax(x, n), lambda x, p=_axis: jax.nn.log_softmax(x, p)
     )  # fmt: skip
 TENSORS = {
     "x": real(0, "a=4 b=3 c=5"),
-    "i": whole(1, "a=4 b=3 c=5", -4, 5),
-    "b": truth(2, "a=4 b=3 c=5"),
+    "i": integers(1, "a=4 b=3 c=5", -4, 5),
+    "b": booleans(2, "a=4 b=3 c=5"),
     "r": real(3, ""),
 }
 
@@ -160,7 +160,7 @@ def test_large_values_do_not_overflow():
         [logsumexp, jax.nn.softmax, jax.nn.log_softmax, jax.grad(logsumexp)],
         strict=True,
     ):
-        same(t, f(x.array), rtol=3e-5)
+        assert_same(t, f(x.array), rtol=3e-5)
 
 
 BF16 = {
@@ -192,7 +192,7 @@ def test_sums_stay_pending_and_are_added_up_once():
         return wf.sum(x, "c") + 2.0 * wf.mean(x, "c") - wf.sum(x * x, "c").astype(jnp.float32)
 
     staged = wf.spmd(program, "x=2 y=2", "c:x a:y")
-    same(
+    assert_same(
         staged(TENSORS["x"]),
         (lambda x: x.sum(2) + 2 * x.mean(2) - (x * x).sum(2))(TENSORS["x"].array),
     )
@@ -215,7 +215,7 @@ def test_collectives_are_those_of_the_table():
         assert kinds(lambda x, fn=fn: fn(x, ["a", "b"])) == []
 
 
-def test_whole_numbers_have_no_softmax():
+def test_integers_have_no_softmax():
     with pytest.raises(TensorTypeError, match="floating-point"):
         wf.softmax(TENSORS["i"], "c")
     with pytest.raises(TensorTypeError, match="floating-point"):
@@ -269,3 +269,10 @@ def test_long_products_have_the_oracles_gradients():
     for mine, oracle in ((wf.prod, jnp.prod), (wf.cumprod, jnp.cumprod)):
         got = wf.spmd(second(mine), "x=2", "a:x")(small)
         np.testing.assert_allclose(got.numpy(), raw(oracle)(small.array), rtol=1e-4)
+
+
+def test_max_and_min_over_a_split_dim_propagate_nan():
+    x = wf.tensor(np.array([1, np.nan, 3, 4, 5], np.float32), "a=5")
+    for mesh in ("p=2", "p=4"):
+        most, least = wf.spmd(lambda x: (wf.max(x), wf.min(x)), mesh, "a:p")(x)
+        assert np.isnan(most.item()) and np.isnan(least.item())

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check, real, truth, whole
+from compare import booleans, check, integers, real
 
 import weft as wf
 from weft.core.errors import DimError, LayoutError, ShapeError
@@ -50,8 +50,8 @@ TENSORS = {
     "f": real(2, "f=24 b=3"),
     "o": real(3, "one=1 c=5 o2=1"),
     "r": real(4, ""),
-    "i": whole(5, "a=4 c=5", 0, 9),
-    "t": truth(6, "c=5 a=4"),
+    "i": integers(5, "a=4 c=5", 0, 9),
+    "t": booleans(6, "c=5 a=4"),
 }
 
 
@@ -109,3 +109,18 @@ def test_errors(error, match, call):
 def test_an_illegal_layout_of_the_result_is_an_error():
     with pytest.raises(LayoutError, match="both on axis x"):
         wf.spmd(lambda x: x.rename(a="rows"), "x=2", "rows:x c:x")(TENSORS["x"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: wf.stack([wf.ones("a=2")] * 2, wf.Dim("a", 2)),
+        lambda: wf.merge(wf.ones("a=2 b=3 c=6"), ["a", "b"], wf.Dim("c", 6)),
+        lambda: wf.split(wf.ones("a=9 b=3"), "a", wf.dims("b=3 z=3")),
+        lambda: wf.ones("a=4").rename(a=wf.Dim("z", 5)),
+    ],
+    ids=["stack", "merge", "split", "rename"],
+)
+def test_repeated_dims_and_renames_to_another_size_raise(wrong):
+    with pytest.raises(wf.DimError):
+        wrong()

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import assert_same
 from jax import lax
 from jax.extend.core import jaxprs_in_params
 
@@ -113,10 +114,10 @@ def shifted(x, y, i):
 
 def shifted_arrays(x, y, i):
     def shift(x, by, axis):
-        places = np.arange(x.shape[axis]) - by
-        kept = (places >= 0) & (places < x.shape[axis])
-        moved = jnp.take(x, places.clip(0, x.shape[axis] - 1), axis=axis)
-        return jnp.where(kept if axis == 1 else kept[:, None], moved, 0)
+        positions = np.arange(x.shape[axis]) - by
+        inside = (positions >= 0) & (positions < x.shape[axis])
+        moved = jnp.take(x, positions.clip(0, x.shape[axis] - 1), axis=axis)
+        return jnp.where(inside if axis == 1 else inside[:, None], moved, 0)
 
     return [
         *[shift(x, by, 1) for by in HOW_FAR],
@@ -179,17 +180,9 @@ def test_values_and_gradients_equal_the_oracle(family, mesh, layout, a, b):
         grads, outs = program(x, y, wf.tensor(start, ()))
         want_grads, want = oracle(family, a, b)(x_array, y_array, start)
         for n, (have, wanted) in enumerate(zip(outs, want, strict=True)):
-            np.testing.assert_array_equal(have.numpy(), wanted, err_msg=f"output {n}")
-            assert no_padding_but_zero(have), f"output {n}"
+            assert_same(have, wanted, rtol=0, atol=0, name=f"output {n}")
         for have, wanted in zip(grads, want_grads, strict=True):
-            np.testing.assert_allclose(have.numpy(), wanted, rtol=1e-5, atol=1e-5)
-            assert no_padding_but_zero(have)
-
-
-def no_padding_but_zero(t):
-    storage = np.array(t.storage)
-    storage[tuple(map(slice, (d.size for d in t.dims)))] = 0
-    return not storage.any()
+            assert_same(have, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_eager_equals_staged():
@@ -218,8 +211,8 @@ def test_axes_in_another_order_than_the_mesh():
 
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.uint32], ids=str)
 def test_other_dtypes(dtype):
-    whole = (draw(3, 7) > 0).astype(dtype)
-    x = wf.tensor(whole, "a=7")
+    integers = (draw(3, 7) > 0).astype(dtype)
+    x = wf.tensor(integers, "a=7")
 
     @wf.spmd(mesh="x=4", layout="a:x")
     def moved(x, i):
@@ -230,9 +223,9 @@ def test_other_dtypes(dtype):
         ]  # fmt: skip
 
     want = [
-        whole[3], whole[4], whole[4:6], np.roll(whole, 2), np.append(whole[2:], whole[:2] * 0),
-        whole[::-1], np.tile(whole, 2), np.pad(whole, (1, 0), constant_values=1),
-        np.concatenate([whole[:4], whole[:2], whole[6:]]),
+        integers[3], integers[4], integers[4:6], np.roll(integers, 2), np.append(integers[2:], integers[:2] * 0),
+        integers[::-1], np.tile(integers, 2), np.pad(integers, (1, 0), constant_values=1),
+        np.concatenate([integers[:4], integers[:2], integers[6:]]),
     ]  # fmt: skip
     for have, wanted in zip(moved(x, wf.tensor(4, ())), want, strict=True):
         assert have.dtype == dtype
@@ -348,15 +341,15 @@ def test_numpy_numbers_are_numbers():
 
 
 @pytest.mark.parametrize("layout", ["", "a:x"])
-def test_eager_places_are_compiled_once(layout):
+def test_eager_positions_are_compiled_once(layout):
     """Each place was a program of its own, kept for ever."""
     x = wf.place(wf.tensor(np.arange(21.0).reshape(7, 3), "a=7 b=3"), "x=4", layout)
     np.testing.assert_array_equal(x["a", 0].numpy(), x.numpy()[0])
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
     try:
-        for place in (*range(7), *range(-7, 0), np.int64(3)):
-            np.testing.assert_array_equal(x["a", place].numpy(), x.numpy()[place])
+        for position in (*range(7), *range(-7, 0), np.int64(3)):
+            np.testing.assert_array_equal(x["a", position].numpy(), x.numpy()[position])
     finally:
         jax.monitoring.clear_event_listeners()
     assert not [name for name in compiled if "compile" in name]

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check_one, collectives
+from compare import check_one, collectives, cosines
 from jax import lax
 
 import weft as wf
@@ -74,9 +74,9 @@ def test_padding_ties_and_nan(mesh, layout):
     size = 9
     floats = hard_rows(size)
     low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
-    whole = np.array([[low] * 9, [high] * 9, [-1] * 9, [low, low + 1] * 4 + [low]])
-    truth = whole[2:] > low
-    arrays = [floats, whole.astype(np.int32), truth, np.abs(whole).astype(np.uint32) % 3]
+    integers = np.array([[low] * 9, [high] * 9, [-1] * 9, [low, low + 1] * 4 + [low]])
+    booleans = integers[2:] > low
+    arrays = [floats, integers.astype(np.int32), booleans, np.abs(integers).astype(np.uint32) % 3]
     tensors = [wf.tensor(array, [wf.Dim("a", len(array)), wf.Dim("b", size)]) for array in arrays]
     all_of_them = wf.Dim("best", size)
 
@@ -202,3 +202,14 @@ def test_a_dim_too_large_for_int32_is_an_error_in_every_op(size, layout):
     for f in ops:
         with pytest.raises(DimError, match="at most 2147483647"):
             wf.spmd(f, "x=8", layout).plan(x)
+
+
+def test_the_running_sum_of_one_nonzero_element():
+    """XLA returned that element at all positions: the gradient of one element of a running sum was wrong."""
+    x = cosines("g=7")
+    for reverse in (False, True):
+        gradient = wf.grad(lambda x, reverse=reverse: wf.cumsum(x, "g", reverse=reverse)["g", 3])
+        want = np.arange(7) >= 3 if reverse else np.arange(7) <= 3
+        np.testing.assert_array_equal(wf.spmd(gradient)(x).numpy(), want)
+    padded = wf.spmd(lambda x: wf.cumsum(wf.pad(x, "g", 2, 2), "g"))(cosines("g=1"))
+    np.testing.assert_array_equal(padded.numpy() != 0, [False, False, True, True, True])

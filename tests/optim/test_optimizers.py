@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import real, same
+from compare import assert_same, real
 
 import weft as wf
 from weft import nn, optim
@@ -128,7 +128,7 @@ def test_equals_optax(name):
     for step, (params, raw, _) in enumerate(five_steps()):
         for path, t in named_tensors(params[name]).items():
             want = raw[name]["cube"][0] if path == "cube.0" else raw[name][path]
-            same(t, want, f"{path} after {step + 1} steps", rtol=2e-5, atol=1e-6)
+            assert_same(t, want, name=f"{path} after {step + 1} steps", rtol=2e-5, atol=1e-6)
             assert t.role == "param"
 
 
@@ -161,7 +161,7 @@ def test_stacked_tensors_stand_for_several():
     assert [d.name for d in state["rows"]["w"].dims] == ["layers", "h"]
     each = [opt.update(g, opt.init(p), p)[0] for g, p in zip(grads, layers, strict=True)]
     for key, want in together(each).items():
-        same(new[key], want.array, key, rtol=1e-6, atol=1e-7)
+        assert_same(new[key], want.array, name=key, rtol=1e-6, atol=1e-7)
 
 
 def test_narrow_parameters_have_wide_state():
@@ -171,8 +171,8 @@ def test_narrow_parameters_have_wide_state():
     new, state = opt.update(g, opt.init(p), p)
     wide, wide_state = opt.update(g.astype(jnp.float32), opt.init(p), p.astype(jnp.float32))
     assert (new.dtype, new.role, state["mean"][""].dtype) == (jnp.bfloat16, "param", jnp.float32)
-    same(new, wide.array.astype(jnp.bfloat16))
-    same(state["variance"][""], wide_state["variance"][""].array, rtol=1e-6, atol=0)
+    assert_same(new, wide.array.astype(jnp.bfloat16))
+    assert_same(state["variance"][""], wide_state["variance"][""].array, rtol=1e-6, atol=0)
 
 
 # -- layouts -----------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_layouts_change_nothing(layout, sizes):
     assert tree == expected_tree
     for t, e in zip(leaves, expected, strict=True):
         assert (t.dims, t.role) == (e.dims, e.role)
-        same(t, e.array, rtol=2e-5, atol=1e-6)
+        assert_same(t, e.array, rtol=2e-5, atol=1e-6)
 
 
 def test_eagerly_on_a_mesh():
@@ -260,7 +260,7 @@ def test_eagerly_on_a_mesh():
     assert state["mean"]["w"].storage.addressable_shards[0].data.shape == (4, 3)  # 7 and 5 over 2
     for name, t in new.items():
         assert t.mesh == MESH
-        same(t, want[name].array, name)
+        assert_same(t, want[name].array, name=name)
 
 
 def test_in_a_loop():
@@ -279,7 +279,7 @@ def test_in_a_loop():
     for _ in range(3):
         want, state = opt.update(wf.spmd(wf.grad(loss))(want, x), state, want)
     for name, t in got.items():
-        same(t, want[name].array, name)
+        assert_same(t, want[name].array, name=name)
 
 
 # -- what travels, and what is kept ------------------------------------------------------------------
@@ -293,8 +293,10 @@ def planned(name, layout):
         return opt.update(wf.grad(loss)(params, x), state, params)
 
     plan = wf.spmd(step, MESH, LAYOUTS[layout]).plan(params, opt.init(params), x)
-    whole = sum(p.size * 4 // (2 if any(d.name == "d_ff" for d in p.dims) else 1) for p in params.values())
-    return plan, whole
+    full_bytes = sum(
+        p.size * 4 // (2 if any(d.name == "d_ff" for d in p.dims) else 1) for p in params.values()
+    )
+    return plan, full_bytes
 
 
 def sent(collectives):
@@ -311,11 +313,11 @@ def of_parameters(plan):
 
 @pytest.mark.parametrize("name", ["momentum", "adamw", "lion"])
 def test_zero_1_scatters_gradients_and_gathers_parameters(name):
-    plan, whole = planned(name, "zero-1")
+    plan, full_bytes = planned(name, "zero-1")
     over_data = [c for c in of_parameters(plan) if "data" in c.axes]
     assert sent(over_data) == {
-        ("backward", "reduce-scatter", "data"): whole,
-        ("update", "all-gather", "data"): whole,
+        ("backward", "reduce-scatter", "data"): full_bytes,
+        ("update", "all-gather", "data"): full_bytes,
     }
     # `scale` has no d_ff: its gradient is a sum over model as well, cut down to the slice before that.
     rest = [c for c in of_parameters(plan) if "data" not in c.axes]
@@ -324,24 +326,24 @@ def test_zero_1_scatters_gradients_and_gathers_parameters(name):
 
 
 def test_zero_3_gathers_nothing_in_the_update():
-    plan, whole = planned("adamw", "zero-3")
+    plan, full_bytes = planned("adamw", "zero-3")
     assert not [c for c in plan.collectives if c.phase == "update"]
     assert sent(c for c in plan.collectives if c.kind == "reduce-scatter") == {
-        ("backward", "reduce-scatter", "data"): whole
+        ("backward", "reduce-scatter", "data"): full_bytes
     }
-    assert plan.memory.params == whole // 2
-    assert plan.memory.optimizer == 2 * whole // 2 + 4  # two moments, and the step
+    assert plan.memory.params == full_bytes // 2
+    assert plan.memory.optimizer == 2 * full_bytes // 2 + 4  # two moments, and the step
 
 
 @pytest.mark.parametrize("layout", ["both", "zero-1", "zero-3"])
 def test_adafactor_sends_statistics_only(layout):
     """Sums of statistics, listed apart: at most a vector at a time, never a matrix."""
-    plan, whole = planned("adafactor", layout)
+    plan, full_bytes = planned("adafactor", layout)
     update = [c for c in plan.collectives if c.phase == "update"]
     sums = [c for c in update if c.kind == "all-reduce"]
     gathers = [c for c in update if c.kind == "all-gather"]
     assert max(c.bytes for c in sums) <= 2 * 8 * 4  # a row or column for each of two layers
-    assert sum(c.bytes * c.count for c in gathers) == (whole if layout == "zero-1" else 0)
+    assert sum(c.bytes * c.count for c in gathers) == (full_bytes if layout == "zero-1" else 0)
     assert len(sums) + len(gathers) == len(update)
     matrices = 2  # each: rows, columns, the mean of rows, the size of the step, that of the parameter
     assert len(sums) <= 5 * matrices + 2
@@ -492,7 +494,7 @@ def test_the_rate_may_be_a_function():
     opt = optim.Momentum(lambda step: 0.5 / (step + 1.0))
     new, state = opt.update(g, opt.init(p), p)
     new, state = opt.update(g, state, new)
-    same(new, p.array - g.array * 0.75, rtol=1e-6)
+    assert_same(new, p.array - g.array * 0.75, rtol=1e-6)
 
 
 def test_optimizers_print_and_compare():
@@ -527,6 +529,5 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_messages(name, mistake, monkeypatch, request):
-    monkeypatch.chdir(request.config.rootpath)
+def test_messages(name, mistake):
     mistake(name, MISTAKES[name], "messages/train")

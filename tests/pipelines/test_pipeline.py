@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import real, same, whole
+from compare import assert_same, assert_same_on_mesh, cosines, integers, real
 from hlo import collective_bytes, instructions
 from jax import lax
 
@@ -105,20 +105,20 @@ def check(got, want):
     """Value, result and gradients against the oracle's."""
     (value, out), grads = got
     (want_value, want_out), want_grads = want
-    same(value, want_value, "the value")
-    same(out, want_out, "the result")
+    assert_same(value, want_value, name="the value")
+    assert_same(out, want_out, name="the result")
     check_gradients(grads, want_grads)
 
 
 def check_gradients(grads, want):
     for name, g, w in zip(("x", "params", "rows", "scale"), grads, want, strict=True):
         if name != "params":
-            same(g, w, f"the gradient of {name}")
+            assert_same(g, w, name=f"the gradient of {name}")
             continue
         for part, one in g.items():
             assert one.role == "param"
             front = [d.name for d in one.dims].index("layers")
-            same(one, jnp.moveaxis(w[part], 0, front), f"the gradient of {part}")
+            assert_same(one, jnp.moveaxis(w[part], 0, front), name=f"the gradient of {part}")
 
 
 @schedules
@@ -149,13 +149,13 @@ def test_layers_that_are_infinite_at_zero(mesh, layout, layers, schedule):
 
     gradients = wf.grad(loss, argnums=(0, 1))
     for got, want in zip(wf.spmd(gradients, mesh, layout)(x, w), gradients(x, w), strict=True):
-        same(got, want.array, "a gradient")
+        assert_same(got, want.array, name="a gradient")
 
 
 @schedules
 @pytest.mark.parametrize("policy", ["dots", "sums", "everything"])
 @pytest.mark.slow
-def test_what_is_kept_does_not_matter(schedule, policy):
+def test_the_remat_policy_does_not_change_results(schedule, policy):
     program = wf.spmd(
         step(micro=2, schedule=schedule, remat=policy), "pipe=2 data=2", "layers:pipe batch:data"
     )
@@ -165,7 +165,7 @@ def test_what_is_kept_does_not_matter(schedule, policy):
 @pytest.mark.parametrize("place", [(None, None), ("pipe=2", "layers:pipe"), ("data=2", "batch:data")])
 def test_outside_a_program(place):
     args = jax.tree.map(lambda t: wf.place(t, *place), given(4, 8), is_leaf=wf.is_tensor)
-    same(loss(*args, micro=2)[1], expected(4, 8)[0][1])
+    assert_same(loss(*args, micro=2)[1], expected(4, 8)[0][1])
 
 
 @schedules
@@ -198,22 +198,24 @@ def test_a_tree_of_two_tensors(layout, schedule):
     (want_value, want), want_grads = jax.value_and_grad(raw, (0, 1, 2), has_aux=True)(
         x.array, y.array, w.array
     )
-    same(value, want_value)
-    same(out["x"], want[0])
-    same(out["y"], want[1])
+    assert_same(value, want_value)
+    assert_same(out["x"], want[0])
+    assert_same(out["y"], want[1])
     for got, expect in zip(grads, want_grads, strict=True):
-        same(got, expect)
+        assert_same(got, expect)
 
 
 def test_the_batch_by_its_dim():
     x, w = wf.ones("rows=4 d=2"), wf.arange("layers=4").astype(jnp.float32) + 1.0
     run = lambda x, w: wf.pipeline(lambda x, w: x * w, x, w, batch=x.dims[0], micro=np.int64(2))
-    same(wf.spmd(run, "pipe=2 data=2", "layers:pipe rows:data")(x, w), np.full((4, 2), 24.0, np.float32))
+    assert_same(
+        wf.spmd(run, "pipe=2 data=2", "layers:pipe rows:data")(x, w), np.full((4, 2), 24.0, np.float32)
+    )
 
 
-def test_whole_numbers_may_stream():
+def test_integers_can_stream():
     """They have no gradients; what is sent on of them is the same on all devices nevertheless."""
-    x, n, w = real(0, "batch=8 d=4"), whole(1, "batch=8", 0, 5), real(2, "layers=4 d=4")
+    x, n, w = real(0, "batch=8 d=4"), integers(1, "batch=8", 0, 5), real(2, "layers=4 d=4")
 
     def run(w, x, n):
         x, n = wf.pipeline(lambda h, w: (wf.sin(h[0] * w) + h[1] * 1.0, h[1] + 1), (x, n), w, micro=4)
@@ -226,9 +228,9 @@ def test_whole_numbers_may_stream():
 
     (value, out), grad = wf.spmd(wf.value_and_grad(run, has_aux=True), *PLACE)(w, x, n)
     (want, want_out), want_grad = jax.value_and_grad(raw, has_aux=True)(w.array, x.array, n.array)
-    same(value, want)
-    same(out, want_out)
-    same(grad, want_grad)
+    assert_same(value, want)
+    assert_same(out, want_out)
+    assert_same(grad, want_grad)
 
 
 DRAWN = [
@@ -262,7 +264,7 @@ def drawn(mesh, layout, layers, **options):
 
 
 @pytest.mark.parametrize("mesh, layout, layers, micro, schedule", DRAWN, ids=shown)
-def test_draws_are_those_of_the_whole_batch(mesh, layout, layers, micro, schedule):
+def test_draws_are_those_of_the_full_batch(mesh, layout, layers, micro, schedule):
     """Bit for bit: each micro-batch drops what it would in one batch, and the backward pass the same."""
     out, grad = drawn(mesh, layout, layers, micro=micro, schedule=schedule)
     want, want_grad = drawn(None, None, layers)
@@ -271,7 +273,7 @@ def test_draws_are_those_of_the_whole_batch(mesh, layout, layers, micro, schedul
     np.testing.assert_array_equal(grad, want_grad)
 
 
-def test_rows_have_their_numbers_of_the_whole_batch():
+def test_rows_have_their_indices_in_the_full_batch():
     x, w = wf.zeros("batch=12"), wf.ones("layers=2")
 
     def run(x, w):
@@ -372,7 +374,7 @@ def test_split_layers_without_stages_are_gathered():
         return wf.scan(lambda x, p: (layer(x, p, rows, scale), None), x, params, "layers")[0]
 
     program = wf.spmd(run, "pipe=4", "layers:pipe")
-    same(program(x, params), expected(4, 8)[0][1])
+    assert_same(program(x, params), expected(4, 8)[0][1])
     plan = program.plan(x, params)
     assert {(c.kind, c.axes) for c in plan.collectives} == {("all-gather", ("pipe",))}
     assert sum(c.bytes for c in plan.collectives) == sum(4 * p.size for p in params.values())
@@ -409,9 +411,9 @@ def test_the_plan(stages, micro, schedule):
     assert (found.ticks, found.back_ticks) == (micro + idle, BACK[schedule](micro, stages)[0])
     if schedule == "gpipe":
         assert found.bubble == pytest.approx(idle / (micro + idle), abs=1e-12)
-    said = " ".join(plan.explain().split())
-    assert f"layers=8 in {stages} stages" in said and f"{micro} micro-batches, {schedule}" in said
-    assert f"a bubble of {found.bubble:.1%}" in said
+    text = " ".join(plan.explain().split())
+    assert f"layers=8 in {stages} stages" in text and f"{micro} micro-batches, {schedule}" in text
+    assert f"a bubble of {found.bubble:.1%}" in text
 
     bars = list(schedule_bars(found))
     kinds = {"gpipe": {"forward", "backward"}, "1f1b": {"forward", "recompute", "backward"}}[schedule]
@@ -472,8 +474,8 @@ def test_gradients_added_up_in_a_loop(schedule):
     grads, scale = program(*given(4, 8))
     want = expected(4, 8)[1]
     for name, g in grads.items():
-        same(g, jnp.moveaxis(want[1][name], 0, [d.name for d in g.dims].index("layers")), name)
-    same(scale, want[3])
+        assert_same(g, jnp.moveaxis(want[1][name], 0, [d.name for d in g.dims].index("layers")), name=name)
+    assert_same(scale, want[3])
     if schedule == "gpipe":  # gradients stay pending, and are summed once, after the loop
         over_data = [c.count for c in program.plan(*given(4, 8)).collectives if "data" in c.axes]
         assert over_data == [1] * 4
@@ -493,7 +495,9 @@ def test_second_derivatives(schedule):
         return jax.grad(lambda w: jnp.sum(jnp.sin(jax.grad(value)(w))))(w)
 
     want = raw(x.array, w.array)
-    same(wf.spmd(run, "pipe=2", "layers:pipe")(x, w), want, rtol=1e-4, atol=1e-4 * float(jnp.abs(want).max()))
+    assert_same(
+        wf.spmd(run, "pipe=2", "layers:pipe")(x, w), want, rtol=1e-4, atol=1e-4 * float(jnp.abs(want).max())
+    )
 
 
 @schedules
@@ -516,7 +520,7 @@ def test_inside_vmap(layout, schedule):
     want, want_grads = jax.value_and_grad(raw, (0, 1, 2, 3))(*arrays)
     program = wf.spmd(wf.value_and_grad(run, argnums=(0, 1, 2, 3)), "pipe=2 data=2", layout)
     value, grads = program(xs, params, rows, scale)
-    same(value, want)
+    assert_same(value, want)
     check_gradients(grads, want_grads)
 
 
@@ -535,5 +539,20 @@ def test_forward_mode(layout):
     arrays = [(x.array, raw_stack(p), rows.array, scale.array) for x, p, rows, scale in (args, tangents)]
     want, want_tangent = jax.jvp(raw, *arrays)
     out, tangent = wf.spmd(run, "pipe=2 data=2", layout)(args, tangents)
-    same(out, want)
-    same(tangent, want_tangent)
+    assert_same(out, want)
+    assert_same(tangent, want_tangent)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_parameters_shared_by_stages_and_stored_along_them(schedule):
+    def run(w, layers, x):
+        def layer(h, b, w):
+            return h + wf.tanh(wf.einsum(h, w, reduce=["d"]).rename(h="d") + b)
+
+        out = wf.pipeline(layer, x, layers, "layers", micro=2, shared=(w,), schedule=schedule)
+        return wf.sum(wf.square(out))
+
+    given = wf.parameter(cosines("d=4 h=4")), cosines("layers=4 d=4"), cosines("batch=8 d=4")
+    assert_same_on_mesh(
+        wf.grad(run), "pipe=2 data=2", wf.Layout("layers:pipe batch:data", params="d:pipe"), *given
+    )

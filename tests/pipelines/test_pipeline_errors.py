@@ -26,7 +26,7 @@ def differentiated(x, w):
     wf.spmd(lambda x, w: wf.grad(run, argnums=1)(x, w), "pipe=4", "layers:pipe")(x, w)  # wrong
 
 
-def held(x, w):
+def captured(x, w):
     """What a layer holds has a gradient, which this schedule does not send back."""
     run = lambda gain: wf.sum(wf.pipeline(lambda x, w: x * w * gain, x, w, schedule="1f1b"))
     wf.spmd(wf.grad(run), "pipe=4", "layers:pipe")(wf.ones(""))  # wrong
@@ -77,7 +77,7 @@ MISTAKES = {
     "shared_that_is_nothing": lambda: staged(X, W, layout="batch:pipe", shared=None),
     "nothing_that_streams": lambda: staged({}, W, lambda x, w: x),
     "layer_that_gives_nothing": lambda: staged(X, W, lambda x, w: None),
-    "gradient_of_what_a_layer_holds": lambda: held(X, W),
+    "gradient_of_what_a_layer_holds": lambda: captured(X, W),
     "rows_that_a_layer_holds": lambda: staged(X, W, lambda x, w: x * w * wf.ones("batch=12")),  # wrong
     "pipeline_in_a_pipeline": lambda: twice(X, W),
     "vmap_on_the_axis_of_the_stages": lambda: mapped(wf.ones("member=4 batch=12 d=4"), W),

@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from compare import same
+from compare import assert_same
 
 import weft as wf
 from weft import nn, optim, train
@@ -107,7 +107,7 @@ def equals_one_device(name, mesh, layout, schedule, micro):
     want, want_grads = on_one_device(name)
     np.testing.assert_allclose(loss.item(), want, rtol=1e-6)
     for got, wanted in zip(jax.tree.leaves(grads, is_leaf=wf.is_tensor), want_grads, strict=True):
-        same(got, wanted, rtol=2e-5, atol=2e-6 * max(1.0, float(np.abs(wanted).max())))
+        assert_same(got, wanted, rtol=2e-5, atol=2e-6 * max(1.0, float(np.abs(wanted).max())))
     if wf.Layout.of(layout).rules_for("param") == wf.Layout.of(layout).rules_for():
         plan = program.plan(module, rows(0, name))
         assert not [c for c in plan.collectives if c.kind == "all-gather" and "pipe" in c.axes]
@@ -149,7 +149,7 @@ def equals_training(name, mesh, layout, schedule, micro):
     assert want[-1] < want[0]
     np.testing.assert_allclose(losses, want, rtol=1e-5)
     for got, wanted in zip(params, want_params, strict=True):
-        same(got, wanted.numpy(), rtol=1e-4, atol=1e-5)
+        assert_same(got, wanted.numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -171,8 +171,8 @@ def memory(stages, schedule, micro):
     program = wf.spmd(value_and_grad, f"pipe={stages}", "layers:pipe vocab:pipe")
     args = module, Batch(tokens, tokens)
     found = program.lower(*args).compile().memory_analysis()
-    whole = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
-    return program.plan(*args).memory, whole - found.alias_size_in_bytes, 32 * 128 * 128 * 4
+    total_bytes = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+    return program.plan(*args).memory, total_bytes - found.alias_size_in_bytes, 32 * 128 * 128 * 4
 
 
 @pytest.mark.parametrize(("stages", "micro"), [(2, 8), (4, 16)])
@@ -191,9 +191,9 @@ def test_memory_follows_gpipe():
     """Peak = a·N + b·(L/K)·(N/M): two points give a and b, the others lie on it."""
     points = {(k, m): memory(k, "gpipe", m)[0] for k in (2, 4) for m in (4, 8, 16)}
     one = 32 * 128 * 128 * 4
-    kept = {at: plan.peak - 2 * plan.params for at, plan in points.items()}
-    slope = (kept[2, 4] - kept[2, 16]) / (16 / 2 * one * (1 / 4 - 1 / 16))
+    activation_bytes = {at: plan.peak - 2 * plan.params for at, plan in points.items()}
+    slope = (activation_bytes[2, 4] - activation_bytes[2, 16]) / (16 / 2 * one * (1 / 4 - 1 / 16))
     for k in (2, 4):
         for m in (4, 8, 16):
-            fixed = kept[2, 16] - slope * 16 / 2 * one / 16
-            assert kept[k, m] == pytest.approx(fixed + slope * 16 / k * one / m, rel=0.15)
+            fixed = activation_bytes[2, 16] - slope * 16 / 2 * one / 16
+            assert activation_bytes[k, m] == pytest.approx(fixed + slope * 16 / k * one / m, rel=0.15)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from hlo import collective_bytes, multiplications
-from test_collectives import (
+from networks import (
     PAPER,
     accumulated,
     batch,
@@ -25,6 +25,7 @@ from test_collectives import (
 import weft as wf
 from benchmarks import lm
 from benchmarks.handwritten import Size
+from weft.plan.advice import exceeds_memory
 
 SMALL = Size(layers=3, d_model=32, d_ff=64, heads=4, d_kv=8, vocab=64, length=16, batch=8)
 
@@ -180,9 +181,9 @@ def test_explain_and_diff_are_golden(golden):
 def test_advice_names_what_is_duplicated_replicated_and_padded():
     uneven = Size(layers=2, d_model=32, d_ff=60, heads=3, d_kv=8, vocab=64, length=16, batch=9)
     plan = lm.step(uneven, "data=4 model=2", "batch:data heads:model vocab:model").plan(*lm_specs(uneven))
-    said = "\n".join(a.text for a in plan.advice)
-    assert "times over" in said and "d_ff" in said
-    assert "batch=9 over data (4 ways) is padded to 12" in said
+    messages = "\n".join(a.text for a in plan.advice)
+    assert "times over" in messages and "d_ff" in messages
+    assert "batch=9 over data (4 ways) is padded to 12" in messages
     large = lm.step(Size(), "data=4 model=2").plan(*lm_specs(Size()))
     assert "params.embedding" in large.advice[0].text and 'params="d_model:data"' in large.advice[0].text
 
@@ -197,8 +198,8 @@ def test_advice_names_loops_whose_rounds_are_not_known():
         return wf.scan(lambda x, _: (wf.fori_loop(0, rounds, lambda n, x: x / 2, x), None), x, None, micro)[0]
 
     plan = wf.spmd(loops, "x=2", "batch:x").plan(wf.spec([batch]), wf.spec("", jnp.int32))
-    said = [(a.level, a.text.partition(" is counted")[0]) for a in plan.advice[:2]]
-    assert said == [
+    messages = [(a.level, a.text.partition(" is counted")[0]) for a in plan.advice[:2]]
+    assert messages == [
         ("warning", "one iteration of while_loop[batch]"),
         ("warning", "one iteration of fori_loop[ · batch]"),
     ]
@@ -210,13 +211,13 @@ def test_advice_names_inputs_that_are_moved():
     """They are moved before the program begins, and were not counted anywhere."""
     x = wf.place(wf.ones("batch=9 d=6"), "data=4 model=2", "d:model")
     program = wf.spmd(lambda x, free: x["x"] * free, "data=4 model=2", "batch:data")
-    whole = wf.place(wf.ones("batch=9"), "data=4 model=2", "")
-    plan = program.plan({"x": x}, whole)
+    replicated = wf.place(wf.ones("batch=9"), "data=4 model=2", "")
+    plan = program.plan({"x": x}, replicated)
     [moved] = plan.moved  # of what is whole everywhere a device has its piece
     assert moved.given == "f32[batch=9, d=6/model·2]" and moved.wanted == "f32[batch=9/data·4, d=6]"
     assert (moved.name, moved.bytes) == ("x.x", 3 * 3 * 4)  # three rows, of which it has half
     assert "input x.x is f32[batch=9, d=6/model·2] and is resharded to" in plan.advice[0].text
-    placed = [wf.place(t, "data=4 model=2", "batch:data") for t in (x, whole)]
+    placed = [wf.place(t, "data=4 model=2", "batch:data") for t in (x, replicated)]
     assert not program.plan({"x": placed[0]}, placed[1]).moved
 
 
@@ -227,10 +228,10 @@ def test_uneven_pieces_that_are_cut_further_are_moved():
     assert moved.bytes == 2 * 4
 
 
-def test_advice_tells_inputs_from_parameters():
+def test_advice_distinguishes_inputs_from_parameters():
     program = wf.spmd(lambda x, w: wf.sum(x) + wf.sum(w), "data=4")
-    said = [a.text for a in program.plan(wf.spec("length=64"), wf.spec("d=64", role="param")).advice]
-    (x,), (w,) = ([text for text in said if rule in text] for rule in ('"length:data"', '"d:data"'))
+    messages = [a.text for a in program.plan(wf.spec("length=64"), wf.spec("d=64", role="param")).advice]
+    (x,), (w,) = ([text for text in messages if rule in text] for rule in ('"length:data"', '"d:data"'))
     assert x.startswith("input x (256 B)") and "if it is a parameter" in x
     assert w.startswith("w (256 B)") and "if" not in w
 
@@ -325,17 +326,17 @@ def test_of_a_cond_the_branch_that_takes_longer_counts():
         assert sum(w.bytes for w in program.plan(wf.spec((), bool), x).work) >= 2 * 4 * 128 * 512
 
 
-def test_optax_is_not_planned_and_the_plan_says_so():
+def test_optax_is_not_planned_and_the_plan_reports_it():
     tx, d = wf.optimizer(optax.adam(1e-3)), wf.Dim("d", 64)
     w = wf.spec([d], role="param")
 
     def step(w, state):
         return tx.apply(w * 2.0, state, w)
 
-    for mesh, told in (("data=4", 1), ("", 0)):
+    for mesh, count in (("data=4", 1), ("", 0)):
         program = wf.spmd(step, mesh, wf.Layout("", optimizer="d:data" if mesh else None))
         plan = program.plan(w, tx.init(w))
-        assert sum("optax" in one.text for one in plan.advice) == told
+        assert sum("optax" in one.text for one in plan.advice) == count
     assert {w.phase for w in plan.work if w.op == "optimizer[optax]"} == {"update"}
 
 
@@ -424,24 +425,24 @@ APART = {
 }
 
 
-def either(whole, piece):
+def either(replicated, piece):
     """A function that gives one value on one device, and another on each of several."""
 
     def fn(x):
         value = lambda a: jnp.full_like(
-            a, whole if a.shape[0] == 4 else piece, dtype=jnp.asarray(whole).dtype
+            a, replicated if a.shape[0] == 4 else piece, dtype=jnp.asarray(replicated).dtype
         )
         return wf.local(value, x, out=x.dims, splittable=["batch"])
 
     return fn
 
 
-@pytest.mark.parametrize("whole, piece", APART.values(), ids=APART)
-def test_verify_tells_apart(whole, piece):
+@pytest.mark.parametrize("replicated, piece", APART.values(), ids=APART)
+def test_verify_detects_differences(replicated, piece):
     """Infinities counted as equal, imaginary parts were dropped, and truths could not be subtracted."""
     x = wf.tensor(np.ones(4, np.float32), "batch=4")
     with pytest.raises(AssertionError, match=r"result differs by [\s\S]* batch 0: "):
-        wf.verify(either(whole, piece), (x,), "x=2", "batch:x")
+        wf.verify(either(replicated, piece), (x,), "x=2", "batch:x")
 
 
 OTHER_TYPES = {
@@ -450,16 +451,18 @@ OTHER_TYPES = {
 }
 
 
-@pytest.mark.parametrize("whole, piece, told", OTHER_TYPES.values(), ids=OTHER_TYPES)
-def test_verify_compares_types(whole, piece, told):
+@pytest.mark.parametrize("replicated, piece, message", OTHER_TYPES.values(), ids=OTHER_TYPES)
+def test_verify_compares_types(replicated, piece, message):
     """A result in another type passed if its values were close."""
     x = wf.tensor(np.ones(4, np.float32), "batch=4")
     fn = lambda x: {
-        "y": wf.local(lambda a: (whole if a.shape[0] == 4 else piece)(a), x, out=x.dims, splittable=["batch"])
+        "y": wf.local(
+            lambda a: (replicated if a.shape[0] == 4 else piece)(a), x, out=x.dims, splittable=["batch"]
+        )
     }
     with pytest.raises(AssertionError, match=r"result\['y'\] has a different type under .*batch:x") as caught:
         wf.verify(fn, (x,), "x=2", "batch:x")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1 + 2j, complex(np.inf, 1), True, 2], ids=str)
@@ -490,7 +493,7 @@ def test_verify_takes_a_program_and_axes_in_pairs():
     assert len(found) == 2
 
 
-def test_verify_tells_of_another_structure():
+def test_verify_reports_another_structure():
     def odd(x):
         return x, (x if x.array.shape[0] == 4 else ())
 
@@ -505,7 +508,7 @@ def test_verify_compares_keys():
     assert [c.difference for c in found] == [0, 0]
 
 
-def test_a_plan_of_no_work_says_so():
+def test_a_plan_without_work_reports_it():
     """It said 0FLOP."""
     assert "on each device: 0 FLOP" in wf.spmd(lambda x: x).plan(wf.spec("a=3")).explain()
 
@@ -525,3 +528,35 @@ def test_what_is_read_under_another_name_is_written_first():
         for plan in (one, two)
     ]
     assert traffic[0] == traffic[1] > 0
+
+
+def test_tensors_with_values_can_be_planned_on_a_mesh_without_devices():
+    x, y = wf.ones("a=5"), wf.ones("a=5")
+    plan = wf.spmd(lambda x: x * y, "p=64", "a:p").plan(x)
+    assert plan.mesh.size == 64
+
+
+def test_a_plan_reports_that_it_does_not_fit_the_machine():
+    """It gave the peak and the time, but not the memory of a device."""
+    plan = wf.spmd(lambda x: x * 2.0, "data=2", "batch:data").plan(wf.spec("batch=4 d_model=1000000000"))
+    assert "does not fit: a device of tpu-v2 has 8 GiB of memory" in plan.explain("tpu-v2")
+    assert "does not fit" not in plan.explain("h100") and "does not fit" not in plan.explain()
+
+
+def test_a_plan_that_does_not_fit_reports_what_would_help():
+    """The page advised nothing beside "does not fit", and the text had no advice at all."""
+    batch, d_model, layers = wf.dims("batch=1048576 d_model=1024 layers=16")
+
+    def layer(x, w):
+        return wf.relu(wf.einsum(x, w, reduce="d_model")).rename(d_out="d_model"), None
+
+    def loss(w, x):
+        return wf.mean(wf.scan(layer, x, w, "layers")[0])
+
+    w = wf.spec([layers, d_model, d_model.rename("d_out")], role="param")
+    plan = wf.spmd(wf.grad(loss), "data=2", "batch:data").plan(w, wf.spec([batch, d_model]))
+    advice = "are saved for the backward pass: recompute them (wf.remat; --model.remat nothing)"
+    for report in (" ".join(plan.explain("tpu-v2").split()), plan.to_html("tpu-v2")):
+        assert "the peak exceeds the memory of a device by" in report and advice in report
+        assert "are parameters" not in report  # they are small
+    assert not [*exceeds_memory(plan, plan.memory.peak)]

@@ -60,9 +60,9 @@ def test_activations_are_what_the_backward_pass_reads():
 
 
 def test_remat_keeps_the_carry_of_each_layer_and_little_else():
-    kept, nothing = step(), step(policy="nothing")
+    saved, nothing = step(), step(policy="nothing")
     carries = 4 * SMALL.layers * (SMALL.batch // 4) * SMALL.length * SMALL.d_model
-    assert carries < nothing.activations < 3 * carries < kept.activations
+    assert carries < nothing.activations < 3 * carries < saved.activations
 
 
 def test_the_largest_are_the_largest():
@@ -72,7 +72,7 @@ def test_the_largest_are_the_largest():
     assert all(live.source.startswith("benchmarks/") and live.op for live in found)
 
 
-def test_a_slice_takes_less_than_the_whole():
+def test_a_slice_takes_less_than_the_full_tensor():
     one, four = step("", ""), step("data=4", "batch:data")
     assert one.peak / 4 < four.peak < one.peak
 

@@ -72,7 +72,7 @@ def pages(lm_plan, tmp_path_factory):
 
 
 @pytest.mark.parametrize("make", [hostile_plan, lambda: lm.step().plan(*lm.specs())], ids=["hostile", "lm"])
-def test_the_page_holds_the_whole_plan(make):
+def test_the_page_contains_the_full_plan(make):
     plan = make()
     text = plan_page(plan)
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
@@ -183,7 +183,7 @@ SLICED = [
 ]
 
 
-def held(tensor, mesh):
+def storage_of(tensor, mesh):
     """What each device holds, as JAX shares it out: the ranges of the split dims."""
     shape = [-(-size // mesh.ways(axes)) * mesh.ways(axes) for _, size, axes in tensor.dims]
     spec = jax.sharding.PartitionSpec(*[axes or None for _, _, axes in tensor.dims])
@@ -208,7 +208,7 @@ def test_choosing_a_tensor(browser, tmp_path, width):
         browser.click(f"#tensors input[value='{n}']")
         assert browser.text("#tensor").startswith(tensor.name)
         cells = browser.texts("#grid .device small:last-child")
-        assert cells == held(tensor, plan.mesh), tensor.name
+        assert cells == storage_of(tensor, plan.mesh), tensor.name
         # The same piece has the same colour and number, different pieces have different ones.
         colours = browser.run(
             "return [...document.querySelectorAll('#grid .device')].map(e => getComputedStyle(e).backgroundColor)"
@@ -241,7 +241,7 @@ def test_finding_a_tensor_by_a_dim(browser, pages, lm_plan):
     assert visible == [s.name for s in lm_plan.stored if any(name == "d_ff" for name, *_ in s.dims)]
 
 
-def test_keys_and_pointer_show_details(browser, pages, lm_plan):
+def test_keys_and_pointer_open_details(browser, pages, lm_plan):
     browser.open(pages["timed"])
     browser.type("#lanes", RIGHT)
     assert lm_plan.events[0].op in browser.text("#event")

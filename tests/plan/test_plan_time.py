@@ -220,8 +220,8 @@ def test_virtual_devices_share_the_cores():
     assert times[0] == pytest.approx(times[1]) == pytest.approx(times[2])
     assert times[0] == pytest.approx(2 * rows.size * inner.size * columns.size / (1e12 * 0.5) / 2)
     # Work that all of them do alike takes as many times as long.
-    alike = [planned(f"data={n}", "").time(CPU).compute_seconds for n in (1, 8)]
-    assert alike[1] == pytest.approx(8 * alike[0])
+    replicated_seconds = [planned(f"data={n}", "").time(CPU).compute_seconds for n in (1, 8)]
+    assert replicated_seconds[1] == pytest.approx(8 * replicated_seconds[0])
     plan = planned("data=8", "inner:data")
     (sent,) = plan.collectives
     expected = collective_seconds(sent, plan.mesh, CPU) * 8 / 2
@@ -366,7 +366,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_file_is_told_where_it_is_bad(name, golden):
+def test_the_error_of_a_bad_file_points_to_its_line(name, golden):
     with pytest.raises(HardwareError) as error:
         parse_profile(BAD[name], "mine.toml")
     golden(name, f"HardwareError: {error.value}", "messages/hardware")

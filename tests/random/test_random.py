@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import assert_zero_padding
 from scipy import special, stats
 
 import weft as wf
@@ -44,12 +45,9 @@ def bits_of(t):
 
 
 def elements(t):
-    """What is stored, without its padding, which is zero."""
-    stored, inside = np.asarray(t.storage), tuple(slice(d.size) for d in t.dims)
-    padding = stored.copy()
-    padding[inside] = 0
-    assert not padding.any()
-    return stored[inside]
+    """The stored elements without the padding, which must be zero."""
+    assert_zero_padding(t)
+    return np.asarray(t.storage)[tuple(slice(d.size) for d in t.dims)]
 
 
 def draws(key, x):
@@ -137,7 +135,7 @@ def test_eager_draws_for_a_tensor_equal_staged_ones(mesh, layout):
 # Equal to jax.random
 
 
-def same_bits(have, want):
+def assert_same_bits(have, want):
     have, want = elements(have), np.asarray(want)
     assert (have.dtype, have.shape, have.tobytes()) == (want.dtype, want.shape, want.tobytes())
 
@@ -159,16 +157,16 @@ def test_equal_to_jax(typed):
             [wf.random.randint(key, DIMS, *span) for span in SPANS],
         )
 
-    bits, normal, uniform, between, whole = wf.spmd(draw, "x=2 y=4", "a:y c:x")(key)
+    bits, normal, uniform, between, integers = wf.spmd(draw, "x=2 y=4", "a:y c:x")(key)
     for n, have in zip((8, 16, 32), bits, strict=True):
-        same_bits(have, jax.random.bits(key, SHAPE, f"uint{n}"))
+        assert_same_bits(have, jax.random.bits(key, SHAPE, f"uint{n}"))
     for n, dtype in enumerate(dtypes):
-        same_bits(normal[n], jax.random.normal(key, SHAPE, dtype))
-    same_bits(uniform[0], jax.random.uniform(key, SHAPE))
+        assert_same_bits(normal[n], jax.random.normal(key, SHAPE, dtype))
+    assert_same_bits(uniform[0], jax.random.uniform(key, SHAPE))
     for dtype, have in zip(dtypes, between, strict=False):
-        same_bits(have, jax.random.uniform(key, SHAPE, dtype, -3.0, 0.7))
-    for span, have in zip(SPANS, whole, strict=True):
-        same_bits(have, jax.random.randint(key, SHAPE, *span))
+        assert_same_bits(have, jax.random.uniform(key, SHAPE, dtype, -3.0, 0.7))
+    for span, have in zip(SPANS, integers, strict=True):
+        assert_same_bits(have, jax.random.randint(key, SHAPE, *span))
 
 
 # Distributions. Everything is drawn in one program, on two devices; the layout does not matter.
@@ -321,8 +319,8 @@ def test_a_recomputed_draw_is_the_same(mesh, layout):
 
     def oracle(x):
         for key in keys:
-            kept = jax.random.uniform(key, SHAPE) < 0.7
-            x = jnp.where(kept, jnp.sin(x * jax.random.normal(key, SHAPE) * 0.5) / 0.7, 0)
+            mask = jax.random.uniform(key, SHAPE) < 0.7
+            x = jnp.where(mask, jnp.sin(x * jax.random.normal(key, SHAPE) * 0.5) / 0.7, 0)
         return x.sum()
 
     value, gradient = wf.spmd(run, mesh, layout)(logits(), keys)
@@ -351,7 +349,7 @@ def test_refusals(call, error):
         call()
 
 
-def test_whole_numbers_are_within_their_type():
+def test_integers_are_within_their_type():
     """Those beyond it became negative."""
     drawn = wf.random.randint(jax.random.key(0), "a=999", -128, 128, jnp.int8).numpy()
     assert drawn.min() == -128 and drawn.max() == 127

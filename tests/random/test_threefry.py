@@ -41,8 +41,8 @@ def assert_same_bits(actual, expected):
 
 def blocks(shape, cuts):
     sizes = tuple(-(-size // cut) for size, cut in zip(shape, cuts, strict=True))
-    for place in itertools.product(*(range(cut) for cut in cuts)):
-        yield tuple(p * size for p, size in zip(place, sizes, strict=True)), sizes
+    for position in itertools.product(*(range(cut) for cut in cuts)):
+        yield tuple(p * size for p, size in zip(position, sizes, strict=True)), sizes
 
 
 def assert_blocks_match(draw, expected, cuts):
@@ -146,9 +146,9 @@ def test_vmap_over_keys_and_starts():
 def test_gradient_of_the_bounds():
     key = jax.random.key(6)
     block = lambda bounds: block_uniform(key, (9,), (3,), (4,), "float32", *bounds).sum()
-    whole = lambda bounds: jax.random.uniform(key, (9,), "float32", *bounds)[3:7].sum()
+    full = lambda bounds: jax.random.uniform(key, (9,), "float32", *bounds)[3:7].sum()
     np.testing.assert_array_equal(
-        jax.grad(block)(jnp.array([-1.0, 2.0])), jax.grad(whole)(jnp.array([-1.0, 2.0]))
+        jax.grad(block)(jnp.array([-1.0, 2.0])), jax.grad(full)(jnp.array([-1.0, 2.0]))
     )
 
 
@@ -167,14 +167,14 @@ def test_more_elements_than_32_bits_count(shape, starts):
     """Too large to draw whole: the oracle hashes the 64-bit index, which Python's integers compute."""
     key, sizes = jax.random.key(7), tuple(min(4, size) for size in shape)
     expected = np.zeros(sizes, np.uint32)
-    for place in np.ndindex(*sizes):
+    for position in np.ndindex(*sizes):
         index = 0
-        for start, offset, size in zip(starts, place, shape, strict=True):
+        for start, offset, size in zip(starts, position, shape, strict=True):
             index = index * size + start + offset
         high, low = threefry_2x32(
             jax.random.key_data(key), jnp.array([index >> 32, index & 0xFFFFFFFF], jnp.uint32)
         )
-        expected[place] = high ^ low
+        expected[position] = high ^ low
     assert_same_bits(block_bits(key, shape, starts, sizes), expected)
     if max(starts) < 2**31:  # as traced numbers too
         draw = jax.jit(lambda starts: block_bits(key, shape, starts, sizes))

@@ -6,7 +6,7 @@ import httpx
 import jax
 import numpy as np
 import pytest
-from server_process import ASKS, BAD, PATIENCE, TEXTS, Heard, alone, events, speaker_of
+from server_process import BAD, CONFIGS, PATIENCE, TEXTS, Listener, events, generated_alone, make_generator
 
 import weft as wf
 from weft import serve
@@ -35,13 +35,13 @@ def client(url):
 
 
 def every(engine, cases):
-    heard = [Heard() for _ in cases]
+    listeners = [Listener() for _ in cases]
     jobs = [
-        engine.completion_request(text, ask, tell, n)
-        for (text, ask, n), tell in zip(cases, heard, strict=True)
+        engine.completion_request(text, config, listener, n)
+        for (text, config, n), listener in zip(cases, listeners, strict=True)
     ]
     engine.submit(jobs)
-    return [one.tokens() for one in heard]
+    return [one.tokens() for one in listeners]
 
 
 class Noted:
@@ -69,26 +69,26 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(note)
 
 
-def test_answers_do_not_depend_on_what_else_is_said(engine):
+def test_completions_do_not_depend_on_other_requests(engine):
     programs = engine.compilations
     assert programs <= 11
-    cases = [(text, ask, n % 3) for n, text in enumerate(TEXTS) for ask in ASKS]
+    cases = [(text, config, n % 3) for n, text in enumerate(TEXTS) for config in CONFIGS]
     random.Random(0).shuffle(cases)
     found = every(engine, cases)
-    assert found == [alone(*case).tokens for case in cases]
+    assert found == [generated_alone(*case).tokens for case in cases]
     assert len(set(found)) > 20
     assert engine.compilations == programs  # all were compiled before it was ready
     assert engine.busy == engine.waiting == 0
 
 
 def test_a_language_model_on_a_mesh_goes_on_the_same():
-    split = speaker_of("data=2 model=2", "batch:data heads:model vocab:model", kind="decoder")
+    split = make_generator("data=2 model=2", "batch:data heads:model vocab:model", kind="decoder")
     with serve.Engine(split, stride=3) as engine:
         assert engine.compilations <= 8
-        cases = [(text, ask, 1) for text in TEXTS[:4] for ask in ASKS[:4]]
-        plain = speaker_of(kind="decoder")
+        cases = [(text, config, 1) for text in TEXTS[:4] for config in CONFIGS[:4]]
+        plain = make_generator(kind="decoder")
         assert every(engine, cases) == [
-            next(plain.generate([text], ask, first=n)).tokens for text, ask, n in cases
+            next(plain.generate([text], config, first=n)).tokens for text, config, n in cases
         ]
 
 
@@ -103,21 +103,21 @@ def up_and_down(engine, monkeypatch):
     found, cases = [], []
     for n, load in enumerate(LOADS):
         # The last ones take longest: they are moved to the front as the others end.
-        asks = [GenerationConfig(limit=4 + 8 * k) for k in range(load)]
-        asks[::2] = [
-            GenerationConfig(limit=ask.limit, temperature=1.2, top_k=50, seed=n) for ask in asks[::2]
+        configs = [GenerationConfig(limit=4 + 8 * k) for k in range(load)]
+        configs[::2] = [
+            GenerationConfig(limit=config.limit, temperature=1.2, top_k=50, seed=n) for config in configs[::2]
         ]
-        some = [(TEXTS[(n + k) % 4], ask, k) for k, ask in enumerate(asks)]
+        some = [(TEXTS[(n + k) % 4], config, k) for k, config in enumerate(configs)]
         found += every(engine, some)
         cases += some
     return found, cases, [count for count, _ in steps.calls], moves.calls
 
 
-def test_rows_that_move_between_programs_say_the_same(engine, monkeypatch, compiled):
+def test_rows_that_move_between_programs_generate_the_same(engine, monkeypatch, compiled):
     assert engine.row_counts == (1, 4, 6)
     found, cases, counts, moves = up_and_down(engine, monkeypatch)
     assert not compiled
-    assert found == [alone(*case).tokens for case in cases]
+    assert found == [generated_alone(*case).tokens for case in cases]
     assert set(counts) == {1, 4, 6} and len(moves) >= 2
     turns = [count for n, count in enumerate(counts) if n == 0 or counts[n - 1] != count]
     assert turns[0] == 1 and turns[1:4] == [6, 4, 1]  # one text, then six of which one after the other ends
@@ -126,7 +126,7 @@ def test_rows_that_move_between_programs_say_the_same(engine, monkeypatch, compi
 def test_a_row_that_is_alone_costs_one_row(engine, monkeypatch):
     steps = Noted(engine.programs.decode_rows)
     monkeypatch.setattr(engine.programs, "decode_rows", steps)
-    every(engine, [("hello", ASKS[0], 0)])
+    every(engine, [("hello", CONFIGS[0], 0)])
     assert {count for count, _ in steps.calls} == {1}
 
 
@@ -140,17 +140,17 @@ def test_a_row_that_is_alone_costs_one_row(engine, monkeypatch):
     ids=str,
 )
 def test_rows_move_on_a_mesh(mesh, layout, row_counts, monkeypatch, compiled):
-    split, plain = (speaker_of(*where, kind="decoder") for where in ((mesh, layout), ()))
+    split, plain = (make_generator(*where, kind="decoder") for where in ((mesh, layout), ()))
     with serve.Engine(split) as engine:
         assert engine.wait_compiled(PATIENCE) and engine.row_counts == row_counts
         compiled.clear()
         found, cases, counts, _ = up_and_down(engine, monkeypatch)
         assert not compiled and set(counts) == set(row_counts)
-    assert found == [next(plain.generate([text], ask, first=n)).tokens for text, ask, n in cases]
+    assert found == [next(plain.generate([text], config, first=n)).tokens for text, config, n in cases]
 
 
 def test_an_engine_that_stops_waits_for_what_is_compiled():
-    engine = serve.Engine(speaker_of(kind="decoder"))
+    engine = serve.Engine(make_generator(kind="decoder"))
     with engine:
         pass
     assert engine.wait_compiled(0) and not engine._compiler.is_alive()
@@ -158,7 +158,7 @@ def test_an_engine_that_stops_waits_for_what_is_compiled():
 
 def test_an_empty_state_is_split_from_the_beginning():
     few = ServingPrograms(
-        speaker_of("data=2 model=2", "batch:data heads:model", kind="decoder"), 2, buckets=1
+        make_generator("data=2 model=2", "batch:data heads:model", kind="decoder"), 2, buckets=1
     )
     assert few.buckets == (few.longest,)
     new = few.prefill_prompts([few.encode_prompt(0, "ab", 4)], [GenerationConfig()])
@@ -171,60 +171,60 @@ def test_an_empty_state_is_split_from_the_beginning():
 
 
 def test_a_job_that_nobody_waits_for_frees_its_slot(engine):
-    heard = [Heard() for _ in range(engine.rows)]
+    listeners = [Listener() for _ in range(engine.rows)]
     jobs = [
         engine.completion_request("ab", GenerationConfig(limit=64, temperature=1.0, seed=n), one)
-        for n, one in enumerate(heard)
+        for n, one in enumerate(listeners)
     ]
-    waiting = Heard()
+    waiting = Listener()
     more = engine.completion_request("c", GenerationConfig(limit=64), waiting)
     engine.submit([*jobs, more])
     engine.cancel([*jobs, more])
     assert engine.waiting == 0
-    follower = Heard()
-    engine.submit([engine.completion_request("hello", ASKS[0], follower)])
+    follower = Listener()
+    engine.submit([engine.completion_request("hello", CONFIGS[0], follower)])
     follower.tokens()
     assert not waiting.events
-    assert sum(len(piece.tokens) for one in heard for piece in one.events) < 64 * engine.rows
+    assert sum(len(piece.tokens) for one in listeners for piece in one.events) < 64 * engine.rows
     assert engine.busy == 0
 
 
-def test_too_many_texts_are_refused_together(engine):
-    jobs = [engine.completion_request("ab", ASKS[0], Heard()) for _ in range(engine.most_waiting + 1)]
+def test_too_many_texts_raise_together(engine):
+    jobs = [engine.completion_request("ab", CONFIGS[0], Listener()) for _ in range(engine.most_waiting + 1)]
     with pytest.raises(serve.QueueFull):
         engine.submit(jobs)
     assert engine.waiting == 0
 
 
-def test_a_failure_is_told_and_the_next_request_is_answered(engine, monkeypatch, capfd):
+def test_a_failure_is_reported_and_the_next_request_succeeds(engine, monkeypatch, capfd):
     def fail(*_):
         raise RuntimeError("no memory")
 
-    first, second = Heard(), Heard()
+    first, second = Listener(), Listener()
     with monkeypatch.context() as patch:
         patch.setattr(engine.programs, "decode_rows", fail)
-        engine.submit([engine.completion_request("ab", ASKS[0], first)])
+        engine.submit([engine.completion_request("ab", CONFIGS[0], first)])
         assert first.over.wait(PATIENCE)
     assert isinstance(first.events[0], RuntimeError)
     assert "no memory" in capfd.readouterr().err
-    engine.submit([engine.completion_request("ab", ASKS[0], second)])
-    assert second.tokens() == alone("ab", ASKS[0]).tokens
+    engine.submit([engine.completion_request("ab", CONFIGS[0], second)])
+    assert second.tokens() == generated_alone("ab", CONFIGS[0]).tokens
 
 
-def test_attention_is_that_of_the_model(speaker):
-    seen = AttentionMapper(speaker).attention_map("ab", ByteTokenizer().encode("xyz"))
+def test_attention_is_that_of_the_model(generator):
+    seen = AttentionMapper(generator).attention_map("ab", ByteTokenizer().encode("xyz"))
     assert seen.target == ("x", "y", "z") and seen.source == ("a", "b", "■")
     weights = np.array(seen.weights)
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
     # By hand: the first place sees itself alone, so what it looks with needs no softmax.
-    model, is_tensor = speaker.models[0], wf.is_tensor
+    model, is_tensor = generator.models[0], wf.is_tensor
     block = jax.tree.map(lambda t: t["layers", 0], model.decoder.blocks, is_leaf=is_tensor)
-    one, places = wf.Dim("length", 1), wf.Dim("length", 3)
+    one, three = wf.Dim("length", 1), wf.Dim("length", 3)
     x = model.embedding(wf.tensor(np.array([0], np.int32), [one]))
     x = x + model.decoder.positions(wf.tensor(np.array([0], np.int32), [one]))
     h = block.attention_norm(x)
     x = x + block.attention.out(block.attention.value(h))
-    inputs = wf.tensor(np.array([[*ByteTokenizer().encode("ab"), 1]], np.int32), [wf.Dim("batch", 1), places])
+    inputs = wf.tensor(np.array([[*ByteTokenizer().encode("ab"), 1]], np.int32), [wf.Dim("batch", 1), three])
     memory = model._encode(Batch(inputs["length", :1], inputs=inputs), None)[0].rename(length="memory_length")
     q = block.memory_attention.query(block.memory_norm(x)).numpy("heads", "length", "d_kv")[:, 0]
     k = block.memory_attention.key(memory).numpy("heads", "batch", "memory_length", "d_kv")[:, 0]
@@ -237,20 +237,20 @@ def test_attention_is_that_of_the_model(speaker):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_text_grows_to_what_it_is_as_a_whole(size):
+def test_streamed_text_grows_to_the_full_text(size):
     ids = [*ByteTokenizer().encode("naïve – 你好, ENd"), 227, 1]
     reading = Detokenizer(ByteTokenizer(), stops=["END"])
-    shown = [reading.add(ids[n : n + size], finished=n + size >= len(ids)) for n in range(0, len(ids), size)]
-    assert "".join(shown) == reading.text == ByteTokenizer().decode(ids) and reading.ended
-    assert all("\ufffd" not in text for text in shown[:-1])
+    pieces = [reading.add(ids[n : n + size], finished=n + size >= len(ids)) for n in range(0, len(ids), size)]
+    assert "".join(pieces) == reading.text == ByteTokenizer().decode(ids) and reading.ended
+    assert all("\ufffd" not in text for text in pieces[:-1])
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_text_ends_before_a_stop(size):
     ids = ByteTokenizer().encode("one two three")
     reading = Detokenizer(ByteTokenizer(), stops=["two t", "o th"])
-    shown = [reading.add(ids[n : n + size]) for n in range(0, len(ids), size)]
-    assert "".join(shown) == reading.text == "one " and reading.stopped
+    pieces = [reading.add(ids[n : n + size]) for n in range(0, len(ids), size)]
+    assert "".join(pieces) == reading.text == "one " and reading.stopped
     assert len(reading.tokens) == len("one two t")  # not those that came after it
 
 
@@ -260,10 +260,10 @@ def test_text_begins_with_the_space_after_a_prompt(tmp_path, size):
         ["the class of the words"], tmp_path / "a.model", 16, byte_fallback=False, kind="bpe"
     )
     prompt, ids = tokenizer.encode("the"), tokenizer.encode("the class of")
-    said = ids[len(prompt) :]
+    completion = ids[len(prompt) :]
     reading = Detokenizer(tokenizer, after=prompt[-1:])
-    shown = [reading.add(said[n : n + size]) for n in range(0, len(said), size)]
-    assert ids[: len(prompt)] == prompt and "".join(shown) == reading.text == " class of"
+    pieces = [reading.add(completion[n : n + size]) for n in range(0, len(completion), size)]
+    assert ids[: len(prompt)] == prompt and "".join(pieces) == reading.text == " class of"
 
 
 class Counted:
@@ -296,8 +296,8 @@ def test_a_long_answer_is_decoded_once(tmp_path, kind):
         texts = [decode_continuation(after, ids[:n], tokenizer) for n in range(len(ids) + 1)]
         counted = Counted(tokenizer)
         reading = Detokenizer(counted, after=after)
-        shown = [reading.add([token], finished=n == len(ids)) for n, token in enumerate(ids, 1)]
-        assert "".join(shown) == reading.text == texts[-1]
+        pieces = [reading.add([token], finished=n == len(ids)) for n, token in enumerate(ids, 1)]
+        assert "".join(pieces) == reading.text == texts[-1]
         offsets = CompletionDelta(0, reading, "", None).logprobs(0)["text_offset"]
         assert offsets == [len(text) for text in texts[:-1]]
         assert counted.count < 100 * len(ids)  # and not all ids for each of them
@@ -314,18 +314,22 @@ def test_a_long_answer_is_decoded_once(tmp_path, kind):
 
 
 def test_completions_are_as_openai_has_them(client):
-    ask = {"prompt": ["hello", "x y z"], "max_tokens": 12, "temperature": 0, "logprobs": 1, "model": "tiny"}
-    found = client.post("/v1/completions", json=ask).json()
-    expected = [alone(text, GenerationConfig(limit=12), n) for n, text in enumerate(ask["prompt"])]
+    body = {"prompt": ["hello", "x y z"], "max_tokens": 12, "temperature": 0, "logprobs": 1, "model": "tiny"}
+    found = client.post("/v1/completions", json=body).json()
+    expected = [generated_alone(text, GenerationConfig(limit=12), n) for n, text in enumerate(body["prompt"])]
     assert [one["text"] for one in found["choices"]] == [one.text for one in expected]
     assert [one["index"] for one in found["choices"]] == [0, 1]
-    for one, said in zip(found["choices"], expected, strict=True):
-        np.testing.assert_allclose(one["logprobs"]["token_logprobs"], said.logprobs, atol=1e-4)
-        assert one["finish_reason"] == ("stop" if said.ended else "length")
-        offsets = [len(ByteTokenizer().decode(said.tokens[:n])) for n in range(len(said.tokens))]
+    for one, completion in zip(found["choices"], expected, strict=True):
+        np.testing.assert_allclose(one["logprobs"]["token_logprobs"], completion.logprobs, atol=1e-4)
+        assert one["finish_reason"] == ("stop" if completion.ended else "length")
+        offsets = [len(ByteTokenizer().decode(completion.tokens[:n])) for n in range(len(completion.tokens))]
         assert one["logprobs"]["text_offset"] == offsets
-    said = sum(len(one.tokens) for one in expected)
-    assert found["usage"] == {"prompt_tokens": 12, "completion_tokens": said, "total_tokens": 12 + said}
+    completion = sum(len(one.tokens) for one in expected)
+    assert found["usage"] == {
+        "prompt_tokens": 12,
+        "completion_tokens": completion,
+        "total_tokens": 12 + completion,
+    }
     assert found["object"] == "text_completion" and found["model"] == "tiny"
 
 
@@ -337,73 +341,75 @@ def test_the_start_is_no_token_of_a_prompt():
     ]
 
 
-def test_a_stream_says_the_same_piece_by_piece(client):
-    ask = {"prompt": "hello", "max_tokens": 20, "temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 3}
-    ask |= {"repetition_penalty": 1.3, "stream": True, "stream_options": {"include_usage": True}}
-    with client.stream("POST", "/v1/completions", json=ask) as answer:
+def test_a_stream_has_the_same_text_in_pieces(client):
+    body = {"prompt": "hello", "max_tokens": 20, "temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 3}
+    body |= {"repetition_penalty": 1.3, "stream": True, "stream_options": {"include_usage": True}}
+    with client.stream("POST", "/v1/completions", json=body) as answer:
         found = events(answer)
-    assert "".join(one["choices"][0]["text"] for one in found[:-1]) == alone("hello", ASKS[1]).text
+    assert (
+        "".join(one["choices"][0]["text"] for one in found[:-1]) == generated_alone("hello", CONFIGS[1]).text
+    )
     assert len(found) > 2 and found[-2]["choices"][0]["finish_reason"] in ("stop", "length")
-    assert found[-1]["usage"]["completion_tokens"] == len(alone("hello", ASKS[1]).tokens)
+    assert found[-1]["usage"]["completion_tokens"] == len(generated_alone("hello", CONFIGS[1]).tokens)
 
 
-def test_a_stream_has_the_logprobs_of_tokens_that_show_nothing_yet(client, engine, monkeypatch):
+def test_a_stream_has_the_logprobs_of_tokens_without_text_yet(client, engine, monkeypatch):
     """A character of three bytes is said one byte at a time: two pieces of it have no text."""
     tokens = [*ByteTokenizer().encode("a你"), 1]
     pieces = [serve.TokenChunk((token,), (-float(n),), token == 1) for n, token in enumerate(tokens)]
     monkeypatch.setattr(engine, "submit", lambda jobs: [jobs[0].on_event(piece) for piece in pieces])
-    ask = {"prompt": "b", "logprobs": 1, "stream": True}
-    with client.stream("POST", "/v1/completions", json=ask) as answer:
+    body = {"prompt": "b", "logprobs": 1, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as answer:
         choices = [one["choices"][0] for one in events(answer)]
     assert [one["text"] for one in choices] == ["a", "你", ""]
     assert [one["logprobs"]["token_logprobs"] for one in choices] == [[0.0], [-1.0, -2.0, -3.0], [-4.0]]
 
 
 def test_a_stop_cuts_the_text(client):
-    whole = alone("hello", GenerationConfig(limit=12)).text
-    stop = whole[4:6]
-    ask = {"prompt": "hello", "max_tokens": 12, "temperature": 0, "stop": ["never", stop]}
-    (found,) = client.post("/v1/completions", json=ask).json()["choices"]
-    assert found["text"] == whole[: whole.index(stop)] and found["finish_reason"] == "stop"
+    full_text = generated_alone("hello", GenerationConfig(limit=12)).text
+    stop = full_text[4:6]
+    body = {"prompt": "hello", "max_tokens": 12, "temperature": 0, "stop": ["never", stop]}
+    (found,) = client.post("/v1/completions", json=body).json()["choices"]
+    assert found["text"] == full_text[: full_text.index(stop)] and found["finish_reason"] == "stop"
 
 
 def test_without_a_seed_draws_differ(client):
-    ask = {"prompt": "hello", "max_tokens": 30}
-    texts = {client.post("/v1/completions", json=ask).json()["choices"][0]["text"] for _ in range(3)}
+    body = {"prompt": "hello", "max_tokens": 30}
+    texts = {client.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(3)}
     assert len(texts) == 3
 
 
 def test_a_search_gives_its_best(client):
-    said = alone("hello", GenerationConfig(limit=8, beams=Beams(4)))
-    best = [said, *said.others][:3]
-    ask = {"text": ["hello", " "], "beams": 4, "best": 3, "max_tokens": 8}
-    found, blank = client.post("/translate", json=ask).json()["translations"]
+    completion = generated_alone("hello", GenerationConfig(limit=8, beams=Beams(4)))
+    best = [completion, *completion.others][:3]
+    body = {"text": ["hello", " "], "beams": 4, "best": 3, "max_tokens": 8}
+    found, blank = client.post("/translate", json=body).json()["translations"]
     assert [found["text"], *(one["text"] for one in found["others"])] == [one.text for one in best]
-    assert found["score"] == pytest.approx(said.score, abs=1e-4)
+    assert found["score"] == pytest.approx(completion.score, abs=1e-4)
     assert blank["text"] == "" and blank["finish_reason"] == "stop"
-    ask = {"prompt": "hello", "beams": 4, "n": 3, "max_tokens": 8}
-    answer = client.post("/v1/completions", json=ask).json()
+    body = {"prompt": "hello", "beams": 4, "n": 3, "max_tokens": 8}
+    answer = client.post("/v1/completions", json=body).json()
     choices = [(one["index"], one["text"]) for one in answer["choices"]]
     assert choices == [(n, one.text) for n, one in enumerate(best)]
     assert answer["usage"]["completion_tokens"] == sum(len(one.tokens) for one in best)
 
 
-def test_translations_stream_and_show_what_they_look_at(client, speaker):
-    said = alone("hello", GenerationConfig())
+def test_translations_stream_with_their_attention(client, generator):
+    completion = generated_alone("hello", GenerationConfig())
     with client.stream(
         "POST", "/translate", json={"text": "hello", "stream": True, "attention": True}
     ) as answer:
         *pieces, last = events(answer)
-    assert "".join(one["text"] for one in pieces) == last["text"] == said.text and last["done"]
-    seen = AttentionMapper(speaker).attention_map("hello", said.tokens)
+    assert "".join(one["text"] for one in pieces) == last["text"] == completion.text and last["done"]
+    seen = AttentionMapper(generator).attention_map("hello", completion.tokens)
     np.testing.assert_allclose(last["attention"]["weights"], seen.weights, atol=1e-4)
 
 
-def test_scores_are_those_of_the_model(client, speaker):
+def test_scores_are_those_of_the_model(client, generator):
     pairs = [("hello", "you"), ("ab", "")]
-    ask = {"text": [text for text, _ in pairs], "target": [target for _, target in pairs]}
-    found = client.post("/score", json=ask).json()["scores"]
-    for one, logs in zip(found, speaker.score(pairs), strict=True):
+    body = {"text": [text for text, _ in pairs], "target": [target for _, target in pairs]}
+    found = client.post("/score", json=body).json()["scores"]
+    for one, logs in zip(found, generator.score(pairs), strict=True):
         np.testing.assert_allclose(one["logs"], logs, atol=1e-4)
         assert one["score"] == pytest.approx(sum(logs), abs=1e-3)
 
@@ -419,7 +425,7 @@ def test_health_and_metrics(client, engine):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_request_is_told_what_is_wrong(client, name):
+def test_a_bad_request_gets_an_error_message(client, name):
     body, code, words = BAD[name]
     answer = client.post("/v1/completions", content=body)
     error = answer.json()["error"]
@@ -483,18 +489,18 @@ def test_unknown_paths_and_methods(client):
     assert answer.status_code == 400 and "1 texts and 2 targets" in answer.json()["error"]["message"]
 
 
-def test_which_text_is_too_long_is_told(client):
+def test_the_text_that_is_too_long_is_named(client):
     texts = ["a", "b" * 70]
-    for path, ask in {
+    for path, body in {
         "/v1/completions": {"prompt": texts},
         "/translate": {"text": texts, "beams": 4},
         "/score": {"text": texts, "target": texts},
     }.items():
-        answer = client.post(path, json=ask)
+        answer = client.post(path, json=body)
         assert answer.status_code == 400 and "text 2" in answer.json()["error"]["message"]
 
 
-def test_what_is_nested_too_deep_is_refused():
+def test_deeply_nested_json_is_rejected():
     """At some depth it can just be read, but not be shown."""
     for depth in range(700, 1001):
         with pytest.raises(APIError):

@@ -14,7 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from server_process import ASKS, BAD, PATIENCE, TEXTS, Slow, alone, events, listening, posted, until
+from server_process import (
+    BAD,
+    CONFIGS,
+    PATIENCE,
+    TEXTS,
+    Slow,
+    events,
+    generated_alone,
+    listening,
+    posted,
+    until,
+)
 from untrained_models import untrained
 
 from weft import checkpoint, serve
@@ -26,22 +37,22 @@ from weft.train.config import recipe
 pytest_plugins = ["server_fixtures"]
 
 
-def test_a_token_is_asked_for(engine):
+def test_a_token_is_required(engine):
     with listening(engine, token="s3cret") as url, httpx.Client(base_url=url, trust_env=False) as client:
-        ask = {"text": "a", "target": "b"}
+        body = {"text": "a", "target": "b"}
         assert client.get("/healthz").status_code == client.get("/").status_code == 200
         for headers in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "Basic s3cret"}):
             for answer in (
-                client.post("/score", json=ask, headers=headers),
+                client.post("/score", json=body, headers=headers),
                 client.get("/metrics", headers=headers),
             ):
                 assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
                 assert answer.json()["error"]["code"] == "invalid_api_key"
         right = {"Authorization": "Bearer s3cret"}
-        assert client.post("/score", json=ask, headers=right, timeout=PATIENCE).status_code == 200
+        assert client.post("/score", json=body, headers=right, timeout=PATIENCE).status_code == 200
 
 
-def test_another_name_for_this_machine_is_refused(engine, url):
+def test_another_host_name_is_rejected(engine, url):
     """A site can let its name lead to 127.0.0.1: its pages are then of the same origin as the server's."""
     paths = ("/", "/healthz", "/metrics", "/v1/models")
     with httpx.Client(base_url=url, trust_env=False) as client:
@@ -67,15 +78,15 @@ def test_what_takes_too_long_is_ended(engine, monkeypatch):
         listening(engine, timeout=1) as url,
         httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client,
     ):
-        ask = {"prompt": "ab", "max_tokens": 64, "seed": 1, "repetition_penalty": 4.0}
-        answer = client.post("/v1/completions", json=ask)
+        body = {"prompt": "ab", "max_tokens": 64, "seed": 1, "repetition_penalty": 4.0}
+        answer = client.post("/v1/completions", json=body)
         assert answer.status_code == 504 and answer.json()["error"]["code"] == "timeout"
-        lines = client.post("/v1/completions", json={**ask, "stream": True}).text.split("\n\n")
+        lines = client.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n")
         assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
         until(lambda: engine.busy == 0)
 
 
-def test_a_full_queue_asks_to_come_again(engine, url, monkeypatch):
+def test_a_full_queue_responds_with_retry_after(engine, url, monkeypatch):
     monkeypatch.setattr(engine, "most_waiting", 3)
     monkeypatch.setattr(engine.programs, "decode_rows", Slow(engine, 0.2))
     with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
@@ -188,9 +199,9 @@ def test_a_client_that_leaves_frees_its_slot(engine, url, monkeypatch):
     monkeypatch.setattr(engine.programs, "decode_rows", Slow(engine, 0.2))
     host, port = url.removeprefix("http://").split(":")
     for stream in (True, False):
-        ask = {"prompt": "ab", "max_tokens": 64, "seed": 1, "repetition_penalty": 4.0, "stream": stream}
+        body = {"prompt": "ab", "max_tokens": 64, "seed": 1, "repetition_penalty": 4.0, "stream": stream}
         with socket.create_connection((host, int(port)), PATIENCE) as connection:
-            connection.sendall(posted("/v1/completions", json.dumps(ask).encode()))
+            connection.sendall(posted("/v1/completions", json.dumps(body).encode()))
             until(lambda: engine.busy == 1)
             began = time.monotonic()
             assert not stream or b"200" in connection.recv(20)
@@ -207,8 +218,8 @@ def test_a_client_that_does_not_read_is_dropped(engine):
     dropped = []
 
     async def run():
-        asked = asyncio.Queue()
-        asked.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        messages = asyncio.Queue()
+        messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
         scope = {
             "type": "http",
             "method": "POST",
@@ -227,7 +238,7 @@ def test_a_client_that_does_not_read_is_dropped(engine):
             if message["type"] == "http.response.body":
                 await asyncio.Event().wait()
 
-        await app(scope, asked.get, send)
+        await app(scope, messages.get, send)
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
     assert dropped
@@ -235,17 +246,17 @@ def test_a_client_that_does_not_read_is_dropped(engine):
 
 
 def test_the_connection_of_a_client_that_does_not_read_is_cut(engine):
-    ask = {"prompt": ["ab"] * 64, "stream": True, "max_tokens": 64, "seed": 1, "logprobs": 0}
+    body = {"prompt": ["ab"] * 64, "stream": True, "max_tokens": 64, "seed": 1, "logprobs": 0}
     with listening(engine, timeout=8) as url, socket.socket() as connection:
         host, port = url.removeprefix("http://").split(":")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(PATIENCE)
         connection.connect((host, int(port)))
-        connection.sendall(posted("/v1/completions", json.dumps(ask).encode()))
+        connection.sendall(posted("/v1/completions", json.dumps(body).encode()))
         with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
             given = {"prompt": "hello", "max_tokens": 12, "temperature": 0}
             (found,) = client.post("/v1/completions", json=given).json()["choices"]
-            assert found["text"] == alone("hello", ASKS[0]).text  # the others are not held up
+            assert found["text"] == generated_alone("hello", CONFIGS[0]).text  # the others are not held up
             until(lambda: 'weft_requests_total{code="499"' in client.get("/metrics").text)
         with contextlib.suppress(ConnectionError):
             while connection.recv(1 << 16):
@@ -255,13 +266,20 @@ def test_the_connection_of_a_client_that_does_not_read_is_cut(engine):
 
 # -- Many at once --------------------------------------------------------------------------------------
 
-MIXED = [ASKS[0], ASKS[1], ASKS[2], GenerationConfig(limit=8, beams=Beams(4))]
+MIXED = [CONFIGS[0], CONFIGS[1], CONFIGS[2], GenerationConfig(limit=8, beams=Beams(4))]
 
 
-def wanted(ask, **more):
+def wanted(config, **more):
     """An `Ask` in the words of a request."""
-    given = {"max_tokens": ask.limit, "temperature": ask.temperature, "top_k": ask.top_k, "top_p": ask.top_p}
-    given |= {"repetition_penalty": ask.penalty, "seed": ask.seed} | ({"beams": 4} if ask.beams else {})
+    given = {
+        "max_tokens": config.limit,
+        "temperature": config.temperature,
+        "top_k": config.top_k,
+        "top_p": config.top_p,
+    }
+    given |= {"repetition_penalty": config.penalty, "seed": config.seed} | (
+        {"beams": 4} if config.beams else {}
+    )
     return {**given, **more}
 
 
@@ -270,11 +288,11 @@ def test_many_clients_good_and_bad(engine, url):
     programs = engine.compilations
     host, port = url.removeprefix("http://").split(":")
     for text in TEXTS:
-        for ask in MIXED:
-            alone(text, ask)
+        for config in MIXED:
+            generated_alone(text, config)
 
-    def good(client, text, ask, stream):
-        given = wanted(ask, prompt=text, stream=stream)
+    def good(client, text, config, stream):
+        given = wanted(config, prompt=text, stream=stream)
         if not stream:
             answer = client.post("/v1/completions", json=given)
             assert answer.status_code == 200, answer.text
@@ -282,9 +300,9 @@ def test_many_clients_good_and_bad(engine, url):
         with client.stream("POST", "/v1/completions", json=given) as answer:
             return "".join(one["choices"][0]["text"] for one in events(answer))
 
-    def slow(client, text, ask):
+    def slow(client, text, config):
         """Reads a little at a time."""
-        given = json.dumps(wanted(ask, prompt=text, stream=True)).encode()
+        given = json.dumps(wanted(config, prompt=text, stream=True)).encode()
         with socket.create_connection((host, int(port)), PATIENCE) as connection:
             connection.sendall(posted("/v1/completions", given))
             found = b""
@@ -292,10 +310,13 @@ def test_many_clients_good_and_bad(engine, url):
                 time.sleep(0.02)
                 found += connection.recv(200)
         lines = [line[6:] for line in found.replace(b"\r", b"").split(b"\n") if line.startswith(b"data: {")]
-        return "".join(json.loads(line)["choices"][0]["text"] for line in lines) == alone(text, ask).text
+        return (
+            "".join(json.loads(line)["choices"][0]["text"] for line in lines)
+            == generated_alone(text, config).text
+        )
 
-    def leaves(client, text, ask):
-        given = json.dumps(wanted(ask, prompt=text, stream=True)).encode()
+    def leaves(client, text, config):
+        given = json.dumps(wanted(config, prompt=text, stream=True)).encode()
         with socket.create_connection((host, int(port)), PATIENCE) as connection:
             connection.sendall(posted("/v1/completions", given))
             connection.recv(30)
@@ -308,16 +329,16 @@ def test_many_clients_good_and_bad(engine, url):
 
     def one(n):
         draw = random.Random(n)
-        text, ask = draw.choice(TEXTS), draw.choice(MIXED)
+        text, config = draw.choice(TEXTS), draw.choice(MIXED)
         with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
             kind = n % 10
             if kind == 7:
-                return slow(client, text, ask)
+                return slow(client, text, config)
             if kind == 8:
-                return leaves(client, text, ask)
+                return leaves(client, text, config)
             if kind == 9:
                 return bad(client, draw.choice(["no JSON", "no UTF-8", "too large", "misspelt"]))
-            return good(client, text, ask, n % 2 == 1) == alone(text, ask).text
+            return good(client, text, config, n % 2 == 1) == generated_alone(text, config).text
 
     with ThreadPoolExecutor(16) as pool:
         assert all(list(pool.map(one, range(100), timeout=PATIENCE)))
@@ -351,19 +372,25 @@ def test_a_signal_ends_the_server_when_it_has_finished(folder, tmp_path):
         watchdog = threading.Timer(PATIENCE, process.kill)
         watchdog.start()
         try:
-            said = []
+            output = []
             for line in process.stderr:
-                said.append(line)
+                output.append(line)
                 if line.startswith("serving"):
                     break
-            assert said and line.startswith(f"serving {folder} on http://127.0.0.1:"), said
+            assert output and line.startswith(f"serving {folder} on http://127.0.0.1:"), output
             url = line.split()[-1]
             headers = {"Authorization": "Bearer word"}
             with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False, headers=headers) as client:
                 assert client.get("/healthz").json() == {"status": "ready"}
                 assert client.post("/translate", json={"text": "a"}).status_code == 400
-                ask = {"prompt": "ab", "max_tokens": 40, "seed": 1, "stream": True, "repetition_penalty": 4.0}
-                with client.stream("POST", "/v1/completions", json=ask) as answer:
+                body = {
+                    "prompt": "ab",
+                    "max_tokens": 40,
+                    "seed": 1,
+                    "stream": True,
+                    "repetition_penalty": 4.0,
+                }
+                with client.stream("POST", "/v1/completions", json=body) as answer:
                     process.send_signal(signal.SIGTERM)
                     assert events(answer)[-1]["choices"][0]["finish_reason"]
             assert process.wait(PATIENCE) == 0, process.stderr.read()
@@ -392,7 +419,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_and_exits_with_2(name, folder, here, capsys, golden):
+def test_a_mistake_is_reported_and_exits_with_2(name, folder, here, capsys, golden):
     assert main(["serve", str(folder), *MISTAKES[name].split()]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -54,7 +54,7 @@ def wait_for_all(browser):
 def test_a_translation_appears_token_by_token(browser, translator, monkeypatch):
     monkeypatch.setattr(translator.programs, "decode_rows", Slow(translator, 0.05))
     alone = TextGenerator(translator.generator.models, ByteTokenizer(), rows=1)
-    (said,) = alone.generate(["hello"], GenerationConfig(limit=10))
+    (completion,) = alone.generate(["hello"], GenerationConfig(limit=10))
     (search,) = alone.generate(["hello"], GenerationConfig(limit=10, beams=Beams(4)))
     with listening(translator, name=HOSTILE) as url:
         browser.open(Address(url))
@@ -69,18 +69,18 @@ def test_a_translation_appears_token_by_token(browser, translator, monkeypatch):
         wait_for_all(browser)
         shown = browser.run("return seen")
         assert len(shown) > 3 and sorted(shown, key=len) == shown  # it grows
-        assert browser.texts("#completion") == [said.text]
+        assert browser.texts("#completion") == [completion.text]
         every = [search, *search.others]
         assert browser.texts("#others li") == [f"{one.text or '(nothing)'}{one.score:.3f}" for one in every]
         assert browser.texts("#across th") == [*"hello", "■"]
-        assert len(browser.texts("#down td")) == len(said.tokens) * 6
+        assert len(browser.texts("#down td")) == len(completion.tokens) * 6
         shares = browser.run(
             "return [...document.querySelectorAll('#down tr')].map(row => [...row.cells].slice(1)"
             ".reduce((sum, cell) => sum + Number(cell.style.getPropertyValue('--weight')), 0))"
         )
         colours = "return [...new Set([...document.querySelectorAll('#down td')].map(c => getComputedStyle(c)"
         assert len(browser.run(colours + ".backgroundColor))]")) > 3  # they are seen
-        assert shares == pytest.approx([1] * len(said.tokens), abs=0.01)
+        assert shares == pytest.approx([1] * len(completion.tokens), abs=0.01)
         assert browser.run("return document.title") != "broken" and browser.errors() == []
 
 
@@ -111,7 +111,7 @@ def test_the_page_fits_and_is_labelled(browser, translator, width, scheme):
         assert browser.errors() == []
 
 
-def test_an_error_is_shown_and_a_token_asked_for(browser, translator):
+def test_the_page_displays_an_error_and_requests_a_token(browser, translator):
     with listening(translator, token="word") as url:
         browser.open(Address(url))
         browser.type("#text", "a")
@@ -137,10 +137,10 @@ def test_a_language_model_goes_on(browser):
         browser.type("#most", "8")
         browser.click("#go")
         wait_for_all(browser)
-        (said,) = TextGenerator(engine.generator.models, ByteTokenizer(), rows=1).generate(
+        (completion,) = TextGenerator(engine.generator.models, ByteTokenizer(), rows=1).generate(
             ["ab"], GenerationConfig(limit=8)
         )
-        assert browser.texts("#completion") == [said.text]
+        assert browser.texts("#completion") == [completion.text]
         assert browser.run("return at('look').hidden") and len(browser.texts("#others li")) == 4
         assert browser.errors() == []
 
@@ -154,6 +154,6 @@ def test_tokens_are_drawn_unless_the_temperature_is_changed():
     assert 'value="0.8"' in temperature
 
 
-def test_the_page_asks_no_other_host():
+def test_the_page_contacts_no_other_host():
     text = page()
     assert "http://" not in text and "https://" not in text and "innerHTML" not in text

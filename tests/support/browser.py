@@ -1,7 +1,7 @@
 """A real browser for tests of pages: Debian's chromium, driven over loopback by chromedriver.
 
-The driver speaks W3C WebDriver, which is JSON over HTTP: `Browser` is all of it that we need. Test modules that ask
-for the fixture have `pytest_plugins = ["browser"]`.
+The driver implements W3C WebDriver, which is JSON over HTTP; `Browser` has the commands that the tests need. Test modules
+that use the fixture set `pytest_plugins = ["browser"]`.
 """
 
 import json
@@ -17,7 +17,7 @@ import urllib.request
 
 import pytest
 
-PATIENCE = 120  # seconds for one answer: the machine may be busy
+PATIENCE = 120  # seconds to wait for one response: the machine may be busy
 MISSING = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
 FLAGS = """
 --headless --no-sandbox --disable-gpu --disable-quic --disable-dev-shm-usage --no-first-run
@@ -48,7 +48,7 @@ class Browser:
             raise
 
     def _port(self):
-        """The port that the driver says it took."""
+        """The port that the driver prints when it starts."""
         found = queue.Queue()
 
         def read():
@@ -61,7 +61,7 @@ class Browser:
         return found.get(timeout=PATIENCE)
 
     def call(self, path, method="POST", **body):
-        """Send a command, give back its value."""
+        """Send a command and return its value."""
         headers = {"Content-Type": "application/json"}
         content = json.dumps(body).encode() if method == "POST" else None
         request = urllib.request.Request(self.base + path, content, headers, method=method)
@@ -73,11 +73,11 @@ class Browser:
                 raise AssertionError(error.read().decode()) from None
 
     def run(self, script, *args):
-        """The result of a function body run in the page."""
+        """Run a function body in the page and return its result."""
         return self.call("/execute/sync", script=script, args=list(args))
 
     def cdp(self, cmd, **params):
-        """A DevTools command."""
+        """Send a DevTools command."""
         return self.call("/goog/cdp/execute", cmd=cmd, params=params)
 
     def open(self, path, width=1280, height=900, scheme="light"):
@@ -88,16 +88,16 @@ class Browser:
         self.call("/url", url=path.as_uri())
 
     def element(self, selector):
-        """The address of an element."""
+        """The WebDriver path of the first element that matches."""
         found = self.call("/element", using="css selector", value=selector)
         return f"/element/{next(iter(found.values()))}"
 
     def click(self, selector):
-        """A click of the mouse."""
+        """Click an element."""
         self.call(self.element(selector) + "/click")
 
     def type(self, selector, text):
-        """Keys typed at an element."""
+        """Type text into an element."""
         self.call(self.element(selector) + "/value", text=text)
 
     def text(self, selector):
@@ -105,13 +105,13 @@ class Browser:
         return self.run("return document.querySelector(arguments[0]).innerText", selector)
 
     def texts(self, selector):
-        """The texts of all such elements."""
+        """The texts of all elements that match."""
         return self.run(
             "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector
         )
 
     def errors(self):
-        """What the console said since the last call, but for plain information."""
+        """The warnings and errors in the console since the last call."""
         logged = self.call("/se/log", type="browser")
         return [e["message"] for e in logged if e["level"] in ("SEVERE", "WARNING")]
 
@@ -121,7 +121,7 @@ class Browser:
             if self.base.count("/") > 3:
                 self.call("", method="DELETE")
         finally:
-            os.killpg(self.driver.pid, signal.SIGKILL)  # a group of its own: nobody else's processes
+            os.killpg(self.driver.pid, signal.SIGKILL)  # its own process group, see start_new_session above
             self.driver.wait(PATIENCE)
             self.reader.join(PATIENCE)
             self.driver.stdout.close()

@@ -1,4 +1,8 @@
-"""Weft against an oracle on plain arrays: many ops in one program, each with its own gradient."""
+"""Comparing Weft with an oracle on plain arrays.
+
+`check` takes a table of ops, runs all of them in one program, and compares each result and each gradient with those
+of the oracle. `assert_same` is the one comparison of tensors, arrays and pytrees that tests use.
+"""
 
 import functools
 
@@ -13,7 +17,7 @@ _EXPECTED = {}
 
 
 def real(seed, dims, low=-1.5, high=1.5):
-    """Values between two bounds, no two alike, none near 0."""
+    """Random floats between two bounds; none is near 0."""
     dims = wf.dims(dims) if isinstance(dims, str) else dims
     shape = [d.size for d in dims]
     values = np.random.default_rng(seed).uniform(low, high, shape)
@@ -21,21 +25,26 @@ def real(seed, dims, low=-1.5, high=1.5):
     return wf.tensor(values.astype(np.float32), dims)
 
 
-def whole(seed, dims, low, high):
-    """Whole numbers."""
+def integers(seed, dims, low, high):
+    """Random integers, `high` excluded."""
     dims = wf.dims(dims)
     shape = [d.size for d in dims]
     return wf.tensor(np.random.default_rng(seed).integers(low, high, shape).astype(np.int32), dims)
 
 
-def truth(seed, dims):
-    """Truth values."""
-    return wf.tensor(whole(seed, dims, 0, 2).array == 1, dims)
+def booleans(seed, dims):
+    """Random booleans."""
+    return wf.tensor(integers(seed, dims, 0, 2).array == 1, dims)
 
 
 def weights(shape):
-    """Fixed weights, no two alike."""
+    """Fixed weights that all differ."""
     return np.cos(1.0 + np.arange(int(np.prod(shape)))).reshape(shape).astype(np.float32)
+
+
+def cosines(dims):
+    """A tensor of fixed values that all differ."""
+    return wf.tensor(weights([d.size for d in wf.dims(dims)]), dims)
 
 
 def _is_float(x):
@@ -43,12 +52,12 @@ def _is_float(x):
 
 
 def outputs(result):
-    """What a row returned, as a list."""
+    """The results of a row's function as a list."""
     return list(result) if isinstance(result, list | tuple) else [result]
 
 
 def expected(rows, arrays):
-    """Results, and gradients with respect to each row's own copy of its inputs, by the oracles."""
+    """The oracles' results, and their gradients with respect to each row's own copy of its inputs."""
 
     def loss(copies, rest):
         outs, total = {}, 0.0
@@ -64,7 +73,10 @@ def expected(rows, arrays):
     if key not in _EXPECTED:
         copies, rest = _copies(rows, arrays)
         run = jax.jit(jax.grad(loss, has_aux=True))
-        _EXPECTED[key] = rows, run(copies, rest)  # holds the rows, so that their id stays theirs
+        _EXPECTED[key] = (
+            rows,
+            run(copies, rest),
+        )  # keeps the rows alive, so that no other object gets their id
     return _EXPECTED[key][1]
 
 
@@ -77,7 +89,7 @@ def _copies(rows, given):
 
 
 def computed(rows, mesh, layout, tensors):
-    """The same by Weft, in one program."""
+    """The same results and gradients from one Weft program."""
 
     def program(copies, rest):
         def loss(copies):
@@ -97,43 +109,72 @@ def computed(rows, mesh, layout, tensors):
 
 
 def check(rows, mesh, layout, tensors, rtol=1e-5, atol=2e-6):
-    """All rows (name: inputs, function, oracle): results, gradients, dtypes, and padding at zero."""
+    """Compare the results and gradients of all rows (name: inputs, function, oracle) with the oracles'."""
     grads, outs = computed(rows, mesh, layout, tensors)
     want_grads, want = expected(rows, {n: t.array for n, t in tensors.items()})
     for name in rows:
         assert len(outs[name]) == len(want[name]), name
         for got, expect in zip(outs[name], want[name], strict=True):
-            same(got, expect, name, rtol, atol)
+            assert_same(got, expect, name=name, rtol=rtol, atol=atol)
         for n, got in grads[name].items():
-            same(got, want_grads[name][n], f"the gradient of {name} for {n}", rtol, atol)
+            assert_same(
+                got, want_grads[name][n], name=f"the gradient of {name} for {n}", rtol=rtol, atol=atol
+            )
 
 
 def check_one(fn, oracle, mesh, layout, *tensors):
-    """One function of tensors that returns a list, against an oracle on arrays."""
+    """Compare one function of tensors with an oracle on arrays; both return lists."""
     names = "abcdefgh"[: len(tensors)]
     check(
         {"it": (" ".join(names), fn, oracle)}, mesh, layout, dict(zip(names, tensors, strict=True)), atol=1e-6
     )
 
 
-def same(got, want, name="", rtol=1e-5, atol=2e-6):
-    """One tensor against an array."""
-    assert got.dtype == want.dtype, f"{name} is {got.dtype} instead of {want.dtype}"
-    have, want = got.numpy(), np.asarray(want)
-    assert have.shape == want.shape, f"{name} has the dims {got.dims} instead of {want.shape}"
-    if jnp.issubdtype(want.dtype, jnp.inexact):
-        kind = np.complex64 if np.iscomplexobj(want) else np.float32
-        np.testing.assert_allclose(have.astype(kind), want.astype(kind), rtol=rtol, atol=atol, err_msg=name)
+def assert_same(actual, expected, *, rtol=1e-5, atol=2e-6, name=""):
+    """Two tensors, arrays or pytrees of them have the same dtypes, shapes and values.
+
+    Integers and booleans must be equal; so must floats if `rtol` and `atol` are 0. Two tensors must have the same
+    dims in the same order, and the padding of every actual tensor must be zero. `name` starts the message of a failure.
+    """
+    actual_leaves, actual_tree = jax.tree_util.tree_flatten_with_path(actual, is_leaf=wf.is_tensor)
+    expected_leaves, expected_tree = jax.tree.flatten(expected, is_leaf=wf.is_tensor)
+    assert actual_tree == expected_tree, f"{name} has the structure {actual_tree} instead of {expected_tree}"
+    for (path, leaf), expected_leaf in zip(actual_leaves, expected_leaves, strict=True):
+        _assert_same_leaf(leaf, expected_leaf, rtol, atol, name + jax.tree_util.keystr(path))
+
+
+def _assert_same_leaf(actual, expected, rtol, atol, name):
+    if wf.is_tensor(actual) and wf.is_tensor(expected):
+        assert actual.dims == expected.dims, f"{name} has the dims {actual.dims} instead of {expected.dims}"
+    if wf.is_tensor(actual):
+        assert_zero_padding(actual, name)
+    actual, expected = (x.numpy() if wf.is_tensor(x) else np.asarray(x) for x in (actual, expected))
+    assert actual.dtype == expected.dtype, f"{name} is {actual.dtype} instead of {expected.dtype}"
+    assert actual.shape == expected.shape, f"{name} has the shape {actual.shape} instead of {expected.shape}"
+    if jnp.issubdtype(expected.dtype, jnp.inexact) and (rtol or atol):
+        # NumPy has no tolerances for bfloat16; its own floats, and complex numbers, stay as they are.
+        wide = np.result_type(expected.dtype, np.float32)
+        actual, expected = actual.astype(wide), expected.astype(wide)
+        np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol, err_msg=name)
     else:
-        np.testing.assert_array_equal(have, want, err_msg=name)
-    # What is stored behind the true size is zero, always.
-    storage = np.asarray(got.storage).copy()
-    storage[tuple(slice(d.size) for d in got.dims)] = 0
+        np.testing.assert_array_equal(actual, expected, err_msg=name)
+
+
+def assert_same_on_mesh(fn, mesh, layout, *args):
+    """A program computes on a mesh what it computes on one device."""
+    expected = wf.spmd(fn, wf.Mesh())(*args)
+    assert_same(wf.spmd(fn, mesh, layout)(*args), expected, rtol=1e-5, atol=1e-6)
+
+
+def assert_zero_padding(tensor, name=""):
+    """The elements that a tensor stores beyond its true size are all zero."""
+    storage = np.array(tensor.storage)
+    storage[tuple(slice(d.size) for d in tensor.dims)] = 0
     assert not storage.any(), f"{name} has padding that is not zero"
 
 
 def collectives(jaxpr):
-    """(primitive, shape of the result) of every collective in a jaxpr, sums of scalars left out."""
+    """(primitive, shape of the result) of every collective in a jaxpr, except those of scalars."""
     found = []
     for equation in jaxpr.eqns:
         name = equation.primitive.name

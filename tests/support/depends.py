@@ -1,4 +1,4 @@
-"""Which of the project's files a test's outcome depends on: those that it imports, and that those import."""
+"""The project's files that a test's outcome depends on: those that it imports, directly or indirectly."""
 
 import ast
 import functools
@@ -13,13 +13,16 @@ import weft
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 CONFTEST = TESTS / "conftest.py"
-# `import weft as wf` is all it takes to use these.
+# Submodules that `import weft as wf` makes available without an import of their own.
 ATTRIBUTE = re.compile(r"\bwf\.(checkpoint|data|generate|models|nn|optim|random|train)\b")
 
 
-def file_of(name):
-    """The file of a module of the project, by its full name, or None: `theorem` is tests/theorem/__init__.py."""
-    for folder in (ROOT, TESTS, TESTS / "support", TESTS / "core"):
+def file_of(name, importer=ROOT / "__init__.py"):
+    """The file of a module by its full name, or None if it is not the project's.
+
+    A test module can import another one in its own folder, which pytest adds to the path.
+    """
+    for folder in (ROOT, TESTS, TESTS / "support", importer.parent):
         path = folder.joinpath(*name.split("."))
         for candidate in (path / "__init__.py", path.with_suffix(".py")):
             if candidate.exists():
@@ -28,7 +31,7 @@ def file_of(name):
 
 
 def names_in(path):
-    """The full names of all that a file imports, wherever in it."""
+    """The full names of all imports in a file, also of those inside functions."""
     text = path.read_text(encoding="utf-8")
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     for node in ast.walk(ast.parse(text)):
@@ -43,20 +46,20 @@ def names_in(path):
 
 @functools.cache
 def imported(path):
-    """The files that a file imports, with the packages that they are in."""
+    """The files that a file imports, and those of the packages that contain them."""
     found = (
         {file_of(f"weft.{name}") for name in weft.NAMES} if path == ROOT / "weft" / "__init__.py" else set()
     )
-    if TESTS in path.parents and "subprocess" in names_in(path):  # which may run any command
+    if TESTS in path.parents and "subprocess" in names_in(path):  # it may run any command of the package
         found |= {*(ROOT / "weft").glob("**/*.py")}
     for name in names_in(path):
         parts = name.split(".")
-        found |= {file_of(".".join(parts[:n])) for n in range(1, len(parts) + 1)}
+        found |= {file_of(".".join(parts[:n]), path) for n in range(1, len(parts) + 1)}
     return found - {None}
 
 
 def depends(path):
-    """All files that decide what a test file does, itself among them."""
+    """All files that a test file depends on, including itself."""
     found, new = set(), {path, CONFTEST}
     while new:
         found |= new
@@ -66,7 +69,7 @@ def depends(path):
 
 @functools.cache
 def code_of(path):
-    """What a file does: its text without comments, docstrings and line breaks."""
+    """The code of a file without comments, docstrings and formatting."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         match node:
@@ -77,7 +80,7 @@ def code_of(path):
 
 @functools.cache
 def digest(path):
-    """A hash of the files that a test file depends on, of their names and their code, and of JAX's version."""
+    """A hash of the names and the code of all files that a test file depends on, and of JAX's version."""
     result = hashlib.sha256(jax.__version__.encode())
     for file in depends(path):
         result.update(f"{file.relative_to(ROOT)}\0{code_of(file)}".encode())

@@ -1,9 +1,9 @@
 """Small random programs, and a brute-force search over every layout of them.
 
-`drawn(seed, fixed=True)` is a program with its arguments and a mesh to lay it out on; with `fixed=False` it
-has a number of devices instead. `best_of_all` plans every legal layout, one by one. It shares no code with
-`weft.autolayout`: it assigns every ordered tuple of axes to every dim, for all tensors and then for the stored
-ones, and relies on the plan to reject what is illegal.
+`drawn(seed, fixed=True)` returns a program with its arguments and a mesh; with `fixed=False`, a number of devices
+replaces the mesh. `best_of_all` plans every legal layout, one by one. It shares no code with `weft.autolayout`: it
+assigns every ordered tuple of axes to every dim, first for all tensors and then for stored ones, and relies on the plan
+to reject illegal layouts.
 """
 
 import itertools
@@ -19,7 +19,15 @@ from weft.core.errors import LayoutError
 
 SIZES = (6, 8, 50, 64, 512, 1000, 4096, 16384)
 MESHES = ("one=8", "x=2 y=2", "pod=2 data=4", "data=4 model=2", "a=2 b=3", "far=8 near=2", "a=2 b=2 c=2")
-COUNTS = ((2, 1), (4, 2), (6, 2), (8, 2), (12, 2), (16, 2), (8, 3))  # devices, and the most axes
+COUNTS = (
+    (2, 1),
+    (4, 2),
+    (6, 2),
+    (8, 2),
+    (12, 2),
+    (16, 2),
+    (8, 3),
+)  # the number of devices, and the maximum number of axes
 MACHINES = ("h100", "tpu-v2", "a100", "cpu")
 KINDS = ("forward", "forward", "gradient", "train")
 DIMS = {"forward": {1: 5, 2: 4, 3: 3}, "gradient": {1: 5, 2: 3, 3: 2}, "train": {1: 4, 2: 3}}
@@ -27,27 +35,27 @@ DIMS = {"forward": {1: 5, 2: 4, 3: 3}, "gradient": {1: 5, 2: 3, 3: 2}, "train": 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A random program, and where it is searched: on a mesh, or on a number of devices."""
+    """A random program, and the mesh or the number of devices of its search."""
 
     name: str
     fn: Any
     args: tuple[Any, ...]
     dims: tuple[str, ...]
     stored: tuple[str, ...]  # the dims of parameters
-    state: tuple[str, ...]  # what has rules of its own
+    state: tuple[str, ...]  # the roles that have their own rules
     hardware: str
     mesh: str = ""
     devices: int = 0
     axes: int = 2
 
     def search(self):
-        """What the search finds with as much memory as it takes."""
+        """The result of the search with unlimited memory."""
         where = {"mesh": self.mesh} if self.mesh else {"devices": self.devices, "axes": self.axes}
         return wf.search(self.fn, self.args, hardware=self.hardware, memory=sys.maxsize, **where)
 
 
 def drawn(seed, *, fixed):
-    """The program of a seed. It has few dims where there are many axes, so that all layouts can be planned."""
+    """The program of a seed. The more axes, the fewer dims it has, so that all layouts can be planned."""
     rng = random.Random(f"{seed} {fixed}")
     kind = rng.choice(KINDS)
     few = -3 if kind == "train" else None
@@ -64,15 +72,15 @@ def drawn(seed, *, fixed):
 
 
 class Walk:
-    """A random walk over ops: each step takes the value at hand, and perhaps an earlier one, to the next."""
+    """A random sequence of ops: each step applies an op to the latest value, and perhaps to an earlier one."""
 
     def __init__(self, rng, most_dims, kind):
         self.rng, self.most_dims = rng, most_dims
         self.sizes = {}
-        self.steps = []  # the name of an op, and a function of the list of all values so far
+        self.steps = []  # for each, the name of an op and a function of the list of all values so far
         self.shapes = []  # the dims of each value: of the inputs, then of the steps
         self.inputs = [self._input(rng.randint(1, 3))]
-        is_short = kind == "train"  # such a program has many layouts, and takes longer to plan
+        is_short = kind == "train"  # a train step has many layouts, and takes longer to plan
         for _ in range(1 if is_short else rng.randint(1, 2)):
             self.inputs.append(self._input(rng.randint(1, 2), near=self.inputs[-1]))
         self.shapes = [*self.inputs]
@@ -89,7 +97,7 @@ class Walk:
             self.scan,
         ]
         if kind == "forward":
-            kinds += [self.sort, self.take, self.one_hot]  # these have no gradients, or none worth taking
+            kinds += [self.sort, self.take, self.one_hot]  # ops without useful gradients
         for _ in range(rng.randint(1, 2) if is_short else rng.randint(2, 5)):
             rng.choice(kinds)()
 
@@ -119,7 +127,7 @@ class Walk:
         return len(self.sizes) + count <= self.most_dims
 
     def _input(self, count, near=()):
-        """The dims of an input: most often one of the last one's, then new ones while there may be more."""
+        """The dims of an input: usually one of `near`, then new ones up to the limit."""
         dims = [self.rng.choice(near)] if near and self.rng.random() < 0.9 else []
         while len(dims) < count:
             old = [d for d in self.sizes if d not in dims]
@@ -136,42 +144,42 @@ class Walk:
 
     @property
     def dims(self):
-        """Of the value at hand, which is the last step's; at first that of the first input."""
+        """The dims of the latest value: the result of the last step, or at first the first input."""
         return self.shapes[-1] if self.steps else self.shapes[0]
 
     @property
-    def place(self):
+    def latest(self):
         return len(self.shapes) - 1 if self.steps else 0
 
     def _union(self, other):
         return tuple(dict.fromkeys((*self.dims, *self.shapes[other])))
 
     def einsum(self, other):
-        common, n = sorted({*self.dims} & {*self.shapes[other]}), self.place
+        common, n = sorted({*self.dims} & {*self.shapes[other]}), self.latest
         if not common:
             return False
-        gone, union = self.rng.choice(common), self._union(other)
-        kept = [d for d in union if d != gone]
-        return self._add(f"einsum {gone}", lambda v: wf.einsum(v[n], v[other], reduce=gone), kept)
+        reduced, union = self.rng.choice(common), self._union(other)
+        remaining = [d for d in union if d != reduced]
+        return self._add(f"einsum {reduced}", lambda v: wf.einsum(v[n], v[other], reduce=reduced), remaining)
 
     def binary(self, other):
         name = self.rng.choice(["add", "multiply", "maximum"])
-        n, op = self.place, getattr(wf, name)
+        n, op = self.latest, getattr(wf, name)
         return self._add(f"{name} #{other}", lambda v: op(v[n], v[other]), self._union(other))
 
     def again(self):
-        """An earlier value once more."""
+        """Use an earlier value again."""
         other = self.rng.randrange(len(self.shapes))
         return self.rng.choice([self.einsum, self.binary])(other)
 
     def unary(self):
-        name, n = self.rng.choice(["exp", "tanh", "relu", "square"]), self.place
+        name, n = self.rng.choice(["exp", "tanh", "relu", "square"]), self.latest
         return self._add(name, lambda v: getattr(wf, name)(v[n]), self.dims)
 
     def along(self, names=("softmax", "log_softmax", "cumsum")):
         if not self.dims:
             return False
-        name, dim, n = self.rng.choice(names), self.rng.choice(self.dims), self.place
+        name, dim, n = self.rng.choice(names), self.rng.choice(self.dims), self.latest
         return self._add(f"{name} {dim}", lambda v: getattr(wf, name)(v[n], dim), self.dims)
 
     def sort(self):
@@ -180,15 +188,15 @@ class Walk:
     def reduce(self):
         if len(self.dims) < 2:
             return False
-        name, n = self.rng.choice(["sum", "mean", "max", "logsumexp"]), self.place
-        gone = self.rng.choice(self.dims)
-        kept = [d for d in self.dims if d != gone]
-        return self._add(f"{name} {gone}", lambda v: getattr(wf, name)(v[n], gone), kept)
+        name, n = self.rng.choice(["sum", "mean", "max", "logsumexp"]), self.latest
+        reduced = self.rng.choice(self.dims)
+        remaining = [d for d in self.dims if d != reduced]
+        return self._add(f"{name} {reduced}", lambda v: getattr(wf, name)(v[n], reduced), remaining)
 
     def rename(self):
         if not self.dims or not self._has_room():
             return False
-        old, n, dims = self.rng.choice(self.dims), self.place, self.dims
+        old, n, dims = self.rng.choice(self.dims), self.latest, self.dims
         new = self._dim(self.sizes[old])
         renamed = [new if d == old else d for d in dims]
         return self._add(f"rename {old} {new}", lambda v: v[n].rename(**{old: new}), renamed)
@@ -196,7 +204,7 @@ class Walk:
     def merge(self):
         if len(self.dims) < 2 or not self._has_room():
             return False
-        pair, n, dims = self.rng.sample(self.dims, 2), self.place, self.dims
+        pair, n, dims = self.rng.sample(self.dims, 2), self.latest, self.dims
         new = self._dim(math.prod(self.sizes[d] for d in pair))
         first = min(dims.index(d) for d in pair)
         rest = [d for d in dims if d not in pair]
@@ -206,28 +214,28 @@ class Walk:
     def split(self):
         if not self.dims or not self._has_room(2):
             return False
-        old, n, dims = self.rng.choice(self.dims), self.place, self.dims
+        old, n, dims = self.rng.choice(self.dims), self.latest, self.dims
         outer = self.rng.choice([k for k in (2, 4, 5, 8, self.sizes[old]) if self.sizes[old] % k == 0])
         new = [self._dim(outer), self._dim(self.sizes[old] // outer)]
         into = [wf.Dim(d, self.sizes[d]) for d in new]
-        place = dims.index(old)
-        parts = [*dims[:place], *new, *dims[place + 1 :]]
+        latest = dims.index(old)
+        parts = [*dims[:latest], *new, *dims[latest + 1 :]]
         return self._add(f"split {old} {'+'.join(new)}", lambda v: wf.split(v[n], old, into), parts)
 
     def take(self):
-        """Looks up rows along a dim, in place of which is a new one."""
+        """Look up rows along a dim, which a new dim replaces."""
         if not self.dims or not self._has_room():
             return False
-        old, n, new = self.rng.choice(self.dims), self.place, self._dim()
+        old, n, new = self.rng.choice(self.dims), self.latest, self._dim()
         ids = wf.Dim(new, self.sizes[new])
         dims = [new, *(d for d in self.dims if d != old)]
         return self._add(f"take {old} {new}", lambda v: wf.take(v[n], wf.arange(ids) % 5, old), dims)
 
     def one_hot(self):
-        """The position of the greatest, as one of a new dim."""
+        """One-hot encode the position of the maximum along a new dim."""
         if not self.dims or not self._has_room():
             return False
-        old, n, new = self.rng.choice(self.dims), self.place, self._dim()
+        old, n, new = self.rng.choice(self.dims), self.latest, self._dim()
         dim = wf.Dim(new, self.sizes[new])
         dims = [*(d for d in self.dims if d != old), new]
         return self._add(
@@ -238,7 +246,7 @@ class Walk:
         """A loop along a dim."""
         if len(self.dims) < 2:
             return False
-        old, n = self.rng.choice(self.dims), self.place
+        old, n = self.rng.choice(self.dims), self.latest
         dims = [wf.Dim(d, self.sizes[d]) for d in self.dims if d != old]
 
         def body(carry, x):
@@ -252,7 +260,7 @@ class Walk:
 
 
 def _of_kind(kind, walk):
-    """A walk as it is, its gradients, or a step that trains its parameters."""
+    """The forward program of a walk, its gradients, or a train step, with their arguments."""
     if kind == "forward":
         return walk, tuple(walk.specs(["value"] * len(walk.inputs)))
     x, *params = walk.specs(["value", *["param"] * (len(walk.inputs) - 1)])
@@ -274,7 +282,7 @@ def _of_kind(kind, walk):
 
 
 def meshes_of(one):
-    """The mesh that is given, or all ordered factorizations of the devices into at most so many axes."""
+    """The given mesh, or all ordered factorizations of the number of devices into at most `one.axes` axes."""
     if one.mesh:
         return [wf.Mesh(one.mesh)]
     sizes = (some for n in range(1, one.axes + 1) for some in itertools.product(range(2, 17), repeat=n))
@@ -286,7 +294,7 @@ def meshes_of(one):
 
 
 def rules_of(dims, axes):
-    """Every assignment of an ordered tuple of axes, or of none, to every dim."""
+    """Every assignment of an ordered tuple of axes, possibly empty, to every dim."""
     tuples = [some for n in range(len(axes) + 1) for some in itertools.permutations(axes, n)]
     for chosen in itertools.product(tuples, repeat=len(dims)):
         yield dict(zip(dims, chosen, strict=True))
@@ -321,7 +329,7 @@ def plans_of(one):
 
 
 def best_of_all(one):
-    """The least seconds, their mesh and layout, and how many legal layouts there are."""
+    """The least time in seconds, its mesh and layout, and the number of legal layouts."""
     plans = plans_of(one)
     found = (
         (plan.time(one.hardware).overlapped_seconds, str(mesh), repr(layout))

@@ -1,6 +1,6 @@
-"""Reads compiled HLO text: the bytes of collectives by kind and mesh axes, with trip counts.
+"""Read compiled HLO text: the bytes of collectives by kind and mesh axes, and FLOPs, multiplied by trip counts.
 
-An oracle for what the program says of itself: this is what XLA will run.
+An oracle for plans: this is the program that XLA runs.
 """
 
 import itertools
@@ -24,7 +24,7 @@ OPCODE = re.compile(r"= (\([^=]*?\)|\S+) ([a-z\-]+)\(")
 
 
 def collective_bytes(text, mesh):
-    """Bytes on one device, as DESIGN counts them: `{(kind, axes): bytes}`."""
+    """The bytes of collectives on one device, counted like those of a plan: `{(kind, axes): bytes}`."""
     computations, entry = _computations(text)
     total = Counter()
     _count(computations, entry, 1, mesh, total)
@@ -76,9 +76,9 @@ def _sizes(shape):
 
 
 def _convolution(line, given, kernel, out):
-    """Along each dim the places of the input or the output, whichever are fewer, meet every tap once.
+    """FLOPs: along each spatial dim, every tap applies once to the shorter of input and output.
 
-    Of the gradient of a strided convolution XLA swaps input and kernel, which this does not see.
+    For the gradient of a strided convolution XLA swaps input and kernel, which this count does not detect.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line).groups()
     given, kernel, out = (

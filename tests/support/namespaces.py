@@ -1,8 +1,7 @@
 """Two hosts on one machine: network namespaces with their own addresses, names and disks.
 
-Each host lives as long as a `cat` that reads from a pipe of this process. When the process ends, in whatever
-way, `cat` ends too, and the kernel removes the namespaces with everything in them: nothing has a name that could
-be left behind.
+A host exists as long as a `cat` that reads from a pipe of this process. When this process ends, even if it is killed,
+`cat` ends too, and the kernel removes the anonymous namespaces. So nothing is left behind.
 """
 
 import os
@@ -18,11 +17,11 @@ import pytest
 TESTS = Path(__file__).parents[1]
 NAMES = ("weft-a", "weft-b")
 ADDRESSES = ("10.99.0.1", "10.99.0.2")
-PORT = 1234  # the coordinator's: nothing else listens in a new namespace
+PORT = 1234  # of the coordinator; in a new namespace every port is free
 
 
 class Host:
-    """One host: a network, a host name and mounts of its own."""
+    """One host with its own network, host name and mounts."""
 
     def __init__(self, number, hosts_file):
         self.number, self.processes = number, []
@@ -46,26 +45,26 @@ class Host:
 
     @property
     def pid(self):
-        """Of the process that keeps the host alive."""
+        """The id of the process that keeps the host alive."""
         return self._holder.pid
 
     def inside(self, *command):
-        """The command line that runs a command on this host, as the same process."""
+        """The command line that runs a command on this host, without a child process."""
         return ["nsenter", f"--target={self.pid}", "--net", "--uts", "--mount", "--", *map(str, command)]
 
     def run(self, *command):
-        """Run a command of the system; the test is skipped where that is not allowed."""
+        """Run a system command; skip the test if it is not permitted."""
         done = subprocess.run(self.inside(*command), capture_output=True, text=True, timeout=20)
         if done.returncode:
             pytest.skip(f"no namespaces here: {' '.join(map(str, command))}: {done.stderr.strip()}")
 
     def mount(self, source, target):
-        """Let this host see something else at a path."""
+        """Bind another file or folder to a path on this host."""
         self.run("mount", "--bind", source, target)
 
     def start(self, *command, coordinator=ADDRESSES[0], **environment):
-        """Start a Python program that is one of two processes, one for each host."""
-        place = {
+        """Start this host's process of a Python program with one process per host."""
+        settings = {
             "WEFT_COORDINATOR": f"{coordinator}:{PORT}",
             "WEFT_PROCESSES": str(len(NAMES)),
             "WEFT_PROCESS": str(self.number),
@@ -78,13 +77,13 @@ class Host:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=os.environ | place | {name: str(value) for name, value in environment.items()},
+            env=os.environ | settings | {name: str(value) for name, value in environment.items()},
         )
         self.processes.append(process)
         return process
 
     def close(self):
-        """End what runs there, and the host with it."""
+        """Kill all processes of the host, which removes it."""
         for process in [*self.processes, self._holder]:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -96,8 +95,8 @@ def two_hosts(folder, own_name="127.0.1.1"):
     """Two hosts with a cable between them.
 
     Args:
-      folder: for files of this test.
-      own_name: what a host's own name resolves to on it; 127.0.1.1 on Debian and Ubuntu.
+      folder: a folder for files of this test.
+      own_name: the address that a host's own name resolves to on it; 127.0.1.1 on Debian and Ubuntu.
     """
     missing = [name for name in ("unshare", "nsenter", "ip", "mount") if shutil.which(name) is None]
     if missing:

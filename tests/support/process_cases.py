@@ -1,4 +1,4 @@
-"""One of several processes: what tests/cli/test_launch.py starts. `python process_cases.py TASK FOLDER`."""
+"""The program of one of several processes that tests start: `python process_cases.py TASK ARGUMENT`."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ LAYOUT = wf.Layout("batch:data", params="d_ff:data", optimizer="d_ff:data")
 
 
 def small():
-    """A language model in which no size is divided by 2 or 4."""
+    """A small language model whose sizes do not divide evenly."""
     return models.Transformer(
         models.Config(d_model=10, d_ff=27, heads=2, d_kv=5, layers=1, vocab=31, longest=6)
     )
@@ -38,7 +38,7 @@ def everywhere():
 
 
 def stepped(mesh):
-    """The loss of one step, and the model and state after it."""
+    """Take one step; return the loss, the new model and the new state."""
     model = nn.init(small(), jax.random.key(0), mesh, LAYOUT)
     step = train.train_step(OPTIMIZER)
     state = OPTIMIZER.init(model)
@@ -48,7 +48,7 @@ def stepped(mesh):
 
 
 def digest(tree):
-    """A hash of all bits, padding left out; every process takes part."""
+    """A hash of all elements without padding; all processes must call it."""
     from jax.experimental import multihost_utils
 
     found = hashlib.sha256()
@@ -56,15 +56,17 @@ def digest(tree):
         storage = t.storage
         if not storage.is_fully_addressable:
             storage = multihost_utils.process_allgather(storage, tiled=True)
-        whole = np.asarray(storage)[tuple(slice(d.size) for d in t.dims)]
-        found.update(f"{name} {whole.dtype} {t.dims}".encode() + whole.tobytes())
+        elements = np.asarray(storage)[tuple(slice(d.size) for d in t.dims)]
+        found.update(f"{name} {elements.dtype} {t.dims}".encode() + elements.tobytes())
     return found.hexdigest()
 
 
 def save(folder):
     loss, model, state = stepped(everywhere())
     checkpoint.CheckpointManager(folder).save(1, model, state, {"example": 6}, wait=True)
-    assert checkpoint.CheckpointManager(folder).steps() == [1]  # on every process, once wait is over
+    assert checkpoint.CheckpointManager(folder).steps() == [
+        1
+    ]  # on every process, after the save has finished
     print(loss.hex())
     print(digest((model, state)))
 
@@ -79,7 +81,7 @@ def restore(folder):
 
 
 def stop(name):
-    """Now and then a collective; between, the processes are some steps apart. One of them gets a signal."""
+    """Processes run at different speeds between collectives, and one of them receives a signal."""
     total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
     with rendezvous.Stop() as other:
         assert not other.requested
@@ -96,7 +98,7 @@ def stop(name):
 
 
 def die(victim):
-    """One process is killed, and the others wait for it."""
+    """One process is killed while the others wait for it in a collective."""
     total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
     for step in range(100):
         total(wf.ones("a=4"))
@@ -107,7 +109,7 @@ def die(victim):
 
 
 def fail(victim):
-    """One process has an error of its own, and the others wait for it."""
+    """One process raises an error while the others wait for it in a collective."""
     total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
     print("running", flush=True)
     for _ in range(100):
@@ -117,7 +119,7 @@ def fail(victim):
 
 
 def export(folder):
-    """A Hugging Face folder that both write; one of them reads it back."""
+    """All processes write a Hugging Face folder and load it again."""
     config = models.preset("gpt2").config.replace(
         d_model=12, d_ff=24, heads=2, d_kv=6, layers=1, vocab=31, longest=6
     )
@@ -128,7 +130,7 @@ def export(folder):
 
 
 def stuck(how):
-    """One process is alive and never comes to a step, or hangs in the middle of a checkpoint; the other waits for it."""
+    """One process hangs before a step or while it writes a checkpoint, and the other waits for it."""
     where, _, folder = how.partition("@")
     hangs = jax.process_index() == (0 if where == "seal" else 1)
     total = wf.spmd(lambda x: wf.sum(x, "a"), everywhere(), wf.Layout("a:data"))
@@ -149,7 +151,7 @@ def hang(*_):
 
 
 def arguments():
-    """Programs take what each process has for itself: arrays, keys and numbers of all kinds."""
+    """Programs accept arguments that are local to each process: arrays, keys and numbers."""
 
     def program(x, raw, key, weak, number):
         drawn = wf.random.normal(key, x.dims)
@@ -168,7 +170,7 @@ def arguments():
 
 
 def all(folder):
-    """Most of these, in one start."""
+    """Several tasks in one process, because starting one is slow."""
     arguments()
     save(folder)
     stop("SIGTERM")

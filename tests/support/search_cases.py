@@ -1,5 +1,8 @@
-"""Small programs to search layouts for: `PROGRAMS[name]` is a function and its arguments, how many
-devices it is to be laid out on, and over how many axes."""
+"""Small programs whose layouts are searched.
+
+`PROGRAMS[name]` is a function that returns the program and its arguments, the number of devices, and the maximum number
+of axes.
+"""
 
 import jax
 
@@ -17,7 +20,7 @@ def parameter(dims):
 
 
 def chain():
-    """Three products in a row."""
+    """A product of three matrices."""
 
     def run(x, y, z):
         return wf.einsum(wf.einsum(x, y, reduce="b"), z, reduce="c")
@@ -46,7 +49,7 @@ def two_layers():
 
 
 def two_layers_trained():
-    """The same with an update, so that parameters and state may be stored in pieces."""
+    """The same with an optimizer update, so that stored parameters and state can be sharded."""
     grads, (params, x) = two_layers()
     optimizer = optim.AdamW(1e-3)
 
@@ -57,7 +60,7 @@ def two_layers_trained():
 
 
 def attention():
-    """Heads over two sequences, one of an odd length."""
+    """Attention with several heads; the number of keys is odd."""
 
     def run(q, k, v):
         weights = wf.softmax(wf.einsum(q, k, reduce="d"), "keys")
@@ -71,7 +74,7 @@ def attention():
 
 
 def gated():
-    """Two products of one tensor, multiplied."""
+    """A gated feed-forward layer: the product of two projections of one tensor."""
 
     def loss(params, x):
         u, v, w = params
@@ -85,7 +88,7 @@ def gated():
 
 
 def side_by_side():
-    """Two ways from one tensor over dims of their own, added up: their sums can be one."""
+    """Two parallel branches over different dims, added: one all-reduce can sum both."""
 
     def loss(params, x):
         a, b, c, d = params
@@ -100,7 +103,7 @@ def side_by_side():
 
 
 def renamed():
-    """A dim that changes its name and so its axis."""
+    """A dim that is renamed, and so changes its axis."""
 
     def run(x, w):
         y = wf.einsum(x, w, reduce="d").rename(h="d")
@@ -110,7 +113,7 @@ def renamed():
 
 
 def sequence_parallel():
-    """Norms on pieces of a sequence, products on whole ones."""
+    """Norms on a split sequence, products on a replicated one."""
 
     def loss(params, x):
         w, v = params
@@ -132,7 +135,7 @@ def reshaped():
 
 
 def tied():
-    """One table at both ends: its gradients are one sum."""
+    """Input and output embeddings share one table, whose gradient is one sum."""
 
     def loss(table, ids):
         x = wf.take(table, ids, "vocab")
@@ -154,7 +157,7 @@ def scanned():
 
 
 def remat_scanned():
-    """The same, computed again in the backward pass."""
+    """The same, recomputed in the backward pass."""
 
     def loss(params, x):
         def layer(x, pair):
@@ -170,7 +173,7 @@ def remat_scanned():
 
 
 def piped():
-    """The same layers, which a rule for their dim puts in stages."""
+    """The same layers as pipeline stages, if a rule splits their dim."""
 
     def loss(params, x):
         def layer(x, pair):
@@ -186,7 +189,7 @@ def piped():
 
 
 def convolution():
-    """Two convolutions over split space."""
+    """Two convolutions over spatial dims that can be split."""
 
     def loss(params, x):
         w, v = params
@@ -208,7 +211,7 @@ def pooled():
 
 
 def dropped():
-    """Random bits, which nothing has to send."""
+    """Dropout, whose random bits need no communication."""
 
     def run(x, w, key):
         return wf.sum(wf.einsum(wf.dropout(x, 0.1, key), w, reduce="d"), "h")
@@ -246,7 +249,7 @@ def mixture():
 
 
 def trained_language_model():
-    """A whole step in micro-batches, whose state may be stored in pieces."""
+    """A train step with micro-batches, whose state can be sharded."""
     model = nn.specs(_tiny("decoder", layers=2, heads=2, positions="none", tied=True))
     step = train.train_step(optim.Adafactor(0.01), micro=2)
     specs = batch_specs(model.config, 8, 16)

@@ -9,8 +9,8 @@ from weft import serve
 
 @pytest.fixture(scope="session")
 def engine():
-    """An engine that is warmed up once, whichever files ask for it."""
-    with serve.Engine(server_process.speaker_of(), most_waiting=400) as made:
+    """One compiled engine for all test files of a session."""
+    with serve.Engine(server_process.make_generator(), most_waiting=400) as made:
         assert made.wait_compiled(server_process.PATIENCE)
         yield made
 
@@ -22,5 +22,5 @@ def url(engine):
 
 
 @pytest.fixture(scope="session")
-def speaker():
-    return server_process.speaker()
+def generator():
+    return server_process.shared_generator()

@@ -1,4 +1,4 @@
-"""What a run of `weft train` leaves, to be compared; and the meshes that runs are compared on."""
+"""Compare the folders that runs of `weft train` write, and the meshes of these runs."""
 
 import json
 import resource
@@ -26,7 +26,7 @@ CLOSE = 1e-4  # relative, at float32
 
 
 def curve(folder):
-    """The losses of all steps; each is there once, in order."""
+    """The losses of all steps, each logged once and in order."""
     rows = [json.loads(line) for line in (folder / run_folder.METRICS_FILE).read_text().splitlines()]
     losses = {row["step"]: row["loss"] for row in rows if "loss" in row}
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, len(losses) + 1))
@@ -34,14 +34,14 @@ def curve(folder):
 
 
 def stored(folder):
-    """All arrays of the newest checkpoint by name: parameters, the optimizer's state, the running mean."""
+    """All arrays of the newest checkpoint by name: parameters, optimizer state and EMA."""
     run = loop.prepare_run(config_io.config_from_toml(folder / "config.toml").replace(folder=folder))
     like = nn.specs(run.model)
     _, model, state, _ = checkpoint.CheckpointManager(run.checkpoints).restore(*run.trainer.init(like))
     return {name: t.numpy() for name, t in nn.parameters({"model": model, "state": state}).items()}
 
 
-def assert_same(folder, other):
+def assert_same_runs(folder, other):
     """Both runs have the same curve and the same arrays, bit for bit."""
     assert curve(folder) == curve(other)
     ours, theirs = stored(folder), stored(other)
@@ -49,8 +49,8 @@ def assert_same(folder, other):
     assert [name for name, x in ours.items() if x.tobytes() != theirs[name].tobytes()] == []
 
 
-def assert_close(folder, other):
-    """Both runs have the same curve and the same parameters, but for rounding."""
+def assert_similar_runs(folder, other):
+    """Both runs have the same curve and the same parameters, up to rounding."""
     np.testing.assert_allclose(curve(folder), curve(other), rtol=CLOSE)
     ours, theirs = stored(folder), stored(other)
     assert ours.keys() == theirs.keys()
@@ -64,7 +64,7 @@ def distance(x, y):
 
 
 def strictly(text):
-    """What a JSON text says; Python's own NaN and Infinity are no JSON."""
+    """Parse JSON strictly: NaN and Infinity, which Python accepts, are not JSON."""
     return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
 
 
@@ -85,7 +85,7 @@ def wait_for(condition, seconds=60):
 
 @contextmanager
 def limited(size):
-    """No file may be larger than that: as on a full disk, writing fails."""
+    """Limit the size of files, so that writing fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

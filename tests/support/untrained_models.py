@@ -1,4 +1,4 @@
-"""Models that have learned nothing, whose parameters NumPy draws: `nn.init` compiles a program for each."""
+"""Untrained models with parameters from NumPy: `nn.init` would compile a program for each model."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from weft.nn.module import map_parameters
 
 
 def untrained(config, seed=0):
-    """A model with parameters that are all different: scales and biases around 1, the others around 0."""
+    """A model with random parameters: scales and biases around 1, the others around 0."""
     draw = np.random.default_rng(seed)
 
     def drawn(p):

@@ -1,13 +1,13 @@
-"""The theorem: layouts never change results. Programs drawn at random, as data, run in several ways.
+"""The theorem: layouts never change results. Random programs, represented as data, are run in several ways.
 
-A `Case` is a program (inputs, steps, what its loss is made of), a mesh and a layout. It is run
+A `Case` is a program (inputs, steps and the results that enter its loss), a mesh and a layout. It is run
 
 - by Weft on its mesh, with its layout,
 - by plain JAX on arrays without names or devices (the *oracle*: `families` has a line for each op),
-- every fourth by Weft on one device as well, and every fortieth eagerly, op by op,
+- one in four cases also by Weft on one device, and one in forty also eagerly, op by op.
 
-and all must agree: loss, outputs, and the gradients of the loss. A case prints as a program, and its
-`repr` is Python that makes it again.
+All runs must agree on the loss, the results and the gradients of the loss. A case prints as a program, and its
+`repr` is a Python expression that recreates it.
 """
 
 from .checking import check as check

@@ -1,4 +1,4 @@
-"""Running a case in several ways, and comparing."""
+"""Run a case in several ways and compare the results."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compare import assert_zero_padding
 
 import weft as wf
 from weft.core.placement import with_role
@@ -16,16 +17,16 @@ from weft.core.placement import with_role
 from .program import Case, Named, run_oracle, run_weft, weights
 from .typing import check_types
 
-TOLERANCE = 1e-9  # in float64, of the largest element
+TOLERANCE = 1e-9  # in float64, relative to the largest element
 
-# At level 0, at which tests compile, XLA may compute a value once for each of its uses, not to the same bit: the
-# derivative of `jnp.max` then finds the maximum nowhere, and divides by 0. So the oracle is compiled at level 1, and
-# what differs from it at level 0 is compiled at level 1 too, which decides.
+# Tests compile at optimization level 0. There XLA may compute a value separately for each of its uses, with different
+# rounding: the derivative of `jnp.max` then finds no element that equals the maximum, and divides by 0. So the oracle is
+# compiled at level 1, and a case that differs from it at level 0 is compiled again at level 1, which decides.
 LEVEL_1 = {"xla_backend_optimization_level": 1}
 
 
 def expected(case: Case) -> tuple[Any, list[Named], list[Any]]:
-    """The loss, the results and the gradients, by plain JAX."""
+    """The loss, the results and the gradients, computed by plain JAX."""
     arrays = [given.values() for given in case.inputs]
     chosen = [n for n, given in enumerate(case.inputs) if given.has_gradient]
     names: list[Any] = []
@@ -53,9 +54,11 @@ def expected(case: Case) -> tuple[Any, list[Named], list[Any]]:
 def computed(
     case: Case, mesh: Any, layout: Any, eager: bool = False, options: Any = None
 ) -> tuple[Any, list[wf.Tensor], list[wf.Tensor]]:
-    """The loss, the results and the gradients, by Weft; eagerly, op by op on placed tensors.
+    """The loss, the results and the gradients, computed by Weft.
 
-    `options` are XLA's, for a program that is compiled with others than the tests'.
+    Args:
+      eager: whether to run op by op, on placed tensors, instead of staging a program.
+      options: XLA compiler options that replace the tests' defaults.
     """
     tensors = [with_role(wf.tensor(i.values(), i.dims), i.role) for i in case.inputs]
 
@@ -84,30 +87,30 @@ def computed(
 
     run = program if eager else wf.spmd(program, mesh, layout)
     run = jax.jit(run, compiler_options=options) if options else run
-    with warnings.catch_warnings():  # a rule for a dim that the program happens not to have
+    with warnings.catch_warnings():  # the layout may have a rule for a dim that the program lacks
         warnings.simplefilter("ignore", wf.LayoutWarning)
         return run([tensors[n] for n in chosen], [tensors[n] for n in handed])
 
 
 def check(case: Case) -> None:
-    """An AssertionError unless all runs agree."""
+    """Raise AssertionError unless all runs agree."""
     if case.is_typed:
         return check_types(case)
     with jax.enable_x64(True):
         want = expected(case)
         if case.alone:
             _check_staged(case, "on one device", (wf.Mesh(), wf.Layout()), want)
-        place = wf.Mesh(case.mesh), case.weft_layout()
-        _check_staged(case, "on its mesh", place, want)
+        placement = wf.Mesh(case.mesh), case.weft_layout()
+        _check_staged(case, "on its mesh", placement, want)
         if case.eager:
-            _compare(case, "eagerly", computed(case, *place, eager=True), want)
+            _compare(case, "eagerly", computed(case, *placement, eager=True), want)
 
 
-def _check_staged(case: Case, where: str, place: Any, want: Any) -> None:
+def _check_staged(case: Case, where: str, placement: Any, want: Any) -> None:
     try:
-        _compare(case, where, computed(case, *place), want)
+        _compare(case, where, computed(case, *placement), want)
     except AssertionError:
-        _compare(case, where, computed(case, *place, options=LEVEL_1), want)
+        _compare(case, where, computed(case, *placement, options=LEVEL_1), want)
 
 
 def _compare(case: Case, where: str, got: Any, want: Any) -> None:
@@ -132,7 +135,4 @@ def _close(case: Case, where: str, what: str, got: wf.Tensor, want: Any) -> None
     else:
         wrong = have != want
     assert not wrong.any(), f"{what} {where} is\n{have}\ninstead of\n{want}"
-    # What is stored behind the true size is zero, always.
-    storage = np.asarray(got.storage).copy()
-    storage[tuple(slice(d.size) for d in got.dims)] = 0
-    assert not storage.any(), f"{what} {where} has padding that is not zero"
+    assert_zero_padding(got, f"{what} {where}")

@@ -1,4 +1,4 @@
-"""Drawing programs, meshes and legal layouts."""
+"""Draw random programs, meshes and legal layouts."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ MESHES = [
     "x=2", "x=3", "x=4", "x=8", "x=5", "x=2 y=2", "x=2 y=3", "x=3 y=2", "x=4 y=2", "x=2 y=4",
     "x=1 y=4", "x=2 y=2 z=2",
 ]  # fmt: skip
-# What the inputs of typed programs are.
+# The dtypes of the inputs of typed programs.
 FLOATS = ["bfloat16", "float16", "float32", "weak", "bfloat16"]
 INTEGERS = ["int8", "uint8", "weak", "int8", "int32"]
-TRIES = 12  # how often another op is drawn where one did not fit
+TRIES = 12  # draws of another op after one did not fit
 
 
-class Places:
-    """What a program asks of a layout: the names that must be legal together, and those kept whole."""
+class LayoutConstraints:
+    """What a program requires of a layout: dims that need different axes, and dims that must not be split."""
 
     def __init__(self) -> None:
         self.together: set[frozenset[str]] = set()
-        self.whole: set[str] = set()
+        self.unsplittable: set[str] = set()
         self.sizes: dict[str, int] = {}
 
     def names(self) -> list[str]:
         return sorted(set().union(*self.together))
 
     def rivals(self, name: str) -> set[str]:
-        """The names that may not be on an axis of this one."""
+        """The dims that must not share an axis with this one."""
         return set().union(*[group for group in self.together if name in group]) - {name}
 
 
 class Drawer:
-    """Draws steps, with the values computed so far at hand."""
+    """Draws the steps of a program, given the values computed so far."""
 
     def __init__(
         self,
         random: Random,
         env: Sequence[Named],
-        places: Places,
+        constraints: LayoutConstraints,
         depth: int = 0,
         avoid: Sequence[str] = (),
         mapped: Sequence[str] = (),
         families: dict[str, Any] = FAMILIES,
     ):
         self.families = families
-        self.random, self.env, self.places, self.depth = random, list(env), places, depth
+        self.random, self.env, self.constraints, self.depth = random, list(env), constraints, depth
         self.avoid, self.mapped = tuple(avoid), tuple(mapped)
         self.steps: list[Step] = []
 
-    # What ops draw with
+    # Choices that ops are drawn with
 
     def draw(self, option: Callable[[Drawer], Any]) -> Any:
         return option(self)
@@ -87,7 +87,7 @@ class Drawer:
         most: int = 3,
         test: Callable[..., bool] | None = None,
     ) -> int:
-        """A value of a kind and a number of dims; the newest one half of the time."""
+        """A value of one of the kinds with `least` to `most` dims: half of the time the newest."""
         found = [
             n
             for n, x in enumerate(self.env)
@@ -101,10 +101,10 @@ class Drawer:
         return self.choose([n for n in NAMES if n not in avoid and n not in self.avoid])
 
     def size(self, name: str) -> int:
-        """The usual size of a dim: mostly one for each name, so that tensors agree."""
-        if name not in self.places.sizes or self.chance(8):
-            self.places.sizes[name] = self.choose([3, 2, 5, 4, 1, 6, 7, 8, 9])
-        return self.places.sizes[name]
+        """The size of a dim: mostly the same for a name, so that tensors can be combined."""
+        if name not in self.constraints.sizes or self.chance(8):
+            self.constraints.sizes[name] = self.choose([3, 2, 5, 4, 1, 6, 7, 8, 9])
+        return self.constraints.sizes[name]
 
     def dims(self, count: int) -> list[tuple[str, int]]:
         dims: list[tuple[str, int]] = []
@@ -115,17 +115,17 @@ class Drawer:
             raise Unfit
         return dims
 
-    def keep_whole(self, name: str) -> None:
-        self.places.whole.add(name)
+    def forbid_split(self, name: str) -> None:
+        self.constraints.unsplittable.add(name)
 
     def body(
         self, given: Sequence[Named], avoid: Sequence[str] = (), mapped: Sequence[str] = ()
     ) -> tuple[Body, list[Named]]:
-        """A function of some values, drawn in a drawer of its own, and its environment."""
+        """A function of the given values, drawn by an inner drawer, and all values that it computes."""
         inner = Drawer(
             self.random,
             given,
-            self.places,
+            self.constraints,
             self.depth + 1,
             (*self.avoid, *avoid),
             (*self.mapped, *mapped),
@@ -143,12 +143,12 @@ class Drawer:
     # Steps
 
     def note(self, groups: Sequence[Sequence[str]]) -> None:
-        """Names that are in one tensor, or one op."""
+        """Record dims that occur in one tensor or one op."""
         for group in groups:
-            self.places.together.add(frozenset({*group, *self.mapped}))
+            self.constraints.together.add(frozenset({*group, *self.mapped}))
 
     def step(self) -> None:
-        """One more step, if any of several draws fits."""
+        """Append a step, if one of several draws fits."""
         deep = {"control", "calculus"} if self.depth else set()
         families = [f for f in self.families if f not in deep]
         if self.depth == 1 and self.chance(6):
@@ -157,13 +157,13 @@ class Drawer:
             families = ["mixed"]
         for _ in range(TRIES):
             name = self.choose(list(self.families[self.choose(families)]))
-            before = set(self.places.together), set(self.places.whole)
+            before = set(self.constraints.together), set(self.constraints.unsplittable)
             try:
                 operands, options = OPS[name].draw(self)
                 given = [self.env[n] for n in operands]
                 results = OPS[name].apply(given, options)
             except Unfit:
-                self.places.together, self.places.whole = before
+                self.constraints.together, self.constraints.unsplittable = before
                 continue
             if any(len(x.names) > 4 for x in results):
                 continue
@@ -197,13 +197,13 @@ def _input(d: Drawer, kind: str, most: int) -> Input:
     return Input(text, kind, role, captured=d.chance(6), seed=d.random.randint(0, 99))
 
 
-def _layout(d: Drawer, places: Places, axes: list[str]) -> dict[str, tuple[str, ...]]:
-    """Rules for the dims of a program, no two rivals on one axis."""
+def _layout(d: Drawer, constraints: LayoutConstraints, axes: list[str]) -> dict[str, tuple[str, ...]]:
+    """Rules for the dims of a program, with no two rivals on one axis."""
     rules: dict[str, tuple[str, ...]] = {}
-    for name in d.shuffled(places.names()):
-        taken = {axis for rival in places.rivals(name) for axis in rules.get(rival, ())}
+    for name in d.shuffled(constraints.names()):
+        taken = {axis for rival in constraints.rivals(name) for axis in rules.get(rival, ())}
         free = [axis for axis in axes if axis not in taken]
-        if name in places.whole or not free:
+        if name in constraints.unsplittable or not free:
             continue
         count = d.choose([n for n in (1, 1, 1, 2, 2, 0, 3) if n <= len(free)])
         if count:
@@ -218,7 +218,7 @@ def _stored(
     role: str,
     axes: list[str],
 ) -> dict[str, tuple[str, ...]]:
-    """Further rules for inputs of a role."""
+    """Additional rules for the inputs of a role."""
     new: dict[str, tuple[str, ...]] = {}
     tensors = [[d.name for d in wf.dims(i.dims)] for i in inputs if i.role == role]
     for name in sorted({n for names in tensors for n in names}):
@@ -243,30 +243,30 @@ def _text(rules: dict[str, tuple[str, ...]]) -> str:
 
 
 def drawn(random: Random, most_steps: int = 8, typed: bool = False) -> Case:
-    """A program of several ops, a mesh, and a layout that is legal for them; typed: of narrow types."""
+    """A program of several ops, a mesh and a legal layout; `typed` programs have narrow and weak types."""
     with jax.enable_x64(True):
         return _drawn(random, most_steps, typed)
 
 
 def _kinds(d: Drawer) -> list[str]:
     kinds = ["real", *d.random.choices(["real", "positive", "grid"], k=d.random.randint(0, 2))]
-    return kinds + d.choose([["index"], ["index"], [], ["truth"]])
+    return kinds + d.choose([["index"], ["index"], [], ["boolean"]])
 
 
 def _typed_kinds(d: Drawer) -> list[str]:
-    kinds = ["small", *d.random.choices(["small", "index", "truth"], k=d.random.randint(0, 2))]
-    return kinds + d.choose([["index"], ["truth"], ["index", "truth"]])
+    kinds = ["small", *d.random.choices(["small", "index", "boolean"], k=d.random.randint(0, 2))]
+    return kinds + d.choose([["index"], ["boolean"], ["index", "boolean"]])
 
 
 def _with_type(d: Drawer, given: Input) -> Input:
-    if given.kind == "truth":
+    if given.kind == "boolean":
         return given
     return dataclasses.replace(given, dtype=d.choose(INTEGERS if given.kind == "index" else FLOATS))
 
 
 def _drawn(random: Random, most_steps: int, typed: bool) -> Case:
-    places = Places()
-    d = Drawer(random, [], places, families=TYPED if typed else FAMILIES)
+    constraints = LayoutConstraints()
+    d = Drawer(random, [], constraints, families=TYPED if typed else FAMILIES)
     kinds = (_typed_kinds if typed else _kinds)(d)
     inputs = tuple(_input(d, kind, 3 if kind != "index" else 2) for kind in kinds)
     if typed:
@@ -283,13 +283,13 @@ def _drawn(random: Random, most_steps: int, typed: bool) -> Case:
     ends = [n for n in range(len(inputs), len(d.env)) if n not in used]
     others = [n for n in range(len(d.env)) if n not in ends]
     results = tuple(sorted({*ends, *d.some(others, least=0)[:2]}))
-    inputs = tuple(  # a rule for the dim of a tensor that is never met would be a warning
+    inputs = tuple(  # a rule for a dim of a tensor that the program never uses would warn
         dataclasses.replace(given, captured=given.captured and n in used | set(results))
         for n, given in enumerate(inputs)
     )
     mesh = d.choose(MESHES)
     axes = list(wf.Mesh(mesh).names)
-    rules = _layout(d, places, axes)
+    rules = _layout(d, constraints, axes)
     stored = {
         role: _text(_stored(d, rules, inputs, role, axes)) if any(i.role == role for i in inputs) else None
         for role in ("param", "optimizer")
@@ -309,7 +309,9 @@ def _drawn(random: Random, most_steps: int, typed: bool) -> Case:
 
 
 def cases(salt: int = 0, typed: bool = False) -> st.SearchStrategy[Case]:
-    """Cases for hypothesis. Each is drawn from a seed of its own, so that all ops are equally likely and no
-    two examples are variations of each other; `reduced` makes a failing one smaller."""
+    """Cases for hypothesis, each drawn from its own seed.
+
+    So all ops are equally likely, and no example is a variation of another. `reduced` shrinks a failing case.
+    """
     seeds = st.tuples(*[st.integers(0, 2**20)] * 3)
     return seeds.map(lambda seed: drawn(Random(repr((salt, *seed))), typed=typed))

@@ -1,4 +1,4 @@
-"""Programs as data, and how they run: by Weft, and by the oracle, on arrays with names."""
+"""Programs as data, and functions that run them: with Weft, and with the oracle on arrays with named dims."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from weft.core.types import cast_like
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that the program is given: its values are drawn by `seed`."""
+    """An input tensor of a program; `seed` determines its values."""
 
     dims: str
-    kind: str = "real"  # real, positive, grid (multiples of 1/4, so with ties), small, index, truth
+    kind: str = "real"  # real, positive, grid (multiples of 1/4, so with ties), small, index, boolean
     role: str = "value"
-    captured: bool = False  # met inside the program instead of handed over; it has no gradient
+    captured: bool = False  # captured by the program instead of passed as an argument; it has no gradient
     seed: int = 0
-    dtype: str = ""  # that of typed programs: bfloat16, …, or weak; else float64, int32 or bool
+    dtype: str = ""  # in typed programs: bfloat16, …, or weak; otherwise float64, int32 or bool
 
     def array(self) -> Any:
-        """The values in their type."""
+        """The values in the input's dtype."""
         values = jnp.asarray(self.values())
         if self.dtype == "weak":
             return cast_like(values, jax.typeof(0 if self.kind == "index" else 0.0))
@@ -37,7 +37,7 @@ class Input:
         shape = tuple(d.size for d in wf.dims(self.dims))
         if self.kind == "index":
             return random.integers(0, 5, shape).astype(np.int32)
-        if self.kind == "truth":
+        if self.kind == "boolean":
             return random.integers(0, 2, shape).astype(bool)
         if self.kind == "small":
             return random.integers(-2, 3, shape).astype(float)
@@ -54,7 +54,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Step:
-    """One op: its name in `families.OPS`, the values it takes, and its options."""
+    """One op: its name in `families.OPS`, the numbers of its operands, and its options."""
 
     op: str
     operands: tuple[int, ...]
@@ -68,7 +68,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Body:
-    """The function of a loop, branch or transformation: values 0, 1, … are what it is given."""
+    """The function of a loop, branch or transformation; its arguments are the values 0, 1, …"""
 
     steps: tuple[Step, ...]
     result: int
@@ -79,18 +79,18 @@ class Body:
 
 @dataclass(frozen=True)
 class Case:
-    """A program, and where it runs."""
+    """A program with the mesh and the layout that it runs on."""
 
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...]
-    results: tuple[int, ...]  # the values that are returned, and make up the loss
-    plain: tuple[int, ...] = ()  # those of them that the loss adds up as they are, without weights
+    results: tuple[int, ...]  # the numbers of the values that are returned and enter the loss
+    plain: tuple[int, ...] = ()  # the results that the loss sums without weights
     mesh: str = ""
     layout: str = ""
     params: str | None = None
     optimizer: str | None = None
-    alone: bool = True  # whether it is run on one device as well
-    eager: bool = False  # and op by op
+    alone: bool = True  # whether it also runs on one device
+    eager: bool = False  # whether it also runs eagerly, op by op
 
     def __str__(self) -> str:
         lines = [
@@ -103,7 +103,7 @@ class Case:
 
     @property
     def is_typed(self) -> bool:
-        """Whether it is a program of narrow and weak types, in which types are compared too."""
+        """Whether the inputs have narrow or weak types; then types are compared too."""
         return any(given.dtype for given in self.inputs)
 
     def weft_layout(self) -> wf.Layout:
@@ -115,13 +115,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Named:
-    """An array of NumPy or JAX in its true size, and the names of its dimensions.
+    """A NumPy or JAX array without padding, and the names of its dims.
 
     Attributes:
-      exact: whether its values come out the same however they are computed (multiples of a power of
-        two): only then may it be compared with itself, have ties, or lie on the kink of a function.
-      narrow: whether they come out the same in 16 bits too, however sums are ordered (and in types of 8
-        bits, if they are integers).
+      exact: whether the values are free of rounding (multiples of a power of two). Only then may two of them be
+        compared, be equal, or lie on the kink of a function.
+      narrow: whether 16 bits (8, for integers) also represent the values without rounding, in any order of additions.
     """
 
     array: Any
@@ -135,16 +134,16 @@ class Named:
 
     @property
     def kind(self) -> str:
-        """b for truth values, i for whole numbers, f for floating-point ones."""
+        """b for booleans, i for integers, f for floats."""
         return {"b": "b", "i": "i", "u": "i", "f": "f"}[np.dtype(self.array.dtype).kind]
 
 
 class Unfit(Exception):
-    """An op can't be applied, or its result would depend on rounding."""
+    """An op cannot be applied, or its result would depend on rounding."""
 
 
 def weights(shape: Sequence[int]) -> np.ndarray:
-    """Fixed weights for a loss: no two alike."""
+    """Fixed weights for a loss, all different."""
     return np.cos(1.0 + np.arange(int(np.prod(shape)))).reshape(shape)
 
 
@@ -152,7 +151,7 @@ def weights(shape: Sequence[int]) -> np.ndarray:
 
 
 def run_oracle(steps: Sequence[Step], values: Sequence[Named]) -> list[Named]:
-    """All values of a program; with concrete ones, each step is checked to be sound."""
+    """All values of a program. If they are concrete, each step is checked to be independent of rounding."""
     from .families import OPS
 
     env = list(values)
@@ -166,7 +165,7 @@ def run_weft(
     values: Sequence[wf.Tensor],
     placed: Callable[[wf.Tensor], wf.Tensor] = lambda t: t,
 ) -> list[wf.Tensor]:
-    """All values of a program, as tensors; `placed` puts new ones on a mesh where that is not implied."""
+    """All values of a program as tensors. `placed` puts the results of creation ops on a mesh, for eager runs."""
     from .families import OPS
 
     env = list(values)

@@ -1,4 +1,4 @@
-"""Making a failing case smaller, as a program: fewer results, steps, inputs, rules, axes and places."""
+"""Shrink a failing case as a program: fewer results, steps, inputs, rules and axes, and smaller dims."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _smaller_meshes(case: Case) -> Iterator[Case]:
 
 
 def _resized(case: Case, name: str, size: int) -> Case:
-    """Every dim of this name in one size, where it is written down."""
+    """The case with another size of a dim, in all inputs and options."""
 
     def resize(option: Any) -> Any:
         if isinstance(option, Body):
@@ -138,11 +138,11 @@ def _resized(case: Case, name: str, size: int) -> Case:
     return dataclasses.replace(case, inputs=inputs, steps=tuple(map(step, case.steps)))
 
 
-# Leaving out steps
+# Removing steps
 
 
 def _count(step: Step) -> int:
-    """How many results a step has."""
+    """The number of results of a step."""
     if step.op == "scan":
         return 1 if step.options["keep"] is None else 2
     return {"top_k": 2, "unstack": 2, "jvp": 2, "grad": len(step.operands)}.get(step.op, 1)
@@ -151,8 +151,7 @@ def _count(step: Step) -> int:
 def _shorter(
     steps: Sequence[Step], given: int, results: Sequence[int]
 ) -> Iterator[tuple[tuple[Step, ...], tuple[int, ...]]]:
-    """Programs in which one step is left out, its results replaced by another value, or inlined, or
-    its body made shorter."""
+    """Programs with one step less, whose results another value replaces, or with one step less in a body."""
     start = given
     starts = []
     for step in steps:
@@ -181,7 +180,7 @@ def _shorter(
 
 
 def _arguments(step: Step, key: str) -> int:
-    """How many values a body is given."""
+    """The number of arguments of a body."""
     return len(step.operands) + {"fori_loop": 1, "while_loop": 1, "cond": -1}.get(step.op, 0)
 
 
@@ -190,30 +189,30 @@ def _renumbered(step: Step, moved: Callable[[int], int]) -> Step:
 
 
 def _pruned(case: Case) -> Case:
-    """Without steps and inputs whose values nothing needs."""
+    """The case without unused steps and inputs."""
     start = len(case.inputs)
     starts = []
     for step in case.steps:
         starts.append(start)
         start += _count(step)
-    needed, kept = set(case.results), []
+    needed, needed_steps = set(case.results), []
     for n in reversed(range(len(case.steps))):
         step = case.steps[n]
         if any(m in needed for m in range(starts[n], starts[n] + _count(step))):
             needed |= set(step.operands)
-            kept.insert(0, n)
+            needed_steps.insert(0, n)
     inputs = [n for n in range(len(case.inputs)) if n in needed]
     if not any(case.inputs[n].has_gradient for n in inputs):
         inputs.append(next(n for n, given in enumerate(case.inputs) if given.has_gradient))
-    places, end = {n: m for m, n in enumerate(sorted(inputs))}, len(inputs)
-    for n in kept:
+    new_numbers, end = {n: m for m, n in enumerate(sorted(inputs))}, len(inputs)
+    for n in needed_steps:
         for m in range(_count(case.steps[n])):
-            places[starts[n] + m] = end
+            new_numbers[starts[n] + m] = end
             end += 1
     return dataclasses.replace(
         case,
         inputs=tuple(case.inputs[n] for n in sorted(inputs)),
-        steps=tuple(_renumbered(case.steps[n], places.__getitem__) for n in kept),
-        results=tuple(places[n] for n in case.results),
-        plain=tuple(places[n] for n in case.plain if n in case.results),
+        steps=tuple(_renumbered(case.steps[n], new_numbers.__getitem__) for n in needed_steps),
+        results=tuple(new_numbers[n] for n in case.results),
+        plain=tuple(new_numbers[n] for n in case.plain if n in case.results),
     )

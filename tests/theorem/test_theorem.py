@@ -8,11 +8,11 @@ from theorem import cases, check, reduced
 
 SHARDS, EXAMPLES = 10, 20
 
-failed = {}  # hypothesis runs a failing case again; it is made smaller once
+failed = {}  # failing cases and their shrunk ones: hypothesis runs a failing case again, and shrinking is slow
 
 
 def holds(case):
-    """The theorem for one case; if it fails, for a smaller one that fails alike."""
+    """Check one case. If it fails, shrink it and raise the error of the smallest case that fails the same way."""
     seen = repr(case)
     try:
         check(failed.get(seen, case))

@@ -1,8 +1,8 @@
-"""Running a program of narrow and weak types, and comparing types and values with those on one device.
+"""Run a program of narrow and weak types, and compare its types and values with those on one device.
 
-Every value of the program is compared, not only its results. Its dtype and its weak type are always the same. Its
-elements are if 16 bits hold all that they are made of exactly (`Named.narrow`): then no rounding depends on the order
-of additions, nor on the precision of intermediate results. Other values are the float64 programs' concern.
+Every value of the program is compared, not only its results. Dtypes and weak types must always agree. Elements must
+agree if 16 bits represent every number in their computation exactly (`Named.narrow`): then rounding depends neither on
+the order of additions nor on the precision of intermediate results. The float64 programs cover the other values.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from weft.core.placement import with_role
 
 from .program import Case, Named, run_oracle, run_weft
 
-NARROW = ("small", "index", "truth")  # the kinds of inputs that 16 bits, or 8, hold exactly
-GRADIENT_PLACES = 8  # units in the last place: a gradient adds up in an order that depends on the layout
+NARROW = ("small", "index", "boolean")  # the kinds of inputs that 16 bits (8, for integers) represent exactly
+GRADIENT_ULPS = 8  # units in the last place: the layout decides the order in which a gradient is summed
 
 
 def computed(
     case: Case, mesh: Any, layout: Any, eager: bool = False
 ) -> tuple[list[wf.Tensor], list[wf.Tensor]]:
-    """All values, and the gradients of the sum of all results."""
+    """All values of the program, and the gradients of the sum of its results."""
     tensors = [with_role(wf.tensor(i.array(), i.dims), i.role) for i in case.inputs]
 
     def placed(t: wf.Tensor) -> wf.Tensor:
@@ -50,13 +50,13 @@ def computed(
         return env, grads
 
     run = program if eager else wf.spmd(program, mesh, layout)
-    with warnings.catch_warnings():  # a rule for a dim that the program happens not to have
+    with warnings.catch_warnings():  # the layout may have a rule for a dim that the program lacks
         warnings.simplefilter("ignore", wf.LayoutWarning)
         return run([tensors[n] for n in chosen], [tensors[n] for n in handed])
 
 
 def check_types(case: Case) -> None:
-    """An AssertionError unless the program's values are the same on its mesh as on one device."""
+    """Raise AssertionError unless the program computes the same values on its mesh as on one device."""
     with jax.enable_x64(True):
         given = [
             Named(i.values(), tuple(d.name for d in wf.dims(i.dims)), exact=True, narrow=i.kind in NARROW)
@@ -64,10 +64,10 @@ def check_types(case: Case) -> None:
         ]
         env = run_oracle(case.steps, given)
         want = computed(case, wf.Mesh(), wf.Layout())
-        place = wf.Mesh(case.mesh), case.weft_layout()
-        _compare(case, "on its mesh", computed(case, *place), want, env)
+        placement = wf.Mesh(case.mesh), case.weft_layout()
+        _compare(case, "on its mesh", computed(case, *placement), want, env)
         if case.eager:
-            _compare(case, "eagerly", computed(case, *place, eager=True), want, env)
+            _compare(case, "eagerly", computed(case, *placement, eager=True), want, env)
 
 
 def _compare(case: Case, where: str, got: Any, want: Any, env: list[Named]) -> None:
@@ -79,7 +79,7 @@ def _compare(case: Case, where: str, got: Any, want: Any, env: list[Named]) -> N
     for n, x, y in zip(chosen, got[1], want[1], strict=True):
         _same_type(f"the gradient of v{n} {where}", x, y)
         if all(known.narrow for known in env):
-            _same(f"the gradient of v{n} {where}", x, y, GRADIENT_PLACES)
+            _same(f"the gradient of v{n} {where}", x, y, GRADIENT_ULPS)
 
 
 def _same_type(what: str, x: wf.Tensor, y: wf.Tensor) -> None:
@@ -87,12 +87,12 @@ def _same_type(what: str, x: wf.Tensor, y: wf.Tensor) -> None:
     assert have == wanted, f"{what} is {have} (dtype, weak type) instead of {wanted}"
 
 
-def _same(what: str, x: wf.Tensor, y: wf.Tensor, places: int = 0) -> None:
+def _same(what: str, x: wf.Tensor, y: wf.Tensor, ulps: int = 0) -> None:
     have, wanted = (np.asarray(t.numpy(*y.dims)) for t in (x, y))
     if jnp.issubdtype(y.dtype, jnp.floating):
         have, wanted = have.astype(np.float64), wanted.astype(np.float64)
         scale = np.max(np.abs(wanted), initial=0.0)
-        wrong = ~(np.abs(have - wanted) <= places * float(jnp.finfo(y.dtype).eps) * scale)
+        wrong = ~(np.abs(have - wanted) <= ulps * float(jnp.finfo(y.dtype).eps) * scale)
     else:
         wrong = have != wanted
     assert not wrong.any(), f"{what} is\n{have}\ninstead of\n{wanted}"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import real, same
+from compare import assert_same, real
 
 import weft as wf
 from weft import nn, optim, train
@@ -79,8 +79,8 @@ def separate(replicas, every=EVERY, rate=0.7, momentum=0.9, rounds=ROUNDS):
 
     for number in range(rounds * every):
         given = batch(number)
-        whole = [t.array for t in (given.tokens, given.targets, given.weights)]
-        found = [step(*run, [a[r::replicas] for a in whole]) for r, run in enumerate(runs)]
+        arrays = [t.array for t in (given.tokens, given.targets, given.weights)]
+        found = [step(*run, [a[r::replicas] for a in arrays]) for r, run in enumerate(runs)]
         losses.append([one[0] for one in found])
         runs = [one[1:] for one in found]
         if (number + 1) % every == 0:
@@ -128,10 +128,10 @@ def test_equals_separate_runs(name):
     merged = diloco.merged(model, state)
     for key, t in nn.parameters(model).items():
         assert (t.role, t.dims[0]) == ("param", diloco.dim)
-        same(t, np.stack([params[key] for params, _ in runs]), key, rtol=2e-5, atol=1e-6)
-        same(getattr(merged, key), outer[key], key, rtol=2e-5, atol=1e-6)
+        assert_same(t, np.stack([params[key] for params, _ in runs]), name=key, rtol=2e-5, atol=1e-6)
+        assert_same(getattr(merged, key), outer[key], name=key, rtol=2e-5, atol=1e-6)
         means = np.stack([inner[0].mu[key] for _, inner in runs])
-        same(state["inner"]["mean"][key], means, key, rtol=2e-5, atol=1e-6)
+        assert_same(state["inner"]["mean"][key], means, name=key, rtol=2e-5, atol=1e-6)
         assert state["inner"]["mean"][key].role == state["outer"][key].role == "optimizer"
     assert state["inner"]["step"].numpy().tolist() == [ROUNDS * EVERY] * replicas
     reported = diloco.reduce_metrics(metrics)
@@ -142,13 +142,13 @@ def test_equals_separate_runs(name):
 def test_one_replica_that_meets_itself_is_adamw():
     diloco = train.DiLoCo(INNER, replicas=1, every=1, outer_rate=1.0, outer_momentum=0.0)
     losses, _, model, state = trained(diloco, None, None, rounds=4)
-    plain, kept = net(), INNER.init(net())
+    plain, plain_state = net(), INNER.init(net())
     step = wf.spmd(train.train_step(INNER))
     for number in range(4):
-        metrics, plain, kept = step(plain, kept, batch(number), None)
+        metrics, plain, plain_state = step(plain, plain_state, batch(number), None)
         np.testing.assert_allclose(losses[number], metrics["loss"].item(), rtol=1e-6)
     for key, t in nn.parameters(diloco.merged(model, state)).items():
-        same(t, getattr(plain, key).array, key, rtol=1e-6, atol=1e-6)
+        assert_same(t, getattr(plain, key).array, name=key, rtol=1e-6, atol=1e-6)
     assert state["momentum"] == {}
 
 

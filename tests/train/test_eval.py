@@ -77,11 +77,11 @@ def test_another_mesh_gives_the_same_score(run, capsys):
 
 
 def test_some_of_the_batches(run, capsys):
-    whole, some = scored(capsys, run), scored(capsys, run, "--evaluate.batches", "1")
+    full, some = scored(capsys, run), scored(capsys, run, "--evaluate.batches", "1")
     (batch, _), *others = load.restore_run(load.load_config(run))[0].valid.batches()
-    assert others and some["tokens"] == batch.weights.numpy().sum() < whole["tokens"]
+    assert others and some["tokens"] == batch.weights.numpy().sum() < full["tokens"]
     assert some["words"] is None and some["word_perplexity"] is None  # which words these were is not known
-    assert scored(capsys, run, "--evaluate.batches", str(1 + len(others))) == whole
+    assert scored(capsys, run, "--evaluate.batches", str(1 + len(others))) == full
     assert main(["eval", str(run), "--evaluate.batches", "1"]) == 0
     assert capsys.readouterr().err == f"step 2: {some['tokens']} tokens\n"
 
@@ -113,7 +113,7 @@ def test_the_score_for_people(run, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         ([], "missing FOLDER"),
         (["{run}", "--step", "x"], "--step x"),
@@ -124,9 +124,9 @@ def test_the_score_for_people(run, capsys):
     ],
     ids=["no folder", "no number", "no such step", "no run", "no file", "no such flag"],
 )
-def test_mistakes(run, capsys, arguments, said):
+def test_mistakes(run, capsys, arguments, message):
     assert main(["eval", *(a.format(run=run) for a in arguments)]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_nothing_to_evaluate_on(run, capsys):

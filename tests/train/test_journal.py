@@ -33,7 +33,7 @@ def test_what_is_run_on_a_full_disk(tmp_path):
         one.describe("steps = 3\n" * 100, "the plan")
 
 
-def test_lines_that_are_not_whole_are_left_out_alone(tmp_path):
+def test_only_incomplete_lines_are_skipped(tmp_path):
     good = [json.dumps({"step": n, "loss": 1.0 / n}) for n in (1, 2, 3, 4)]
     broken = [*good[:2], '{"st\xff', "7", good[2], good[3], good[3][:9]]
     (tmp_path / run_folder.METRICS_FILE).write_text("\n".join(broken), encoding="latin-1")
@@ -81,7 +81,7 @@ def test_tensorboard_has_what_was_written_when_killed(tmp_path):
     assert events(tmp_path / "tensorboard") == {1: 1.0, 2: 0.5, 3: pytest.approx(1 / 3), 4: 4.0}
 
 
-def test_tensorboard_has_each_step_once_of_a_run_that_begins_anew(tmp_path):
+def test_tensorboard_has_each_step_once_after_a_restart(tmp_path):
     board = tmp_path / "tensorboard"
     with run_folder.RunFolderWriter(tmp_path, 0) as one:
         one.write(1, {"loss": 1.0})

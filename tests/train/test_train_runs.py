@@ -11,7 +11,17 @@ import threading
 import jax
 import numpy as np
 import pytest
-from trained_runs import CLOSE, MESHES, assert_close, assert_same, curve, limited, lines, saved, wait_for
+from trained_runs import (
+    CLOSE,
+    MESHES,
+    assert_same_runs,
+    assert_similar_runs,
+    curve,
+    limited,
+    lines,
+    saved,
+    wait_for,
+)
 
 import weft as wf
 from weft import checkpoint, data, nn
@@ -82,7 +92,7 @@ def settings(text):
 
 
 @pytest.fixture(scope="module")
-def whole(settings, folder):
+def uninterrupted(settings, folder):
     """`whole(place)` is the folder of a run that was never stopped."""
 
     def run(place):
@@ -95,29 +105,29 @@ def whole(settings, folder):
 
 
 @pytest.fixture
-def copy(whole, tmp_path):
+def copy(uninterrupted, tmp_path):
     """`copy(place)` is a copy of such a folder, with checkpoints of steps 9 and 10."""
 
     def copied(place):
-        shutil.copytree(whole(place), tmp_path / place)
+        shutil.copytree(uninterrupted(place), tmp_path / place)
         assert saved(tmp_path / place) == [9, 10]
         return tmp_path / place
 
     return copied
 
 
-@pytest.mark.parametrize("seconds, said", [(0.4, "0:00:04"), (8640.0, "1 day, 0:00:00")], ids=str)
-def test_the_time_that_is_left(seconds, said, capsys):
-    shown = ProgressReporter(20, 0, PlannedSpeed(1.0, 1.0, 1.0), every=10)
+@pytest.mark.parametrize("seconds, message", [(0.4, "0:00:04"), (8640.0, "1 day, 0:00:00")], ids=str)
+def test_the_time_that_is_left(seconds, message, capsys):
+    reporter = ProgressReporter(20, 0, PlannedSpeed(1.0, 1.0, 1.0), every=10)
     for step in range(1, 11):
-        shown.step(step, {"loss": 1.0, "rate": 0.1, "tokens": 8.0, "seconds": seconds})
-    assert capsys.readouterr().err.endswith(f"left {said}\n")
+        reporter.step(step, {"loss": 1.0, "rate": 0.1, "tokens": 8.0, "seconds": seconds})
+    assert capsys.readouterr().err.endswith(f"left {message}\n")
 
 
 def test_a_speed_is_that_of_steps_after_the_first(capsys):
-    shown = ProgressReporter(2, 0, PlannedSpeed(1.0, 1.0, 1.0), every=1)
+    reporter = ProgressReporter(2, 0, PlannedSpeed(1.0, 1.0, 1.0), every=1)
     for step, seconds in ((1, 60.0), (2, 0.5)):
-        shown.step(step, {"loss": 1.0, "rate": 0.1, "tokens": 8.0, "seconds": seconds})
+        reporter.step(step, {"loss": 1.0, "rate": 0.1, "tokens": 8.0, "seconds": seconds})
     first, second = capsys.readouterr().err.splitlines()
     assert first == "step      1/2  loss 1.0000  rate 1.00e-01"
     assert "  16 tokens/s  200 % of peak  500 ms/step (planned 1000)  left 0:00:00" in second
@@ -150,22 +160,22 @@ def no_threads():
 @pytest.mark.parametrize(
     "place", [*(pytest.param(place, marks=pytest.mark.slow) for place in ("data", "model")), "zero", "pipe"]
 )
-def test_the_same_curve_on_every_mesh(whole, place):
-    losses = curve(whole("one"))
+def test_the_same_curve_on_every_mesh(uninterrupted, place):
+    losses = curve(uninterrupted("one"))
     assert len(losses) == STEPS and losses[-1] < losses[0]
-    np.testing.assert_allclose(curve(whole(place)), losses, rtol=CLOSE)
+    np.testing.assert_allclose(curve(uninterrupted(place)), losses, rtol=CLOSE)
 
 
-def test_dropout_and_seed_are_in_the_curve(settings, whole, tmp_path):
+def test_dropout_and_seed_are_in_the_curve(settings, uninterrupted, tmp_path):
     loop.train(settings(tmp_path, steps=2, seed=1), quiet=True)
-    assert abs(curve(tmp_path)[1] / curve(whole("one"))[1] - 1) > 10 * CLOSE
+    assert abs(curve(tmp_path)[1] / curve(uninterrupted("one"))[1] - 1) > 10 * CLOSE
 
 
 @pytest.mark.parametrize("place", ["model", "zero"])
-def test_going_on_is_never_having_stopped(settings, whole, tmp_path, place):
+def test_going_on_is_never_having_stopped(settings, uninterrupted, tmp_path, place):
     for steps in (4, 5, STEPS):
         assert loop.train(settings(tmp_path, place, steps), quiet=True).step == steps
-    assert_same(tmp_path, whole(place))
+    assert_same_runs(tmp_path, uninterrupted(place))
     assert no_threads()
     assert {p.name for p in tmp_path.iterdir()} >= {"plan.txt", "versions.json", "loss.png", "tensorboard"}
 
@@ -175,21 +185,21 @@ def test_going_on_with_gradients_in_parts(settings, tmp_path):
     for steps in (2, 5):
         loop.train(settings(tmp_path / "stopped", "one", steps, micro=2), quiet=True)
     loop.train(settings(tmp_path / "whole", "one", 5, micro=2), quiet=True)
-    assert_same(tmp_path / "stopped", tmp_path / "whole")
+    assert_same_runs(tmp_path / "stopped", tmp_path / "whole")
 
 
-def test_going_on_on_another_mesh(settings, whole, tmp_path):
+def test_going_on_on_another_mesh(settings, uninterrupted, tmp_path):
     for steps, place in ((3, "one"), (6, "model"), (STEPS, "zero")):
         loop.train(settings(tmp_path, place, steps), quiet=True)
-    assert curve(tmp_path)[:3] == curve(whole("one"))[:3]
-    assert_close(tmp_path, whole("one"))
+    assert curve(tmp_path)[:3] == curve(uninterrupted("one"))[:3]
+    assert_similar_runs(tmp_path, uninterrupted("one"))
 
 
-def test_a_finished_run_is_left_as_it_is(settings, copy, whole):
+def test_a_finished_run_is_left_as_it_is(settings, copy, uninterrupted):
     there = copy("one")
     outcome = loop.train(settings(there), quiet=True)
     assert outcome.step == STEPS and not outcome.stopped
-    assert_same(there, whole("one"))
+    assert_same_runs(there, uninterrupted("one"))
 
 
 def test_another_seed_is_warned_of(settings, copy):
@@ -211,16 +221,16 @@ def damaged(path, draw):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_one_flipped_bit(settings, copy, whole, seed):
+def test_one_flipped_bit(settings, copy, uninterrupted, seed):
     there = copy("one")
     damaged(there / "checkpoints" / "step_10", random.Random(seed))
     with pytest.warns(CheckpointWarning, match="skipping checkpoint .*step_10: .*trying the one before it"):
         outcome = loop.train(settings(there), quiet=True)
     assert outcome.step == STEPS
-    assert_same(there, whole("one"))
+    assert_same_runs(there, uninterrupted("one"))
 
 
-def test_half_written(settings, copy, whole):
+def test_half_written(settings, copy, uninterrupted):
     there = copy("one")
     steps = there / "checkpoints"
     (steps / "step_10").rename(steps / ".writing-step_10")
@@ -229,7 +239,7 @@ def test_half_written(settings, copy, whole):
         CheckpointWarning, match="skipping checkpoint .*writing-step_10: it was never finished"
     ):
         loop.train(settings(there), quiet=True)
-    assert_same(there, whole("one"))
+    assert_same_runs(there, uninterrupted("one"))
 
 
 def test_only_half_written(settings, tmp_path):
@@ -248,7 +258,7 @@ def command(config, path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
-def test_a_signal_saves_and_says_so(settings, whole, tmp_path, capsys, number):
+def test_a_signal_saves_and_reports_it(settings, uninterrupted, tmp_path, capsys, number):
     there = tmp_path / "run"
     over = threading.Event()
 
@@ -262,28 +272,30 @@ def test_a_signal_saves_and_says_so(settings, whole, tmp_path, capsys, number):
     over.set()
     thread.join()
     assert code == 1
-    *before, said = capsys.readouterr().err.splitlines()
+    *before, message = capsys.readouterr().err.splitlines()
     interrupted = number == signal.SIGINT
     assert ("stopping after this step; press again to exit at once" in before) == interrupted
     (step,) = saved(there)[-1:]
-    assert said.startswith(f"stopped by {number.name} after step {step} of 100000, which is saved in {there}")
+    assert message.startswith(
+        f"stopped by {number.name} after step {step} of 100000, which is saved in {there}"
+    )
     assert len(curve(there)) == step and no_threads()
-    ours, theirs = curve(there)[:STEPS], curve(whole("one"))
+    ours, theirs = curve(there)[:STEPS], curve(uninterrupted("one"))
     assert ours == theirs[: len(ours)]
 
 
-def test_a_checkpoint_that_cannot_be_written(settings, copy, whole, tmp_path, capsys):
+def test_a_checkpoint_that_cannot_be_written(settings, copy, uninterrupted, tmp_path, capsys):
     there = copy("one")
     odd = there / "checkpoints" / ".going-step_99"
     odd.touch()  # a file, and what a crash leaves there are folders
     assert command(settings(there, steps=STEPS + 5), tmp_path / "run.toml") == 1
-    said = capsys.readouterr().err
-    assert "CheckpointError: the checkpoint of step 12 could not be written" in said
-    assert "the newest checkpoint is that of step 10" in said and no_threads()
+    message = capsys.readouterr().err
+    assert "CheckpointError: the checkpoint of step 12 could not be written" in message
+    assert "the newest checkpoint is that of step 10" in message and no_threads()
     assert saved(there) == [9, 10]
     odd.unlink()
     loop.train(settings(there), quiet=True)
-    assert_same(there, whole("one"))
+    assert_same_runs(there, uninterrupted("one"))
 
 
 def test_a_loss_that_is_not_finite(settings, copy, tmp_path, capsys):
@@ -296,11 +308,11 @@ def test_a_loss_that_is_not_finite(settings, copy, tmp_path, capsys):
     checkpoints.save(step, broken, state, extra, wait=True)
     before = {p.name for p in run.checkpoints.iterdir()}
     assert command(settings(there, steps=STEPS + 5), tmp_path / "run.toml") == 1
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert (
-        re.search("TrainingError: step 11 gave .*loss nan", said)
-        and "the last good checkpoint: step 10 in" in said
-    ), said
+        re.search("TrainingError: step 11 gave .*loss nan", message)
+        and "the last good checkpoint: step 10 in" in message
+    ), message
     assert {p.name for p in run.checkpoints.iterdir()} == before and no_threads()
     assert len(curve(there)) == STEPS
 

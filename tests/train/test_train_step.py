@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compare import real, same
+from compare import assert_same, real
 
 import weft as wf
 from weft import nn, optim, train
@@ -137,9 +137,9 @@ def test_equals_plain_jax(layout, sizes, micro):
     assert len(program.traces) == 1  # what comes back goes in again, and nothing is new
     smooth = nn.parameters(optim.with_ema_params(model, state["average"]))
     for name, p in nn.parameters(model).items():
-        same(p, params[name], name, rtol=2e-5, atol=2e-6)
-        same(state["average"][name], average[name], name, rtol=2e-5, atol=2e-6)
-        same(smooth[name], average[name], name, rtol=2e-5, atol=2e-6)
+        assert_same(p, params[name], name=name, rtol=2e-5, atol=2e-6)
+        assert_same(state["average"][name], average[name], name=name, rtol=2e-5, atol=2e-6)
+        assert_same(smooth[name], average[name], name=name, rtol=2e-5, atol=2e-6)
         assert (p.role, smooth[name].role, state["average"][name].role) == ("param", "param", "optimizer")
 
 
@@ -236,8 +236,8 @@ def test_learned_positions_are_the_exception():
 
 
 def test_micro_batches_hold_less():
-    whole, parts = (collectives(LAYOUTS["both"], micro)[0].memory.peak for micro in (1, 4))
-    assert parts < 0.7 * whole
+    full, parts = (collectives(LAYOUTS["both"], micro)[0].memory.peak for micro in (1, 4))
+    assert parts < 0.7 * full
 
 
 def test_each_part_has_its_own_dropout():
@@ -261,18 +261,18 @@ def test_sequences_to_sequences():
     tokens, targets = (wf.tensor(draw.integers(0, 8, (4, 3)).astype(np.int32), short) for _ in range(2))
     inputs, segments = (wf.tensor(draw.integers(0, 3, (4, 5)).astype(np.int32), long) for _ in range(2))
     weights = wf.tensor(draw.integers(0, 3, (4, 3)).astype(np.float32), short)
-    places = wf.tensor(np.arange(3, dtype=np.int32), short[1:])
-    given = Batch(tokens, targets, weights, places, inputs=inputs, input_segments=segments)
+    positions = wf.tensor(np.arange(3, dtype=np.int32), short[1:])
+    given = Batch(tokens, targets, weights, positions, inputs=inputs, input_segments=segments)
     given = dataclasses.replace(given, segments=wf.ones(short, jnp.int32))
     model, found = nn.init(Transformer(config), jax.random.key(0)), []
     for micro, mesh, layout in ((1, None, None), (2, "data=2", "batch:data")):
         step = train.train_step(optim.Momentum(1.0), micro=micro, clip=1e9)
         found.append(wf.spmd(step, mesh, layout)(model, {}, given, None))
-    (whole, new, _), (parts, new_by_parts, _) = found
-    for name in whole:
-        np.testing.assert_allclose(whole[name].item(), parts[name].item(), rtol=2e-5)
+    (full, new, _), (parts, new_by_parts, _) = found
+    for name in full:
+        np.testing.assert_allclose(full[name].item(), parts[name].item(), rtol=2e-5)
     for name, p in nn.parameters(new).items():
-        same(nn.parameters(new_by_parts)[name], p.array, name, rtol=2e-5, atol=2e-6)
+        assert_same(nn.parameters(new_by_parts)[name], p.array, name=name, rtol=2e-5, atol=2e-6)
 
 
 # -- micro-batches of any batch ----------------------------------------------------------------------
@@ -366,7 +366,7 @@ def test_any_batch_in_parts_is_the_full_batch(kind, mesh, layout):
         np.testing.assert_allclose(metrics["loss"].item(), loss, rtol=1e-6)
         np.testing.assert_allclose(metrics["grad_norm"].item(), np.linalg.norm(grads), rtol=1e-6)
         assert metrics["tokens"].item() == given[2].sum()
-        same(new.w, w - grads, f"micro={micro}", rtol=1e-5, atol=1e-6)
+        assert_same(new.w, w - grads, name=f"micro={micro}", rtol=1e-5, atol=1e-6)
 
 
 class Weighted(Regression):
@@ -422,7 +422,7 @@ def test_rows_that_count_the_same(reduce, weight):
         found.append(wf.spmd(step, "data=2", "batch:data")(model, {}, x, None))
     for metrics, new, _ in found:
         np.testing.assert_allclose(metrics["loss"].item(), reduce(wf.square(x * w)).item(), rtol=1e-6)
-        same(new.w, found[0][1].w.array, rtol=1e-6)
+        assert_same(new.w, found[0][1].w.array, rtol=1e-6)
 
 
 def test_batches_that_weigh_nothing():
@@ -434,7 +434,7 @@ def test_batches_that_weigh_nothing():
     nothing = dataclasses.replace(batch(0), weights=wf.zeros("batch=12 length=3"))
     metrics, new, _ = train.train_step(optim.Momentum(1.0), micro=2)(net(), {}, nothing, None)
     assert metrics["loss"].item() == 0.0
-    same(new.wide, net().wide.array)
+    assert_same(new.wide, net().wide.array)
 
 
 def test_an_eager_step_in_parts_is_traced_once():
@@ -463,7 +463,7 @@ def test_inside_replicas():
         found.append(program(*diloco.init(model), rows, None))
     for name in ("loss", "tokens"):
         np.testing.assert_allclose(found[0][0][name].numpy(), found[1][0][name].numpy(), rtol=1e-6)
-    same(found[1][1].w, found[0][1].w.array, rtol=1e-5, atol=1e-6)
+    assert_same(found[1][1].w, found[0][1].w.array, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("experts", [0, 4], ids=["dense", "experts"])
@@ -497,8 +497,8 @@ def test_a_step_that_is_not_finite_changes_nothing(layout, average):
     assert metrics["finite"].item() is False and not np.isfinite(metrics["loss"].item())
     for old, new in zip(*map(jax.tree.leaves, [(model, state), (same_model, same_state)]), strict=True):
         assert np.asarray(old).tobytes() == np.asarray(new).tobytes()
-    kept = same_state if average is None else same_state["optimizer"]
-    assert kept["step"].item() == 1
+    stored = same_state if average is None else same_state["optimizer"]
+    assert stored["step"].item() == 1
     metrics, new_model, _ = program(same_model, same_state, batch(2), None)
     assert metrics["finite"].item() is True
     assert (new_model.wide.numpy() != model.wide.numpy()).all()
@@ -540,8 +540,8 @@ def test_narrow_computations_have_wide_parameters_state_and_sums():
         metrics, model, state = program(model, state, rows, None)
         losses.append(metrics["loss"].item())
     assert losses[-1] < 0.7 * losses[0]
-    kept = jax.tree.leaves((model, state["average"], state["optimizer"]["mean"]), is_leaf=wf.is_tensor)
-    assert {t.dtype for t in kept} == {jnp.dtype(jnp.float32)}
+    stored = jax.tree.leaves((model, state["average"], state["optimizer"]["mean"]), is_leaf=wf.is_tensor)
+    assert {t.dtype for t in stored} == {jnp.dtype(jnp.float32)}
     assert "bf16" in str(program.jaxpr(model, state, rows, None))
 
 
@@ -584,6 +584,5 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_messages(name, mistake, monkeypatch, request):
-    monkeypatch.chdir(request.config.rootpath)
+def test_messages(name, mistake):
     mistake(name, MISTAKES[name], "messages/train")

@@ -1,8 +1,8 @@
-"""All families of ops, a row each: how it is drawn, how Weft does it, and how plain JAX does it.
+"""All families of ops. Each op has a row: how to draw it, its Weft function, and its oracle in plain JAX.
 
-The oracle's side works on arrays of NumPy as well as of JAX (`rows.A` picks the module): programs are drawn
-with concrete NumPy values at hand, which compile nothing, so that what would depend on rounding (a
-comparison of nearly equal numbers, a logarithm near 0) is seen and not drawn.
+Oracles work on NumPy and JAX arrays (`rows.A` picks the module). Programs are drawn with concrete NumPy values, which
+compile nothing, so that steps which would depend on rounding (a comparison of nearly equal numbers, a logarithm near 0)
+are detected and not drawn.
 """
 
 from . import calculus, control, elementwise, lookup, moves, neighbours, numbers, order, random, reduce, shape
@@ -24,7 +24,7 @@ FAMILIES: dict[str, Rows] = {
     "control": control.CONTROL,
     "calculus": calculus.CALCULUS,
 }
-# For typed programs: more of what rounding leaves alone, and numbers among tensors.
+# Typed programs draw exact ops more often, and mix Python numbers with tensors.
 TYPED: dict[str, Rows] = FAMILIES | {"mixed": numbers.MIXED}
 TYPED |= {
     f"{name}, exact": {n: row for n, row in rows.items() if row.exact}

@@ -39,7 +39,7 @@ def _inline(*xs: Named, body: Body, **_: Any) -> Named:
 
 
 def _by_jax(fn: Callable[..., Any], xs: Sequence[Named]) -> list[Named]:
-    """What only JAX can compute, also of NumPy's arrays."""
+    """Compute with JAX, also for NumPy arrays."""
     if any(isinstance(x.array, jax.Array) for x in xs):
         return fn(*xs)
     names: list[Any] = []
@@ -60,7 +60,7 @@ def _sound_inside(*xs: Named, body: Body, **_: Any) -> bool:
 
 
 def _sound_forward(*xs: Named, body: Body, **_: Any) -> bool:
-    """A custom_vjp has no derivative forwards, in JAX as here."""
+    """custom_vjp has no forward-mode derivative, neither in JAX nor in Weft."""
     return not _has_own_rule(body) and _sound_inside(*xs, body=body)
 
 
@@ -128,11 +128,11 @@ def _grad(*xs: Named, body: Body) -> list[Named]:
 
 
 def _own_rule_weft(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
-    """x · y with a derivative of our own making."""
+    """x · tanh(y) with a custom derivative."""
     rule = wf.custom_vjp(lambda x, y: x * wf.tanh(y))
 
-    def backward(kept: Any, g: wf.Tensor) -> Any:
-        x, y = kept
+    def backward(residuals: Any, g: wf.Tensor) -> Any:
+        x, y = residuals
         to = lambda t, like: wf.sum(t, [d for d in t.dims if d not in like.dims])
         return like(to(g * wf.cos(y), x), x), like(to(g * x * 0.5, y), y)
 
@@ -146,8 +146,8 @@ def _own_rule(x: Named, y: Named) -> Named:
         return broadcast(lambda a, b: a * np.tanh(b), x, y)
     rule = jax.custom_vjp(lambda a, b: a * jnp.tanh(b))
 
-    def backward(kept: Any, g: Any) -> Any:
-        a, b = kept
+    def backward(residuals: Any, g: Any) -> Any:
+        a, b = residuals
         to = lambda t, like: jnp.sum(
             t, axis=[n for n in range(t.ndim) if like.shape[n] < t.shape[n]], keepdims=True
         )
@@ -158,9 +158,9 @@ def _own_rule(x: Named, y: Named) -> Named:
 
 
 def draw_local(d: Any) -> Any:
-    """A raw function along one dim, which may then not be split."""
+    """A raw function along one dim, which must not be split."""
     (n,), options = one_along()(d)
-    d.keep_whole(options["dim"])
+    d.forbid_split(options["dim"])
     return (n,), options
 
 

@@ -1,4 +1,4 @@
-"""Loops, branches and vmap, around bodies that are programs themselves."""
+"""Loops, branches and vmap, whose bodies are programs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..program import Body, Named, Step, run_oracle, run_weft
 from .rows import GAP, SIGNED, A, Op, Rows, dims_of, integers, sampled
 
 
-def without(x: Named, dim: str, place: int = 0) -> Named:
-    """A tensor at one place of a dim, if it has it."""
+def without(x: Named, dim: str, position: int = 0) -> Named:
+    """The slice of a tensor at one position of a dim, or the tensor if it lacks the dim."""
     if dim not in x.names:
         return x
     axis = x.names.index(dim)
     names = tuple(n for n in x.names if n != dim)
-    return dataclasses.replace(x, array=A.take(x.array, place, axis=axis), names=names)
+    return dataclasses.replace(x, array=A.take(x.array, position, axis=axis), names=names)
 
 
 def like(x: wf.Tensor, other: wf.Tensor) -> wf.Tensor:
-    """A tensor in the dtype of another: a carry keeps its own, and both branches return one."""
+    """A tensor in the dtype of another. The dtype of a carry is fixed, and both branches return the same one."""
     return x if x.dtype == other.dtype else x.astype(other.dtype)
 
 
@@ -37,7 +37,7 @@ def stacked(rows: Sequence[Named], dim: str) -> Named:
 
 
 def draw_carry(d: Any, avoid: Sequence[str] = ()) -> tuple[int, tuple[int, ...]]:
-    """A carry, and values that the loop's body finds outside."""
+    """A carry, and values that the loop's body captures."""
     fits = lambda x: not set(avoid) & set(x.names)
     carry = d.value("f", most=2, test=fits)
     extra = tuple(d.value("f", test=fits) for _ in range(d.draw(integers(0, 1))))
@@ -45,7 +45,7 @@ def draw_carry(d: Any, avoid: Sequence[str] = ()) -> tuple[int, tuple[int, ...]]
 
 
 def carried(d: Any, given: Sequence[Named], carry: int, avoid: Sequence[str] = ()) -> tuple[Body, int]:
-    """A body that returns a new carry, made of the given value `carry`, and what else it computed."""
+    """A body that updates argument number `carry`, and the number of another value that it computes."""
     body, env = d.body(given, avoid=avoid)
     fitted = Step("fit", (body.result,), {"dims": dims_of(given[carry])})
     how = d.choose(
@@ -63,8 +63,8 @@ def draw_scan(d: Any) -> Any:
     dim = d.choose(d.env[x].names)
     carry, extra = draw_carry(d, [dim])
     given = [d.env[carry], without(d.env[x], dim), *[d.env[n] for n in extra]]
-    body, kept = carried(d, given, 0, [dim])
-    options = {"dim": dim, "body": body, "keep": kept if d.chance(2) else None}
+    body, computed = carried(d, given, 0, [dim])
+    options = {"dim": dim, "body": body, "keep": computed if d.chance(2) else None}
     return (x, carry, *extra), options | {"reverse": d.draw(sampled([False, True]))}
 
 
@@ -81,21 +81,21 @@ def _scan_weft(
         env = run_weft(body.steps, [carry, row, *extra])
         return like(env[body.result], carry), None if keep is None else env[keep]
 
-    last, kept = wf.scan(step, carry, x, dim, reverse=reverse)
-    return [last] if keep is None else [last, kept]
+    last, rows = wf.scan(step, carry, x, dim, reverse=reverse)
+    return [last] if keep is None else [last, rows]
 
 
 def _scan(
     x: Named, carry: Named, *extra: Named, dim: str, body: Body, keep: Any, reverse: bool
 ) -> list[Named]:
     rows: dict[int, Named] = {}
-    places = range(x.sizes[dim])
-    for n in reversed(places) if reverse else places:
+    positions = range(x.sizes[dim])
+    for n in reversed(positions) if reverse else positions:
         env = run_oracle(body.steps, [carry, without(x, dim, n), *extra])
         carry = env[body.result]
         if keep is not None:
             rows[n] = env[keep]
-    return [carry] if keep is None else [carry, stacked([rows[n] for n in places], dim)]
+    return [carry] if keep is None else [carry, stacked([rows[n] for n in positions], dim)]
 
 
 def draw_loop(d: Any) -> Any:

@@ -217,8 +217,8 @@ DISCRETE: Rows = (
             apart_from(0, period=1),
         ),
         "add whole": Op(several(2, "i"), wf.add, lambda x, y: broadcast(A.add, x, y)),
-        "where truth": Op(
-            lambda d: (_truth_operands(d), {}),
+        "where boolean": Op(
+            lambda d: (_boolean_operands(d), {}),
             wf.where,
             _chosen_by,
         ),
@@ -226,7 +226,7 @@ DISCRETE: Rows = (
 )
 
 
-def _truth_operands(d: Any) -> tuple[int, ...]:
+def _boolean_operands(d: Any) -> tuple[int, ...]:
     condition = d.value("b")
     y = d.value("f", test=lambda y: agree(d.env[condition], y))
     z = d.value("f", test=lambda z: agree(d.env[condition], d.env[y], z))

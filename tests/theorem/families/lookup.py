@@ -1,4 +1,4 @@
-"""Look-up by index."""
+"""Lookup by index."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def draw_take(d: Any) -> Any:
     x = d.env[table]
     dim = d.choose(x.names)
     ids = d.value("i", test=lambda y: dim not in y.names and agree(x, y, most=4))
-    # A loop's body sees other indices than the ones that are drawn with.
+    # In the body of a loop the indices differ from those of the draw.
     inside = not d.depth and np.all((d.env[ids].array >= 0) & (d.env[ids].array < x.sizes[dim]))
     return (table, ids), {"dim": dim, "fill": None if inside and d.chance(2) else 0.75}
 
 
 def _chosen(ids: Named, dim: str, size: int) -> Named:
-    """1 where an index is, else 0."""
+    """1 at the position of an index, 0 elsewhere."""
     return Named((ids.array[..., None] == np.arange(size)).astype(np.float64), (*ids.names, dim))
 
 

@@ -11,7 +11,7 @@ import weft as wf
 
 from ..program import Named, Unfit
 from .rows import A, Op, Rows, along, integers, lined, one_along, sampled, swapped
-from .shape import alike
+from .shape import same_dims
 
 
 def draw_index(d: Any) -> Any:
@@ -38,12 +38,12 @@ def _where_pairs(where: Any) -> tuple[Any, ...]:
 
 def _index(x: Named, where: Any) -> Named:
     wanted = {dim: slice(*what) if isinstance(what, tuple) else what for dim, what in where}
-    kept = tuple(n for n in x.names if not isinstance(wanted.get(n), int))
-    return Named(x.array[tuple(wanted.get(n, slice(None)) for n in x.names)], kept)
+    remaining = tuple(n for n in x.names if not isinstance(wanted.get(n), int))
+    return Named(x.array[tuple(wanted.get(n, slice(None)) for n in x.names)], remaining)
 
 
-def along_with_whole(**options: Any) -> Callable[..., Any]:
-    """A value, a whole number that is computed (the maximum of an integer tensor), and a dim."""
+def along_with_integer(**options: Any) -> Callable[..., Any]:
+    """A value, a computed integer (the maximum of an integer tensor), and a dim."""
 
     def draw(d: Any) -> Any:
         (n,), drawn = one_along("f", **options)(d)
@@ -59,8 +59,8 @@ def _start(ids: Named, size: int, length: int) -> Any:
 
 def _index_at(x: Named, ids: Named, dim: str) -> Named:
     axis = x.names.index(dim)
-    place = _start(ids, x.sizes[dim], 1)
-    return Named(A.take(x.array, place, axis=axis, mode="clip"), tuple(n for n in x.names if n != dim))
+    position = _start(ids, x.sizes[dim], 1)
+    return Named(A.take(x.array, position, axis=axis, mode="clip"), tuple(n for n in x.names if n != dim))
 
 
 def draw_slice(d: Any) -> Any:
@@ -76,7 +76,7 @@ def draw_slice(d: Any) -> Any:
 
 
 def _drawn_start(d: Any, size: int, length: int) -> int:
-    """A place that leaves room, counted from the front or from the end."""
+    """A start that leaves room for the slice, counted from the front or from the end."""
     return d.draw(integers(0, size - length)) - d.choose((0, size))
 
 
@@ -110,11 +110,11 @@ def draw_update_at(d: Any) -> Any:
 
 
 def _update(x: Named, y: Named, dim: str, start: Any) -> Named:
-    """By masks: what lies at place p of x comes from place p - start of y."""
+    """Update with masks: the element of x at position p becomes that of y at position p - start."""
     size = y.sizes.get(dim, 1)
     if dim in y.names:
-        places = A.clip(np.arange(x.sizes[dim]) - start, 0, size - 1)
-        y = Named(A.take(y.array, places, axis=y.names.index(dim), mode="clip"), y.names)
+        positions = A.clip(np.arange(x.sizes[dim]) - start, 0, size - 1)
+        y = Named(A.take(y.array, positions, axis=y.names.index(dim), mode="clip"), y.names)
     here = np.arange(x.sizes[dim])
     inside = Named((here >= start) & (here < start + size), (dim,))
     return Named(A.where(lined(inside, x.names), lined(y, x.names), x.array), x.names)
@@ -122,24 +122,24 @@ def _update(x: Named, y: Named, dim: str, start: Any) -> Named:
 
 def _static_start(x: Named, dim: str, start: int, length: int) -> int:
     first = start + x.sizes[dim] if start < 0 else start
-    assert 0 <= first <= x.sizes[dim] - length  # or a smaller case is none
+    assert 0 <= first <= x.sizes[dim] - length  # shrinking can produce an invalid start
     return first
 
 
 def draw_concat(d: Any) -> Any:
     n = d.value("fi", 1)
     dim = d.choose(d.env[n].names)
-    return alike(d, n, dim), {"dim": dim}
+    return same_dims(d, n, dim), {"dim": dim}
 
 
 def _shift(a: Any, axis: int, by: int, wrap: bool) -> Any:
     if wrap:
         return A.roll(a, by, axis=axis)
-    places = np.arange(a.shape[axis]) - by
-    inside = ((places >= 0) & (places < a.shape[axis])).reshape(
+    positions = np.arange(a.shape[axis]) - by
+    inside = ((positions >= 0) & (positions < a.shape[axis])).reshape(
         [-1 if n == axis else 1 for n in range(a.ndim)]
     )
-    return A.where(inside, A.take(a, np.clip(places, 0, a.shape[axis] - 1), axis=axis), 0)
+    return A.where(inside, A.take(a, np.clip(positions, 0, a.shape[axis] - 1), axis=axis), 0)
 
 
 def _padded(a: Any, axis: int, before: int, after: int, value: float) -> Any:
@@ -151,7 +151,7 @@ DISTANCE = integers(-10, 10)
 
 MOVES: Rows = {
     "index": Op(draw_index, lambda x, where: x[_where_pairs(where)], _index, exact=True),
-    "index at": Op(along_with_whole(), lambda x, ids, dim: x[dim, wf.max(ids)], _index_at, exact=True),
+    "index at": Op(along_with_integer(), lambda x, ids, dim: x[dim, wf.max(ids)], _index_at, exact=True),
     "slice": Op(
         draw_slice,
         lambda x, dim, start, new: wf.slice(x, dim, start, wf.Dim(*new)),

@@ -1,4 +1,4 @@
-"""Windows, pools and convolutions: all by windows, which the oracle takes from a table of places."""
+"""Windows, pools and convolutions. The oracles gather windows with a table of positions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def slid(
     dilation: int,
     fill: float = 0.0,
 ) -> Named:
-    """The windows along a dim, by a table of places."""
+    """The windows along a dim, gathered with a table of positions."""
     axis = x.names.index(dim)
     low, high = (
         lax.padtype_to_pads([x.sizes[dim]], [(size - 1) * dilation + 1], [stride], pads)[0]
@@ -36,9 +36,9 @@ def slid(
     count = (padded.shape[axis] - (size - 1) * dilation - 1) // stride + 1
     if count < 1:
         raise Unfit
-    places = np.arange(count)[:, None] * stride + np.arange(size) * dilation
+    positions = np.arange(count)[:, None] * stride + np.arange(size) * dilation
     names = [m for n in x.names for m in ((n, new) if n == dim else (n,))]
-    return Named(A.take(padded, places, axis=axis), tuple(names))
+    return Named(A.take(padded, positions, axis=axis), tuple(names))
 
 
 PADDING = sampled(["SAME", "VALID", (1, 1), (0, 2), (3, 0)])
@@ -111,8 +111,8 @@ def draw_conv(d: Any) -> Any:
 
 def _conv_out(x_names: Any, kernel_names: Any, window: Any, groups: Any) -> list[str]:
     shared = [n for n in kernel_names if n in x_names]
-    kept = [n for n in x_names if n not in shared or n in groups]
-    return kept + [n for n in kernel_names if n not in x_names and n not in window.values()]
+    remaining = [n for n in x_names if n not in shared or n in groups]
+    return remaining + [n for n in kernel_names if n not in x_names and n not in window.values()]
 
 
 def _conv_weft(x: wf.Tensor, y: wf.Tensor, names: Any, window: Any, groups: Any, **options: Any) -> wf.Tensor:
@@ -142,10 +142,10 @@ def _conv(
 
 
 def _spread(x: Named, dim: str, by: int) -> Named:
-    """by - 1 zeros between the places of a dim."""
+    """The tensor with `by - 1` zeros between adjacent positions of a dim."""
     axis = x.names.index(dim)
-    places = np.arange((x.sizes[dim] - 1) * by + 1)
-    rows = (places[:, None] == by * np.arange(x.sizes[dim])).astype(np.float64)
+    positions = np.arange((x.sizes[dim] - 1) * by + 1)
+    rows = (positions[:, None] == by * np.arange(x.sizes[dim])).astype(np.float64)
     return Named(A.moveaxis(A.tensordot(x.array, rows, axes=([axis], [1])), -1, axis), x.names)
 
 

@@ -1,4 +1,4 @@
-"""Python's numbers among tensors, and operands of several types: for typed programs."""
+"""Python numbers mixed with tensors, and operands of several types, for typed programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def draw_dims(**options: Any) -> Any:
 
 
 def draw_mixed(d: Any) -> Any:
-    """Values of any kinds with the same dims but for the size of one."""
+    """Values of any kind whose dims are the same, except for the size of one."""
     n = d.value("fib", 1)
     x, dim = d.env[n], d.choose(d.env[n].names)
 
@@ -65,7 +65,7 @@ def _concat(*xs: Named, dim: str) -> Named:
 
 
 def draw_pair(kinds: str) -> Any:
-    """Two values of any of these kinds that agree."""
+    """Two values of these kinds that can be operands of one op."""
 
     def draw(d: Any) -> Any:
         n = d.value(kinds)

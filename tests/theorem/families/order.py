@@ -1,4 +1,4 @@
-"""Order along a dim."""
+"""Sorting, ranking and running sums along a dim."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..program import Named
 from .rows import A, Op, Rows, along, distinct, integers, one_along, sampled
 
 
-def _place(fn: str) -> Callable[..., Named]:
+def position_of(fn: str) -> Callable[..., Named]:
     return lambda x, dim: Named(
         getattr(A, fn)(x.array, axis=x.names.index(dim)), tuple(n for n in x.names if n != dim)
     )
 
 
 def _running(a: Any, axis: int, exclusive: bool, reverse: bool) -> Any:
-    """Products with a triangle of ones: to take each element off its sum would lose digits where that is large."""
+    """Products with a triangular matrix of ones: subtracting each element from its sum would lose precision."""
     size = a.shape[axis]
     ones = np.tri(size, k=-1 if exclusive else 0, dtype=a.dtype)  # [i, j]: whether j counts in the sum at i
     return A.moveaxis(A.tensordot(a, ones if reverse else ones.T, axes=(axis, 0)), -1, axis)
@@ -31,7 +31,7 @@ def _ranked(a: Any, axis: int, descending: bool = True) -> Any:
 
 
 def _sorted(a: Any, axis: int, descending: bool) -> Any:
-    """Descending is ascending from the other end, as in jnp: that is where the gradients of ties go."""
+    """Descending order is reversed ascending order, as in jnp, which decides how ties share gradients."""
     up = A.take_along_axis(a, _ranked(a, axis, descending=False), axis=axis)
     return A.flip(up, axis) if descending else up
 
@@ -46,14 +46,14 @@ def draw_top_k(d: Any) -> Any:
 
 def _top_k(x: Named, dim: str, k_dim: Any) -> list[Named]:
     axis = x.names.index(dim)
-    places = A.take(_ranked(x.array, axis), np.arange(k_dim[1]), axis=axis)
+    positions = A.take(_ranked(x.array, axis), np.arange(k_dim[1]), axis=axis)
     names = tuple(k_dim[0] if n == dim else n for n in x.names)
-    return [Named(A.take_along_axis(x.array, places, axis=axis), names), Named(places, names)]
+    return [Named(A.take_along_axis(x.array, positions, axis=axis), names), Named(positions, names)]
 
 
 ORDER: Rows = {
-    "argmax": Op(one_along("fi"), wf.argmax, _place("argmax"), distinct),
-    "argmin": Op(one_along("fi"), wf.argmin, _place("argmin"), distinct),
+    "argmax": Op(one_along("fi"), wf.argmax, position_of("argmax"), distinct),
+    "argmin": Op(one_along("fi"), wf.argmin, position_of("argmin"), distinct),
     "cumsum": Op(
         one_along(exclusive=sampled([False, True]), reverse=sampled([False, True])),
         wf.cumsum,

@@ -1,4 +1,4 @@
-"""Random tensors; those that `jax.random` has no equal of are drawn by Weft on one device."""
+"""Random tensors. Where `jax.random` has no equivalent, the oracle is Weft on one device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import weft as wf
 
 from ..program import Named
-from .order import _place
+from .order import position_of
 from .rows import MOST_ELEMENTS, A, Op, Rows, as_dims, integers, one_along
 
 
@@ -24,8 +24,10 @@ def draw_random(d: Any) -> Any:
 
 @functools.cache
 def flat_draw(fn: Callable[..., Any], seed: int, **options: Any) -> np.ndarray:
-    """A draw along one long dim. An element depends on its place among all in row-major order, and so this
-    is the beginning of every draw by that key: one compilation serves all shapes."""
+    """A draw along one long dim, whose beginning is the draw of any shape with the same key.
+
+    An element depends only on its index in row-major order. So one compilation serves all shapes.
+    """
     with jax.ensure_compile_time_eval():
         if fn.__module__.startswith("jax"):
             return np.asarray(fn(jax.random.key(seed), (MOST_ELEMENTS,)))
@@ -37,7 +39,7 @@ def drawn(fn: Callable[..., Any], shape: Sequence[int], seed: int, **options: An
 
 
 def _random(ours: Callable[..., Any], theirs: Callable[..., Any] | None = None, **options: Any) -> Op:
-    """A draw by a seed and dims; where `jax.random` has none that is equal, ours on one device."""
+    """A draw with a seed and dims. Without `theirs`, the oracle is our own draw on one device."""
 
     def oracle(dims: Any, seed: int) -> Named:
         shape = [size for _, size in dims]
@@ -55,13 +57,13 @@ def draw_drop(d: Any) -> Any:
 
 
 def _dropped(x: Named, rate: float, seed: int) -> Named:
-    kept = drawn(wf.random.bernoulli, x.array.shape, seed, p=1.0 - rate)
-    return Named(A.where(kept, x.array / (1.0 - rate), 0), x.names)
+    mask = drawn(wf.random.bernoulli, x.array.shape, seed, p=1.0 - rate)
+    return Named(A.where(mask, x.array / (1.0 - rate), 0), x.names)
 
 
 def _categorical(x: Named, dim: str, seed: int) -> Named:
     noise = drawn(wf.random.gumbel, x.array.shape, seed)
-    return _place("argmax")(Named(x.array + noise, x.names), dim)
+    return position_of("argmax")(Named(x.array + noise, x.names), dim)
 
 
 RANDOM: Rows = {

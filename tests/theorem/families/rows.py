@@ -1,4 +1,4 @@
-"""What a row of the table of ops is, and what its sides are made of: names for arrays, soundness, draws."""
+"""The rows of the table of ops, and the building blocks of oracles, soundness checks and draws."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ import weft as wf
 
 from ..program import Named, Unfit
 
-GAP = 1e-5  # what is compared, or lies near a kink, is at least that far from it
+GAP = 1e-5  # the least distance between compared numbers, and from a kink
 LARGEST = 100.0
 MOST_ELEMENTS = 700
 
 
 @dataclass(frozen=True)
 class Op:
-    """One row.
+    """One row of the table.
 
     Attributes:
-      draw: takes a `Drawer`, returns the operands (places in its environment) and the options.
+      draw: takes a `Drawer`, returns the operands (indices into its environment) and the options.
       weft, oracle: take the operands and, by keyword, the options.
-      sound: whether the oracle's concrete operands are such that rounding decides nothing.
+      sound: whether the result for these concrete operands is independent of rounding decisions.
       exact: whether exact operands give exact results.
-      adds: whether elements are added up, so that a result is narrow only if the sum of absolute values is.
-      apart: whether the layout may put dims of operands and results on one axis, as no tensor has
-        both; else all of them have to be legal together.
+      adds: whether elements are summed, so that a result is narrow only if the sum of absolute values is.
+      apart: whether a dim of an operand and a dim of a result may share a mesh axis, because no tensor has both;
+        otherwise all dims of the op need different axes.
     """
 
     draw: Callable[..., Any]
@@ -44,7 +44,7 @@ class Op:
     apart: bool = False
 
     def apply(self, operands: Sequence[Named], options: dict[str, Any]) -> list[Named]:
-        """The oracle's results; concrete operands are checked."""
+        """The oracle's results. Concrete operands are checked to be sound."""
         if any(isinstance(x.array, jax.Array) for x in operands):
             return _listed(self.oracle(*operands, **options))
         if self.sound is not None and not self.sound(*operands, **options):
@@ -52,8 +52,8 @@ class Op:
         with np.errstate(all="ignore"):
             results = _listed(self.oracle(*operands, **options))
         exact = self.exact and all(x.exact for x in operands)
-        whole = self.exact or all(x.kind != "f" for x in results)
-        narrow = whole and all(x.narrow for x in operands) and self._stays_narrow(operands, options)
+        is_exact = self.exact or all(x.kind != "f" for x in results)
+        narrow = is_exact and all(x.narrow for x in operands) and self._stays_narrow(operands, options)
         checked = []
         for x in results:
             array = np.asarray(x.array)
@@ -64,7 +64,7 @@ class Op:
         return checked
 
     def _stays_narrow(self, operands: Sequence[Named], options: dict[str, Any]) -> bool:
-        """Whether no order of additions leads out of the numbers that 16 bits hold exactly."""
+        """Whether 16 bits represent all partial sums exactly, in any order of additions."""
         if not self.adds:
             return True
         sizes = [Named(np.abs(x.array) if x.kind != "b" else x.array, x.names) for x in operands]
@@ -75,7 +75,7 @@ Rows = dict[str, "Op"]
 
 
 def is_narrow(array: np.ndarray) -> bool:
-    """Whether bfloat16 (8 digits) holds these numbers exactly, or 8 bits if they are integers."""
+    """Whether bfloat16 (8 bits for integers) represents these numbers exactly."""
     if array.dtype.kind == "f":
         return bool(np.all(np.abs(array) <= 32) and np.all(array * 4 == np.round(array * 4)))
     return array.dtype.kind == "b" or bool(np.all((array >= 0) & (array <= 32)))
@@ -86,7 +86,7 @@ def _listed(out: Any) -> list[Named]:
 
 
 class _Arrays:
-    """NumPy for NumPy's arrays, else `jax.numpy`."""
+    """NumPy for NumPy arrays, otherwise `jax.numpy`."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -99,11 +99,11 @@ class _Arrays:
 A = _Arrays()
 
 
-# Names on the oracle's side
+# Oracles on named arrays
 
 
 def lined(x: Named, names: Sequence[str]) -> Any:
-    """The array with its dimensions in the order of `names`, size 1 where it has none."""
+    """The array with its dims in the order of `names`; missing dims have size 1."""
     array = A.transpose(x.array, [x.names.index(n) for n in names if n in x.names])
     return array.reshape([x.sizes.get(n, 1) for n in names])
 
@@ -128,7 +128,7 @@ def broadcast(fn: Callable[..., Any], *tensors: Named) -> Named:
 
 
 def along(fn: Callable[..., Any]) -> Callable[..., Named]:
-    """An oracle for an op along one dim that keeps all dims: `fn(array, axis, **options)`."""
+    """An oracle for an op along one dim whose result has the same dims: `fn(array, axis, **options)`."""
     return lambda x, dim, **options: Named(fn(x.array, x.names.index(dim), **options), x.names)
 
 
@@ -136,9 +136,9 @@ def over(fn: Callable[..., Any]) -> Callable[..., Named]:
     """An oracle for a reduction: `fn(array, axis=…)`."""
 
     def reduce(x: Named, dims: Any) -> Named:
-        gone = x.names if dims is None else dims
-        kept = tuple(n for n in x.names if n not in gone)
-        return Named(fn(x.array, axis=tuple(x.names.index(n) for n in gone)), kept)
+        reduced = x.names if dims is None else dims
+        remaining = tuple(n for n in x.names if n not in reduced)
+        return Named(fn(x.array, axis=tuple(x.names.index(n) for n in reduced)), remaining)
 
     return reduce
 
@@ -178,7 +178,7 @@ def within(low: float, high: float) -> Callable[..., bool]:
 
 
 def apart_from(*points: float, period: float = 0) -> Callable[..., bool]:
-    """Not near any of the points, nor any of them shifted by multiples of a period; or exact."""
+    """Whether values are exact, or far from all points and from the points shifted by multiples of a period."""
 
     def sound(x: Named, **_: Any) -> bool:
         rest = x.array[..., None] - np.array(points)
@@ -194,10 +194,10 @@ def differ(x: Named, y: Named, **_: Any) -> bool:
 
 
 def distinct(x: Named, dims: Any = None, dim: Any = None, **_: Any) -> bool:
-    """No two elements along the dims that are nearly equal."""
-    gone = [dim] if dim is not None else list(x.names if dims is None else dims)
-    kept = [n for n in x.names if n not in gone]
-    rows = swapped(x, [*kept, *gone]).array.reshape(*[x.sizes[n] for n in kept], -1)
+    """Whether no two elements along the dims are nearly equal, or all are exact."""
+    reduced = [dim] if dim is not None else list(x.names if dims is None else dims)
+    remaining = [n for n in x.names if n not in reduced]
+    rows = swapped(x, [*remaining, *reduced]).array.reshape(*[x.sizes[n] for n in remaining], -1)
     return x.exact or bool(np.all(np.diff(np.sort(rows.astype(float))) > GAP))
 
 
@@ -243,7 +243,7 @@ def one_over(kinds: str = "f") -> Callable[..., Any]:
 
 
 def several(count: int, kinds: str = "f", most: int = 3) -> Callable[..., Any]:
-    """Values that agree."""
+    """Values that can be operands of one op."""
 
     def draw(d: Any) -> Any:
         found: list[int] = []

@@ -13,7 +13,7 @@ from .rows import A, Op, Rows, as_dims, dims_of, integers, lined, one_along, ove
 
 
 def _fit(x: Named, dims: Any) -> Named:
-    """The mean over dims that are not wanted, repeated along those that are missing."""
+    """The mean over dims that are not among the wanted ones, broadcast along missing ones."""
     gone = tuple(n for n, size in x.sizes.items() if (n, size) not in dims)
     x = over(A.mean)(x, gone) if gone else x
     names, shape = [n for n, _ in dims], [size for _, size in dims]
@@ -31,7 +31,7 @@ def draw_rename(d: Any) -> Any:
     new = dict(zip(names, names, strict=True))
     for old in d.some(names):
         new[old] = d.name([m for k, m in new.items() if k != old])
-    if len(names) > 1 and d.chance(4):  # two dims that change places
+    if len(names) > 1 and d.chance(4):  # swap the names of two dims
         first, second = names[:2]
         new = dict(zip(names, names, strict=True)) | {first: second, second: first}
     return (n,), {"names": new}
@@ -95,8 +95,8 @@ def draw_broadcast(d: Any) -> Any:
     return (n,), {"dims": d.shuffled(dims)}
 
 
-def alike(d: Any, n: int, dim: str | None = None, most: int = 3) -> tuple[int, ...]:
-    """Values with the dims of another, `dim` in any size; the other among them."""
+def same_dims(d: Any, n: int, dim: str | None = None, most: int = 3) -> tuple[int, ...]:
+    """Value n and others with the same dims, `dim` in any size."""
 
     def fits(y: Named) -> bool:
         x = d.env[n]
@@ -107,7 +107,7 @@ def alike(d: Any, n: int, dim: str | None = None, most: int = 3) -> tuple[int, .
 
 
 def draw_stack(d: Any) -> Any:
-    found = alike(d, d.value("fi", 0, most=2))
+    found = same_dims(d, d.value("fi", 0, most=2))
     return found, {"dim": d.name(d.env[found[0]].names)}
 
 
