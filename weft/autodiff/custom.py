@@ -10,7 +10,7 @@ import jax
 
 from ..core import context
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
-from ..core.context import Context
+from ..core.context import Context, active
 from ..core.describe import format_call
 from ..core.errors import ProgramError
 from ..core.tensor import is_tensor
@@ -58,7 +58,7 @@ class custom_vjp:
                 hint=f"{name}.defvjp(lambda x: (value, residuals), lambda residuals, g: (cotangent of x,)); "
                 "to use the derivative of JAX, remove wf.custom_vjp",
             ).located(format_call(name, args, {}))
-        ctx = context.current()
+        ctx = active.context
         if ctx is None:
             # One custom_vjp per call: JAX passes a backward rule the residuals only, and matching cotangents
             # to their primals needs the arguments.

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from ..core import collectives, context
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
-from ..core.context import Context
+from ..core.context import Context, active
 from ..core.describe import describe, reports_call
 from ..core.errors import DimError, ProgramError, TensorTypeError
 from ..core.layout import axes_of
@@ -93,7 +93,7 @@ def value_and_grad(
             value, aux = _check_pair(out) if has_aux else (out, None)
             return _check_scalar(value), aux
 
-        ctx = context.current()
+        ctx = active.context
         if ctx is None:
             value, grads, aux = _eager(call, leaves)
         else:
@@ -243,7 +243,7 @@ def _vjp_of_variants(
                 for (axes, _), array in zip(own[1:], given[1:], strict=True):
                     frame.variants[id(base), ("vary", axes)] = (base, array)
                     ctx.register(array)
-                argument = Tensor(base, t.dims, role=t.role, mesh=t.mesh, layout=t.layout, splits=t.splits)
+                argument = Tensor(base, t.dims, role=t.role, placement=t.placement, splits=t.splits)
                 # `memo_hits` has the requests for a cast only. An op that needs no cast reads the argument's
                 # own array, and this read is the only sign that it uses the variant without further axes.
                 argument._on_read = functools.partial(used.add, (n, _NO_AXES))
@@ -309,7 +309,7 @@ def _lifted_axes(t: Tensor) -> AxisSet:
 
     A loop lifts such a cast out of its body. The tensor then varies over more axes than split its dims.
     """
-    return collectives.varying_axes(t._data) - axes_of(t.splits or ()) - context.require().vmapped_axes
+    return collectives.varying_axes(t._data) - axes_of(t.splits or ()) - active.context.vmapped_axes
 
 
 def _is_float(t: Leaf) -> bool:
@@ -327,7 +327,7 @@ def _varying_variants(ctx: Context, t: Tensor) -> list[Variant]:
     A variant has these further axes and its array.
     """
     have = collectives.varying_axes(t._array)
-    missing = [a for a, n in ctx.mesh.axes if n > 1 and a not in have]
+    missing = [a for a, n in ctx.placement.mesh.axes if n > 1 and a not in have]
     sets = [
         frozenset(some)
         for count in range(len(missing) + 1)
@@ -377,7 +377,7 @@ def vjp(f: Callable[..., PyTree], *primals: PyTree, has_aux: bool = False, zeros
     >>> pull_back(wf.ones("a=3"))
     (f32[a=3] [0., 2., 4.],)
     """
-    ctx = context.current()
+    ctx = active.context
     if ctx is None:
         out, pull, *aux = jax.vjp(f, *primals, has_aux=True) if has_aux else jax.vjp(f, *primals)
 
@@ -408,7 +408,7 @@ def enter_leaf(leaf: PyTree, keep_varying: bool = False) -> PyTree:
       keep_varying: whether a tensor that an enclosing loop made varying may stay so. Materializing it would
         make it replicated again, and the psum of that cast would move into the loop.
     """
-    ctx = context.current()
+    ctx = active.context
     if ctx is None or not isinstance(leaf, Tensor):
         return leaf
     leaf = as_slice(leaf)
@@ -425,7 +425,7 @@ def enter_leaf(leaf: PyTree, keep_varying: bool = False) -> PyTree:
 
 def _in_frame(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """The function in a frame of its own, for the JAX trace that calls it."""
-    ctx = context.current()
+    ctx = active.context
     if ctx is None:
         return f
 

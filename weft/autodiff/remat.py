@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from ..core import context
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
+from ..core.context import active
 from ..core.describe import reports_call
 from ..core.errors import ProgramError, nearest
 from ..core.operands import as_slice
@@ -53,7 +53,7 @@ def remat(f: Callable[..., PyTree], policy: str | Callable[..., bool] | None = N
 
     @functools.wraps(f)
     def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        ctx = context.current()
+        ctx = active.context
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
         # jax.checkpoint traces all its arguments. Python numbers stay out of it: the function may branch on
         # them.

@@ -15,10 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from jax.typing import DTypeLike
 
 from weft.core.errors import ModelError, ProgramError
-from weft.core.layout import Layout, Splits
-from weft.core.mesh import Mesh
+from weft.core.layout import Placement
 from weft.core.placement import device_put, partition_spec
-from weft.core.shapes import stored_shape
 from weft.core.tensor import Tensor, check_has_values
 from weft.core.types import PyTree
 from weft.distributed import processes
@@ -26,7 +24,6 @@ from weft.nn.module import Declared, check_initialized, is_parameter, path_name
 
 from .orbax import make_reader
 
-MeshAndLayout = tuple[Mesh, Layout]
 Array = jax.Array | np.ndarray
 Leaf = Tensor | Declared | Array  # JAX keys are jax.Arrays
 
@@ -184,7 +181,7 @@ def restore_trees(
     stored: Mapping[str, ManifestEntry],
     like_model: PyTree,
     like_state: PyTree,
-    placement: MeshAndLayout | None,
+    placement: Placement | None,
 ) -> tuple[PyTree, PyTree]:
     """The trees with values read from the files. Each device reads only its own slices."""
     import orbax.checkpoint as ocp
@@ -232,9 +229,7 @@ def restore_trees(
             array = jax.random.wrap_key_data(array, impl=_key_impl(entry))
         if not isinstance(leaf, Tensor | Declared):
             return array
-        role = leaf.role if isinstance(leaf, Tensor) else "param"
-        mesh, layout = placements[name] or (None, None)
-        return Tensor(array, leaf.dims, role=role, mesh=mesh, layout=layout)
+        return Tensor(array, leaf.dims, role=_role(leaf), placement=placements[name])
 
     filled = [restored(path_name(p), leaf) if _is_stored(leaf) else leaf for p, leaf in paths]
     result = jax.tree_util.tree_unflatten(tree, filled)
@@ -262,31 +257,28 @@ def _is_empty(entry: ManifestEntry) -> bool:
     return 0 in entry.shape
 
 
-def _placement(leaf: Leaf, placement: MeshAndLayout | None) -> MeshAndLayout | None:
-    if placement is None and isinstance(leaf, Tensor) and leaf.mesh is not None and leaf.layout is not None:
-        return leaf.mesh, leaf.layout
-    return placement
+def _placement(leaf: Leaf, placement: Placement | None) -> Placement | None:
+    return leaf.placement if placement is None and isinstance(leaf, Tensor) else placement
 
 
-def _splits(leaf: Tensor | Declared, placement: MeshAndLayout) -> Splits:
-    role = leaf.role if isinstance(leaf, Tensor) else "param"
-    return placement[1].splits(leaf.dims, placement[0], role)
+def _role(leaf: Tensor | Declared) -> str:
+    return leaf.role if isinstance(leaf, Tensor) else "param"
 
 
-def _padded_shape(leaf: Leaf, placement: MeshAndLayout | None) -> tuple[int, ...]:
+def _padded_shape(leaf: Leaf, placement: Placement | None) -> tuple[int, ...]:
     """The shape of the stored array, padded where a dim is split unevenly."""
     if placement is None or not isinstance(leaf, Tensor | Declared):
         return _entry(leaf).shape
-    return stored_shape(leaf.dims, _splits(leaf, placement), placement[0])
+    return placement.array_shape(leaf.dims, _role(leaf))
 
 
-def _sharding(leaf: Leaf, placement: MeshAndLayout | None) -> Sharding:
-    if placement is not None and placement[0].axes:
-        placement[0].require_devices()
+def _sharding(leaf: Leaf, placement: Placement | None) -> Sharding:
+    if placement is not None and placement.mesh.axes:
+        placement.mesh.require_devices()
         spec = PartitionSpec()
         if isinstance(leaf, Tensor | Declared):
-            spec = partition_spec(_splits(leaf, placement))
-        return NamedSharding(placement[0].jax_mesh, spec)
+            spec = partition_spec(placement.splits(leaf.dims, _role(leaf)))
+        return NamedSharding(placement.mesh.jax_mesh, spec)
     if isinstance(leaf, jax.Array) and placement is None and not is_key(_entry(leaf)):
         return leaf.sharding
     return SingleDeviceSharding(jax.local_devices()[0])

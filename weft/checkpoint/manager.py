@@ -31,9 +31,9 @@ from typing import Any, Self
 
 import jax
 
-from weft.core import context
+from weft.core.context import active
 from weft.core.errors import ProgramError, TensorTypeError, user_frame
-from weft.core.layout import Layout
+from weft.core.layout import Layout, Placement
 from weft.core.mesh import Mesh
 from weft.core.types import PyTree
 from weft.distributed import processes
@@ -177,9 +177,7 @@ class CheckpointManager:
         """
         with error_context("CheckpointManager.restore(like_model, like_state, …)"):
             self._finish()
-            placement = None if mesh is None else (Mesh.of(mesh), Layout.of(layout))
-            if placement is not None:
-                placement[1].check(placement[0])
+            placement = None if mesh is None else Placement.of(mesh, layout)
             path, manifest = self._find_intact_on_all(step)
             wanted = checkpoint_leaves(like_model, like_state)
             stored = entries_from_manifest(manifest["tensors"])
@@ -426,7 +424,7 @@ def _warn(path: Path, reason: str) -> None:
 
 
 def _check_call(step: int, extra: dict[str, Any]) -> None:
-    if context.current() is not None:
+    if active.context is not None:
         raise ProgramError(
             "a checkpoint can't be saved inside a program",
             rule="a program is traced: its tensors have no values yet",

@@ -18,8 +18,8 @@ from jax import lax
 from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike
 
-from . import collectives, context
-from .context import RetraceUnvarying
+from . import collectives
+from .context import RetraceUnvarying, active
 from .describe import describe
 from .dims import Dim, DimLike, format_dims, select_dim
 from .errors import DimError, ProgramError, ShapeError, TensorTypeError
@@ -60,15 +60,14 @@ class LeafSpec:
 
     def rebuild(self, array: jax.Array) -> Tensor:
         """A tensor with this spec."""
-        ctx = context.require()
+        ctx = active.context
         # Registered: variants of a carry are then memoized in the body's frame, not outside the loop.
         ctx.register(array)
         rebuilt = Tensor(
             array,
             self.dims,
             role=self.role,
-            mesh=ctx.mesh,
-            layout=ctx.layout,
+            placement=ctx.placement,
             splits=self.splits,
             pending=self.pending,
         )
@@ -88,7 +87,7 @@ def leaf_array(leaf: Leaf) -> jax.Array:
     depend on which.
     """
     if isinstance(leaf, Tensor):
-        return collectives.pvary(leaf._array, context.require().vmapped_axes)
+        return collectives.pvary(leaf._array, active.context.vmapped_axes)
     return jnp.asarray(leaf)
 
 
@@ -97,7 +96,7 @@ def check_exact_varying(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         assert leaf.splits is not None
         allowed = axes_of(leaf.splits) | leaf.pending
-        if collectives.varying_axes(leaf._data) - allowed - context.require().vmapped_axes:
+        if collectives.varying_axes(leaf._data) - allowed - active.context.vmapped_axes:
             raise RetraceUnvarying
     return leaf
 

@@ -148,7 +148,7 @@ class CapturedFunction:
         self.tensors.append(t)
         # Captured tensors are identified by their arrays: two names of one array are one input.
         first = next(n for n, other in enumerate(self.tensors) if other._data is t._data)
-        return (first, t.dims, t.dtype, weak_type(t._data), t.role, t.mesh, t.layout)
+        return (first, t.dims, t.dtype, weak_type(t._data), t.role, t.placement)
 
 
 class _BoundFunctions(threading.local):

@@ -17,14 +17,13 @@ import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 from jax.extend import core as jax_core
 
 from .dims import Dim, check_index_range
-from .layout import Layout, Splits
-from .mesh import Mesh
+from .layout import Layout, Placement, Splits
 
 if TYPE_CHECKING:
     from .deferred import DeferredCall
@@ -55,9 +54,9 @@ class RetraceUnvarying(Exception):
 class RetraceOnMesh(Exception):
     """Retrace an eager op on the mesh of a tensor that it captures: none of its operands is placed."""
 
-    def __init__(self, mesh: Mesh, layout: Layout):
+    def __init__(self, placement: Placement):
         super().__init__()
-        self.mesh, self.layout = mesh, layout
+        self.placement = placement
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Context:
     """The state of the program that is being traced.
 
     Attributes:
-      mesh, layout: what the program is staged for.
+      placement: the mesh and the layout that the program is staged for.
       adopts_placement: whether it moves to the mesh of a tensor that it captures: an eager op whose operands
         are not placed.
       is_finished: whether its trace has ended; JAX calls the rules of a custom_vjp after that.
@@ -147,8 +146,8 @@ class Context:
       varied_axes: the axes over which an array was made varying, by its id.
     """
 
-    def __init__(self, mesh: Mesh, layout: Layout, adopts_placement: bool = False):
-        self.mesh, self.layout = mesh, layout
+    def __init__(self, placement: Placement, adopts_placement: bool = False):
+        self.placement = placement
         self.adopts_placement, self.is_finished = adopts_placement, False
         # Not the id of this object: a later program could get it, and would accept the slices of this one.
         self.serial = next(_SERIALS)
@@ -180,11 +179,11 @@ class Context:
             for dim in dims:
                 if not dim.is_inner:
                     self.seen_dims.setdefault(dim.name, dim)
-        return self.layout.splits(dims, self.mesh, role)
+        return self.placement.splits(dims, role)
 
     def ways(self, axes: tuple[str, ...]) -> int:
         """How many slices these axes split a dim into."""
-        return self.mesh.ways(axes)
+        return self.placement.mesh.ways(axes)
 
     def slice_size(self, dim: Dim, axes: tuple[str, ...]) -> int:
         """The size of one device's slice of a dim, padding included."""
@@ -309,11 +308,11 @@ class Context:
     @contextlib.contextmanager
     def under_layout(self, layout: Layout) -> Iterator[None]:
         """Trace under another layout. The caller reshards the tensors that enter and leave."""
-        before, self.layout = self.layout, layout
+        before, self.placement = self.placement, Placement(self.placement.mesh, layout)
         try:
             yield
         finally:
-            self.layout = before
+            self.placement = before
 
     @contextlib.contextmanager
     def lowering(self, op: str) -> Iterator[None]:
@@ -330,33 +329,23 @@ class Context:
 
 
 # Per thread, as JAX's own trace state is: a server compiles programs in a thread of its own.
-class _Stack(threading.local):
-    def __init__(self) -> None:
-        self.contexts: list[Context] = []
+class _Active(threading.local):
+    """`active.context` is that of the innermost program being traced; None when ops run eagerly."""
+
+    context: Context = cast("Context", None)
 
 
-_STACK = _Stack()
-
-
-def current() -> Context | None:
-    """The context of the innermost program that is being traced, or None when ops run eagerly."""
-    return _STACK.contexts[-1] if _STACK.contexts else None
-
-
-def require() -> Context:
-    """The context of the innermost program that is being traced."""
-    assert _STACK.contexts, "an op's lowering ran outside a program"
-    return _STACK.contexts[-1]
+active = _Active()
 
 
 @contextlib.contextmanager
 def entered(ctx: Context) -> Iterator[Context]:
-    """Trace inside the program that a context belongs to."""
-    _STACK.contexts.append(ctx)
+    """Trace inside a program."""
+    before, active.context = active.context, ctx
     try:
         yield ctx
     finally:
-        _STACK.contexts.pop()
+        active.context = before
 
 
 def is_traced(array: object) -> bool:

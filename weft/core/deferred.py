@@ -18,15 +18,13 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
 
-from . import context
+from .context import active
 from .dims import Dim
 from .errors import ProgramError
-from .layout import Layout
-from .mesh import Mesh
+from .layout import Placement
 from .operands import as_slice
 from .placement import partition_spec
 from .reshard import materialize
-from .shapes import stored_shape
 from .tensor import Placeholder, Tensor, check_shape, is_tensor
 from .types import PyTree, weak_type
 
@@ -80,7 +78,7 @@ class DeferredCall:
     results: list[ResultSpec]
     outputs: list[Any] = field(default_factory=list)
 
-    def run(self, arrays: Iterator[Any], mesh: Mesh, layout: Layout) -> None:
+    def run(self, arrays: Iterator[Any], placement: Placement) -> None:
         """Call the function on the next arrays of an iterator, and shard its results."""
         given = []
         for leaf in self.inputs:
@@ -92,21 +90,20 @@ class DeferredCall:
             given.append(array)
         with jax.named_scope(OPTAX_LABEL):
             outs = jax.tree.leaves(self.fn(*jax.tree.unflatten(self.tree, given)))
-        self.outputs = [_sharded(a, r, mesh, layout) for a, r in zip(outs, self.results, strict=True)]
+        self.outputs = [_sharded(a, r, placement) for a, r in zip(outs, self.results, strict=True)]
 
 
-def _sharded(array: jax.Array, result: ResultSpec, mesh: Mesh, layout: Layout) -> jax.Array:
+def _sharded(array: jax.Array, result: ResultSpec, placement: Placement) -> jax.Array:
     """A result, padded and constrained to the sharding of its layout."""
     if result.dims is None:
         return array
-    splits = layout.splits(result.dims, mesh, result.role)
-    shape = stored_shape(result.dims, splits, mesh)
+    shape = placement.array_shape(result.dims, result.role)
     if array.shape != shape:
         array = jnp.pad(array, [(0, n - m) for n, m in zip(shape, array.shape, strict=True)])
-    if mesh.is_unsplit:
+    if placement.mesh.is_unsplit:
         return array
     # Here XLA partitions the computation (GSPMD), so the results need an explicit sharding.
-    spec = NamedSharding(mesh.jax_mesh, partition_spec(splits))
+    spec = NamedSharding(placement.mesh.jax_mesh, partition_spec(placement.splits(result.dims, result.role)))
     return jax.lax.with_sharding_constraint(array, spec)
 
 
@@ -121,7 +118,7 @@ def defer(fn: Callable[..., PyTree], args: tuple[PyTree, ...], results: PyTree) 
     Returns:
       That pytree with placeholders.
     """
-    ctx = context.require()
+    ctx = active.context
     leaves, tree = jax.tree.flatten(args, is_leaf=_is_leaf)
     inputs = [_as_input(leaf) for leaf in leaves]
     specs, out_tree = jax.tree.flatten(results, is_leaf=lambda x: isinstance(x, ResultSpec))
@@ -141,15 +138,14 @@ def _is_leaf(x: object) -> bool:
 
 
 def _deferred_tensor(deferred: Deferred, result: ResultSpec) -> Tensor:
-    ctx = context.require()
+    ctx = active.context
     assert result.dims is not None
     splits = ctx.splits(result.dims, result.role)
     t = Tensor(
         deferred,
         result.dims,
         role=result.role,
-        mesh=ctx.mesh,
-        layout=ctx.layout,
+        placement=ctx.placement,
         splits=splits,
     )
     # `check_usable` rejects operands of ops; this catches every other read of the array.

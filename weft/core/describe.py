@@ -44,7 +44,7 @@ def describe(t: Tensor) -> str:
     """`f32[batch=64/data·4, d_model=256]`, followed by the axes of a pending sum."""
     mesh, splits = t.mesh, t.splits
     if splits is None:
-        splits = stored_splits(t) if mesh is not None else ((),) * len(t.dims)
+        splits = stored_splits(t)
     parts = []
     for dim, axes in zip(t.dims, splits, strict=True):
         ways = f"/{'+'.join(axes)}·{mesh.ways(axes)}" if axes and mesh is not None else ""

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from . import collectives, context
+from . import collectives
 from .collectives import Axes
+from .context import active
 from .dims import Dim
 from .types import preserves_type
 
@@ -37,7 +38,7 @@ def halo_exchange(
       length: the number of positions that each device fetches.
     """
     block = array.shape[position]
-    count = context.require().ways(axes)
+    count = active.context.ways(axes)
     assert len(starts) == count
     if not axes:
         return _padded_range(array, position, starts[0], length)
@@ -126,7 +127,7 @@ def _table_exchange(
 
 def lookup_by_device(table: Sequence[int], device: jax.Array | int) -> jax.Array:
     """A device's own entry in a table with one entry per device."""
-    if not context.require().vmap_depth:
+    if not active.context.vmap_depth:
         return jnp.asarray(np.asarray(table, np.int32))[device]
     # JAX can't batch a `cond` whose branch indexes a constant array (0.10.2), so select without indexing.
     found = jnp.int32(table[0])

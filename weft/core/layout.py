@@ -16,18 +16,19 @@ for tensors with that role.
     >>> Layout("batch:data d_ff:model", params="d_model:data").rules_for("param")
     {'batch': ('data',), 'd_ff': ('model',), 'd_model': ('data',)}
 
-`Splits` are what follows for one tensor: for each of its dims, the axes that split it.
+`Splits` are what follows for one tensor: for each of its dims, the axes that split it. A `Placement` is a
+mesh and a layout for it; it computes the splits and the shapes of arrays.
 """
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .dims import Dim, format_dims, is_name, parse_pairs
 from .errors import LayoutError, nearest
-from .mesh import Mesh
+from .mesh import Mesh, MeshLike
 
 Splits = tuple[tuple[str, ...], ...]
 RulesLike = str | Mapping[str, str | Sequence[str]] | Iterable[tuple[str, str | Sequence[str]]]
@@ -124,7 +125,10 @@ class Layout:
 
     def splits(self, dims: Sequence[Dim], mesh: Mesh, role: str = "value") -> Splits:
         """For each dim, the axes that split it (without axes of size 1); raises an error if invalid."""
-        return _splits(self, tuple(dims), mesh, role)
+        rules = self.rules_for(role)
+        splits = tuple(tuple(a for a in rules.get(dim.name, ()) if mesh.splits_dims(a)) for dim in dims)
+        check_disjoint(dims, splits, self, mesh, role)
+        return splits
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Layout) and self._key == other._key)
@@ -191,16 +195,6 @@ def _parse(rules: RulesLike) -> dict[str, tuple[str, ...]]:
     return parsed
 
 
-# Every op of every trace asks for splits, hence the cache. It is bounded: a layout search tries very many
-# layouts in one process.
-@functools.lru_cache(maxsize=2**14)
-def _splits(layout: Layout, dims: tuple[Dim, ...], mesh: Mesh, role: str) -> Splits:
-    rules = layout.rules_for(role)
-    splits = tuple(tuple(axis for axis in rules.get(dim.name, ()) if mesh.splits_dims(axis)) for dim in dims)
-    check_disjoint(dims, splits, layout, mesh, role)
-    return splits
-
-
 def check_disjoint(
     dims: Sequence[Dim], splits: Splits, layout: Layout, mesh: Mesh, role: str = "value"
 ) -> None:
@@ -223,3 +217,69 @@ def check_disjoint(
                 "it cannot index slices of two dims at once",
                 hint=f"{ways}remove one of the two rules, or rename one of the dims",
             )
+
+
+class Placement:
+    """A mesh and a layout: where tensors are, and how their dims are split.
+
+    Attributes:
+      mesh, layout: the pair. Every rule of the layout names an axis of the mesh.
+
+    >>> Placement(Mesh("data=2"), Layout("batch:data")) is Placement(Mesh("data=2"), Layout("batch:data"))
+    True
+    """
+
+    __slots__ = ("__weakref__", "_shapes", "_splits", "layout", "mesh")
+
+    mesh: Mesh
+    layout: Layout
+    _splits: dict[tuple[tuple[Dim, ...], str], Splits]
+    _shapes: dict[tuple[tuple[Dim, ...], str, Splits | None], tuple[int, ...]]
+
+    # Placements are part of every cache key and are compared for every operand. Equal pairs are therefore one
+    # object, which Python compares and hashes by identity. The types are part of the key because a subclass
+    # of Layout may equal a plain one and still check more.
+    def __new__(cls, mesh: Mesh, layout: Layout) -> Placement:
+        key = type(mesh), mesh, type(layout), layout
+        found = _PLACEMENTS.get(key)
+        if found is None:
+            layout.check(mesh)
+            found = super().__new__(cls)
+            found.mesh, found.layout, found._splits, found._shapes = mesh, layout, {}, {}
+            found = _PLACEMENTS.setdefault(key, found)
+        return found
+
+    @classmethod
+    def of(cls, mesh: MeshLike, layout: LayoutLike) -> Placement:
+        """Convert a pair, each of which may be a string, a mapping or None, to a Placement."""
+        return cls(Mesh.of(mesh), Layout.of(layout))
+
+    def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
+        """For each dim, the axes that split it (without axes of size 1); raises an error if invalid."""
+        found = self._splits.get((dims, role))
+        if found is None:
+            found = self._splits[dims, role] = self.layout.splits(dims, self.mesh, role)
+        return found
+
+    def array_shape(
+        self, dims: tuple[Dim, ...], role: str = "value", splits: Splits | None = None
+    ) -> tuple[int, ...]:
+        """The shape of a tensor's array, padding included: of one slice if `splits` are given."""
+        # Checked for every operand of every op, hence the cache.
+        found = self._shapes.get((dims, role, splits))
+        if found is None:
+            ways = [self.mesh.ways(axes) for axes in (self.splits(dims, role) if splits is None else splits)]
+            blocks = [-(-dim.size // n) for dim, n in zip(dims, ways, strict=True)]
+            shape = blocks if splits is not None else [b * n for b, n in zip(blocks, ways, strict=True)]
+            found = self._shapes[dims, role, splits] = tuple(shape)
+        return found
+
+    def __repr__(self) -> str:
+        return f'mesh "{self.mesh}" with layout "{self.layout}"'
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Placement, (self.mesh, self.layout)  # a copy is the same object
+
+
+# Weak, because a layout search creates very many placements.
+_PLACEMENTS: weakref.WeakValueDictionary[Any, Placement] = weakref.WeakValueDictionary()

@@ -14,22 +14,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import context
 from .arguments import Args, Kwargs
 from .captures import CapturedFunction, bind_functions
-from .context import Context, RetraceOnMesh
+from .context import RetraceOnMesh, active
 from .describe import format_call
 from .errors import WeftError
-from .layout import Layout
-from .mesh import Mesh
+from .layout import Placement
 from .operands import check_same_placement
-from .program import Program
+from .program import UNPLACED, Program
 from .signature import NUMBER_TYPES
 from .tensor import Tensor, is_tensor
 from .types import PyTree
 
 Lowering = Callable[..., PyTree]
-Placement = tuple[Mesh, Layout]
 
 STATIC_NUMBERS: dict[str, tuple[type, ...]] = {
     "static": NUMBER_TYPES,
@@ -38,7 +35,6 @@ STATIC_NUMBERS: dict[str, tuple[type, ...]] = {
 }
 
 _EAGER_PROGRAMS: dict[Any, Program] = {}
-_UNPLACED: Placement = (Mesh(), Layout())
 
 
 def op(
@@ -60,7 +56,7 @@ def op(
     @functools.wraps(fn)
     def call(*args: PyTree, **kwargs: PyTree) -> Any:
         try:
-            ctx = context.current()
+            ctx = active.context
             if ctx is not None:
                 with ctx.lowering(_label(fn.__name__, args, kwargs)):
                     return fn(*args, **kwargs)
@@ -101,11 +97,11 @@ def run_eagerly(
             leaf for leaf in jax.tree.leaves(keyed, is_leaf=is_tensor) if isinstance(leaf, CapturedFunction)
         ]
         tensors = [t for function in captured for t in function.tensors if t.mesh is not None]
-        placement = placement if placement != _UNPLACED else _common_placement(tensors)
+        placement = placement if placement is not UNPLACED else _common_placement(tensors)
         cached = all(function.key is not None for function in captured)
         # A function may capture a tensor on another mesh and never use it. Only tracing can tell, so the
         # captured tensors are not made inputs in advance then.
-        cached = cached and all((t.mesh, t.layout) == placement for t in tensors)
+        cached = cached and all(t.placement is placement for t in tensors)
         if cached:
             with bind_functions(captured):
                 return _call_adopting(fn, placement, numbers, cached, *keyed)
@@ -124,16 +120,18 @@ def _call_adopting(
     try:
         return _program(fn, placement, numbers, cached)(*args, **kwargs)
     except RetraceOnMesh as found:
-        placement = found.mesh, found.layout
+        placement = found.placement
     return _program(fn, placement, numbers, cached)(*args, **kwargs)
 
 
 def _program(fn: Lowering, placement: Placement, numbers: str, cached: bool) -> Program:
     # Dims and dtypes are not in this key: a program has a cache of its own, by signature.
-    key = (fn, *placement)
+    key = (fn, placement)
     program = _EAGER_PROGRAMS.get(key) if cached else None
     if program is None:
-        program = Program(fn, *placement, eager=True, static_numbers=STATIC_NUMBERS[numbers])
+        program = Program(
+            fn, placement.mesh, placement.layout, eager=True, static_numbers=STATIC_NUMBERS[numbers]
+        )
         if cached:
             _EAGER_PROGRAMS[key] = program
     return program
@@ -145,16 +143,10 @@ def _tensors(tree: PyTree) -> list[Tensor]:
 
 def _common_placement(tensors: list[Tensor]) -> Placement:
     """The mesh and layout of the placed tensors; unplaced ones adopt it. Raises an error if they differ."""
-    found: Tensor | None = None
+    found: Placement | None = None
     for leaf in tensors:
-        if leaf.mesh is not None:
-            if found is None:
-                found = leaf
-            # Identity first: comparing meshes and layouts by value for every operand would be slow.
-            elif found.mesh is not leaf.mesh or found.layout is not leaf.layout:
-                assert found.mesh is not None and found.layout is not None
-                check_same_placement(leaf, Context(found.mesh, found.layout))
-    if found is None:
-        return _UNPLACED
-    assert found.mesh is not None and found.layout is not None
-    return found.mesh, found.layout
+        if found is None:
+            found = leaf.placement
+        elif leaf.placement is not None and leaf.placement is not found:
+            check_same_placement(leaf, found)
+    return UNPLACED if found is None else found

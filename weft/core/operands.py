@@ -15,11 +15,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from . import collectives, context
-from .context import Context, RetraceOnMesh
+from .context import RetraceOnMesh, active
 from .describe import describe
 from .dims import Dim, check_distinct
 from .errors import LayoutError, ProgramError, TensorTypeError
-from .layout import Splits, axes_of
+from .layout import Placement, Splits, axes_of
 from .reshard import layout_splits, materialize, reshard
 from .tensor import Tensor, check_shape, check_usable
 from .types import cast_like
@@ -36,7 +36,7 @@ def slice_tensor(
       splits: the axes that split each dim; by default those of the layout.
       pending: axes over which the slices still have to be summed.
     """
-    ctx = context.require()
+    ctx = active.context
     dims = tuple(dims)
     if len({d.name for d in dims}) < len(dims):
         check_distinct(dims)
@@ -56,7 +56,7 @@ def slice_tensor(
             rule="an axis splits one dim of a tensor at most, counting that of an enclosing vmap or pipeline",
             hint="remove one of the rules, or rename the dim",
         )
-    result = Tensor(array, dims, mesh=ctx.mesh, layout=ctx.layout, splits=splits, pending=pending)
+    result = Tensor(array, dims, placement=ctx.placement, splits=splits, pending=pending)
     result.origin = ctx.op if pending else ""
     return result
 
@@ -71,7 +71,7 @@ def linear_result(x: Tensor, array: jax.Array, dims: Sequence[Dim], splits: Spli
 def from_global(array: ArrayLike, dims: Sequence[Dim]) -> Tensor:
     """A tensor inside a program from an array of the true size that is replicated on every device."""
     array = jnp.asarray(array)
-    if collectives.varying_axes(array) - context.require().vmapped_axes:
+    if collectives.varying_axes(array) - active.context.vmapped_axes:
         raise ProgramError(
             f"an array that varies over {', '.join(sorted(collectives.varying_axes(array)))} was named "
             "as if it were replicated",
@@ -109,12 +109,12 @@ def _shared_by_vmap(t: Tensor) -> Tensor:
     The gathered value varies over that axis, as the operands it meets do. The transpose of the gather is then
     a reduce-scatter.
     """
-    ctx = context.require()
+    ctx = active.context
     wanted = layout_splits(t) if ctx.vmapped_axes else t.splits
     if not ctx.vmapped_axes or t.splits == wanted or not axes_of(t.splits or ()) & ctx.vmapped_axes:
         return t
     array = reshard(t, wanted, ctx.vmapped_axes)
-    return Tensor(array, t.dims, mesh=ctx.mesh, layout=ctx.layout, splits=wanted)
+    return Tensor(array, t.dims, placement=ctx.placement, splits=wanted)
 
 
 def _varying_as_branch(t: Tensor) -> Tensor:
@@ -123,12 +123,12 @@ def _varying_as_branch(t: Tensor) -> Tensor:
     JAX's vmap makes the values that a branch closes over varying, but not the constants that they meet
     inside the branch (0.10.2).
     """
-    ctx = context.require()
+    ctx = active.context
     missing = ctx.branch_axes - collectives.varying_axes(t._data)
     if not missing:
         return t
     array = reshard(t, t.splits, missing)
-    return Tensor(array, t.dims, role=t.role, mesh=ctx.mesh, layout=ctx.layout, splits=t.splits)
+    return Tensor(array, t.dims, role=t.role, placement=ctx.placement, splits=t.splits)
 
 
 def _not_a_tensor(x: object) -> TensorTypeError:
@@ -143,7 +143,7 @@ def _not_a_tensor(x: object) -> TensorTypeError:
 
 def check_along(dims: Iterable[Dim]) -> None:
     """Raise an error if an op works along a dim of which a pipeline stage has only one micro-batch."""
-    found = [d for d in dims if d in context.require().partial_dims]
+    found = [d for d in dims if d in active.context.partial_dims]
     if found:
         raise ProgramError(
             f"a layer of a pipeline works along {found[0].name}, and it sees one micro-batch at a time",
@@ -159,11 +159,11 @@ def capture_key(t: Tensor) -> Hashable:
 
 def _capture(t: Tensor) -> Tensor:
     """The input that stands for a captured tensor, or a blank one if this trace is the first to see it."""
-    ctx = context.require()
+    ctx = active.context
     if not ctx.adopts_placement:
-        check_same_placement(t, ctx)
-    elif t.mesh is not None and t.layout is not None and not ctx.is_finished:
-        raise RetraceOnMesh(t.mesh, t.layout)
+        check_same_placement(t, ctx.placement)
+    elif t.placement is not None and not ctx.is_finished:
+        raise RetraceOnMesh(t.placement)
     if ctx.is_finished:
         return _constant(t)
     key = capture_key(t)
@@ -191,18 +191,19 @@ def _constant(t: Tensor) -> Tensor:
     return materialize(from_global(cast_like(unpadded, t._data), t.dims), t.role)
 
 
-def check_same_placement(t: Tensor, ctx: Context) -> None:
-    """Raise an error if a tensor is placed on a different mesh or layout from the program's."""
-    if t.mesh is not None and t.mesh != ctx.mesh:
-        others = " of other devices" if t.mesh.axes == ctx.mesh.axes else ""
+def check_same_placement(t: Tensor, placement: Placement) -> None:
+    """Raise an error if a tensor is placed on a different mesh or with a different layout."""
+    # A layout that checks more is another object, and yet equal; so meshes and layouts are compared.
+    if t.mesh is not None and t.mesh != placement.mesh:
+        others = " of other devices" if t.mesh.axes == placement.mesh.axes else ""
         raise LayoutError(
-            f'{describe(t)} is on mesh "{t.mesh}"{others}, and this runs on mesh "{ctx.mesh}"',
+            f'{describe(t)} is on mesh "{t.mesh}"{others}, and this runs on mesh "{placement.mesh}"',
             rule="the tensors of one operation, or program, are on one mesh",
             hint="move it with wf.place(t, mesh, layout)",
         )
-    if t.mesh is not None and t.layout != ctx.layout:
+    if t.mesh is not None and t.layout != placement.layout:
         raise LayoutError(
-            f"{describe(t)} has {t.layout!r}, and this runs with {ctx.layout!r}",
+            f"{describe(t)} has {t.layout!r}, and this runs with {placement.layout!r}",
             rule="the tensors of one operation, or program, have one layout",
             hint="move it with wf.place(t, mesh, layout)",
         )

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from . import collectives, context
+from . import collectives
 from .collectives import Axes
+from .context import active
 from .dims import Dim
 from .layout import Splits
 from .types import preserves_type
@@ -29,14 +30,14 @@ def block_start(axes: Axes, block: int) -> jax.Array | int:
 
 def global_positions(dim: Dim, axes: Axes) -> jax.Array:
     """The global positions of this device's block, as int32."""
-    ctx = context.require()
+    ctx = active.context
     block = ctx.slice_size(dim, axes)
     return lax.iota(jnp.int32, block) + jnp.int32(block_start(axes, block))
 
 
 def is_uneven(dim: Dim, axes: Axes) -> bool:
     """Whether some device's block of this dim has padding."""
-    return bool(axes) and dim.size % context.require().ways(axes) != 0
+    return bool(axes) and dim.size % active.context.ways(axes) != 0
 
 
 def valid_mask(dims: Sequence[Dim], splits: Splits, only: Iterable[Dim] | None = None) -> jax.Array | None:

@@ -12,12 +12,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from . import context
+from .context import active
 from .describe import describe, reports_call
 from .dims import DimsLike, as_dims, format_dims
 from .errors import ProgramError, ShapeError, TensorTypeError, nearest
-from .layout import ROLES, Layout, LayoutLike, Splits
-from .mesh import Mesh, MeshLike
-from .shapes import stored_shape, stored_splits, true_shape
+from .layout import ROLES, LayoutLike, Placement, Splits
+from .mesh import MeshLike
+from .shapes import stored_splits, true_shape
 from .tensor import Tensor, block_on_cpu, check_shape, is_tensor, with_static
 from .types import PyTree, cast_like, weak_type
 
@@ -49,7 +50,7 @@ def place(t: PyTree, mesh: MeshLike, layout: LayoutLike) -> PyTree:
 
 def _placed(t: Tensor, mesh: MeshLike, layout: LayoutLike) -> Tensor:
     _check_tensor(t)
-    if t.is_slice or context.current() is not None:
+    if t.is_slice or active.context is not None:
         raise ProgramError(
             f"{describe(t)} is inside a program",
             rule="a program's tensors are placed by the program's own layout",
@@ -60,12 +61,11 @@ def _placed(t: Tensor, mesh: MeshLike, layout: LayoutLike) -> Tensor:
         t = without_values(t)
     if mesh is None:
         return Tensor(_on_one_device(t), t.dims, role=t.role)
-    mesh, layout = Mesh.of(mesh), Layout.of(layout)
-    layout.check(mesh)
-    if t.mesh == mesh and t.layout == layout:
+    placement = Placement.of(mesh, layout)
+    if t.placement is placement:
         return t
-    splits = layout.splits(t.dims, mesh, t.role)
-    shape = stored_shape(t.dims, splits, mesh)
+    mesh, splits = placement.mesh, placement.splits(t.dims, t.role)
+    shape = placement.array_shape(t.dims, t.role)
     array: Any
     if isinstance(t._array, jax.ShapeDtypeStruct):
         array = jax.ShapeDtypeStruct(shape, t.dtype, weak_type=weak_type(t._array))
@@ -80,7 +80,7 @@ def _placed(t: Tensor, mesh: MeshLike, layout: LayoutLike) -> Tensor:
         array = _padded(t.array, shape)
         array = device_put(array, NamedSharding(mesh.jax_mesh, partition_spec(splits)))
         array = block_on_cpu(array)
-    return Tensor(array, t.dims, role=t.role, mesh=mesh, layout=layout)
+    return Tensor(array, t.dims, role=t.role, placement=placement)
 
 
 def _on_one_device(t: Tensor) -> Any:
@@ -180,7 +180,7 @@ def tensor(array: ArrayLike | Sequence[Any] | jax.ShapeDtypeStruct, dims: DimsLi
             rule="an array needs one dim for each of its dimensions, of the same size",
             hint="pass the dims in the array's own order; wf.transpose reorders them afterwards",
         )
-    ctx = context.current()
+    ctx = active.context
     if ctx is None:
         return Tensor(found, dims)
     from .operands import from_global  # operands.py imports tensors and reshards; this module is below it
@@ -262,10 +262,8 @@ def with_role(t: Tensor, role: str) -> Tensor:
     _check_tensor(t)
     # A slice keeps its splits until an op materializes it: it may be a pending sum, which can still be
     # scattered.
-    if t.is_slice or t.mesh is None or t.layout is None:
-        return with_static(t, role, t.mesh, t.layout)
-    if t.layout.splits(t.dims, t.mesh, role) == stored_splits(t):
-        return with_static(t, role, t.mesh, t.layout)
+    if t.is_slice or t.placement is None or t.placement.splits(t.dims, role) == stored_splits(t):
+        return with_static(t, role, t.placement)
     if isinstance(t._array, jax.ShapeDtypeStruct):
         return place(with_role(without_values(t), role), t.mesh, t.layout)
     return place(Tensor(t.array, t.dims, role=role), t.mesh, t.layout)

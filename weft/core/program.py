@@ -26,11 +26,11 @@ from jax.tree_util import PyTreeDef
 from . import context
 from .arguments import Args, Kwargs, check_selected, donated_inputs, mark_static
 from .captures import CapturedFunction
-from .context import Context, RetraceOnMesh
+from .context import Context, RetraceOnMesh, active
 from .describe import describe, format_call
 from .dims import Dim
 from .errors import LayoutError, LayoutWarning, ProgramError, WeftError, nearest, user_frame
-from .layout import Layout, LayoutLike
+from .layout import Layout, LayoutLike, Placement
 from .mesh import Mesh, MeshLike
 from .operands import capture_key, check_same_placement
 from .placement import device_put, partition_spec, place, without_values
@@ -63,6 +63,7 @@ from .types import PyTree, weak_type
 
 # A function that captures another number at each call has another key each time: the cache must not grow.
 MAX_CACHED_TRACES = 512
+UNPLACED = Placement(Mesh(), Layout())  # of eager ops whose operands are not placed
 # Traces to find the captured tensors. The second one has them as inputs, and usually finds no others.
 MAX_CAPTURE_TRACES = 3
 
@@ -105,9 +106,7 @@ class Program:
         static_numbers: tuple[type, ...] = (),
     ):
         self.fn = fn
-        self.mesh = Mesh.of(mesh)
-        self.layout = Layout.of(layout)
-        self.layout.check(self.mesh)
+        self.placement = Placement.of(mesh, layout)
         self.static = (static,) if isinstance(static, int | str) else tuple(static)
         self.donate = (donate,) if isinstance(donate, int | str) else tuple(donate)
         if self.static or self.donate:
@@ -118,12 +117,22 @@ class Program:
         self._blocks = self.mesh.size > 1 and jax.default_backend() == "cpu"
         functools.update_wrapper(self, fn, updated=())
 
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that it is staged for."""
+        return self.placement.mesh
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that it is staged for."""
+        return self.placement.layout
+
     def __repr__(self) -> str:
         name = getattr(self.fn, "__name__", repr(self.fn))
-        return f'<program {name} on mesh "{self.mesh}" with layout "{self.layout}">'
+        return f"<program {name} on {self.placement}>"
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        outer = context.current()
+        outer = active.context
         if outer is not None:
             return self._nested(outer, args, kwargs)
         return self._with_restaging(self._run, args, kwargs)
@@ -147,11 +156,11 @@ class Program:
         # Virtual CPU devices deadlock when calls pile up, so at most one call is in flight.
         if self._blocks and outs and not context.is_traced(outs[0]):
             jax.block_until_ready(outs)
-        return rebuild_outputs(staged, outs, self.mesh, self.layout)
+        return rebuild_outputs(staged, outs, self.placement)
 
     def reached_values(self) -> tuple[Any, ...]:
         """The values that a nested call depends on (`core/captures.py`)."""
-        return self.fn, self.mesh, self.layout
+        return self.fn, self.placement.mesh, self.placement.layout
 
     def __get__(self, owner: object, _: type | None = None) -> Any:
         """For a program that is a method: the program with its owner as the first argument."""
@@ -217,13 +226,14 @@ class Program:
         return [a if not isinstance(a, NUMBER_TYPES) else jnp.asarray(a) for a in arrays]
 
     def _nested(self, outer: Context, args: Args, kwargs: Kwargs) -> Any:
-        mine = (self.mesh, self.layout)
-        if mine not in ((outer.mesh, outer.layout), (Mesh(), Layout())):
+        # By value: a layout that checks more is another object than the equal one of the enclosing program.
+        mine, theirs = ((p.mesh, p.layout) for p in (self.placement, outer.placement))
+        if mine != theirs and self.placement is not UNPLACED:
+            # An eager vmap or scan of a program runs on the program's mesh.
             if outer.adopts_placement and not outer.is_finished:
-                raise RetraceOnMesh(*mine)  # an eager vmap or scan of a program runs on the program's mesh
+                raise RetraceOnMesh(self.placement)
             raise LayoutError(
-                f'a program on mesh "{self.mesh}" with layout "{self.layout}" was called inside one '
-                f'on mesh "{outer.mesh}" with layout "{outer.layout}"',
+                f"a program on {self.placement} was called inside one on {outer.placement}",
                 rule="a nested program has the mesh and layout of the enclosing one",
                 hint="stage both for the same mesh and layout, or call the plain function inside",
             ).located(self._format_call(args, kwargs))
@@ -330,8 +340,8 @@ class Program:
         return staged, arrays
 
     def _array_of(self, t: Tensor) -> Any:
-        is_placed = t.mesh is self.mesh and t.layout is self.layout
-        needs_no_placement = t.mesh is None and self.mesh.is_default  # nothing to move or to pad
+        is_placed = t.placement is self.placement
+        needs_no_placement = t.placement is None and self.mesh.is_default  # nothing to move or to pad
         if t.splits is not None or not (is_placed or needs_no_placement):
             return self._place(t)._array
         check_shape(t)
@@ -366,7 +376,7 @@ class Program:
             )
         check_shape(t)
         if not self._eager and t.mesh is not None and t.mesh != self.mesh:
-            check_same_placement(t, Context(self.mesh, self.layout))
+            check_same_placement(t, self.placement)
         return self._put(t)
 
     def _put(self, t: Tensor) -> Tensor:
@@ -427,7 +437,7 @@ class Program:
 
         def body(*arrays: jax.Array) -> list[Any]:
             """The user's function on slices, inside the shard_map."""
-            ctx = Context(self.mesh, self.layout, adopts_placement=self._eager and self.mesh.is_default)
+            ctx = Context(self.placement, adopts_placement=self._eager and self.mesh.is_default)
             last["context"] = ctx
             with context.entered(ctx), ctx.frame():
                 rest = list(arrays)
@@ -457,7 +467,7 @@ class Program:
                 count = sum(leaf[0] == "array" for leaf in staged.out_leaves)
                 rest = iter(outs[count:])
                 for call in calls:
-                    call.run(rest, self.mesh, self.layout)
+                    call.run(rest, self.placement)
                 deferred = [leaf[1] for leaf in staged.out_leaves if leaf[0] == "deferred"]
                 outs = outs[:count] + [d.call.outputs[d.leaf] for d in deferred]
             return outs
@@ -483,7 +493,7 @@ class Program:
         """The partition specs of an argument's arrays."""
         if isinstance(leaf, Tensor | CapturedFunction):
             tensors = [leaf] if isinstance(leaf, Tensor) else leaf.tensors
-            return [partition_spec(self.layout.splits(t.dims, self.mesh, t.role)) for t in tensors]
+            return [partition_spec(self.placement.splits(t.dims, t.role)) for t in tensors]
         return [PartitionSpec()] if is_dynamic(leaf, self._static_numbers) else []
 
     def _warn_unused(self, seen_dims: dict[str, Dim]) -> None:

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from . import collectives, context
+from . import collectives
 from .collectives import Axes
-from .context import RetraceUnvarying
+from .context import RetraceUnvarying, active
 from .dims import Dim
 from .layout import Splits, axes_of
 from .tensor import Tensor, check_usable
@@ -39,7 +39,7 @@ from .types import cast_like, preserves_type
 def materialize(t: Tensor, role: str | None = None) -> Tensor:
     """The tensor as its layout stores it: split by the rules of its role, nothing pending."""
     check_usable(t)
-    ctx = context.require()
+    ctx = active.context
     role = t.role if role is None else role
     splits = ctx.splits(t.dims, role)
     array = reshard(t, splits)
@@ -49,12 +49,12 @@ def materialize(t: Tensor, role: str | None = None) -> Tensor:
         raise RetraceUnvarying
     if array is t._data and role == t.role:
         return t
-    return Tensor(array, t.dims, role=role, mesh=ctx.mesh, layout=ctx.layout, splits=splits)
+    return Tensor(array, t.dims, role=role, placement=ctx.placement, splits=splits)
 
 
 def layout_splits(t: Tensor) -> Splits:
     """The splits that ops work on: those of the layout's rules for values."""
-    return context.require().splits(t.dims)
+    return active.context.splits(t.dims)
 
 
 def reshard(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -> Any:
@@ -65,7 +65,7 @@ def reshard(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
       splits: the axes that split each dim; by default those of the layout.
       axes: the axes over which the op's other operands vary.
     """
-    ctx = context.require()
+    ctx = active.context
     splits = layout_splits(t) if splits is None else splits
     array, axes = t._data, frozenset(axes)
     if t.splits != splits or t.pending:
@@ -159,7 +159,7 @@ class _Reshard:
     ):
         self.array, self.dims, self.new = array, dims, new
         self.now, self.pending = list(old), set(pending)
-        self.ctx = context.require()
+        self.ctx = active.context
 
     def misplaced(self) -> list[int]:
         """The positions that are not split as requested yet."""

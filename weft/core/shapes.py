@@ -8,14 +8,12 @@ checked where the tensor is used.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .dims import Dim
 from .errors import ShapeError
-from .layout import Layout, Splits
-from .mesh import Mesh
+from .layout import Splits
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -28,35 +26,9 @@ def true_shape(dims: Sequence[Dim]) -> Shape:
     return tuple(dim.size for dim in dims)
 
 
-def slice_shape(dims: Sequence[Dim], splits: Splits, mesh: Mesh) -> Shape:
-    """The shape of one device's slice, padding included."""
-    return tuple(-(-dim.size // mesh.ways(axes)) for dim, axes in zip(dims, splits, strict=True))
-
-
-def stored_shape(dims: Sequence[Dim], splits: Splits, mesh: Mesh | None) -> Shape:
-    """The padded shape of the global array: each split dim rounded up to a multiple of its slices."""
-    ways = [mesh.ways(axes) if mesh is not None else 1 for axes in splits]
-    return tuple(-(-dim.size // n) * n for dim, n in zip(dims, ways, strict=True))
-
-
-# Checked for every operand of every op, hence the cache.
-@functools.lru_cache(maxsize=2**14)
-def expected_shape(
-    dims: tuple[Dim, ...], role: str, mesh: Mesh | None, layout: Layout | None, splits: Splits | None
-) -> Shape:
-    """The shape of the array of a tensor with this static part: a slice's shape if it has splits."""
-    if mesh is None:
-        return true_shape(dims)
-    if splits is not None:
-        return slice_shape(dims, splits, mesh)
-    return true_shape(dims) if layout is None else stored_shape(dims, layout.splits(dims, mesh, role), mesh)
-
-
 def stored_splits(t: Tensor) -> Splits:
     """How a global tensor is split over its mesh."""
-    if t.mesh is None or t.layout is None:
-        return ((),) * len(t.dims)
-    return t.layout.splits(t.dims, t.mesh, t.role)
+    return ((),) * len(t.dims) if t.placement is None else t.placement.splits(t.dims, t.role)
 
 
 def shape_mismatch_error(

@@ -22,8 +22,7 @@ from .context import Context
 from .deferred import Deferred
 from .dims import Dim
 from .errors import ProgramError
-from .layout import Layout
-from .mesh import Mesh
+from .layout import Placement
 from .operands import as_slice, capture_key
 from .placement import partition_spec
 from .reshard import materialize
@@ -129,7 +128,7 @@ def input_slice(t: Tensor, array: jax.Array, ctx: Context) -> Tensor:
     """The slice of an input, from its array inside the program."""
     splits = ctx.splits(t.dims, t.role)
     ctx.register(array)
-    return Tensor(array, t.dims, role=t.role, mesh=ctx.mesh, layout=ctx.layout, splits=splits)
+    return Tensor(array, t.dims, role=t.role, placement=ctx.placement, splits=splits)
 
 
 def flatten_outputs(staged: Staged, result: PyTree) -> tuple[list[Any], list[PartitionSpec]]:
@@ -188,18 +187,18 @@ def add_output(leaf: Any, outs: list[Any], specs: list[PartitionSpec]) -> bool:
     return True
 
 
-def rebuild_outputs(staged: Staged, outs: list[Any], mesh: Mesh, layout: Layout) -> PyTree:
+def rebuild_outputs(staged: Staged, outs: list[Any], placement: Placement) -> PyTree:
     """A program's result, from its output arrays."""
     # Deferred results are computed after the SPMD part. So they follow the others, whatever their order in
     # the user's result.
     count = sum(kind == "array" for kind, *_ in staged.out_leaves)
     sources = {"array": iter(outs[:count]), "deferred": iter(outs[count:])}
-    placed: Any = (None, None) if mesh.is_default else (mesh, layout)
+    placed = None if placement.mesh.is_default else placement
     leaves = []
     for kind, static, named in staged.out_leaves:
         leaf = static if kind == "static" else next(sources[kind])
         if named is not None:
             dims, role = named
-            leaf = Tensor(leaf, dims, role=role, mesh=placed[0], layout=placed[1])
+            leaf = Tensor(leaf, dims, role=role, placement=placed)
         leaves.append(leaf)
     return jax.tree.unflatten(staged.out_tree, leaves)

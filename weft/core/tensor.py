@@ -25,13 +25,14 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from . import context
+from .context import active
 from .describe import describe, format_call, reports_call
 from .dims import Dim, DimLike, format_dims, select_dims
 from .errors import ProgramError, ShapeError
-from .layout import Layout, Splits
+from .layout import Layout, Placement, Splits
 from .mesh import Mesh
 from .operators import Operators, public_ops
-from .shapes import expected_shape, shape_mismatch_error, true_shape
+from .shapes import shape_mismatch_error, true_shape
 from .types import weak_type
 
 
@@ -60,10 +61,9 @@ class Tensor(Operators):
         "_on_read",
         "_owner",
         "dims",
-        "layout",
-        "mesh",
         "origin",
         "pending",
+        "placement",
         "role",
         "splits",
     )
@@ -80,8 +80,7 @@ class Tensor(Operators):
     _cast_of: Tensor | None
     dims: tuple[Dim, ...]
     role: str
-    mesh: Mesh | None
-    layout: Layout | None
+    placement: Placement | None
     splits: Splits | None
     pending: frozenset[str]
     origin: str
@@ -92,16 +91,15 @@ class Tensor(Operators):
         dims: tuple[Dim, ...],
         *,
         role: str = "value",
-        mesh: Mesh | None = None,
-        layout: Layout | None = None,
+        placement: Placement | None = None,
         splits: Splits | None = None,
         pending: frozenset[str] = frozenset(),
     ):
         # Nothing is checked here: JAX rebuilds trees with sentinels in place of arrays (`core/shapes.py`).
         self._data, self._on_read, self._cast_of, self.dims, self.role = array, None, None, dims, role
-        self.mesh, self.layout, self.splits, self.pending = mesh, layout, splits, pending
+        self.placement, self.splits, self.pending = placement, splits, pending
         self.origin = ""
-        ctx = context.current() if splits is not None else None
+        ctx = active.context if splits is not None else None
         self._owner = ctx.serial if ctx is not None else 0
 
     @property
@@ -110,6 +108,16 @@ class Tensor(Operators):
         if self._on_read is not None:
             self._on_read()
         return self._data
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh that it is placed on; None if it is not placed."""
+        return None if self.placement is None else self.placement.mesh
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout that it is placed with; None if it is not placed."""
+        return None if self.placement is None else self.placement.layout
 
     @property
     def is_slice(self) -> bool:
@@ -268,7 +276,7 @@ def block_on_cpu(array: jax.Array) -> jax.Array:
 
 
 def _expected_shape(t: Tensor) -> tuple[int, ...]:
-    return expected_shape(t.dims, t.role, t.mesh, t.layout, t.splits)
+    return true_shape(t.dims) if t.placement is None else t.placement.array_shape(t.dims, t.role, t.splits)
 
 
 def check_shape(t: Tensor) -> None:
@@ -282,7 +290,7 @@ def check_usable(t: Tensor) -> None:
     """Raise an error if a tensor's array is a placeholder, or belongs to another program."""
     if isinstance(t._data, Placeholder):
         raise t._data.use_error()
-    if t._owner and t._owner != context.require().serial:
+    if t._owner and t._owner != active.context.serial:
         raise ProgramError(
             f"{describe(t)} is a slice from inside another program",
             rule="a program's tensors can be used inside it only",
@@ -316,11 +324,9 @@ def is_tensor(x: object) -> bool:
     return isinstance(x, Tensor)
 
 
-def with_static(t: Tensor, role: str, mesh: Mesh | None, layout: Layout | None) -> Tensor:
+def with_static(t: Tensor, role: str, placement: Placement | None) -> Tensor:
     """The same array with another role, mesh and layout; its splits and its pending sum don't change."""
-    changed = Tensor(
-        t._array, t.dims, role=role, mesh=mesh, layout=layout, splits=t.splits, pending=t.pending
-    )
+    changed = Tensor(t._array, t.dims, role=role, placement=placement, splits=t.splits, pending=t.pending)
     changed.origin = t.origin
     return changed
 
@@ -331,7 +337,7 @@ def with_static(t: Tensor, role: str, mesh: Mesh | None, layout: Layout | None) 
 
 
 def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
-    if t.splits is not None or (t.mesh is not None and _expected_shape(t) != true_shape(t.dims)):
+    if t.splits is not None or (t.placement is not None and _expected_shape(t) != true_shape(t.dims)):
         _reject_optax(t)
     # JAX fills trees with its own sentinels, some of which are avals; those can't be resharded.
     is_array = hasattr(t._data, "dtype") and not isinstance(t._data, jax.core.ShapedArray)
@@ -344,7 +350,7 @@ def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
             "be resolved any more",
             hint="use wf.jvp(f, primals, tangents), which resolves it in time",
         ).located("jax.jvp") from None
-    return (stored._array,), (t.dims, t.role, t.mesh, t.layout, t.splits is not None)
+    return (stored._array,), (t.dims, t.role, t.placement, t.splits is not None)
 
 
 def _reject_optax(t: Tensor) -> None:
@@ -393,10 +399,10 @@ def _flatten_with_keys(t: Tensor) -> tuple[tuple[Any], Any]:
 
 
 def _unflatten(static: tuple[Any, ...], children: Iterable[Any]) -> Tensor:
-    dims, role, mesh, layout, is_slice = static
-    splits = layout.splits(dims, mesh, role) if is_slice else None
+    dims, role, placement, is_slice = static
+    splits = placement.splits(dims, role) if is_slice else None
     (array,) = children
-    return Tensor(array, dims, role=role, mesh=mesh, layout=layout, splits=splits)
+    return Tensor(array, dims, role=role, placement=placement, splits=splits)
 
 
 jax.tree_util.register_pytree_with_keys(Tensor, _flatten_with_keys, _unflatten, _flatten)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 
 import weft as wf
-from weft.core import context
+from weft.core.context import active
 from weft.core.errors import ShapeError
 from weft.core.operands import as_slice
 from weft.core.tensor import Tensor, is_tensor
@@ -47,7 +47,7 @@ def chunked(f: Callable[..., PyTree], args: Tensor | tuple[Tensor, ...], dim: st
     def run_chunk(number: Tensor, *one: Tensor) -> PyTree:
         # Draws depend on the position in the whole dim, as in a pipeline. Otherwise all chunks would drop the
         # same elements.
-        with context.require().part_of_dim(inner, chunk, as_slice(number)._array):
+        with active.context.part_of_dim(inner, chunk, as_slice(number)._array):
             return f(*one)
 
     def step(_: None, one: tuple[Tensor, ...]) -> tuple[None, PyTree]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from ..core import collectives, context
+from ..core import collectives
 from ..core.boundary import (
     LeafSpec,
     check_carry_dtype,
@@ -22,6 +22,7 @@ from ..core.boundary import (
     rebuild_leaf,
     strip_weak_type,
 )
+from ..core.context import active
 from ..core.describe import describe
 from ..core.errors import ProgramError, TensorTypeError
 from ..core.op import op
@@ -108,7 +109,7 @@ def _loop(
     body: Callable[..., PyTree],
 ) -> PyTree:
     """Run a loop over the arrays of a carry: `run(go, step, arrays)` calls JAX's loop."""
-    ctx = context.require()
+    ctx = active.context
     leaves, tree = flatten(carry)
     leaves = [materialize(c) if isinstance(c, Tensor) else numbers_as_tensors(c) for c in leaves]
     leaves = [strip_weak_type(c) for c in leaves]  # a carry cannot keep a weak type
@@ -151,7 +152,7 @@ def cond(
     >>> wf.cond(wf.sum(x) > 1, lambda x: x * 10, lambda x: x, x)
     f32[a=2] [10., 10.]
     """
-    ctx = context.require()
+    ctx = active.context
     leaves, tree = flatten(operands)
     specs = [LeafSpec.of(c) for c in leaves]
     results: list[Any] = []  # structure, specs and dtypes of true_fn's results, which JAX traces first

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..core import collectives, context, halo
+from ..core import collectives, halo
+from ..core.context import active
 from ..core.dims import Dim, DimLike, DimsLike, format_dims, select_dims, union_dims
 from ..core.errors import DimError
 from ..core.op import op
@@ -84,7 +85,7 @@ def conv(
     result_dims = _result_dims(x.dims, rest, outs, out)
     roles = _roles(x.dims, rest, outs, result_dims)
 
-    splits = dict(zip(all_dims, context.require().splits(all_dims), strict=True))
+    splits = dict(zip(all_dims, active.context.splits(all_dims), strict=True))
     x_splits = tuple(splits[d] for d in x.dims)
     kernel_splits = tuple(() if d in taps else splits[d] for d in kernel.dims)
     image, filters = reshard_together([x, kernel], [x_splits, kernel_splits])
@@ -101,10 +102,10 @@ def conv(
     for slide, table in discarded.items():
         if table:  # drop the leading results that this device computed in excess
             start = halo.lookup_by_device(table, collectives.axis_index(splits[slide.dim]))
-            block = context.require().slice_size(slide.out, splits[slide.dim])
+            block = active.context.slice_size(slide.out, splits[slide.dim])
             array = lax.dynamic_slice_in_dim(array, start, block, dims.index(slide.dim))
     array = array.transpose([[outs.get(d, d) for d in dims].index(d) for d in result_dims])
-    array = fill_padding(array, result_dims, context.require().splits(result_dims))
+    array = fill_padding(array, result_dims, active.context.splits(result_dims))
     pending = {axis for d in roles.contracted for axis in splits[d]}
     return slice_tensor(array, result_dims, pending=pending)
 

@@ -10,18 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..core import context
+from ..core.context import active
 from ..core.describe import reports_call
 from ..core.dims import Dim, DimsLike, as_dim, as_dims
 from ..core.errors import ProgramError, ShapeError, TensorTypeError
-from ..core.layout import Layout, LayoutLike
-from ..core.mesh import Mesh, MeshLike
+from ..core.layout import LayoutLike, Placement
+from ..core.mesh import MeshLike
 from ..core.op import op
 from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding, global_positions
 from ..core.placement import canonical_dtype, partition_spec
 from ..core.reshard import reshard
-from ..core.shapes import stored_shape
 from ..core.tensor import Tensor
 from ..core.types import cast_like
 from .typing import Operand
@@ -40,7 +39,7 @@ def full(dims: DimsLike, value: Operand, dtype: DTypeLike | None = None) -> Tens
 
 @op(numbers="dynamic")
 def _full(dims: tuple[Dim, ...], value: Operand, dtype: DTypeLike | None) -> Tensor:
-    ctx = context.require()
+    ctx = active.context
     splits = ctx.splits(dims)
     shape = ctx.slice_shape(dims, splits)
     scalar = reshard(as_slice(value)) if isinstance(value, Tensor) else value
@@ -122,7 +121,7 @@ def arange(dim: Dim, dtype: DTypeLike = jnp.int32) -> Tensor:
     """
     canonical_dtype(dtype)
     dim = as_dim(dim)
-    ctx = context.require()
+    ctx = active.context
     (axes,) = ctx.splits((dim,))
     array = global_positions(dim, axes)
     if dim in ctx.partial_dims:  # in a pipeline: row b of micro-batch m of M is row b·M + m of the batch
@@ -157,16 +156,14 @@ def from_callback(
     >>> wf.from_callback(lambda index: data[index], "a=6", wf.Mesh(), wf.Layout())
     i32[a=6] [0, 1, 2, 3, 4, 5]
     """
-    if context.current() is not None:
+    if active.context is not None:
         raise ProgramError(
             "from_callback was called inside a program",
             rule="a program is traced before it runs, so external data must be an input",
             hint="create the tensor outside and pass it in, or use wf.callback",
         )
-    dims, mesh, layout = as_dims(dims), Mesh.of(mesh), Layout.of(layout)
-    layout.check(mesh)
-    splits = layout.splits(dims, mesh, role)
-    shape = stored_shape(dims, splits, mesh)
+    dims, placement = as_dims(dims), Placement.of(mesh, layout)
+    shape = placement.array_shape(dims, role)
 
     # JAX asks for slices of the stored, padded shape. `fn` only knows the true sizes: clip, call, then pad.
     def padded_slice(index: Any) -> np.ndarray:
@@ -187,13 +184,14 @@ def from_callback(
         padding = [(0, b - a - n) for a, b, n in zip(starts, stops, array.shape, strict=True)]
         return np.pad(array, padding) if any(map(any, padding)) else array
 
-    if mesh.is_default:
+    if placement.mesh.is_default:
         array = jnp.asarray(padded_slice(tuple(slice(0, n) for n in shape)))
         return Tensor(array, dims, role=role)
-    mesh.require_devices()
-    sharding = jax.sharding.NamedSharding(mesh.jax_mesh, partition_spec(splits))
+    placement.mesh.require_devices()
+    spec = partition_spec(placement.splits(dims, role))
+    sharding = jax.sharding.NamedSharding(placement.mesh.jax_mesh, spec)
     array = jax.make_array_from_callback(shape, sharding, lambda index: _canonical(padded_slice(index)))
-    return Tensor(array, dims, role=role, mesh=mesh, layout=layout)
+    return Tensor(array, dims, role=role, placement=placement)
 
 
 def _canonical(array: np.ndarray) -> np.ndarray:

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
 
-from ..core import collectives, context
+from ..core import collectives
+from ..core.context import active
 from ..core.dims import Dim, DimsLike, select_dims, union_dims
 from ..core.errors import DimError, TensorTypeError
 from ..core.op import op
@@ -75,7 +76,7 @@ def einsum(
 def contract(slices: list[Tensor], out_dims: tuple[Dim, ...], precision: PrecisionLike = None) -> Tensor:
     """einsum of slices, given the dims of the result."""
     all_dims = union_dims(t.dims for t in slices)
-    ctx = context.require()
+    ctx = active.context
     splits = dict(zip(all_dims, ctx.splits(all_dims), strict=True))
     arrays = reshard_together(slices)
     summed = [d for d in all_dims if d not in out_dims]
@@ -117,7 +118,7 @@ def _product(
     def flatten_rows(array: jax.Array) -> jax.Array:
         return array.transpose(order).reshape(math.prod(row_shape), *(shape[dims.index(d)] for d in rest))
 
-    ctx = context.require()
+    ctx = active.context
     arrays[n] = ctx.memoize(arrays[n], ("rows", order, len(rows)), flatten_rows, collective=False)
     operands[n] = (rows[0], *rest)  # the first row dim stands for the flattened one
     result = _einsum(operands, arrays, (rows[0], *others), precision)

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..core import collectives, context
+from ..core import collectives
 from ..core.collectives import Axes
+from ..core.context import active
 from ..core.describe import describe
 from ..core.dims import Dim, union_dims
 from ..core.errors import TensorTypeError
@@ -92,7 +93,7 @@ def _common_splits(tensors: Sequence[Tensor], dims: Sequence[Dim]) -> dict[str, 
     which the state is stored.
     """
     names = tuple(d.name for d in dims)
-    by_layout = dict(zip(names, context.require().splits(tuple(dims)), strict=True))
+    by_layout = dict(zip(names, active.context.splits(tuple(dims)), strict=True))
     nonscalar = [t for t in tensors if t.dims]
     resolved = [t for t in nonscalar if not t.pending]
     if not resolved or any(len(t.dims) != len(dims) for t in nonscalar):
@@ -317,9 +318,9 @@ def _add(fn: ArrayFn, x: Operand, y: Operand) -> Tensor:
         # then replaces one in each step.
         for one, other in ((x, y), (y, x)):
             if one.pending and not other.pending and stays_pending(one, _result_dtype(one, other)):
-                context.require().note_pending_operand(other._data, one.pending)
+                active.context.note_pending_operand(other._data, one.pending)
         if x.pending and y.pending:  # one all-reduce under layouts that give both the same axes
-            context.require().same_sum_axes.add(frozenset([x.pending, y.pending]))
+            active.context.same_sum_axes.add(frozenset([x.pending, y.pending]))
     return elementwise(fn, [x, y])
 
 

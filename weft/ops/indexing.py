@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..core import collectives, context, halo
+from ..core import collectives, halo
 from ..core.collectives import Axes
+from ..core.context import active
 from ..core.describe import format_call
 from ..core.dims import Dim, DimLike, check_distinct, format_dims, select_dim, select_dims, union_dims
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, python_number_error
@@ -92,7 +93,7 @@ def index(x: Tensor, where: tuple[Any, ...]) -> Tensor:
     """
     try:
         pairs = _pairs(where)
-        if context.current() is None and isinstance(x, Tensor):
+        if active.context is None and isinstance(x, Tensor):
             pairs = tuple((dim, _as_operand(x, dim, selection)) for dim, selection in pairs)
         return _index(x, pairs)
     except WeftError as error:
@@ -170,7 +171,7 @@ def _at(x: Tensor, dim: Dim, position: Position) -> Tensor:
     if axes:
         is_owner = collectives.axis_index(axes) == start // block
         element = where_varying(is_owner, element, constant_like(0, element))
-    return _sum_of_parts(element, remaining, context.require().splits(remaining), axes, pending)
+    return _sum_of_parts(element, remaining, active.context.splits(remaining), axes, pending)
 
 
 def _check_position(position: Position, dim: Dim) -> int | jax.Array:
@@ -203,7 +204,7 @@ def _strided(x: Tensor, dim: Dim, positions: range) -> Tensor:
 
 def _range(array: jax.Array, dim_index: int, dim: Dim, axes: Axes, positions: range) -> jax.Array:
     """This device's block of an ascending progression: fetch the range that covers it, then stride."""
-    ctx = context.require()
+    ctx = active.context
     if positions == range(dim.size):
         return array
     block = ctx.slice_size(dim.resize(len(positions)), axes)
@@ -239,7 +240,7 @@ def slice(x: Tensor, dim: DimLike, start: int | Tensor, size: int | Dim) -> Tens
     dim_index = x.dims.index(old)
     dims = x.dims[:dim_index] + (new,) + x.dims[dim_index + 1 :]
     check_distinct(dims)
-    context.require().splits(dims)
+    active.context.splits(dims)
     if isinstance(first, int):
         sliced = _strided(x, old, range(first, first + new.size))
         return slice_tensor(sliced._array, dims, sliced.splits)  # if renamed, the consumer reshards it

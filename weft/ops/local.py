@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..core import collectives, context
-from ..core.context import RetraceUnvarying
+from ..core import collectives
+from ..core.context import RetraceUnvarying, active
 from ..core.describe import reports_call, short_dtype
 from ..core.dims import Dim, DimLike, DimsLike, as_dims, format_dims, select_dims, union_dims
 from ..core.errors import LayoutError, ProgramError, ShapeError, TensorTypeError
@@ -50,7 +50,7 @@ def local(
     [[1., 2., 3.],
      [1., 2., 3.]]
     """
-    ctx = context.require()
+    ctx = active.context
     slices = [as_slice(t) for t in tensors]
     items: Any = out if isinstance(out, str | Dim) else list(out)
     several = isinstance(items, list) and bool(items) and not isinstance(items[0], Dim | str)
@@ -108,7 +108,7 @@ def _out_dims(dims: DimsLike, slices: list[Tensor]) -> tuple[Dim, ...]:
 
 
 def _result(array: jax.Array, dims: tuple[Dim, ...]) -> Tensor:
-    ctx = context.require()
+    ctx = active.context
     splits = ctx.splits(dims)
     shape = ctx.slice_shape(dims, splits)
     if tuple(array.shape) != shape:
@@ -205,14 +205,14 @@ def debug(x: Tensor, label: str = "") -> Tensor:
     f32[a=2] [2., 2.]
     """
     x = as_slice(x)
-    ctx = context.require()
+    ctx = active.context
     kind = f"{short_dtype(x.dtype)}[{format_dims(x.dims)}]"
 
     def print_values(array: jax.Array, device: jax.Array) -> None:
         if int(device) == 0:
             print(f"{label + ': ' if label else ''}{kind} {np.array2string(np.asarray(array))}")
 
-    axes = tuple(a for a, n in ctx.mesh.axes if n > 1)
+    axes = tuple(a for a, n in ctx.placement.mesh.axes if n > 1)
     array = _unsplit(x)
     jax.debug.callback(print_values, array, jnp.int32(collectives.axis_index(axes)))
     return x

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..core import collectives, context
+from ..core import collectives
 from ..core.collectives import Axes
+from ..core.context import active
 from ..core.describe import describe, format_call
 from ..core.dims import Dim, DimLike, as_dim, check_distinct, format_dims, select_dim, union_dims
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError
@@ -65,7 +66,7 @@ def _take(table: Tensor, ids: Operand, dim: DimLike, fill: Number | None) -> Ten
 
 def _look_up(table: Tensor, ids: Tensor, chosen: Dim, fill: Number | None) -> Tensor:
     all_dims = union_dims([table.dims, ids.dims])
-    splits = dict(zip(all_dims, context.require().splits(all_dims), strict=True))
+    splits = dict(zip(all_dims, active.context.splits(all_dims), strict=True))
     shared, added, rest = _partition_dims(table, ids, chosen)
     array, index = reshard_together([table, ids])
     array = align(array, table.dims, (*shared, chosen, *rest))
@@ -101,7 +102,7 @@ def one_hot(ids: Operand, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
     dims = (*index.dims, as_dim(dim))
     check_distinct(dims)
     canonical_dtype(dtype)
-    ctx = context.require()
+    ctx = active.context
     splits = ctx.splits(dims)
     axes = axes_of(splits)
     array = _signed(reshard(index, axes=axes))[..., None]
@@ -135,7 +136,7 @@ def scatter_add(x: Tensor, ids: Operand, updates: Operand, dim: DimLike) -> Tens
     check_value_dtype(x, updates)
     chosen = _index_dim(x, ids, dim)
     all_dims = union_dims([x.dims, ids.dims, updates.dims])
-    splits = dict(zip(all_dims, context.require().splits(all_dims), strict=True))
+    splits = dict(zip(all_dims, active.context.splits(all_dims), strict=True))
     shared, summed, rest = _partition_dims(x, ids, chosen)
     lost = [d for d in updates.dims if d not in (*shared, *summed, *rest)]
     if lost:
@@ -153,12 +154,12 @@ def _scattered(x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dic
     shared, summed, rest = _partition_dims(x, ids, chosen)
     axes = axes_of(splits.values())
     mapped = collectives.varying_axes(ids._data) | collectives.varying_axes(updates._data)
-    axes |= mapped & context.require().vmapped_axes
+    axes |= mapped & active.context.vmapped_axes
     index, array = reshard(ids, axes=axes), reshard(updates, axes=axes)
     index = _local_index(_signed(index), chosen, splits[chosen])
     # The padding of the indices is zero, which is a valid index: move it out of range.
     ids_splits = tuple(splits[d] for d in ids.dims)
-    sizes = {d: context.require().slice_size(d, one) for d, one in splits.items()}
+    sizes = {d: active.context.slice_size(d, one) for d, one in splits.items()}
     index = fill_padding(index, ids.dims, ids_splits, sizes[chosen])
     index = align(index, ids.dims, (*shared, *summed))
     order = (*shared, *summed, *rest)
@@ -214,7 +215,7 @@ def _out_of_range(index: jax.Array, dim: Dim) -> jax.Array:
 
 def _local_index(index: jax.Array, dim: Dim, axes: Axes) -> jax.Array:
     """Indices relative to this device's block. Those of other blocks and of padding are out of its range."""
-    block = context.require().slice_size(dim, axes)
+    block = active.context.slice_size(dim, axes)
     local = index - block_start(axes, block) if axes else index
     return jnp.where(index >= dim.size, block, local) if is_uneven(dim, axes) else local
 

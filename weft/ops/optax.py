@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from ..core import context
+from ..core.context import active
 from ..core.deferred import ResultSpec, defer, global_arrays, global_shape
 from ..core.describe import describe, reports_call
 from ..core.errors import DimError, ProgramError
@@ -83,7 +83,7 @@ class OptaxOptimizer:
         grads, arrays = _align_grads(grads, params), _shapes(params)
         as_params = jax.tree.map(_like_param, params, is_leaf=is_tensor)
         results = (as_params, self._state_results(arrays, params))
-        if context.current() is not None:
+        if active.context is not None:
             # The update runs in the state's layout: a pending sum needs a reduce-scatter, not an all-reduce.
             grads = jax.tree.map(_in_state_layout, grads, is_leaf=is_tensor)
         step = self._step(finish, functions) if functions else self._steps[finish]
@@ -234,7 +234,7 @@ def _in_state_layout(t: Leaf) -> Leaf:
 
 def _run(fn: Callable[..., PyTree], args: tuple[PyTree, ...], results: PyTree, params: PyTree) -> PyTree:
     """Call `fn` on the global arrays of `args`, and place its results like the parameters."""
-    if context.current() is not None:
+    if active.context is not None:
         return defer(fn, args, results)
     placed = [t for t in jax.tree.leaves(params, is_leaf=is_tensor) if isinstance(t, Tensor)]
     mesh, layout = (placed[0].mesh, placed[0].layout) if placed else (None, None)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..core import collectives, context
+from ..core import collectives
+from ..core.context import active
 from ..core.dims import Dim, DimLike, as_dim, check_distinct, select_dim, select_dims
 from ..core.errors import ShapeError
 from ..core.op import op
@@ -65,7 +66,7 @@ def max_pool(
 
     array = _pooled(x.dims, reshard(x), slides, lowest, lax.max, mask_outside)
     dims = _pool_dims(x, slides)
-    return slice_tensor(fill_padding(array, dims, context.require().splits(dims)), dims)
+    return slice_tensor(fill_padding(array, dims, active.context.splits(dims)), dims)
 
 
 @accept_dim_keys
@@ -95,7 +96,7 @@ def avg_pool(
         array = array.astype(jax.dtypes.canonicalize_dtype(float))
     total = _pooled(x.dims, array, slides, 0, lax.add, lambda array, *_: array)
     dims = _pool_dims(x, slides)
-    splits = context.require().splits(dims)
+    splits = active.context.splits(dims)
     for slide in slides:
         dim_index = dims.index(slide.out)
         first = global_positions(slide.out, splits[dim_index]) * slide.stride - slide.low
@@ -136,7 +137,7 @@ def _pooled(
     mask_outside: Callable[[jax.Array, int, SlidingWindow, jax.Array], jax.Array],
 ) -> jax.Array:
     """`lax.reduce_window` of slices. `mask_outside` fills the part of a halo that is outside the dim."""
-    ctx = context.require()
+    ctx = active.context
     splits = ctx.splits(dims)
     sizes, strides, pads = [1] * len(dims), [1] * len(dims), [(0, 0)] * len(dims)
     for slide in slides:
@@ -186,7 +187,7 @@ def windows(
     n = x.dims.index(old)
     dims = (*x.dims[:n], slide.out, new, *x.dims[n + 1 :])
     check_distinct(dims)
-    ctx = context.require()
+    ctx = active.context
     # Every device creates complete windows. If the layout splits window_dim, its consumer slices it.
     splits = tuple(() if d == new else axes for d, axes in zip(dims, ctx.splits(dims), strict=True))
     array = fill_padding(reshard(x), x.dims, layout_splits(x), only=[old])

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from ..core import collectives, context
+from ..core import collectives
 from ..core.collectives import Axes
+from ..core.context import active
 from ..core.describe import describe
 from ..core.dims import Dim, DimLike, DimsLike, select_dims
 from ..core.errors import TensorTypeError
@@ -186,7 +187,7 @@ def _max_or_min(x: Tensor, dims: DimsLike | None, sign: int) -> Tensor:
     else:
         result = (jnp.max if sign > 0 else jnp.min)(array, axis=dim_indices)
     remaining = _remaining(x, reduced)
-    return slice_tensor(fill_padding(result, remaining, context.require().splits(remaining)), remaining)
+    return slice_tensor(fill_padding(result, remaining, active.context.splits(remaining)), remaining)
 
 
 @op
@@ -249,7 +250,7 @@ def prod(x: Tensor, dims: DimsLike | None = None) -> Tensor:
         if axes:
             result = jnp.prod(collectives.all_gather(result[None], axes, 0), axis=0)
     remaining = _remaining(x, reduced)
-    return slice_tensor(fill_padding(result, remaining, context.require().splits(remaining)), remaining)
+    return slice_tensor(fill_padding(result, remaining, active.context.splits(remaining)), remaining)
 
 
 def _require_float(x: Tensor, name: str) -> Tensor:
@@ -299,7 +300,7 @@ def logsumexp(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     total = _total(jnp.exp(array - _pvary_like(top, array)), dim_indices, axes)
     result = jnp.squeeze(jnp.log(total) + top, dim_indices)
     remaining = _remaining(x, reduced)
-    return slice_tensor(fill_padding(result, remaining, context.require().splits(remaining)), remaining)
+    return slice_tensor(fill_padding(result, remaining, active.context.splits(remaining)), remaining)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..core import context
 from ..core.boundary import (
     LeafSpec,
     as_pending,
@@ -32,7 +31,7 @@ from ..core.boundary import (
     rebuild_leaf,
     strip_weak_type,
 )
-from ..core.context import Frame, RetraceForCarry, RetraceUnvarying
+from ..core.context import Frame, RetraceForCarry, RetraceUnvarying, active
 from ..core.dims import Dim, DimLike, check_distinct
 from ..core.errors import ProgramError
 from ..core.op import op
@@ -86,7 +85,7 @@ def scan(
             as_pending(c, LeafSpec(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
             for n, c in enumerate(carries)
         ]
-        used = [(frame, set(frame.memo_hits)) for frame in context.require().frames]
+        used = [(frame, set(frame.memo_hits)) for frame in active.context.frames]
         try:
             return attempt.run(initial, items, vary_early, fixed=set(pending))
         except RetraceUnvarying:
@@ -123,7 +122,7 @@ class _Scan:
           vary_early: whether to make parameters varying before the loop.
           fixed: the carries for which an earlier attempt decided whether they are pending.
         """
-        ctx = context.require()
+        ctx = active.context
         carry_specs = [LeafSpec.of(c) for c in carries]
         axes = _carry_axes(carries) if vary_early else frozenset()
         scanned = [self._without_dim(x, axes) for x in items]
@@ -196,7 +195,7 @@ class _Scan:
         """
         if not isinstance(x, Tensor):
             return None, jnp.asarray(x)
-        ctx = context.require()
+        ctx = active.context
         dim_index = x.dims.index(self.dim)
         stored = ctx.splits(x.dims, x.role)
         splits = tuple(() if n == dim_index else split for n, split in enumerate(stored))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from ..core import context
+from ..core.context import active
 from ..core.dims import (
     Dim,
     DimLike,
@@ -58,7 +58,7 @@ def rename(x: Tensor, names: Mapping[str, DimLike]) -> Tensor:
         new[dim.name] = name.name if isinstance(name, Dim) else name
     dims = tuple(d.rename(new.get(d.name, d.name)) for d in x.dims)
     check_distinct(dims)
-    ctx = context.require()
+    ctx = active.context
     ctx.splits(dims)  # raises if the layout maps two of them to one axis
     ctx.renamed.update(map(frozenset, new.items()))
     for was, dim in zip(x.dims, dims, strict=True):
@@ -110,7 +110,7 @@ def broadcast_to(x: Tensor, dims: DimsLike) -> Tensor:
             rule="broadcast_to adds dims and doesn't drop any",
             hint="list all dims of the result",
         )
-    ctx = context.require()
+    ctx = active.context
     splits = ctx.splits(out_dims)
     shape = ctx.slice_shape(out_dims, splits)
     array = jnp.broadcast_to(_expand(reshard(x, axes=axes_of(splits)), x.dims, out_dims), shape)
@@ -206,7 +206,7 @@ def _groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[DimGroup]:
 
 
 def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
-    ctx = context.require()
+    ctx = active.context
     # A dim of size 1 is not moved. If the layout splits it, its consumer slices it.
     target = {d: axes if d.size > 1 else () for d, axes in zip(new, ctx.splits(new), strict=True)}
     ctx.renamed.add(frozenset(d.name for d in {*x.dims} ^ {*new}))
@@ -249,7 +249,7 @@ def _reshard_refined(
     x: Tensor, groups: Sequence[DimGroup], new: tuple[Dim, ...], splits: Splits
 ) -> Tensor | None:
     """Reshape to the given splits by resharding a tensor of finer dims. None if there are no such dims."""
-    ctx = context.require()
+    ctx = active.context
     assert x.splits is not None
     now, then = dict(zip(x.dims, x.splits, strict=True)), dict(zip(new, splits, strict=True))
     axes = [axis for one in splits for axis in one]
@@ -263,7 +263,7 @@ def _reshard_refined(
     shape = ctx.slice_shape(dims, old)
     # Memoized like the resharding: equal reshapes of a tensor share both, and both are hoisted out of loops.
     array = ctx.memoize(x._data, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
-    finer = Tensor(array, dims, mesh=ctx.mesh, layout=ctx.layout, splits=old, pending=x.pending)
+    finer = Tensor(array, dims, placement=ctx.placement, splits=old, pending=x.pending)
     finer.origin = x.origin
     return slice_tensor(reshard(finer, target).reshape(ctx.slice_shape(new, splits)), new, splits)
 
@@ -294,9 +294,9 @@ def stack(tensors: Sequence[Tensor], dim: DimLike) -> Tensor:
             rule="stack takes tensors with the same dims",
             hint="wf.broadcast_to(x, dims) adds missing ones",
         )
-    context.require().splits((new, *dims))  # raises if the layout maps two of them to one axis
+    active.context.splits((new, *dims))  # raises if the layout maps two of them to one axis
     arrays = reshard_together(slices)
-    rest = context.require().splits(dims)
+    rest = active.context.splits(dims)
     array = jnp.stack([align(a, t.dims, dims) for a, t in zip(arrays, slices, strict=True)])
     return slice_tensor(array, (new, *dims), ((), *rest))
 

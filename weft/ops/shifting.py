@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..core import collectives, context, halo
+from ..core import collectives, halo
 from ..core.collectives import Axes
+from ..core.context import active
 from ..core.dims import Dim, DimLike, format_dims, select_dim
 from ..core.errors import DimError, ShapeError, TensorTypeError, python_number_error
 from ..core.op import op
@@ -59,11 +60,11 @@ def concat(tensors: Sequence[Tensor], dim: DimLike) -> Tensor:
     common = common_type(*arrays)
     arrays = [cast_like(a, common) for a in arrays]
     dims = tuple(new if n == dim_index else d for n, d in enumerate(slices[0].dims))
-    splits = context.require().splits(dims)
+    splits = active.context.splits(dims)
     axes = splits[dim_index]
     if not axes:
         return slice_tensor(lax.concatenate(arrays, dim_index), dims, splits)
-    block = context.require().slice_size(new, axes)
+    block = active.context.slice_size(new, axes)
     positions = broadcast_mask(global_positions(new, axes), dim_index, len(dims))
     result, offset = None, 0
     for array, part in zip(arrays, parts, strict=True):
@@ -115,7 +116,7 @@ def pad(x: Tensor, dim: DimLike, before: int, after: int, value: Number = 0) -> 
     dim_index = x.dims.index(old)
     new = old.resize(before + old.size + after)
     dims = x.dims[:dim_index] + (new,) + x.dims[dim_index + 1 :]
-    ctx = context.require()
+    ctx = active.context
     splits = ctx.splits(dims)
     axes = splits[dim_index]
     array = reshard(x)
@@ -160,7 +161,7 @@ def shift(x: Tensor, dim: DimLike, by: int, wrap: bool = False) -> Tensor:
         array = fill_padding(reshard(x), x.dims, splits, only=[dim])
         by = max(-dim.size, min(dim.size, by))
         block = array.shape[dim_index]
-        starts = [k * block - by for k in range(context.require().ways(axes))]
+        starts = [k * block - by for k in range(active.context.ways(axes))]
         array = halo.halo_exchange(array, dim_index, dim, axes, starts, block)
     return slice_tensor(fill_padding(array, x.dims, splits, only=[dim]), x.dims)
 
@@ -197,7 +198,7 @@ def _roll_block(array: jax.Array, dim_index: int, dim: Dim, axes: Axes, by: int)
         return array
     if not axes:
         return jnp.roll(array, by, dim_index)
-    count, block = context.require().ways(axes), array.shape[dim_index]
+    count, block = active.context.ways(axes), array.shape[dim_index]
     if dim.size == count * block:
         return _fetch_block(array, dim_index, axes, -by, lambda k, offset: (k + offset) % count)
     # With padding, the ends of the dim don't meet at a block boundary: the elements that shift and those that
@@ -218,7 +219,7 @@ def _roll_block(array: jax.Array, dim_index: int, dim: Dim, axes: Axes, by: int)
 def flip_block(array: jax.Array, dim_index: int, dim: Dim, axes: Axes) -> jax.Array:
     """This device's block of the reversed dim: the mirrored block, reversed."""
     if axes:
-        count, block = context.require().ways(axes), array.shape[dim_index]
+        count, block = active.context.ways(axes), array.shape[dim_index]
         padding = count * block - dim.size
         array = _fetch_block(array, dim_index, axes, -padding, lambda k, offset: count - 1 - k + offset)
     return lax.rev(array, (dim_index,))
@@ -234,7 +235,7 @@ def _fetch_block(
       source: maps device k and an offset in blocks to the device that has that block. The result is zero if
         there is no such device.
     """
-    count, block = context.require().ways(axes), array.shape[dim_index]
+    count, block = active.context.ways(axes), array.shape[dim_index]
     chunks = []
     for offset in range(start // block, (start + block - 1) // block + 1):
         low, high = max(start - offset * block, 0), min(start + block - offset * block, block)
@@ -266,7 +267,7 @@ def fetch_at_offset(
     array: jax.Array, dim_index: int, dim: Dim, axes: Axes, offset: int, block: int
 ) -> jax.Array:
     """Fetch this device's block (of size `block`) of a longer dim in which `dim` starts at `offset`."""
-    starts = [k * block - offset for k in range(context.require().ways(axes))]
+    starts = [k * block - offset for k in range(active.context.ways(axes))]
     return halo.halo_exchange(array, dim_index, dim, axes, _clamp_starts(starts, dim, block), block)
 
 

@@ -17,6 +17,7 @@ from jax import lax
 
 from ..core import context, halo
 from ..core.collectives import Axes
+from ..core.context import active
 from ..core.describe import format_call
 from ..core.dims import Dim, DimLike
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, nearest, python_number_error
@@ -179,7 +180,7 @@ def fetch_receptive_field(
       The input elements; the padding to add before and after them once they are dilated; and, for each
       device, the number of leading results to discard (None: no device has any).
     """
-    ctx = context.require()
+    ctx = active.context
     block = ctx.slice_size(slide.out, axes)
     firsts = [k * block * slide.stride - slide.low for k in range(ctx.ways(axes))]
     # Position m of the dilated input holds an element if input_dilation divides m, and a zero otherwise. If

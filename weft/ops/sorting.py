@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from ..core import collectives, context
+from ..core import collectives
 from ..core.collectives import Axes
+from ..core.context import active
 from ..core.dims import Dim, DimLike, as_dim, check_distinct, select_dim
 from ..core.errors import ShapeError
 from ..core.op import op
@@ -112,7 +113,7 @@ def top_k(x: Tensor, dim: DimLike, k_dim: Dim) -> tuple[Tensor, Tensor]:
         )
     dims, splits = _replace(x.dims, dim_index, new), _replace(layout_splits(x), dim_index, ())
     check_distinct(dims)
-    context.require().splits(dims)
+    active.context.splits(dims)
     array = fill_padding(reshard(x), x.dims, layout_splits(x), _lowest(x.dtype), only=[chosen])
     block = array.shape[dim_index]
     # The k largest elements of the dim are among the k largest of the blocks.

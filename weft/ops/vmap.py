@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core import collectives, context
+from ..core import collectives
 from ..core.boundary import LeafSpec, common_dim, flatten, leaf_array, numbers_as_tensors
 from ..core.collectives import Axes
+from ..core.context import active
 from ..core.dims import Dim, DimLike, check_distinct
 from ..core.errors import DimError, ProgramError, nearest
 from ..core.layout import axes_of
@@ -40,7 +41,7 @@ def vmap(f: Callable[..., PyTree], dim: DimLike) -> Callable[..., PyTree]:
 
 @op(functions=True)
 def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
-    ctx = context.require()
+    ctx = active.context
     leaves, tree = flatten((args, kwargs))
     name = dim.name if isinstance(dim, Dim) else dim
     mapped = [n for n, t in enumerate(leaves) if isinstance(t, Tensor) and name in [d.name for d in t.dims]]
@@ -102,5 +103,5 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
 
 def _off_axes(t: Tensor, axes: Axes) -> Tensor:
     """A tensor with the splits of its role, or those of a value if its role uses the mapped axes."""
-    stored = axes_of(context.require().splits(t.dims, t.role))
+    stored = axes_of(active.context.splits(t.dims, t.role))
     return materialize(t, "value" if stored & set(axes) else t.role)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import weft as wf
-from weft.core import context
+from weft.core.context import active
 from weft.core.describe import describe
 from weft.core.errors import DimError, ProgramError, TensorTypeError, WeftError, nearest
 from weft.core.tensor import Tensor, is_tensor
@@ -76,7 +76,7 @@ def any_specs(params: Mapping[str, Tensor]) -> bool:
     """Whether some tensors are specs (without values); their optimizer state then consists of specs too."""
     # Inside a program every tensor has a value, even if it is traced.
     specs = (isinstance(p._data, jax.ShapeDtypeStruct) for p in params.values())
-    return context.current() is None and any(specs)
+    return active.context is None and any(specs)
 
 
 def match_grads(grads: dict[str, Tensor], params: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from weft.core import context
+from weft.core.context import active
 from weft.core.layout import Layout
 from weft.core.op import run_eagerly
 from weft.core.operands import as_slice
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 def call_in_program(fn: Callable[..., Result], *args: PyTree) -> Result:
     """`fn(*args)`: directly inside a program, otherwise as a program of its own."""
-    if context.current() is not None:
+    if active.context is not None:
         return fn(*args)
     return run_eagerly(fn, args, {}, "dynamic")
 
@@ -31,15 +31,15 @@ def call_in_program(fn: Callable[..., Result], *args: PyTree) -> Result:
 @contextmanager
 def update_scope(name: str) -> Iterator[None]:
     """Label the traced operations `optimizer[name]`: plans count them in the update phase."""
-    with context.require().lowering(f"optimizer[{name}]"):
+    with active.context.lowering(f"optimizer[{name}]"):
         yield
 
 
 @contextmanager
 def under_optimizer_layout(name: str) -> Iterator[None]:
     """Trace with the layout's rules for optimizer state applied to all tensors."""
-    ctx = context.require()
-    with update_scope(name), ctx.under_layout(Layout(ctx.layout.rules_for("optimizer"))):
+    ctx = active.context
+    with update_scope(name), ctx.under_layout(Layout(ctx.placement.layout.rules_for("optimizer"))):
         yield
 
 
@@ -55,8 +55,8 @@ def to_stored_layout(t: Tensor, role: str) -> Tensor:
 
 def with_program_layout(t: Tensor, role: str) -> Tensor:
     """The same slice labeled with the program's layout. Its splits and pending sums don't change."""
-    ctx = context.require()
-    return with_static(t, role, ctx.mesh, ctx.layout)
+    ctx = active.context
+    return with_static(t, role, ctx.placement)
 
 
 def at_least_float32(dtype: DTypeLike) -> np.dtype:

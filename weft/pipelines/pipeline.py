@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 
 from ..autodiff.remat import remat as checkpointed
-from ..core import collectives, context
+from ..core import collectives
 from ..core.boundary import LeafSpec, common_dim, flatten, rebuild_leaf
-from ..core.context import RetraceUnvarying
+from ..core.context import RetraceUnvarying, active
 from ..core.describe import describe
 from ..core.dims import Dim
 from ..core.errors import DimError, ProgramError, TensorTypeError, nearest, python_number_error
@@ -86,7 +86,7 @@ def pipeline(
     >>> wf.pipeline(lambda x, w: x * w, x, w)
     f32[batch=4] [6., 6., 6., 6.]
     """
-    ctx = context.require()
+    ctx = active.context
     items, items_tree = flatten(params)
     layers = common_dim(items, dim)
     (axes,) = ctx.splits((layers,))
@@ -194,7 +194,7 @@ def _staged(
     spec: PipelineSpec, x: PyTree, items: list[Leaf], shared: Sequence[PyTree], cast_early: bool
 ) -> PyTree:
     """The output of the last stage, on all devices."""
-    ctx = context.require()
+    ctx = active.context
     plain = ctx.vmap_depth > 0  # JAX's `linear_call` has no batching rule
     leaves, x_tree = flatten(x)
     split_rows: list[Tensor] = [spec.split_rows(leaf) for leaf in leaves]
@@ -220,7 +220,7 @@ def _one_stage(
     spec: PipelineSpec, f: Callable[..., PyTree], x: PyTree, items: list[Leaf], shared: Sequence[PyTree]
 ) -> PyTree:
     """A scan inside one stage. The layout search traces pipelines this way, on axes with one device."""
-    ctx = context.require()
+    ctx = active.context
     leaves, x_tree = flatten(x)
     leaves = [materialize(leaf, "value") for leaf in leaves]
     own = [spec.own_layers(item, ()) for item in items]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ..autodiff.custom import custom_vjp
 from ..autodiff.grad import vjp
 from ..autodiff.partition import Partition, add_gradients, zero_gradient
-from ..core import context
+from ..core.context import active
 from ..core.dims import Dim
 from ..core.errors import TensorTypeError
 from ..core.operands import slice_tensor
@@ -46,7 +46,7 @@ def one_forward_one_backward(
     # returned as those of the stored ones, and so are reduce-scattered into the stored layout.
     gathered = [materialize(t, "value") if isinstance(t, Tensor) else t for t in layers.floats]
 
-    op_label = context.require().op  # plans attribute both passes to the pipeline by this label
+    op_label = active.context.op  # plans attribute both passes to the pipeline by this label
 
     def combine(own: list[Leaf], shared: list[Leaf], others: PyTree) -> tuple[PyTree, PyTree]:
         return layers.combine(own, others[0]), common.combine(shared, others[1])
@@ -54,11 +54,11 @@ def one_forward_one_backward(
     def forward(
         streams: list[Tensor], stored: list[Leaf], shared: list[Leaf], own: list[Leaf], others: PyTree
     ) -> list[Tensor]:
-        with context.require().lowering(op_label):
+        with active.context.lowering(op_label):
             return runner.forward(streams, *combine(own, shared, others), None)
 
     def backward(residuals: PyTree, cotangents: list[Tensor]) -> tuple[PyTree, ...]:
-        with context.require().lowering(op_label):
+        with active.context.lowering(op_label):
             return run_backward(residuals, cotangents)
 
     def run_backward(residuals: PyTree, cotangents: list[Tensor]) -> tuple[PyTree, ...]:

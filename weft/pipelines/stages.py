@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..autodiff.remat import remat as checkpointed
-from ..core import collectives, context
+from ..core import collectives
 from ..core.boundary import LeafSpec, flatten, leaf_array
 from ..core.collectives import Axes
-from ..core.context import Pipeline
+from ..core.context import Pipeline, active
 from ..core.describe import describe
 from ..core.dims import Dim
 from ..core.errors import DimError, LayoutError, ShapeError
@@ -55,7 +55,7 @@ class PipelineSpec:
     unroll: int
 
     def __post_init__(self) -> None:
-        ctx = context.require()
+        ctx = active.context
         self.stages = ctx.ways(self.axes)
         clash = ctx.vmapped_axes & set(self.axes)
         if clash:
@@ -133,7 +133,7 @@ class PipelineSpec:
           item: a tensor with the layers' dim, or a raw array with it as the first dimension.
           streams: tensors over whose axes the parameters are made varying before the loop.
         """
-        ctx = context.require()
+        ctx = active.context
         if not isinstance(item, Tensor):
             return self._own_rows(item)
         position = item.dims.index(self.layers)
@@ -259,7 +259,7 @@ class StageRunner:
             return new, None
 
         # Random draws inside depend on the row in the full batch, so that micro-batches don't change results.
-        with context.require().part_of_dim(spec.part, spec.parts, number):
+        with active.context.part_of_dim(spec.part, spec.parts, number):
             return scan(layer, h, (own, is_layer), spec.stage_layers, unroll=spec.unroll)[0]
 
     def _micro_batch(self, t: Leaf, number: jax.Array) -> Leaf:

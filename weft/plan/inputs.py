@@ -38,10 +38,10 @@ def find_resharded_inputs(inputs: Iterable[tuple[str, Tensor]], program: Program
     for name, t in inputs:
         if t.mesh != program.mesh:
             continue
-        have, want = stored_splits(t), program.layout.splits(t.dims, program.mesh, t.role)
+        have, want = stored_splits(t), program.placement.splits(t.dims, t.role)
         elements = max_received_elements(t.dims, have, want, program.mesh) if have != want else 0
         if elements:
-            wanted = Tensor(t._data, t.dims, role=t.role, mesh=program.mesh, layout=program.layout)
+            wanted = Tensor(t._data, t.dims, role=t.role, placement=program.placement)
             yield ReshardedInput(name, describe(t), describe(wanted), elements * t.dtype.itemsize)
 
 

@@ -23,10 +23,9 @@ from jax.typing import DTypeLike
 from ..core.describe import short_dtype
 from ..core.dims import Dim
 from ..core.errors import TensorTypeError
-from ..core.layout import Splits, axes_of
+from ..core.layout import axes_of
 from ..core.mesh import Mesh
 from ..core.program import Program
-from ..core.shapes import stored_shape
 from ..core.staging import Staged
 from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
@@ -290,8 +289,8 @@ def _format_path(path: Sequence[object]) -> str:
 def _planned_tensor(
     name: str, kind: str, dims: tuple[Dim, ...], role: str, dtype: DTypeLike, program: Program
 ) -> PlannedTensor:
-    splits: Splits = program.layout.splits(dims, program.mesh, role)
-    shape = stored_shape(dims, splits, program.mesh)
+    splits = program.placement.splits(dims, role)
+    shape = program.placement.array_shape(dims, role)
     padded, unpadded = 1, 1
     for n, dim in zip(shape, dims, strict=True):
         padded, unpadded = padded * n, unpadded * dim.size

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from ..core import context
-from ..core.context import Context
+from ..core.context import Context, active
 from ..core.dims import Dim, DimLike, DimsLike, as_dims
 from ..core.errors import ShapeError, TensorTypeError, python_number_error
 from ..core.op import op
@@ -43,7 +42,7 @@ def _draw(block_draw: ArrayFn, key: jax.Array, dims: DimsLike, *options: DTypeLi
     """
     dims = as_dims(dims)
     keys.check_key(key)
-    ctx = context.require()
+    ctx = active.context
     splits = ctx.splits(dims)
     sizes = ctx.slice_shape(dims, splits)
     starts = tuple(block_start(axes, n) for axes, n in zip(splits, sizes, strict=True))

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 import weft as wf
-from weft.core import context
+from weft.core.context import active
 from weft.core.errors import ProgramError
 from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
@@ -155,10 +155,10 @@ def _step(
 
 
 def _outer(diloco: DiLoCo, model: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-    ctx = context.require()
+    ctx = active.context
     # The outer step has no rows, but it shares its layout with the inner steps: mark all dims of the rules as
     # used, or the program would warn about the rule for `batch`.
-    for name in ctx.layout.dim_names:
+    for name in ctx.placement.layout.dim_names:
         ctx.seen_dims.setdefault(name, wf.Dim(name, 1))
     outer_params, outer_grads, new_params = state["outer"], {}, {}
     for name, p in named_tensors(model).items():
