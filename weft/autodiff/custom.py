@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -126,13 +127,14 @@ class _FlatTrees:
     """
 
     def __init__(self, ctx: Context):
-        self.ctx, self.vmap_state = ctx, (ctx.vmapped_axes, ctx.vmap_depth)
+        self.ctx, self.vmap = ctx, ctx.vmap
         self.specs: dict[str, tuple[PyTree, list[LeafSpec | None]]] = {}
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """Enter the program, inside the vmaps that the function was called in."""
-        with context.entered(self.ctx), self.ctx.vmapping(*self.vmap_state), self.ctx.frame():
+        vmap = dataclasses.replace(self.ctx.vmap, axes=self.vmap.axes, depth=self.vmap.depth)
+        with context.entered(self.ctx), self.ctx.inside(vmap=vmap), self.ctx.frame():
             yield
 
     def flatten(self, name: str, tree: PyTree) -> list[jax.Array]:

@@ -193,7 +193,7 @@ def _reverse_mode_errors() -> Iterator[None]:
 
 def _staged(ctx: Context, call: LeafFunction, leaves: list[Leaf]) -> tuple[PyTree, list[Leaf], PyTree]:
     value, pull_back, aux = _vjp_of_variants(ctx, call, leaves)
-    return value, _with_zeros(pull_back(slice_tensor(jnp.ones_like(value._array), ())), leaves), aux
+    return value, _with_zeros(pull_back(slice_tensor(jnp.ones_like(value._read()), ())), leaves), aux
 
 
 def _with_zeros(grads: list[Leaf | None], leaves: list[Leaf]) -> list[Leaf]:
@@ -241,12 +241,12 @@ def _vjp_of_variants(
                 # `register` keeps the arrays alive so that their ids are not reused.
                 ctx.register(base)
                 for (axes, _), array in zip(own[1:], given[1:], strict=True):
-                    frame.variants[id(base), ("vary", axes)] = (base, array)
+                    ctx.variant(base, ("vary", axes), collective=False).store(array)
                     ctx.register(array)
                 argument = Tensor(base, t.dims, role=t.role, placement=t.placement, splits=t.splits)
                 # `memo_hits` has the requests for a cast only. An op that needs no cast reads the argument's
                 # own array, and this read is the only sign that it uses the variant without further axes.
-                argument._on_read = functools.partial(used.add, (n, _NO_AXES))
+                argument._watch = used, (n, _NO_AXES)
                 inner.append(argument)
             value, aux = call(inner)
             found, traced["tree"] = jax.tree.flatten(value, is_leaf=is_tensor)
@@ -309,7 +309,7 @@ def _lifted_axes(t: Tensor) -> AxisSet:
 
     A loop lifts such a cast out of its body. The tensor then varies over more axes than split its dims.
     """
-    return collectives.varying_axes(t._data) - axes_of(t.splits or ()) - active.context.vmapped_axes
+    return collectives.varying_axes(t._data) - axes_of(t.splits or ()) - active.context.vmap.axes
 
 
 def _is_float(t: Leaf) -> bool:
@@ -326,14 +326,14 @@ def _varying_variants(ctx: Context, t: Tensor) -> list[Variant]:
 
     A variant has these further axes and its array.
     """
-    have = collectives.varying_axes(t._array)
+    have = collectives.varying_axes(t._read())
     missing = [a for a, n in ctx.placement.mesh.axes if n > 1 and a not in have]
     sets = [
         frozenset(some)
         for count in range(len(missing) + 1)
         for some in itertools.combinations(missing, count)
     ]
-    return [(axes, collectives.pvary(t._array, axes)) for axes in sets]
+    return [(axes, collectives.pvary(t._read(), axes)) for axes in sets]
 
 
 @reports_call
@@ -416,11 +416,11 @@ def enter_leaf(leaf: PyTree, keep_varying: bool = False) -> PyTree:
     leaf = leaf if keep_varying and is_materialized else materialize(leaf)
     # Inside a vmap over a split dim, each position along the dim has a derivative of its own. The argument
     # has to vary over the dim's axes, or JAX would sum the derivatives of different positions.
-    if ctx.vmapped_axes <= collectives.varying_axes(leaf._data):
+    if ctx.vmap.axes <= collectives.varying_axes(leaf._data):
         return leaf
     spec = LeafSpec.of(leaf)
     assert spec is not None
-    return spec.rebuild(collectives.pvary(leaf._array, ctx.vmapped_axes))
+    return spec.rebuild(collectives.pvary(leaf._read(), ctx.vmap.axes))
 
 
 def _in_frame(f: Callable[..., PyTree]) -> Callable[..., PyTree]:

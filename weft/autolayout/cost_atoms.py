@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 from jax.core import ShapedArray
 
-from ..core.context import Context, Pipeline
 from ..core.errors import LayoutError
 from ..core.layout import Layout
 from ..core.mesh import Mesh
+from ..core.observations import Observations, Pipeline
 from ..core.program import Program
 from ..core.types import PyTree
 from ..ops import elementwise
@@ -186,7 +186,7 @@ def trace_cost_atoms(fn: Callable[..., PyTree], args: tuple[PyTree, ...]) -> Cos
     """
     program, layout, traced = _universal_plan(fn, args)
     staged, _ = program._prepare(args, {})
-    dims = _DimAttribution(layout, staged.call.last["context"], traced.plan)
+    dims = _DimAttribution(layout, staged.context.observations, traced.plan)
     work = [dims.work_atom(event) for event in traced.events if isinstance(event.event, Work)]
     # Copies between pipeline stages depend on the schedule; a lower bound may ignore them.
     work = [atom for atom in work if not atom.work.op.startswith(PIPELINE_LABEL)]
@@ -282,21 +282,23 @@ def dims_in_label(op: str, known: DimGroup) -> DimGroup:
 class _DimAttribution:
     """Attributes the work, arrays and buffers of a universal trace to dims."""
 
-    def __init__(self, layout: UniversalLayout, ctx: Context, plan: Plan):
+    def __init__(self, layout: UniversalLayout, seen: Observations, plan: Plan):
         self.names = {axis: name for name, axis in layout.axes.items()}
         self.every = frozenset(layout.axes)
-        self.hidden = frozenset(ctx.vmapped_dims) & self.every
+        self.hidden = frozenset(seen.vmapped_dims) & self.every
         self.sizes: dict[str, set[int]] = defaultdict(set)
-        for _, dims in ctx.joint_dims:
+        for _, dims in seen.joint_dims:
             for d in dims:
                 self.sizes[d.name].add(d.size)
-        self.conflicts = frozenset(frozenset(d.name for d in dims) & self.every for _, dims in ctx.joint_dims)
-        self.renamed = frozenset(dims & self.every for dims in ctx.renamed)
-        self.mergeable = frozenset(frozenset(map(self.on_axes, some)) for some in ctx.same_sum_axes)
+        self.conflicts = frozenset(
+            frozenset(d.name for d in dims) & self.every for _, dims in seen.joint_dims
+        )
+        self.renamed = frozenset(dims & self.every for dims in seen.renamed)
+        self.mergeable = frozenset(frozenset(map(self.on_axes, some)) for some in seen.same_sum_axes)
         gathers = (self.on_axes(c.axes) for c in plan.collectives if c.kind == "all-gather")
         self.gathered = _NO_DIMS.union(*gathers)
         self.dims_of_array = functools.cache(self._dims_of_array)
-        self.pipelines = {one.layers.name: one for one in ctx.pipelines}
+        self.pipelines = {one.layers.name: one for one in seen.pipelines}
 
     def on_axes(self, axes: Iterable[str]) -> DimGroup:
         """The dims on these axes."""

@@ -19,13 +19,14 @@ from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike
 
 from . import collectives
-from .context import RetraceUnvarying, active
+from .context import active
 from .describe import describe
 from .dims import Dim, DimLike, format_dims, select_dim
 from .errors import DimError, ProgramError, ShapeError, TensorTypeError
 from .layout import Splits, axes_of
 from .operands import as_slice, check_along, slice_tensor
 from .reshard import materialize
+from .retrace import Retrace
 from .tensor import Tensor, is_tensor
 from .types import PyTree, Typed, cast_like, constant_like
 
@@ -87,7 +88,7 @@ def leaf_array(leaf: Leaf) -> jax.Array:
     depend on which.
     """
     if isinstance(leaf, Tensor):
-        return collectives.pvary(leaf._array, active.context.vmapped_axes)
+        return collectives.pvary(leaf._read(), active.context.vmap.axes)
     return jnp.asarray(leaf)
 
 
@@ -96,8 +97,8 @@ def check_exact_varying(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         assert leaf.splits is not None
         allowed = axes_of(leaf.splits) | leaf.pending
-        if collectives.varying_axes(leaf._data) - allowed - active.context.vmapped_axes:
-            raise RetraceUnvarying
+        if collectives.varying_axes(leaf._data) - allowed - active.context.vmap.axes:
+            raise Retrace("unvarying")
     return leaf
 
 
@@ -150,8 +151,8 @@ def as_pending(leaf: Tensor, spec: LeafSpec) -> Tensor:
     the value.
     """
     if leaf.pending == spec.pending and leaf.splits == spec.splits:
-        return replace(spec, origin=leaf.origin).rebuild(check_exact_varying(leaf)._array)
-    array = collectives.pvary(materialize(leaf, spec.role)._array, spec.pending)
+        return replace(spec, origin=leaf.origin).rebuild(check_exact_varying(leaf)._read())
+    array = collectives.pvary(materialize(leaf, spec.role)._read(), spec.pending)
     # Dividing by the number of devices would also sum to the value, but it rounds, and fails for integers.
     is_first = jnp.bool_(True)
     for axis in sorted(spec.pending):
@@ -176,7 +177,7 @@ def strip_weak_type(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         spec = LeafSpec.of(leaf)
         assert spec is not None
-        return spec.rebuild(lax.convert_element_type(leaf._array, leaf.dtype))
+        return spec.rebuild(lax.convert_element_type(leaf._read(), leaf.dtype))
     array = jnp.asarray(leaf)
     # Keys have an extended dtype, which has no weak type and can't be converted.
     return lax.convert_element_type(array, array.dtype) if not _is_key(array) else array

@@ -141,20 +141,7 @@ def _deferred_tensor(deferred: Deferred, result: ResultSpec) -> Tensor:
     ctx = active.context
     assert result.dims is not None
     splits = ctx.splits(result.dims, result.role)
-    t = Tensor(
-        deferred,
-        result.dims,
-        role=result.role,
-        placement=ctx.placement,
-        splits=splits,
-    )
-    # `check_usable` rejects operands of ops; this catches every other read of the array.
-    t._on_read = _raise_use_error
-    return t
-
-
-def _raise_use_error() -> None:
-    raise deferred_use_error()
+    return Tensor(deferred, result.dims, role=result.role, placement=ctx.placement, splits=splits)
 
 
 def deferred_use_error() -> ProgramError:

@@ -127,7 +127,7 @@ def _table_exchange(
 
 def lookup_by_device(table: Sequence[int], device: jax.Array | int) -> jax.Array:
     """A device's own entry in a table with one entry per device."""
-    if not active.context.vmap_depth:
+    if not active.context.vmap.depth:
         return jnp.asarray(np.asarray(table, np.int32))[device]
     # JAX can't batch a `cond` whose branch indexes a constant array (0.10.2), so select without indexing.
     found = jnp.int32(table[0])

@@ -16,13 +16,15 @@ import numpy as np
 
 from .arguments import Args, Kwargs
 from .captures import CapturedFunction, bind_functions
-from .context import RetraceOnMesh, active
+from .context import active
 from .describe import format_call
 from .errors import WeftError
 from .layout import Placement
 from .operands import check_same_placement
-from .program import UNPLACED, Program
+from .program import Program
+from .retrace import trace_with_guess
 from .signature import NUMBER_TYPES
+from .staging import UNPLACED
 from .tensor import Tensor, is_tensor
 from .types import PyTree
 
@@ -117,11 +119,11 @@ def _call_adopting(
     fn: Lowering, placement: Placement, numbers: str, cached: bool, args: Args, kwargs: Kwargs
 ) -> Any:
     """Call the program; call it again on the mesh of a captured tensor if no operand is placed."""
-    try:
-        return _program(fn, placement, numbers, cached)(*args, **kwargs)
-    except RetraceOnMesh as found:
-        placement = found.placement
-    return _program(fn, placement, numbers, cached)(*args, **kwargs)
+    return trace_with_guess(
+        lambda guess: _program(fn, guess, numbers, cached)(*args, **kwargs),
+        placement,
+        lambda guess, found: found.value if found.kind == "placement" and guess is UNPLACED else None,
+    )
 
 
 def _program(fn: Lowering, placement: Placement, numbers: str, cached: bool) -> Program:

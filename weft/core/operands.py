@@ -15,12 +15,13 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from . import collectives, context
-from .context import RetraceOnMesh, active
+from .context import active
 from .describe import describe
 from .dims import Dim, check_distinct
 from .errors import LayoutError, ProgramError, TensorTypeError
 from .layout import Placement, Splits, axes_of
 from .reshard import layout_splits, materialize, reshard
+from .retrace import Retrace
 from .tensor import Tensor, check_shape, check_usable
 from .types import cast_like
 
@@ -47,7 +48,7 @@ def slice_tensor(
     # and its pending axes) lets loop carries type-check, whatever the op computed from.
     array = collectives.pvary(array, split_axes | pending)
     ctx.register(array)
-    clash = ctx.vmapped_axes & (split_axes | pending)
+    clash = ctx.vmap.axes & (split_axes | pending)
     if clash:
         names = ", ".join(d.name for d, axes in zip(dims, splits, strict=True) if clash & set(axes))
         names = names or "a dim that is summed over"
@@ -71,7 +72,7 @@ def linear_result(x: Tensor, array: jax.Array, dims: Sequence[Dim], splits: Spli
 def from_global(array: ArrayLike, dims: Sequence[Dim]) -> Tensor:
     """A tensor inside a program from an array of the true size that is replicated on every device."""
     array = jnp.asarray(array)
-    if collectives.varying_axes(array) - active.context.vmapped_axes:
+    if collectives.varying_axes(array) - active.context.vmap.axes:
         raise ProgramError(
             f"an array that varies over {', '.join(sorted(collectives.varying_axes(array)))} was named "
             "as if it were replicated",
@@ -110,10 +111,10 @@ def _shared_by_vmap(t: Tensor) -> Tensor:
     a reduce-scatter.
     """
     ctx = active.context
-    wanted = layout_splits(t) if ctx.vmapped_axes else t.splits
-    if not ctx.vmapped_axes or t.splits == wanted or not axes_of(t.splits or ()) & ctx.vmapped_axes:
+    wanted = layout_splits(t) if ctx.vmap.axes else t.splits
+    if not ctx.vmap.axes or t.splits == wanted or not axes_of(t.splits or ()) & ctx.vmap.axes:
         return t
-    array = reshard(t, wanted, ctx.vmapped_axes)
+    array = reshard(t, wanted, ctx.vmap.axes)
     return Tensor(array, t.dims, placement=ctx.placement, splits=wanted)
 
 
@@ -124,7 +125,7 @@ def _varying_as_branch(t: Tensor) -> Tensor:
     inside the branch (0.10.2).
     """
     ctx = active.context
-    missing = ctx.branch_axes - collectives.varying_axes(t._data)
+    missing = ctx.vmap.branch_axes - collectives.varying_axes(t._data)
     if not missing:
         return t
     array = reshard(t, t.splits, missing)
@@ -143,7 +144,7 @@ def _not_a_tensor(x: object) -> TensorTypeError:
 
 def check_along(dims: Iterable[Dim]) -> None:
     """Raise an error if an op works along a dim of which a pipeline stage has only one micro-batch."""
-    found = [d for d in dims if d in active.context.partial_dims]
+    found = [d for d in dims if d in active.context.pipeline.partial_dims]
     if found:
         raise ProgramError(
             f"a layer of a pipeline works along {found[0].name}, and it sees one micro-batch at a time",
@@ -160,16 +161,16 @@ def capture_key(t: Tensor) -> Hashable:
 def _capture(t: Tensor) -> Tensor:
     """The input that stands for a captured tensor, or a blank one if this trace is the first to see it."""
     ctx = active.context
-    if not ctx.adopts_placement:
+    if not ctx.captures.adopts_placement:
         check_same_placement(t, ctx.placement)
     elif t.placement is not None and not ctx.is_finished:
-        raise RetraceOnMesh(t.placement)
+        raise Retrace("placement", t.placement)
     if ctx.is_finished:
         return _constant(t)
     key = capture_key(t)
-    if key in ctx.captured_inputs:
-        return ctx.captured_inputs[key]
-    ctx.captured[key] = t
+    if key in ctx.captures.inputs:
+        return ctx.captures.inputs[key]
+    ctx.captures.found[key] = t
     # Zeros of the right type keep this trace going. Its result is discarded: the program is traced again
     # with the tensor among its inputs.
     splits = ctx.splits(t.dims, t.role)

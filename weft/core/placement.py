@@ -57,7 +57,7 @@ def _placed(t: Tensor, mesh: MeshLike, layout: LayoutLike) -> Tensor:
             hint="place tensors outside; inside, rename a dim to split it differently",
         )
     check_shape(t)
-    if isinstance(t._array, jax.ShapeDtypeStruct):
+    if isinstance(t._read(), jax.ShapeDtypeStruct):
         t = without_values(t)
     if mesh is None:
         return Tensor(_on_one_device(t), t.dims, role=t.role)
@@ -67,10 +67,10 @@ def _placed(t: Tensor, mesh: MeshLike, layout: LayoutLike) -> Tensor:
     mesh, splits = placement.mesh, placement.splits(t.dims, t.role)
     shape = placement.array_shape(t.dims, t.role)
     array: Any
-    if isinstance(t._array, jax.ShapeDtypeStruct):
-        array = jax.ShapeDtypeStruct(shape, t.dtype, weak_type=weak_type(t._array))
+    if isinstance(t._read(), jax.ShapeDtypeStruct):
+        array = jax.ShapeDtypeStruct(shape, t.dtype, weak_type=weak_type(t._read()))
     elif t.mesh == mesh and stored_splits(t) == splits:
-        array = t._array
+        array = t._read()
     elif mesh.is_default:
         array = _on_one_device(t)
     else:
@@ -264,7 +264,7 @@ def with_role(t: Tensor, role: str) -> Tensor:
     # scattered.
     if t.is_slice or t.placement is None or t.placement.splits(t.dims, role) == stored_splits(t):
         return with_static(t, role, t.placement)
-    if isinstance(t._array, jax.ShapeDtypeStruct):
+    if isinstance(t._read(), jax.ShapeDtypeStruct):
         return place(with_role(without_values(t), role), t.mesh, t.layout)
     return place(Tensor(t.array, t.dims, role=role), t.mesh, t.layout)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +26,15 @@ from jax.tree_util import PyTreeDef
 from . import context
 from .arguments import Args, Kwargs, check_selected, donated_inputs, mark_static
 from .captures import CapturedFunction
-from .context import Context, RetraceOnMesh, active
+from .context import Context, active
 from .describe import describe, format_call
 from .dims import Dim
 from .errors import LayoutError, LayoutWarning, ProgramError, WeftError, nearest, user_frame
 from .layout import Layout, LayoutLike, Placement
 from .mesh import Mesh, MeshLike
-from .operands import capture_key, check_same_placement
-from .placement import device_put, partition_spec, place, without_values
-from .shapes import stored_splits
+from .operands import check_same_placement
+from .placement import device_put, place, without_values
+from .retrace import Retrace, trace_with_guess
 from .signature import (
     CONCRETIZATION_ERRORS,
     NUMBER_TYPES,
@@ -48,22 +48,12 @@ from .signature import (
     unhashable_error,
     unknown_value_error,
 )
-from .staging import (
-    RestageWithCaptures,
-    Staged,
-    StagedCall,
-    add_output,
-    argument_builders,
-    flatten_outputs,
-    input_slice,
-    rebuild_outputs,
-)
+from .staging import UNPLACED, Staged
 from .tensor import Tensor, check_has_values, check_shape
 from .types import PyTree, weak_type
 
 # A function that captures another number at each call has another key each time: the cache must not grow.
 MAX_CACHED_TRACES = 512
-UNPLACED = Placement(Mesh(), Layout())  # of eager ops whose operands are not placed
 # Traces to find the captured tensors. The second one has them as inputs, and usually finds no others.
 MAX_CAPTURE_TRACES = 3
 
@@ -148,15 +138,15 @@ class Program:
         if staged.donated:
             self._check_donated_once(staged, arrays, args, kwargs)
         try:
-            outs = staged.call(*arrays)
+            outs = staged.jitted(*arrays)
         except jax.errors.UnexpectedTracerError:
-            if not any(one.schedule == "1f1b" for one in staged.call.last["context"].pipelines):
+            if not any(one.schedule == "1f1b" for one in staged.context.observations.pipelines):
                 raise
             raise self._captured_gradient_error(args, kwargs) from None
         # Virtual CPU devices deadlock when calls pile up, so at most one call is in flight.
         if self._blocks and outs and not context.is_traced(outs[0]):
             jax.block_until_ready(outs)
-        return rebuild_outputs(staged, outs, self.placement)
+        return staged.rebuild_outputs(outs)
 
     def reached_values(self) -> tuple[Any, ...]:
         """The values that a nested call depends on (`core/captures.py`)."""
@@ -201,25 +191,28 @@ class Program:
 
     def _with_restaging(self, use: Callable[[Args, Kwargs], Any], args: Args, kwargs: Kwargs) -> Any:
         """Call `use`; restage the function if jit retraces it and it captures different tensors."""
-        for _ in range(MAX_CAPTURE_TRACES):
-            try:
-                return use(args, kwargs)
-            except RestageWithCaptures as restage:
-                captured = restage.captured
-        raise _unstable_captures_error(captured).located(self._format_call(args, kwargs))
+
+        def revise(attempt: int, found: Retrace) -> int | None:
+            if found.kind != "captures" or found.scope is not self.fn:
+                return None
+            if attempt == MAX_CAPTURE_TRACES:
+                raise _unstable_captures_error(found.value).located(self._format_call(args, kwargs))
+            return attempt + 1
+
+        return trace_with_guess(lambda _: use(args, kwargs), 1, revise)
 
     def _traced(self, args: Args, kwargs: Kwargs) -> Any:
         return self._with_restaging(self._traced_once, args, kwargs)
 
     def _traced_once(self, args: Args, kwargs: Kwargs) -> Any:
         staged, arrays = self._prepare(args, kwargs)
-        return staged.call.trace(*self._abstract(arrays))
+        return staged.jitted.trace(*self._abstract(arrays))
 
     def _exported(self, args: Args, kwargs: Kwargs) -> Any:
         from jax import export
 
         staged, arrays = self._prepare(args, kwargs)
-        return export.export(staged.call.jitted)(*self._abstract(arrays))
+        return export.export(staged.jitted)(*self._abstract(arrays))
 
     def _abstract(self, arrays: list[Any]) -> list[Any]:
         """The inputs with Python numbers converted to arrays, which have a shape and a dtype."""
@@ -230,8 +223,8 @@ class Program:
         mine, theirs = ((p.mesh, p.layout) for p in (self.placement, outer.placement))
         if mine != theirs and self.placement is not UNPLACED:
             # An eager vmap or scan of a program runs on the program's mesh.
-            if outer.adopts_placement and not outer.is_finished:
-                raise RetraceOnMesh(self.placement)
+            if outer.captures.adopts_placement and not outer.is_finished:
+                raise Retrace("placement", self.placement)
             raise LayoutError(
                 f"a program on {self.placement} was called inside one on {outer.placement}",
                 rule="a nested program has the mesh and layout of the enclosing one",
@@ -336,16 +329,16 @@ class Program:
         if staged is None or staged.is_stale:
             self._check_arguments(args, kwargs)
             staged = self._stage(leaves, tree, tuple(key), arrays)
-        arrays += [t._array for t in staged.captured]
+        arrays += [t._read() for t in staged.captured]
         return staged, arrays
 
     def _array_of(self, t: Tensor) -> Any:
         is_placed = t.placement is self.placement
         needs_no_placement = t.placement is None and self.mesh.is_default  # nothing to move or to pad
         if t.splits is not None or not (is_placed or needs_no_placement):
-            return self._place(t)._array
+            return self._place(t)._read()
         check_shape(t)
-        return t._array
+        return t._read()
 
     def _check_arguments(self, args: Args, kwargs: Kwargs) -> None:
         """Raise an error for an argument that is not a pytree. An eager op checks its own arguments."""
@@ -390,111 +383,44 @@ class Program:
             why = "it captures different tensors" if is_known else retrace_reason(key, list(self._staged))
             self.traces.append(Trace(why, format_signature(key)))
         donated = donated_inputs(self.fn, self.donate, leaves, tree, self._static_numbers)
-        captured: list[tuple[Tensor, Tensor]] = []
-        for _ in range(MAX_CAPTURE_TRACES):
-            staged = self._trace(leaves, tree, captured, donated)
-            found, seen_dims = staged.call.trace_captures(arrays + [t._array for _, t in captured])
-            if not found:
-                break
+        traced = 0
+
+        def trace(captured: dict[Hashable, Tensor]) -> Staged:
+            nonlocal traced
+            traced += 1
+            staged = Staged(
+                self.fn,
+                self.placement,
+                leaves,
+                tree,
+                captured,
+                donated=donated,
+                static_numbers=self._static_numbers,
+                is_eager=self._eager,
+            )
+            staged.jitted.trace(*arrays, *(t._read() for t in staged.captured))
+            return staged
+
+        def revise(captured: dict[Hashable, Tensor], found: Retrace) -> dict[Hashable, Tensor] | None:
+            if found.kind != "captures" or found.scope is not self.fn:
+                return None
+            if traced == MAX_CAPTURE_TRACES:
+                raise _unstable_captures_error(found.value)
             # Closed-over tensors are found only by tracing. They become inputs of the next trace; as
             # constants they would be embedded in the executable.
-            captured = captured + [(t, self._put(t)) for t in found]
-        else:
-            raise _unstable_captures_error(found)
-        staged.has_all_captures = True
+            return captured | {key: self._put(t) for key, t in found.value.items()}
+
+        staged = trace_with_guess(trace, dict[Hashable, Tensor](), revise)
         has_functions = any(isinstance(leaf, CapturedFunction) for leaf in leaves)
         # A captured tracer is valid in this call only, and a function key doesn't cover late captures.
-        if any(context.is_traced(t._data) for t, _ in captured) or (captured and has_functions):
+        if any(context.is_traced(t._data) for t in staged.captured) or (staged.captured and has_functions):
             return staged
         if has_functions and len(self._staged) >= MAX_CACHED_TRACES:
             del self._staged[next(iter(self._staged))]
         self._staged[key] = staged
         if not self._eager:
-            self._warn_unused(seen_dims)
+            self._warn_unused(staged.context.observations.seen_dims)
         return staged
-
-    def _trace(
-        self,
-        leaves: list[Any],
-        tree: PyTreeDef,
-        captured: list[tuple[Tensor, Tensor]],
-        donated: tuple[int, ...],
-    ) -> Staged:
-        """Build the jitted function; tracing it runs `run`, then `mapped`, then `body`.
-
-        Args:
-          leaves: the leaves of (args, kwargs).
-          tree: their tree structure.
-          captured: tensors that the function captures, each with its placed copy.
-          donated: the positions of donated inputs.
-        """
-        staged = Staged(None, captured=[placed for _, placed in captured], donated=donated)
-        builders = argument_builders(leaves, self._static_numbers)
-        last: dict[str, Any] = {}
-        in_specs = [spec for leaf in leaves for spec in self._in_specs(leaf)]
-        in_specs += [partition_spec(stored_splits(t)) for t in staged.captured]
-        out_specs: list[Any] = []
-
-        def body(*arrays: jax.Array) -> list[Any]:
-            """The user's function on slices, inside the shard_map."""
-            ctx = Context(self.placement, adopts_placement=self._eager and self.mesh.is_default)
-            last["context"] = ctx
-            with context.entered(ctx), ctx.frame():
-                rest = list(arrays)
-                inputs = [build(rest, ctx) for build in builders]
-                for (original, placed), array in zip(captured, rest, strict=True):
-                    inner = input_slice(placed, array, ctx)
-                    ctx.captured_inputs[capture_key(original)] = inner
-                args, kwargs = jax.tree.unflatten(tree, inputs)
-                outs, specs = flatten_outputs(staged, self.fn(*args, **kwargs))
-                # Deferred calls run on global arrays, which exist only outside the shard_map. Their inputs
-                # leave it as additional outputs.
-                for call in ctx.deferred_calls:
-                    for leaf in call.inputs:
-                        add_output(leaf, outs, specs)
-            ctx.is_finished = True
-            if ctx.captured and staged.has_all_captures:
-                staged.is_stale = True
-                raise RestageWithCaptures(list(ctx.captured.values()))
-            out_specs[:] = specs
-            return outs
-
-        def run(*arrays: jax.Array) -> list[Any]:
-            """The jitted function of global arrays: the SPMD part, then the deferred calls."""
-            outs = (body if self.mesh.is_unsplit else mapped)(*arrays)
-            calls = last["context"].deferred_calls
-            if calls:
-                count = sum(leaf[0] == "array" for leaf in staged.out_leaves)
-                rest = iter(outs[count:])
-                for call in calls:
-                    call.run(rest, self.placement)
-                deferred = [leaf[1] for leaf in staged.out_leaves if leaf[0] == "deferred"]
-                outs = outs[:count] + [d.call.outputs[d.leaf] for d in deferred]
-            return outs
-
-        def mapped(*arrays: jax.Array) -> list[Any]:
-            # shard_map reads out_specs again after tracing the body, which fills the list in. Otherwise the
-            # function would have to be traced once more just to learn what it returns.
-            out_specs.clear()
-            return jax.shard_map(
-                body,
-                mesh=self.mesh.jax_mesh,
-                in_specs=tuple(in_specs),
-                out_specs=out_specs,
-                check_vma=True,
-            )(*arrays)
-
-        run.__name__ = run.__qualname__ = getattr(self.fn, "__name__", "program")
-        sharding = NamedSharding(self.mesh.jax_mesh, PartitionSpec()) if self.mesh.is_chosen_device else None
-        staged.call = StagedCall(jax.jit(run, donate_argnums=donated, out_shardings=sharding), last)
-        return staged
-
-    def _in_specs(self, leaf: object) -> list[PartitionSpec]:
-        """The partition specs of an argument's arrays."""
-        if isinstance(leaf, Tensor | CapturedFunction):
-            tensors = [leaf] if isinstance(leaf, Tensor) else leaf.tensors
-            return [partition_spec(self.placement.splits(t.dims, t.role)) for t in tensors]
-        return [PartitionSpec()] if is_dynamic(leaf, self._static_numbers) else []
 
     def _warn_unused(self, seen_dims: dict[str, Dim]) -> None:
         """Warn about the rules of dims that no tensor of the program has."""
@@ -515,10 +441,10 @@ class Program:
             warnings.warn_explicit(str(text), LayoutWarning, *where)
 
 
-def _unstable_captures_error(found: list[Tensor]) -> ProgramError:
+def _unstable_captures_error(found: Mapping[Hashable, Tensor]) -> ProgramError:
     """The error for a function that captures different tensors in each trace, so they can't become inputs."""
     return ProgramError(
-        f"the function captures different tensors in each trace: {', '.join(map(describe, found))}",
+        f"the function captures different tensors in each trace: {', '.join(map(describe, found.values()))}",
         rule="tensors that a program captures become inputs: one trace finds them, the next one uses them",
         hint="pass tensors that change from call to call as arguments",
     )

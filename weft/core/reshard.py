@@ -29,9 +29,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from . import collectives
 from .collectives import Axes
-from .context import RetraceUnvarying, active
+from .context import active
 from .dims import Dim
 from .layout import Splits, axes_of
+from .retrace import Retrace
 from .tensor import Tensor, check_usable
 from .types import cast_like, preserves_type
 
@@ -45,8 +46,8 @@ def materialize(t: Tensor, role: str | None = None) -> Tensor:
     array = reshard(t, splits)
     extra = collectives.varying_axes(array) - axes_of(splits)
     # JAX has no cast from varying to unvarying, so the loop that made it varying must be traced again.
-    if extra - ctx.vmapped_axes:
-        raise RetraceUnvarying
+    if extra - ctx.vmap.axes:
+        raise Retrace("unvarying")
     if array is t._data and role == t.role:
         return t
     return Tensor(array, t.dims, role=role, placement=ctx.placement, splits=splits)
@@ -71,34 +72,48 @@ def reshard(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
     if t.splits != splits or t.pending:
         assert t.splits is not None
         if t.pending:
-            ctx.note_resolve(array)
+            check_may_resolve(t)
         gathered = axes_of(t.splits) - axes_of(splits)
         # Of `axes`, only those that are gathered select another collective, so only they are in the key.
         key = ("reshard", t.splits, t.pending, splits, axes & gathered)
-        array = ctx.memoize(array, key, lambda _: _resharded(t, splits, axes), collective=True)
+        memo = ctx.variant(array, key, collective=True)
+        if memo.value is None:
+            with memo.tracing():
+                memo.store(_resharded(t, splits, axes))
+        array = memo.value
     missing = axes - collectives.varying_axes(array)
+    is_own = array is t._data
     if not missing:
-        # Reading `_array` rather than `_data` tells `grad` and `scan` that this variant is used.
-        return t._array if array is t._data else array
-    ctx.note_varying(array, missing)
-    parameter = t._cast_of
-    if parameter is not None and array is t._data:
-        # Make the parameter varying before the cast: its gradient is then summed in its own dtype, not in
-        # the narrower one.
-        def make(data: Any) -> Any:
-            return cast_like(reshard(parameter, splits, axes), t._data)
-    else:
+        # `read` records for `grad` and `scan` that the tensor's own array is used.
+        return t._read() if is_own else array
+    ctx.observations.note_varying(array, missing)
+    memo = ctx.variant(array, ("vary", missing), collective=False)
+    if memo.value is None:
+        with memo.tracing():
+            if is_own and t._cast_of is not None:
+                # Make the parameter varying before the cast: its gradient is then summed in its own dtype,
+                # not in the narrower one.
+                memo.store(cast_like(reshard(t._cast_of, splits, axes), t._data))
+            else:
+                memo.store(collectives.pvary(t._read() if is_own else array, missing))
+    return memo.value
 
-        def make(data: Any) -> Any:
-            return collectives.pvary(t._array if data is t._data else data, missing)
 
-    return ctx.memoize(array, ("vary", missing), make, collective=False)
+def check_may_resolve(t: Tensor) -> None:
+    """Retrace an enclosing loop if this is one of its carries.
+
+    A pending carry would be resolved in every step, so it must not be pending.
+    """
+    for frame in active.context.frames:
+        leaf = frame.carries.get(id(t._data))
+        if leaf is not None:
+            raise Retrace("carries", {leaf: frozenset[str]()}, frame)
 
 
 def _resharded(t: Tensor, splits: Splits, axes: frozenset[str]) -> Any:
     # The plan attributes a resolved sum to the op that left it pending.
     with jax.named_scope(t.origin) if t.origin else contextlib.nullcontext():
-        return reshard_array(t._array, t.dims, t.splits, t.pending, splits, axes)
+        return reshard_array(t._read(), t.dims, t.splits, t.pending, splits, axes)
 
 
 def reshard_together(tensors: Sequence[Tensor], splits: Sequence[Splits] | None = None) -> list[Any]:
@@ -174,7 +189,7 @@ class _Reshard:
                 self.now[position] += added
                 block = self._block(position, self.now[position])
                 self.array = collectives.local_slice(
-                    self.array, added, position, block, plain=self.ctx.vmap_depth > 0
+                    self.array, added, position, block, plain=self.ctx.vmap.depth > 0
                 )
                 return True
         return False

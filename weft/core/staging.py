@@ -1,91 +1,184 @@
 """Staging: global arrays become slices where a program begins, and its results become global tensors.
 
-`argument_builders` turn the arrays that enter the `shard_map` back into the function's arguments.
-`flatten_outputs` turns the function's result into arrays that leave it, and `rebuild_outputs` into tensors.
+Input: a function, a placement and the leaves of its arguments. Output: `Staged`, a jitted function of arrays.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import PyTreeDef
 
 from . import collectives
 from .captures import CapturedFunction, bound_function
-from .context import Context
+from .context import Context, entered
 from .deferred import Deferred
-from .dims import Dim
 from .errors import ProgramError
-from .layout import Placement
+from .layout import Layout, Placement
+from .mesh import Mesh
 from .operands import as_slice, capture_key
 from .placement import partition_spec
 from .reshard import materialize
+from .retrace import Retrace
+from .shapes import stored_splits
 from .signature import Static, check_result, is_dynamic
 from .tensor import Tensor, check_shape
 from .types import PyTree
 
-# A builder takes its arrays from the front of the list: only it knows how many it needs.
-ArgumentBuilder = Callable[[list[Any], Context], Any]
+UNPLACED = Placement(Mesh(), Layout())  # of eager ops whose operands are not placed
+
+ArgumentBuilder = Callable[[list[Any], Context], Any]  # takes its arrays from the front of the list
 
 
-@dataclass(eq=False)
 class Staged:
-    """The compiled function of one signature, and the structure of its outputs.
+    """A function staged for one signature: a jitted function of global arrays.
+
+    Its inputs are the arrays of the arguments, then those of the captured tensors. Tracing it calls `_run`,
+    then `_mapped`, then `_body`, which calls the user's function.
 
     Attributes:
-      call: the jitted function.
-      captured: the captured tensors, which are its last inputs.
+      jitted: the jitted function.
+      captured: the captured tensors, placed.
       donated: the positions of donated inputs.
-      has_all_captures: whether all tensors that the function captures are inputs.
       is_stale: whether jit retraced the function and it captured different tensors.
+      context: the context of the last trace.
       out_tree: the structure of its result.
       out_leaves: for each leaf of the result, its kind ("array", "deferred" or "static"), the Deferred or
         the static value, and the dims and role of a tensor.
     """
 
-    call: Any
-    captured: list[Tensor] = field(default_factory=list)
-    donated: tuple[int, ...] = ()
-    has_all_captures: bool = False
-    is_stale: bool = False
-    out_tree: Any = None
-    out_leaves: list[tuple[str, Any, Any]] = field(default_factory=list)
+    def __init__(
+        self,
+        fn: Callable[..., PyTree],
+        placement: Placement,
+        leaves: list[Any],
+        tree: PyTreeDef,
+        captured: dict[Hashable, Tensor],
+        *,
+        donated: tuple[int, ...],
+        static_numbers: tuple[type, ...],
+        is_eager: bool,
+    ):
+        self.fn, self.placement, self.tree = fn, placement, tree
+        self.capture_keys, self.captured = list(captured), list(captured.values())
+        self.donated, self.is_eager = donated, is_eager
+        self.builders = _argument_builders(leaves, static_numbers)
+        self.in_specs = [spec for leaf in leaves for spec in _in_specs(leaf, placement, static_numbers)]
+        self.in_specs += [partition_spec(stored_splits(t)) for t in self.captured]
+        self.is_stale = False
+        self.context = Context(placement)
+        self.out_tree: Any = None
+        self.out_leaves: list[tuple[str, Any, Any]] = []
+
+        def run(*arrays: jax.Array) -> list[Any]:
+            return self._run(*arrays)
+
+        run.__name__ = run.__qualname__ = getattr(fn, "__name__", "program")  # the name of the HLO module
+        mesh = placement.mesh
+        sharding = NamedSharding(mesh.jax_mesh, PartitionSpec()) if mesh.is_chosen_device else None
+        self.jitted = jax.jit(run, donate_argnums=donated, out_shardings=sharding)
+
+    def _run(self, *arrays: jax.Array) -> list[Any]:
+        """On global arrays: the SPMD part, then the deferred calls."""
+        outs = (self._body(*arrays)[0]) if self.placement.mesh.is_unsplit else self._mapped(*arrays)
+        if self.context.deferred_calls:
+            count = sum(leaf[0] == "array" for leaf in self.out_leaves)
+            rest = iter(outs[count:])
+            for call in self.context.deferred_calls:
+                call.run(rest, self.placement)
+            deferred = [leaf[1] for leaf in self.out_leaves if leaf[0] == "deferred"]
+            outs = outs[:count] + [d.call.outputs[d.leaf] for d in deferred]
+        return outs
+
+    def _mapped(self, *arrays: jax.Array) -> list[Any]:
+        # shard_map compares out_specs with the results, so it reads the list after it has traced the body,
+        # which fills it in. Otherwise the function would have to be traced twice to learn what it returns.
+        out_specs: list[PartitionSpec] = []
+
+        def body(*arrays: jax.Array) -> list[Any]:
+            outs, out_specs[:] = self._body(*arrays)
+            return outs
+
+        mesh = self.placement.mesh.jax_mesh
+        mapped = jax.shard_map(
+            body, mesh=mesh, in_specs=tuple(self.in_specs), out_specs=out_specs, check_vma=True
+        )
+        return mapped(*arrays)
+
+    def _body(self, *arrays: jax.Array) -> tuple[list[Any], list[PartitionSpec]]:
+        """The user's function on slices, inside the shard_map: its results and their partition specs."""
+        is_unplaced = self.is_eager and self.placement.mesh.is_default
+        ctx = self.context = Context(self.placement, adopts_placement=is_unplaced)
+        with entered(ctx), ctx.frame():
+            rest = list(arrays)
+            inputs = [build(rest, ctx) for build in self.builders]
+            for key, t, array in zip(self.capture_keys, self.captured, rest, strict=True):
+                ctx.captures.inputs[key] = input_slice(t, array, ctx)
+            args, kwargs = jax.tree.unflatten(self.tree, inputs)
+            outs, specs = self._flatten_outputs(self.fn(*args, **kwargs))
+            # The inputs of deferred calls leave the shard_map as additional outputs.
+            for call in ctx.deferred_calls:
+                for leaf in call.inputs:
+                    add_output(leaf, outs, specs)
+        ctx.is_finished = True
+        if ctx.captures.found:
+            self.is_stale = True
+            raise Retrace("captures", ctx.captures.found, self.fn)
+        return outs, specs
+
+    def _flatten_outputs(self, result: PyTree) -> tuple[list[Any], list[PartitionSpec]]:
+        """The result as arrays with their partition specs."""
+        leaves, self.out_tree = jax.tree.flatten(result, is_leaf=_is_output)
+        outs: list[Any] = []
+        specs: list[PartitionSpec] = []
+        self.out_leaves = []
+        for leaf in leaves:
+            # A global tensor that the function returns without using it is a capture as well.
+            if isinstance(leaf, Tensor) and leaf.splits is None:
+                leaf = as_slice(leaf)
+            named = (leaf.dims, leaf.role) if isinstance(leaf, Tensor) else None
+            data = leaf._data if isinstance(leaf, Tensor) else leaf
+            if isinstance(data, Deferred):
+                self.out_leaves.append(("deferred", data, named))
+            elif add_output(leaf, outs, specs):
+                self.out_leaves.append(("array", None, named))
+            else:
+                check_result(leaf)
+                self.out_leaves.append(("static", leaf, None))
+        return outs, specs
+
+    def rebuild_outputs(self, outs: list[Any]) -> PyTree:
+        """The result, from the output arrays."""
+        # The deferred outputs follow the others, whatever their order in the result.
+        count = len([1 for kind, *_ in self.out_leaves if kind == "array"])
+        sources = {"array": iter(outs[:count]), "deferred": iter(outs[count:])}
+        # Without axes or a chosen device there is nothing to be placed on.
+        placed = self.placement if self.placement is not UNPLACED else None
+        leaves = []
+        for kind, static, named in self.out_leaves:
+            leaf = static if kind == "static" else next(sources[kind])
+            if named is not None:
+                dims, role = named
+                leaf = Tensor(leaf, dims, role=role, placement=placed)
+            leaves.append(leaf)
+        return jax.tree.unflatten(self.out_tree, leaves)
 
 
-class RestageWithCaptures(Exception):
-    """Restage a function: jit retraced it and it captured different tensors."""
-
-    def __init__(self, captured: list[Tensor]):
-        super().__init__()
-        self.captured = captured
-
-
-class StagedCall:
-    """A jitted function, and the context of its last trace."""
-
-    def __init__(self, jitted: Any, last: dict[str, Any]):
-        self.jitted, self.last = jitted, last
-
-    def __call__(self, *arrays: jax.Array) -> Any:
-        return self.jitted(*arrays)
-
-    def trace_captures(self, arrays: list[Any]) -> tuple[list[Tensor], dict[str, Dim]]:
-        """Trace; returns the captured tensors that are not inputs yet, and the dims that occurred."""
-        self.jitted.trace(*arrays)
-        ctx = self.last["context"]
-        return list(ctx.captured.values()), ctx.seen_dims
-
-    def trace(self, *arrays: jax.Array) -> Any:
-        return self.jitted.trace(*arrays)
+def _in_specs(leaf: object, placement: Placement, static_numbers: tuple[type, ...]) -> list[PartitionSpec]:
+    """The partition specs of an argument's arrays."""
+    if isinstance(leaf, Tensor | CapturedFunction):
+        tensors = [leaf] if isinstance(leaf, Tensor) else leaf.tensors
+        return [partition_spec(placement.splits(t.dims, t.role)) for t in tensors]
+    return [PartitionSpec()] if is_dynamic(leaf, static_numbers) else []
 
 
-def argument_builders(leaves: list[Any], static_numbers: tuple[type, ...]) -> list[ArgumentBuilder]:
+def _argument_builders(leaves: list[Any], static_numbers: tuple[type, ...]) -> list[ArgumentBuilder]:
     """One function per leaf, which rebuilds it inside the program."""
     positions = itertools.count()
     return [
@@ -106,7 +199,7 @@ def _function_builder(position: int) -> ArgumentBuilder:
         function = bound_function(position)
         for t in function.tensors:
             blank = Tensor(None, t.dims, role=t.role)
-            ctx.captured_inputs[capture_key(t)] = input_slice(blank, arrays.pop(0), ctx)
+            ctx.captures.inputs[capture_key(t)] = input_slice(blank, arrays.pop(0), ctx)
         return function.fn
 
     return build
@@ -131,29 +224,6 @@ def input_slice(t: Tensor, array: jax.Array, ctx: Context) -> Tensor:
     return Tensor(array, t.dims, role=t.role, placement=ctx.placement, splits=splits)
 
 
-def flatten_outputs(staged: Staged, result: PyTree) -> tuple[list[Any], list[PartitionSpec]]:
-    """A program's result as arrays with their partition specs; records in `staged` how to rebuild it."""
-    leaves, staged.out_tree = jax.tree.flatten(result, is_leaf=_is_output)
-    outs: list[Any] = []
-    specs: list[PartitionSpec] = []
-    staged.out_leaves = []
-    for leaf in leaves:
-        # A global tensor that the function returns without using it is a capture as well: only slices leave
-        # the shard_map.
-        if isinstance(leaf, Tensor) and not leaf.is_slice:
-            leaf = as_slice(leaf)
-        named = (leaf.dims, leaf.role) if isinstance(leaf, Tensor) else None
-        data = leaf._data if isinstance(leaf, Tensor) else leaf
-        if isinstance(data, Deferred):
-            staged.out_leaves.append(("deferred", data, named))
-        elif add_output(leaf, outs, specs):
-            staged.out_leaves.append(("array", None, named))
-        else:
-            check_result(leaf)
-            staged.out_leaves.append(("static", leaf, None))
-    return outs, specs
-
-
 def _is_output(x: object) -> bool:
     # JAX warns about an iterator in a pytree unless it is declared a leaf.
     return isinstance(x, Tensor | Deferred | Iterator)
@@ -166,7 +236,7 @@ def add_output(leaf: Any, outs: list[Any], specs: list[PartitionSpec]) -> bool:
             return False
         check_shape(leaf)
         leaf = materialize(leaf)
-        outs.append(leaf._array)
+        outs.append(leaf._read())
         specs.append(partition_spec(leaf.splits or ()))
         return True
     if isinstance(leaf, bool) or not isinstance(
@@ -185,20 +255,3 @@ def add_output(leaf: Any, outs: list[Any], specs: list[PartitionSpec]) -> bool:
     outs.append(array)
     specs.append(PartitionSpec())
     return True
-
-
-def rebuild_outputs(staged: Staged, outs: list[Any], placement: Placement) -> PyTree:
-    """A program's result, from its output arrays."""
-    # Deferred results are computed after the SPMD part. So they follow the others, whatever their order in
-    # the user's result.
-    count = sum(kind == "array" for kind, *_ in staged.out_leaves)
-    sources = {"array": iter(outs[:count]), "deferred": iter(outs[count:])}
-    placed = None if placement.mesh.is_default else placement
-    leaves = []
-    for kind, static, named in staged.out_leaves:
-        leaf = static if kind == "static" else next(sources[kind])
-        if named is not None:
-            dims, role = named
-            leaf = Tensor(leaf, dims, role=role, placement=placed)
-        leaves.append(leaf)
-    return jax.tree.unflatten(staged.out_tree, leaves)

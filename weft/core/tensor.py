@@ -16,7 +16,7 @@ A slice need not be placed as its layout says:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -58,8 +58,8 @@ class Tensor(Operators):
     __slots__ = (
         "_cast_of",
         "_data",
-        "_on_read",
         "_owner",
+        "_watch",
         "dims",
         "origin",
         "pending",
@@ -69,10 +69,12 @@ class Tensor(Operators):
     )
     __array_priority__ = 1000  # so that NumPy scalars leave `scalar * tensor` to us
 
-    # Apart from `_array`: a look at the type or identity of the array must not count as a use of it. For a
-    # used variant `grad` sums a gradient, and a used carry of `scan` can't stay pending.
+    # A computation calls `_read()`. Code that looks at the array's type or identity takes `_data`, which must
+    # not count as a use: for a used variant `grad` sums a gradient, and a used carry of `scan` can't stay
+    # pending.
     _data: Any
-    _on_read: Callable[[], None] | None
+    # A set, and what a read adds to it.
+    _watch: tuple[set[Any], Any] | None
     # The serial number of a slice's program, or 0. JAX reports a leaked tracer late, and in terms of its own.
     _owner: int
     # The parameter of which this is a narrower cast: `reshard` makes that one varying, so that its gradient
@@ -96,17 +98,19 @@ class Tensor(Operators):
         pending: frozenset[str] = frozenset(),
     ):
         # Nothing is checked here: JAX rebuilds trees with sentinels in place of arrays (`core/shapes.py`).
-        self._data, self._on_read, self._cast_of, self.dims, self.role = array, None, None, dims, role
+        self._data, self._watch, self._cast_of, self.dims, self.role = array, None, None, dims, role
         self.placement, self.splits, self.pending = placement, splits, pending
         self.origin = ""
         ctx = active.context if splits is not None else None
         self._owner = ctx.serial if ctx is not None else 0
 
-    @property
-    def _array(self) -> Any:
+    def _read(self) -> Any:
         """The array, for use in a computation."""
-        if self._on_read is not None:
-            self._on_read()
+        if self._watch is not None:
+            users, name = self._watch
+            users.add(name)
+        if isinstance(self._data, Placeholder):
+            raise self._data.use_error()
         return self._data
 
     @property
@@ -149,18 +153,18 @@ class Tensor(Operators):
     def storage(self) -> Any:
         """The array as it is stored, padding included."""
         check_shape(self)
-        return self._materialized()._array
+        return self._materialized()._read()
 
     @property
     def array(self) -> Any:
         """The global array without padding; inside a program, this device's slice."""
         check_shape(self)
         if self.is_slice:
-            return self._materialized()._array
+            return self._materialized()._read()
         shape = true_shape(self.dims)
-        if tuple(self._array.shape) == shape:
-            return self._array
-        return block_on_cpu(self._array[tuple(slice(size) for size in shape)])
+        if tuple(self._read().shape) == shape:
+            return self._read()
+        return block_on_cpu(self._read()[tuple(slice(size) for size in shape)])
 
     @reports_call
     def numpy(self, *order: DimLike) -> np.ndarray:
@@ -185,7 +189,7 @@ class Tensor(Operators):
                 rule="numpy() takes every dim of the tensor once, or none for its own order",
                 hint=f"missing: {', '.join(d.name for d in self.dims if d not in wanted)}",
             )
-        storage = np.asarray(self._array)
+        storage = np.asarray(self._read())
         unpadded = storage[tuple(slice(dim.size) for dim in self.dims)]
         return unpadded.transpose([self.dims.index(dim) for dim in wanted])
 
@@ -222,11 +226,11 @@ class Tensor(Operators):
         if shape != _expected_shape(self):
             return f"{text} holding an array of shape {shape}"
         if not self.is_slice and not context.is_traced(self._data):
-            if isinstance(self._array, jax.ShapeDtypeStruct):
+            if isinstance(self._read(), jax.ShapeDtypeStruct):
                 return text
-            if isinstance(self._array, jax.Array) and self._array.is_deleted():
+            if isinstance(self._read(), jax.Array) and self._read().is_deleted():
                 return f"{text}, donated to a program"
-            if getattr(self._array, "is_fully_addressable", True):
+            if getattr(self._read(), "is_fully_addressable", True):
                 shown = np.array2string(self.numpy(), threshold=20, edgeitems=2, precision=4, separator=", ")
                 return f"{text} {shown}" if "\n" not in shown else f"{text}\n{shown}"
         return text
@@ -326,7 +330,7 @@ def is_tensor(x: object) -> bool:
 
 def with_static(t: Tensor, role: str, placement: Placement | None) -> Tensor:
     """The same array with another role, mesh and layout; its splits and its pending sum don't change."""
-    changed = Tensor(t._array, t.dims, role=role, placement=placement, splits=t.splits, pending=t.pending)
+    changed = Tensor(t._read(), t.dims, role=role, placement=placement, splits=t.splits, pending=t.pending)
     changed.origin = t.origin
     return changed
 
@@ -350,7 +354,7 @@ def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
             "be resolved any more",
             hint="use wf.jvp(f, primals, tangents), which resolves it in time",
         ).located("jax.jvp") from None
-    return (stored._array,), (t.dims, t.role, t.placement, t.splits is not None)
+    return (stored._read(),), (t.dims, t.role, t.placement, t.splits is not None)
 
 
 def _reject_optax(t: Tensor) -> None:

@@ -47,7 +47,7 @@ def chunked(f: Callable[..., PyTree], args: Tensor | tuple[Tensor, ...], dim: st
     def run_chunk(number: Tensor, *one: Tensor) -> PyTree:
         # Draws depend on the position in the whole dim, as in a pipeline. Otherwise all chunks would drop the
         # same elements.
-        with active.context.part_of_dim(inner, chunk, as_slice(number)._array):
+        with active.context.in_part_of_dim(inner, chunk, as_slice(number)._read()):
             return f(*one)
 
     def step(_: None, one: tuple[Tensor, ...]) -> tuple[None, PyTree]:

@@ -42,7 +42,7 @@ def _predicate(predicate: Tensor | ArrayLike, op_name: str) -> jax.Array:
                 rule="a predicate is a boolean scalar, the same on all devices",
                 hint="reduce it: wf.any(x) or wf.all(x)",
             )
-        return materialize(t)._array
+        return materialize(t)._read()
     array = jnp.asarray(predicate)
     axes = collectives.varying_axes(array)
     if array.shape or array.dtype != jnp.bool_ or axes:
@@ -89,7 +89,7 @@ def fori_loop(
 
 def _bound(bound: int | Tensor | jax.Array) -> int | jax.Array:
     """Check a bound of a loop: an integer, or a scalar of an integer dtype."""
-    n: Any = materialize(as_slice(bound))._array if isinstance(bound, Tensor) else bound
+    n: Any = materialize(as_slice(bound))._read() if isinstance(bound, Tensor) else bound
     is_array = hasattr(n, "dtype")
     is_integer = is_array and not n.shape and jnp.issubdtype(n.dtype, jnp.integer)
     if is_integer or (isinstance(n, int) and not isinstance(n, bool)):
@@ -162,8 +162,8 @@ def cond(
             # Inside a vmap, and between the stages of a pipeline, devices take different branches.
             # Collectives must run outside the branches: the transpose of one inside would follow the
             # receiver's branch.
-            lifts = bool(ctx.vmap_depth or ctx.vmapped_axes)
-            with ctx.frame(lifts_collectives=lifts), ctx.branching(axes):
+            lifts = bool(ctx.vmap.depth or ctx.vmap.axes)
+            with ctx.frame(lifts_collectives=lifts), ctx.in_branch(axes):
                 inputs = [rebuild_leaf(s, a) for s, a in zip(specs, arrays, strict=True)]
                 out, out_tree = flatten(fn(*jax.tree.unflatten(tree, inputs)))
                 out = [materialize(o) if isinstance(o, Tensor) else o for o in map(numbers_as_tensors, out)]
@@ -193,8 +193,8 @@ def cond(
     condition = _predicate(predicate, "cond")
     # Inside a vmap the predicate may vary over the mapped axes: devices along them take different branches.
     axes = frozenset[str]()
-    if ctx.vmap_depth:
-        axes = collectives.varying_axes(condition) & ctx.vmapped_axes
+    if ctx.vmap.depth:
+        axes = collectives.varying_axes(condition) & ctx.vmap.axes
     arrays = [leaf_array(leaf) for leaf in leaves]
     out = lax.cond(condition, branch(true_fn), branch(false_fn), arrays)
     out_tree, out_specs, _ = results[0]

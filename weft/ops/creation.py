@@ -91,7 +91,7 @@ def full_like(x: Tensor, value: Operand, dtype: DTypeLike | None = None) -> Tens
     filled = full(x.dims, value, x.dtype if dtype is None else dtype)
     if dtype is not None:
         return filled
-    return slice_tensor(cast_like(filled._array, x._data), filled.dims, filled.splits)
+    return slice_tensor(cast_like(filled._read(), x._data), filled.dims, filled.splits)
 
 
 @op
@@ -124,8 +124,9 @@ def arange(dim: Dim, dtype: DTypeLike = jnp.int32) -> Tensor:
     ctx = active.context
     (axes,) = ctx.splits((dim,))
     array = global_positions(dim, axes)
-    if dim in ctx.partial_dims:  # in a pipeline: row b of micro-batch m of M is row b·M + m of the batch
-        parts, number = ctx.partial_dims[dim]
+    # In a pipeline, row b of micro-batch m of M is row b·M + m of the batch.
+    if dim in ctx.pipeline.partial_dims:
+        parts, number = ctx.pipeline.partial_dims[dim]
         array = array * parts.size + number
     array = array.astype(dtype)
     return slice_tensor(fill_padding(array, (dim,), (axes,)), (dim,))

@@ -115,11 +115,12 @@ def _product(
     order = tuple(dims.index(d) for d in (*rows, *rest))
     row_shape = [shape[i] for i in order[: len(rows)]]
 
-    def flatten_rows(array: jax.Array) -> jax.Array:
-        return array.transpose(order).reshape(math.prod(row_shape), *(shape[dims.index(d)] for d in rest))
-
-    ctx = active.context
-    arrays[n] = ctx.memoize(arrays[n], ("rows", order, len(rows)), flatten_rows, collective=False)
+    memo = active.context.variant(arrays[n], ("rows", order, len(rows)), collective=False)
+    if memo.value is None:
+        flat = math.prod(row_shape), *(shape[dims.index(d)] for d in rest)
+        with memo.tracing():
+            memo.store(arrays[n].transpose(order).reshape(flat))
+    arrays[n] = memo.value
     operands[n] = (rows[0], *rest)  # the first row dim stands for the flattened one
     result = _einsum(operands, arrays, (rows[0], *others), precision)
     result = result.reshape(*row_shape, *result.shape[1:])

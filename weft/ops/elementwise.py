@@ -154,7 +154,7 @@ def _linear(fn: ArrayFn, operands: Sequence[Tensor], *numbers: Number) -> Tensor
     first = operands[0]
     # JAX's types don't promote: operands of one op must vary over the same axes.
     axes = frozenset().union(*(collectives.varying_axes(t._data) for t in operands))
-    arrays = [align(collectives.pvary(t._array, axes), t.dims, first.dims) for t in operands]
+    arrays = [align(collectives.pvary(t._read(), axes), t.dims, first.dims) for t in operands]
     result = linear_result(first, fn(*arrays, *numbers), first.dims, first.splits)
     result.origin = next((t.origin for t in operands if t.origin), "")  # a carry initialized to zero has none
     return result
@@ -320,7 +320,7 @@ def _add(fn: ArrayFn, x: Operand, y: Operand) -> Tensor:
             if one.pending and not other.pending and stays_pending(one, _result_dtype(one, other)):
                 active.context.note_pending_operand(other._data, one.pending)
         if x.pending and y.pending:  # one all-reduce under layouts that give both the same axes
-            active.context.same_sum_axes.add(frozenset([x.pending, y.pending]))
+            active.context.observations.same_sum_axes.add(frozenset([x.pending, y.pending]))
     return elementwise(fn, [x, y])
 
 
@@ -409,7 +409,7 @@ def astype(x: Tensor, dtype: DTypeLike) -> Tensor:
         # `reshard` makes x varying, not the cast: the gradient is then summed in the parameter's own dtype.
         # Reading `_data` does not count as a use of x; reading the result does.
         cast = slice_tensor(x._data.astype(dtype), x.dims, x.splits)
-        cast._on_read, cast._cast_of = x._on_read, x
+        cast._watch, cast._cast_of = x._watch, x
         return cast
     return elementwise(lambda a: a.astype(dtype), [x])
 
@@ -482,7 +482,7 @@ def stop_gradient(x: PyTree) -> PyTree:
         if not isinstance(leaf, Tensor):
             return jax.lax.stop_gradient(leaf)
         t = as_slice(leaf)
-        result = linear_result(t, jax.lax.stop_gradient(t._array), t.dims, t.splits)
+        result = linear_result(t, jax.lax.stop_gradient(t._read()), t.dims, t.splits)
         result.role = t.role
         return result
 

@@ -243,7 +243,7 @@ def slice(x: Tensor, dim: DimLike, start: int | Tensor, size: int | Dim) -> Tens
     active.context.splits(dims)
     if isinstance(first, int):
         sliced = _strided(x, old, range(first, first + new.size))
-        return slice_tensor(sliced._array, dims, sliced.splits)  # if renamed, the consumer reshards it
+        return slice_tensor(sliced._read(), dims, sliced.splits)  # if renamed, the consumer reshards it
     splits = layout_splits(x)
     array, axes = reshard(x), splits[dim_index]
     # The blocks that a device needs are unknown during tracing, so permutes are not an option. Each device

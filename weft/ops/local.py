@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import collectives
-from ..core.context import RetraceUnvarying, active
+from ..core.context import active
 from ..core.describe import reports_call, short_dtype
 from ..core.dims import Dim, DimLike, DimsLike, as_dims, format_dims, select_dims, union_dims
 from ..core.errors import LayoutError, ProgramError, ShapeError, TensorTypeError
@@ -20,6 +20,7 @@ from ..core.op import op
 from ..core.operands import as_slice, check_along, from_global, slice_tensor
 from ..core.padding import fill_padding
 from ..core.reshard import reshard, reshard_together
+from ..core.retrace import Retrace
 from ..core.tensor import Tensor
 
 
@@ -77,8 +78,8 @@ def local(
     # which axes the result varies.
     is_full = all(axes_of(ctx.splits(dims)) >= split_axes for dims in outs)
     arrays = reshard_together(slices) if is_full else [reshard(t) for t in slices]
-    if any(collectives.varying_axes(a) - split_axes - ctx.vmapped_axes for a in arrays):
-        raise RetraceUnvarying  # a scan made them varying in advance, so the results would vary too
+    if any(collectives.varying_axes(a) - split_axes - ctx.vmap.axes for a in arrays):
+        raise Retrace("unvarying")  # a scan made them varying in advance, so the results would vary too
     returned: Any = fn(*arrays)
     results = list(returned) if several and isinstance(returned, list | tuple) else [returned]
     not_arrays = [r for r in results if not hasattr(r, "shape")]
@@ -118,7 +119,7 @@ def _result(array: jax.Array, dims: tuple[Dim, ...]) -> Tensor:
             rule="a local function returns the slice of each result",
             hint="check out=; inside, a split dim has the size of its slice",
         )
-    extra = collectives.varying_axes(array) - axes_of(splits) - ctx.vmapped_axes
+    extra = collectives.varying_axes(array) - axes_of(splits) - ctx.vmap.axes
     if extra:
         raise ProgramError(
             f"the result of the local function varies over {', '.join(sorted(extra))}, "

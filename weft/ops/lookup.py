@@ -154,7 +154,7 @@ def _scattered(x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dic
     shared, summed, rest = _partition_dims(x, ids, chosen)
     axes = axes_of(splits.values())
     mapped = collectives.varying_axes(ids._data) | collectives.varying_axes(updates._data)
-    axes |= mapped & active.context.vmapped_axes
+    axes |= mapped & active.context.vmap.axes
     index, array = reshard(ids, axes=axes), reshard(updates, axes=axes)
     index = _local_index(_signed(index), chosen, splits[chosen])
     # The padding of the indices is zero, which is a valid index: move it out of range.

@@ -58,7 +58,7 @@ def _linear_sum(x: Tensor, dims: DimsLike | None, scale: float | None) -> Tensor
         and x.splits == layout_splits(x)
         and stays_pending(x, jax.eval_shape(jnp.sum, x._data).dtype)
     ):
-        array, pending = x._array, set(x.pending)  # sums commute, so this one can stay pending
+        array, pending = x._read(), set(x.pending)  # sums commute, so this one can stay pending
     else:
         array, pending = reshard(x), set()
     # Padding is zero, but the cotangent of a sum is a broadcast, which is not zero there. Mask it here.

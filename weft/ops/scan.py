@@ -8,9 +8,8 @@ one, it is traced again with the other choice.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -31,12 +30,13 @@ from ..core.boundary import (
     rebuild_leaf,
     strip_weak_type,
 )
-from ..core.context import Frame, RetraceForCarry, RetraceUnvarying, active
+from ..core.context import Frame, active
 from ..core.dims import Dim, DimLike, check_distinct
 from ..core.errors import ProgramError
 from ..core.op import op
 from ..core.operands import slice_tensor
 from ..core.reshard import materialize, reshard
+from ..core.retrace import Retrace, trace_with_guess
 from ..core.tensor import Tensor
 from ..core.types import PyTree
 
@@ -78,27 +78,38 @@ def scan(
     carries = [materialize(c) if isinstance(c, Tensor) else numbers_as_tensors(c) for c in carries]
     carries = [strip_weak_type(c) for c in carries]
     attempt = _Scan(f, dim, carry_tree, items_tree, reverse, unroll)
-    vary_early, pending = True, dict[int, frozenset[str]]()
-    while True:
+
+    def trace(guess: _Guess) -> tuple[PyTree, PyTree]:
         # A pending carry starts with its value on one device and zeros on the others.
         initial = [
-            as_pending(c, LeafSpec(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
+            as_pending(c, LeafSpec(c.dims, c.role, c.splits, guess.pending[n])) if guess.pending.get(n) else c
             for n, c in enumerate(carries)
         ]
-        used = [(frame, set(frame.memo_hits)) for frame in active.context.frames]
-        try:
-            return attempt.run(initial, items, vary_early, fixed=set(pending))
-        except RetraceUnvarying:
-            if not vary_early:
-                raise
-            # The body needs an array that does not vary over the carry's axes.
-            vary_early = False
-        except RetraceForCarry as better:
-            if better.frame is not attempt.frame:
-                raise  # it concerns a carry of an enclosing scan
-            pending |= better.axes
-        for frame, before in used:  # discard the uses that a failed attempt recorded
-            frame.memo_hits = before
+        return attempt.run(initial, items, guess.vary_early, fixed=set(guess.pending))
+
+    def revise(guess: _Guess, found: Retrace) -> _Guess | None:
+        # The body needs an array that does not vary over the carry's axes.
+        if found.kind == "unvarying" and guess.vary_early:
+            return replace(guess, vary_early=False)
+        # The scope may also be the frame of an enclosing scan.
+        if found.kind == "carries" and found.scope is attempt.frame:
+            return replace(guess, pending=guess.pending | found.value)
+        return None
+
+    return trace_with_guess(trace, _Guess(), revise)
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """What `scan` decides before it has traced the body.
+
+    Attributes:
+      vary_early: whether to make parameters varying before the loop.
+      pending: the axes over which carries are pending, by leaf number.
+    """
+
+    vary_early: bool = True
+    pending: dict[int, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -137,14 +148,14 @@ class _Scan:
                     # A carry that an attempt fixed as resolved is not watched, so attempts cannot alternate.
                     if isinstance(t, Tensor) and (n not in fixed or t.pending):
                         frame.carries[id(t._data)] = n
-                        t._on_read = functools.partial(frame.consumed.add, n)
+                        t._watch = frame.consumed, n
                 xs = [rebuild_leaf(s, a) for s, a in zip(item_specs, item, strict=True)]
                 out = self.f(
                     jax.tree.unflatten(self.carry_tree, inner),
                     jax.tree.unflatten(self.items_tree, xs),
                 )
                 if frame.pending_carries:
-                    raise RetraceForCarry(frame, frame.pending_carries)
+                    raise Retrace("carries", frame.pending_carries, frame)
                 return self._results(out, carry_specs, carry, traced)
 
         last, stacked = lax.scan(

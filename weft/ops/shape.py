@@ -31,7 +31,7 @@ from ..core.layout import Splits, axes_of
 from ..core.op import op
 from ..core.operands import as_slice, as_slices, check_along, linear_result, slice_tensor
 from ..core.padding import fill_padding
-from ..core.reshard import layout_splits, reshard, reshard_together
+from ..core.reshard import check_may_resolve, layout_splits, reshard, reshard_together
 from ..core.tensor import Tensor
 from .elementwise import align
 from .refinement import DimGroup, refine_dims
@@ -60,11 +60,11 @@ def rename(x: Tensor, names: Mapping[str, DimLike]) -> Tensor:
     check_distinct(dims)
     ctx = active.context
     ctx.splits(dims)  # raises if the layout maps two of them to one axis
-    ctx.renamed.update(map(frozenset, new.items()))
+    ctx.observations.renamed.update(map(frozenset, new.items()))
     for was, dim in zip(x.dims, dims, strict=True):
-        if was in ctx.partial_dims:
-            ctx.partial_dims[dim] = ctx.partial_dims[was]
-    return linear_result(x, x._array, dims, x.splits)
+        if was in ctx.pipeline.partial_dims:
+            ctx.pipeline.partial_dims[dim] = ctx.pipeline.partial_dims[was]
+    return linear_result(x, x._read(), dims, x.splits)
 
 
 @op
@@ -87,7 +87,7 @@ def transpose(x: Tensor, dims: DimsLike) -> Tensor:
         )
     permutation = [x.dims.index(d) for d in order]
     assert x.splits is not None
-    return linear_result(x, x._array.transpose(permutation), order, tuple(x.splits[n] for n in permutation))
+    return linear_result(x, x._read().transpose(permutation), order, tuple(x.splits[n] for n in permutation))
 
 
 @op
@@ -209,7 +209,7 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     ctx = active.context
     # A dim of size 1 is not moved. If the layout splits it, its consumer slices it.
     target = {d: axes if d.size > 1 else () for d, axes in zip(new, ctx.splits(new), strict=True)}
-    ctx.renamed.add(frozenset(d.name for d in {*x.dims} ^ {*new}))
+    ctx.observations.renamed.add(frozenset(d.name for d in {*x.dims} ^ {*new}))
     assert x.splits is not None
     now = dict(zip(x.dims, x.splits, strict=True))
     before: dict[Dim, tuple[str, ...]] = {}
@@ -231,7 +231,7 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     new_splits = tuple(after.get(d, ()) for d in new)
     shape = ctx.slice_shape(new, new_splits)
     if x.splits == splits:
-        return linear_result(x, x._array.reshape(shape), new, new_splits)
+        return linear_result(x, x._read().reshape(shape), new, new_splits)
     # Runs that can be reshaped locally are, unless one of them needs an axis that another run gives up.
     leaving = axes_of(x.splits) & axes_of(target.values()) - axes_of(stays.values())
     options = [target, stays] if leaving else [stays, target]
@@ -255,15 +255,18 @@ def _reshard_refined(
     axes = [axis for one in splits for axis in one]
     ones = [axis for d, one in now.items() if d.size == 1 for axis in one]
     refined = refine_dims(groups, now, then, ctx.ways)
-    if refined is None or ones or len({*axes}) < len(axes) or ctx.vmapped_axes & {*axes}:
+    if refined is None or ones or len({*axes}) < len(axes) or ctx.vmap.axes & {*axes}:
         return None
     dims, old, target = refined
     if x.pending:
-        ctx.note_resolve(x._data)
+        check_may_resolve(x)
     shape = ctx.slice_shape(dims, old)
     # Memoized like the resharding: equal reshapes of a tensor share both, and both are hoisted out of loops.
-    array = ctx.memoize(x._data, ("refined", shape), lambda _: x._array.reshape(shape), collective=False)
-    finer = Tensor(array, dims, placement=ctx.placement, splits=old, pending=x.pending)
+    memo = ctx.variant(x._data, ("refined", shape), collective=False)
+    if memo.value is None:
+        with memo.tracing():
+            memo.store(x._read().reshape(shape))
+    finer = Tensor(memo.value, dims, placement=ctx.placement, splits=old, pending=x.pending)
     finer.origin = x.origin
     return slice_tensor(reshard(finer, target).reshape(ctx.slice_shape(new, splits)), new, splits)
 

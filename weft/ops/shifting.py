@@ -259,7 +259,7 @@ def resolve_to_layout(x: Tensor) -> Tensor:
 def array_and_pending(x: Tensor) -> tuple[jax.Array, frozenset[str]]:
     """The array split by the layout, and the axes of its sum if that can stay pending."""
     if x.pending and x.splits == layout_splits(x):
-        return x._array, x.pending
+        return x._read(), x.pending
     return reshard(x), frozenset()
 
 

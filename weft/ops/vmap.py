@@ -55,7 +55,7 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
     found = common_dim([leaves[n] for n in mapped], dim)
     (axes,) = ctx.splits((found,))
     # Ops inside don't have the dim in their labels, from which layout search reads the dims of an op.
-    ctx.vmapped_dims.add(found.name)
+    ctx.observations.vmapped_dims.add(found.name)
     specs, arrays = [], []
     for n in mapped:
         t = leaves[n]
@@ -74,7 +74,7 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
     traced: dict[str, Any] = {}  # specs and structure of the results of `f`
 
     def inner(arrays: list[jax.Array]) -> list[jax.Array]:
-        with ctx.frame(), ctx.vmapping(ctx.vmapped_axes | set(axes), ctx.vmap_depth + 1):
+        with ctx.frame(), ctx.in_vmap(axes):
             arguments = list(leaves)
             for n, spec, array in zip(mapped, specs, arrays, strict=True):
                 arguments[n] = spec.rebuild(array)

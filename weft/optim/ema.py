@@ -108,7 +108,7 @@ def _init(params: PyTree) -> Ema:
 
 def _copy(t: Tensor) -> Tensor:
     """A copy of the array: without it, donating the parameters would delete the EMA as well."""
-    copied = linear_result(t, jnp.copy(t._array), t.dims, t.splits)
+    copied = linear_result(t, jnp.copy(t._read()), t.dims, t.splits)
     copied.role = t.role
     return copied
 

@@ -39,7 +39,7 @@ def update_scope(name: str) -> Iterator[None]:
 def under_optimizer_layout(name: str) -> Iterator[None]:
     """Trace with the layout's rules for optimizer state applied to all tensors."""
     ctx = active.context
-    with update_scope(name), ctx.under_layout(Layout(ctx.placement.layout.rules_for("optimizer"))):
+    with update_scope(name), ctx.inside(layout=Layout(ctx.placement.layout.rules_for("optimizer"))):
         yield
 
 

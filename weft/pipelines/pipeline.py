@@ -26,12 +26,13 @@ import jax.numpy as jnp
 from ..autodiff.remat import remat as checkpointed
 from ..core import collectives
 from ..core.boundary import LeafSpec, common_dim, flatten, rebuild_leaf
-from ..core.context import RetraceUnvarying, active
+from ..core.context import active
 from ..core.describe import describe
 from ..core.dims import Dim
 from ..core.errors import DimError, ProgramError, TensorTypeError, nearest, python_number_error
 from ..core.op import op
 from ..core.reshard import materialize
+from ..core.retrace import trace_with_guess
 from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
 from ..ops.scan import scan
@@ -103,18 +104,16 @@ def pipeline(
     # An axis of one device occurs in the layout search, which traces a pipeline to learn what splitting it
     # costs.
     if spec.stages == 1:
-        ctx.pipelines[replace(spec.record(), micro=micro or 0)] = None
+        ctx.observations.pipelines[replace(spec.record(), micro=micro or 0)] = None
         return _one_stage(spec, f if remat is None else checkpointed(f, remat), x, items, shared)
-    ctx.pipelines[spec.record()] = None
-    used = [(frame, set(frame.memo_hits)) for frame in ctx.frames]
-    try:
-        # Casting the parameters to varying before the loop sums their gradients once, after all ticks. That
-        # is impossible where `f` needs a parameter that does not vary, which only its trace can tell.
-        return _staged(spec, x, items, shared, cast_early=spec.schedule == "gpipe")
-    except RetraceUnvarying:
-        for frame, before in used:  # forget the variants that the failed attempt used
-            frame.memo_hits = before
-        return _staged(spec, x, items, shared, cast_early=False)
+    ctx.observations.pipelines[spec.record()] = None
+    # Casting the parameters to varying before the loop sums their gradients once, after all ticks. That is
+    # impossible where `f` needs a parameter that does not vary, which only its trace can tell.
+    return trace_with_guess(
+        lambda cast_early: _staged(spec, x, items, shared, cast_early),
+        spec.schedule == "gpipe",
+        lambda cast_early, found: False if cast_early and found.kind == "unvarying" else None,
+    )
 
 
 def _check_schedule(schedule: str) -> None:
@@ -195,22 +194,19 @@ def _staged(
 ) -> PyTree:
     """The output of the last stage, on all devices."""
     ctx = active.context
-    plain = ctx.vmap_depth > 0  # JAX's `linear_call` has no batching rule
+    plain = ctx.vmap.depth > 0  # JAX's `linear_call` has no batching rule
     leaves, x_tree = flatten(x)
     split_rows: list[Tensor] = [spec.split_rows(leaf) for leaf in leaves]
     specs = [without_leading_dim(t) for t in split_rows]
-    streams = [collectives.to_stage(t._array, spec.axes, 0, plain=plain) for t in split_rows]
+    streams = [collectives.to_stage(t._read(), spec.axes, 0, plain=plain) for t in split_rows]
     own = [spec.own_layers(item, split_rows if cast_early else ()) for item in items]
     shared = jax.tree.map(spec.shared, tuple(shared), is_leaf=is_tensor)
     runner = StageRunner(spec, specs, x_tree)
     # From here on values differ from stage to stage, although none of their dims is split over these axes. To
     # the rest of the language this is a vmap over the axes.
-    with (
-        ctx.vmapping(ctx.vmapped_axes | set(spec.axes), ctx.vmap_depth),
-        ctx.in_pipeline(spec.layers),
-    ):
+    with ctx.in_pipeline(spec.layers, spec.axes):
         given = [spec.stream(s, a) for s, a in zip(specs, streams, strict=True)]
-        out = [t._array for t in SCHEDULES[spec.schedule](runner, given, own, shared)]
+        out = [t._read() for t in SCHEDULES[spec.schedule](runner, given, own, shared)]
     replicated = [collectives.from_stage(a, spec.axes, spec.stages - 1, plain=plain) for a in out]
     results = [spec.merge_rows(s, a) for s, a in zip(specs, replicated, strict=True)]
     return jax.tree.unflatten(x_tree, results)
@@ -230,13 +226,10 @@ def _one_stage(
         return flatten(f(h, jax.tree.unflatten(spec.items_tree, params), *shared))[0], None
 
     specs = [LeafSpec.of(leaf) for leaf in leaves]
-    entered = [collectives.to_stage(leaf._array, spec.axes, 0) for leaf in leaves]
-    with (
-        ctx.vmapping(ctx.vmapped_axes | set(spec.axes), ctx.vmap_depth),
-        ctx.in_pipeline(spec.layers),
-    ):
+    entered = [collectives.to_stage(leaf._read(), spec.axes, 0) for leaf in leaves]
+    with ctx.in_pipeline(spec.layers, spec.axes):
         given = [rebuild_leaf(s, a) for s, a in zip(specs, entered, strict=True)]
         made, _ = scan(layer, given, own, spec.stage_layers, unroll=spec.unroll)
-        out = [t._array for t in made]
+        out = [t._read() for t in made]
     left = [collectives.from_stage(a, spec.axes, 0) for a in out]
     return jax.tree.unflatten(x_tree, [rebuild_leaf(s, a) for s, a in zip(specs, left, strict=True)])

@@ -99,7 +99,7 @@ def one_forward_one_backward(
 
         dummy = runner.dummy_inputs(streams)
         saved = [
-            with_leading_dim(slots, s, jnp.stack([t._array] * slots.size))
+            with_leading_dim(slots, s, jnp.stack([t._read()] * slots.size))
             for s, t in zip(runner.specs, dummy, strict=True)
         ]
         no_grads = [zero_gradient(t) for t in own], [zero_gradient(t) for t in shared]

@@ -18,10 +18,11 @@ from ..autodiff.remat import remat as checkpointed
 from ..core import collectives
 from ..core.boundary import LeafSpec, flatten, leaf_array
 from ..core.collectives import Axes
-from ..core.context import Pipeline, active
+from ..core.context import active
 from ..core.describe import describe
 from ..core.dims import Dim
 from ..core.errors import DimError, LayoutError, ShapeError
+from ..core.observations import Pipeline
 from ..core.operands import slice_tensor
 from ..core.padding import safe_padding, valid_mask
 from ..core.reshard import materialize, reshard
@@ -57,7 +58,7 @@ class PipelineSpec:
     def __post_init__(self) -> None:
         ctx = active.context
         self.stages = ctx.ways(self.axes)
-        clash = ctx.vmapped_axes & set(self.axes)
+        clash = ctx.vmap.axes & set(self.axes)
         if clash:
             names = ", ".join(sorted(clash))
             raise LayoutError(
@@ -201,19 +202,19 @@ class StageRunner:
 
         given = self._feed(streams, ticks)
         _, made = scan(tick, self.dummy_inputs(streams), (given, jnp.arange(ticks.size)), ticks)
-        return [spec.stream(s, t._array[last:]) for s, t in zip(self.specs, made, strict=True)]
+        return [spec.stream(s, t._read()[last:]) for s, t in zip(self.specs, made, strict=True)]
 
     def dummy_inputs(self, streams: list[Tensor]) -> list[Tensor]:
         """Inputs for stages that are idle at first: real values, where `f` has a finite derivative."""
-        return [stop_gradient(s.rebuild(t._array[0])) for s, t in zip(self.specs, streams, strict=True)]
+        return [stop_gradient(s.rebuild(t._read()[0])) for s, t in zip(self.specs, streams, strict=True)]
 
     def _feed(self, streams: list[Tensor], ticks: Dim) -> list[Tensor]:
         """One micro-batch per tick, padded at the end with copies of the last one."""
         found = []
         for spec, t in zip(self.specs, streams, strict=True):
-            last = lax.stop_gradient(t._array[-1:])
+            last = lax.stop_gradient(t._read()[-1:])
             padding = jnp.broadcast_to(last, (ticks.size - self.spec.parts.size, *last.shape[1:]))
-            found.append(with_leading_dim(ticks, spec, jnp.concatenate([t._array, padding])))
+            found.append(with_leading_dim(ticks, spec, jnp.concatenate([t._read(), padding])))
         return found
 
     def clip(self, number: jax.Array) -> jax.Array:
@@ -259,7 +260,7 @@ class StageRunner:
             return new, None
 
         # Random draws inside depend on the row in the full batch, so that micro-batches don't change results.
-        with active.context.part_of_dim(spec.part, spec.parts, number):
+        with active.context.in_part_of_dim(spec.part, spec.parts, number):
             return scan(layer, h, (own, is_layer), spec.stage_layers, unroll=spec.unroll)[0]
 
     def _micro_batch(self, t: Leaf, number: jax.Array) -> Leaf:

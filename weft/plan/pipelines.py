@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.context import Pipeline
+from ..core.observations import Pipeline
 from .facts import Collective, Event, PipelinePlan, ScheduleBar, Work
 from .units import human_bytes
 

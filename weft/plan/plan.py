@@ -228,7 +228,7 @@ class TracedPlan:
 def trace_plan(program: Program, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> TracedPlan:
     """Trace a program for these arguments, and plan it."""
     staged, arrays = program._prepare(args, kwargs)
-    traced = staged.call.trace(*program._abstract(arrays))
+    traced = staged.jitted.trace(*program._abstract(arrays))
     jaxpr = eliminate_dead_code(traced.jaxpr)
     named = _named_inputs(program, args, kwargs)
     named += [(f"captured {n}", t) for n, t in enumerate(staged.captured)]
@@ -238,7 +238,7 @@ def trace_plan(program: Program, args: tuple[PyTree, ...], kwargs: dict[str, PyT
     assignment = assign_buffers(jaxpr, program.mesh, staged.donated)
     events = [traced_event.event for traced_event in traced_events]
     # With one stage the layers run in sequence on every device: there is no pipeline to report.
-    pipelines = [one for one in staged.call.last["context"].pipelines if one.stages > 1]
+    pipelines = [one for one in staged.context.observations.pipelines if one.stages > 1]
     plan = Plan(
         name=getattr(program.fn, "__name__", "program"),
         mesh=program.mesh,

@@ -62,8 +62,8 @@ def _block_of_batch(
     blocks: list[tuple[int, ArrayLike, int]] = []
     for dim, start, size in zip(dims, starts, sizes, strict=True):
         blocks.append((dim.size, start, size))
-        if dim in ctx.partial_dims:
-            parts, number = ctx.partial_dims[dim]
+        if dim in ctx.pipeline.partial_dims:
+            parts, number = ctx.pipeline.partial_dims[dim]
             blocks.append((parts.size, number, 1))
     return tuple(zip(*blocks, strict=True)) if blocks else ((), (), ())  # type: ignore[return-value]
 

@@ -159,7 +159,7 @@ def _outer(diloco: DiLoCo, model: PyTree, state: PyTree) -> tuple[PyTree, PyTree
     # The outer step has no rows, but it shares its layout with the inner steps: mark all dims of the rules as
     # used, or the program would warn about the rule for `batch`.
     for name in ctx.placement.layout.dim_names:
-        ctx.seen_dims.setdefault(name, wf.Dim(name, 1))
+        ctx.observations.seen_dims.setdefault(name, wf.Dim(name, 1))
     outer_params, outer_grads, new_params = state["outer"], {}, {}
     for name, p in named_tensors(model).items():
         with update_scope(name):
