@@ -330,7 +330,7 @@ def test_gradients_through_numpy_constants():
 
 
 def test_a_pending_gradient_of_a_narrow_type():
-    """Of a type in which a sum can't stay pending, the parts that are to be added up were forgotten."""
+    """For a dtype whose sums cannot stay pending, the partial sums were dropped."""
 
     def run(w, x):
         grad = wf.grad(lambda w: wf.sum(wf.einsum(x, w, out=["b"])))(w)

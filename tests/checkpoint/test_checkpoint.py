@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 def made(mesh=MESH, layout=LAYOUT):
-    """A model and a state in which no two numbers are alike."""
+    """A model and a state whose numbers are all different."""
     model = nn.init(Block(), jax.random.key(0))
     state = OPTIMIZER.init(model)
     state = {

@@ -68,7 +68,7 @@ def finish(processes, within=LATEST):
 
 
 def outputs(processes):
-    """The lines that all of them printed alike."""
+    """The lines that all processes printed."""
     found = finish(processes)
     for _, code, err in found:
         assert code == 0, err[-3000:]

@@ -109,7 +109,7 @@ def test_levers_keep_to_the_dims_and_the_cap(program, capsys):
 
 @pytest.mark.slow
 def test_levers_are_added_to_the_given_flags(capsys):
-    """More devices never need more memory on each; and a batch that can't be dealt out is no mistake here."""
+    """More devices never need more memory on each, and a batch that does not divide evenly is not an error here."""
     flags = ("--hardware", "h100", "--dims", "batch", "--axes", "1", "--memory", "1MB", "--json")
     out, err = run_search(
         capsys,
@@ -154,7 +154,7 @@ def test_dims_that_a_kernel_cannot_split_are_not_searched(program, capsys):
 
 
 def test_flags_of_variants():
-    """What is to be pasted says the variant too."""
+    """The command line to paste contains the variant too."""
     fn, args = two_layers_trained()
     variant = {"remat dots, micro 2": (fn, args)}
     found = search(fn, args, devices=1, hardware="h100", variants=variant, top=2)

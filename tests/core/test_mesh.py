@@ -1,4 +1,4 @@
-"""Meshes: sizes of any whole kind, and the devices that they are made of."""
+"""Meshes: integer sizes of any type, and their devices."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.nodevice
 
 
 def test_sizes_are_integers_of_any_kind():
-    """NumPy's were refused."""
+    """NumPy integers raised an error."""
     mesh = wf.Mesh([("data", np.int64(4)), ("model", np.int32(2))])
     assert mesh == wf.Mesh("data=4 model=2")
     assert all(type(size) is int for size in mesh.shape.values())

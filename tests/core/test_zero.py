@@ -52,7 +52,7 @@ def on_devices(tree):
 
 
 def test_every_parameter_has_the_stored_dim():
-    """Those that had not would be whole on each device; there are none, and the dim divides by 8."""
+    """Parameters without the dim would be replicated; there are none, and the dim is divisible by 8."""
     without = [n for n, p in nn.parameters(CHOSEN.model()).items() if STORED not in {d.name for d in p.dims}]
     assert without == [] and CHOSEN.config.d_model % 8 == 0
 
@@ -110,9 +110,9 @@ def test_average_is_split_like_the_moments():
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_traffic_is_the_papers(stage):
-    """Stage 1 sends 2Ψ: a reduce-scatter and an all-gather; stage 3 sends 3Ψ: two gathers, if they are made again.
+    """Stage 1 sends 2Ψ: a reduce-scatter and an all-gather; stage 3 sends 3Ψ: two gathers, if they are repeated.
 
-    Here the backward pass keeps what the forward pass gathered, unless remat= says otherwise, so it is 2Ψ.
+    Here the backward pass reuses what the forward pass gathered, unless remat= changes that, so it is 2Ψ.
     """
     model = nn.specs(CHOSEN.model())
     program = wf.spmd(STEP, "data=8", STAGES[stage]("batch:data"))

@@ -184,7 +184,7 @@ STUCK = {
 
 
 def one_hangs(hosts, where, folder, **environment):
-    """Both processes, of which one hangs and the other waits for it by now."""
+    """Start both processes, and return when one hangs and the other waits for it."""
     processes = [host.start(SEVERAL, "stuck", f"{where}@{folder}", **environment) for host in hosts]
     waits = STUCK[where][0]
     until(processes[waits], "step 1" if where == "step" else "step 2")
@@ -208,7 +208,7 @@ def test_sigterm_while_waiting_for_another(where, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("where", STUCK)
 def test_a_wait_for_another_ends(where, tmp_path):
-    """The other is alive and never comes; nobody sends a signal."""
+    """The other process is alive but never arrives, and no signal is sent."""
     waits, what = STUCK[where]
     with two_hosts(tmp_path) as hosts:
         waiting, hanging = one_hangs(hosts, where, tmp_path / "run", WAIT=5)

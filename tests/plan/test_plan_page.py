@@ -35,7 +35,7 @@ def stored(name, *dims, role="value"):
 
 
 def hostile_plan():
-    """512 devices, long words without a place to break, and markup in every text."""
+    """512 devices, long words without a line break, and markup in every text."""
     long = "einsum[" + "x" * 300 + "]"
     events = [
         Work(HOSTILE, "forward", HOSTILE, "matmul", "f32", 10, 2560, 30, 2),
