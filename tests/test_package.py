@@ -52,7 +52,7 @@ def imported(path):
 
 
 def targets(node, package):
-    """What an import statement of the package imports: the module, and it with the name that is taken from it."""
+    """The candidates that an import statement refers to: the module, and the module with each imported name."""
     if isinstance(node, ast.Import):
         names = [tuple(alias.name.split(".")) for alias in node.names]
         yield from ((name, name) for name in names if name[0] == "weft")

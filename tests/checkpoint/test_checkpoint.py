@@ -1,4 +1,4 @@
-"""checkpoint.Checkpoints: what is saved under one layout comes back under every other, or is reported."""
+"""CheckpointManager: a checkpoint saved under one layout restores under every other, and damage is reported."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""`weft translate`, `generate`, `score` and `eval --bleu`, as a user meets them, and what they load."""
+"""The commands `weft translate`, `generate`, `score` and `eval --bleu`, and the models that they load."""
 
 import contextlib
 import dataclasses

@@ -53,7 +53,7 @@ def start(count, *arguments):
 
 
 def finish(processes, within=LATEST):
-    """What they printed, and their exit codes; they are killed if they take too long."""
+    """The output and exit codes of the processes, which are killed if they take too long."""
     end, found = time.monotonic() + within, []
     try:
         for process in processes:

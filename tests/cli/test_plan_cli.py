@@ -168,7 +168,7 @@ def test_html_is_written_atomically(folder, capsys):
 
 @pytest.mark.parametrize("rule", ["other:data", "heads:data"], ids=["far from any dim", "a dim of presets"])
 def test_a_rule_without_effect_is_a_warning_on_stderr(rule, folder, capsys):
-    """Also where it is one letter away from a dim, but known models have a dim of that name."""
+    """Also if the name is one letter away from a dim, when known models have a dim of that name."""
     (folder / "head.py").write_text(PROGRAM.replace("d_ff", "head"))
     with warnings.catch_warnings():
         warnings.simplefilter("always")

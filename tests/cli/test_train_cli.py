@@ -1,4 +1,4 @@
-"""`weft train` given what it can't use, as a user meets it: a clear message, and exit 2; 1 if a run fails.
+"""Invalid input to `weft train` gives a clear message and exit code 2; a run that fails, 1.
 
 And its settings: what TOML, flags and --print-config say is the same.
 """
@@ -54,7 +54,7 @@ FILES = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where the test is: a folder with the files above in it."""
+    """The current folder of the test, with the files above in it."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def weft_exactly(capsys, *words):
 
 
 def shown(err):
-    """A message without the folder's name, and the line of this file, which it takes for the user's."""
+    """A message without the folder's name and without the line of this file, which counts as the user's."""
     err = re.sub(r"INTERNAL: .*", "INTERNAL: …", err)  # SentencePiece's own words
     return re.sub(rf"\n  at \S*{Path(__file__).name}:\d+(?=\n|$)", "", err.replace(str(Path.cwd()), "HERE"))
 

@@ -1,4 +1,4 @@
-"""Where Weft meets Python and JAX: tensors that JAX rebuilt, objects as arguments, values that are not known yet."""
+"""The boundary to Python and JAX: tensors that JAX rebuilt, objects as arguments, abstract values."""
 
 import dataclasses
 import enum

@@ -33,7 +33,7 @@ def test_an_open_axis_takes_the_devices_given():
 
 
 def test_off_the_mesh_onto_one_device():
-    """What was put on `Mesh()` stayed on the eight devices it had been on."""
+    """A tensor that was placed on `Mesh()` stayed on its eight devices."""
     x = wf.place(wf.ones("a=8"), "data=8", "a:data")
     for off in (wf.place(x, wf.Mesh(), ""), wf.place(x, None, None)):
         assert off.array.devices() == {jax.devices()[0]}

@@ -1,4 +1,4 @@
-"""Programs: eager equals staged for every op; what is traced when, and why; what goes in and out."""
+"""Programs: eager equals staged for every op; when and why they are traced; their inputs and outputs."""
 
 import inspect
 import itertools

@@ -1,4 +1,4 @@
-"""ZeRO as published: bytes per device of parameters and optimizer state, planned and as they lie there.
+"""ZeRO as published: bytes per device of parameters and optimizer state, planned and measured.
 
 Rajbhandari and others (2020), table 1, for float32 AdamW without a separate copy of the weights: of Ψ parameters
 on N devices, stage 1 stores 4Ψ bytes of parameters and 8Ψ/N of moments, stage 3 stores 4Ψ/N and 8Ψ/N. With M-way
@@ -89,7 +89,7 @@ class Map(nn.Module):
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_bytes_stay_so(stage):
-    """What a step gives back is stored like what it was given."""
+    """The results of a step are stored like its arguments."""
     layout, x = STAGES[stage]("batch:data"), wf.ones("batch=8 d_model=16")
     model = nn.init(Map(nn.Linear([x.dims[1]], [wf.Dim("d_ff", 3)])), jax.random.key(0), "data=8", layout)
     state = STEP.init(model)

@@ -1,4 +1,4 @@
-"""Data: files, tokenizers, packing, and a stream whose order nothing but its seed changes."""
+"""Data: files, tokenizers, packing, and a stream whose order depends only on its seed."""
 
 import bz2
 import gzip

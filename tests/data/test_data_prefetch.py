@@ -146,7 +146,7 @@ def test_what_fails_in_the_thread_is_located_here():
 
 
 def test_programs_run_while_batches_are_made():
-    """200 steps with collectives, none waited for: what the thread does never holds up the devices."""
+    """200 steps with collectives, without waiting for any: the thread never blocks the devices."""
     mesh, layout = wf.Mesh("data=4 model=2"), wf.Layout("batch:data length:model")
     texts, settings = PythonDocs("valid"), dict(rows=8, length=16)
     stream = TokenWindows(texts, ByteTokenizer(), **settings, mesh=mesh, layout=layout)

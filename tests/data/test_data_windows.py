@@ -1,4 +1,4 @@
-"""Windows of one long text: every token once an epoch, and an order that nothing but its seed changes."""
+"""Windows of one long text: every token once per epoch, in an order that depends only on the seed."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Two hosts with their own addresses, names and disks: what works, what is rejected, and that no wait is endless."""
+"""Two hosts with their own addresses, names and disks: what works, what raises, and that every wait ends."""
 
 import os
 import re
@@ -21,7 +21,7 @@ HEARTBEAT = 20  # seconds
 
 
 def finish(processes, within=LATEST):
-    """What they printed and their exit codes, by process; none runs for longer than that."""
+    """The output and exit code of each process; those still running after `within` seconds are killed."""
     end, found = time.monotonic() + within, []
     for process in processes:
         try:
@@ -36,7 +36,7 @@ def finish(processes, within=LATEST):
 
 
 def until(process, line):
-    """Read what a process prints, up to a line."""
+    """Read the output of a process up to a line."""
     while found := process.stdout.readline():
         if found.rstrip("\n") == line:
             return

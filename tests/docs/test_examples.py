@@ -1,4 +1,4 @@
-"""examples/*.py run, and show what they say they show."""
+"""examples/*.py run, and print what their docstrings claim."""
 
 import re
 import runpy

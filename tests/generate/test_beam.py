@@ -1,4 +1,4 @@
-"""Beam search finds what an exhaustive search finds, and what a plain one of NumPy and lists finds."""
+"""Beam search agrees with an exhaustive search, and with a plain beam search on NumPy arrays and lists."""
 
 import functools
 import math

@@ -125,7 +125,7 @@ def test_hashed_models_decode_with_exact_attention():
 
 
 class PaddedOtherwise(ByteTokenizer):
-    """As a tokenizer may be that was not trained here."""
+    """Like a tokenizer that was trained elsewhere."""
 
     pad = 2
 

@@ -33,7 +33,7 @@ def truncated(logits, temperature, top_k, top_p):
 
 
 def chosen(logits, settings, numbers, layout="one device"):
-    """What ours chooses, and each row's settings."""
+    """The tokens that Weft samples, and each row's settings."""
     batch, vocab = wf.Dim("batch", len(logits)), wf.Dim("vocab", logits.shape[1])
     types = np.float32, np.int32, np.float32, np.float32
     how = SamplingParams(

@@ -285,7 +285,7 @@ def test_what_experts_see_does_not_depend_on_the_losss_weights(kind):
 
 
 def test_padding_uses_no_expert_capacity_in_either_stack():
-    """What stands at padding is of no account, though it stands before the tokens in the experts' queues."""
+    """Padding has no effect, although it precedes the tokens in the experts' queues."""
     config = BASE.replace(kind="encoder_decoder", experts=4, layers=2, capacity=0.5)
     model, batch = nn.init(Transformer(config), jax.random.key(0)), batch_of(config)
     is_used = batch.segments > 0

@@ -31,7 +31,7 @@ LAYOUTS = {
 
 
 class Case(NamedTuple):
-    """One mixture and what it is given."""
+    """One mixture of experts and its inputs."""
 
     top: int = 1
     capacity: float = 1.0
@@ -384,7 +384,7 @@ ROUTER, EXPERT = 32 * 8 * 4, 8 * 32 * 64 * 4  # bytes of parameters
 
 
 def traffic(plan):
-    """Collectives but for scalar sums, as (phase, kind, axes, bytes): how often."""
+    """The number of collectives by (phase, kind, axes, bytes), without sums of scalars."""
     found = Counter()
     for c in plan.collectives:
         if not (c.kind == "all-reduce" and c.bytes <= 8):

@@ -1,4 +1,4 @@
-"""Reversible layers against plain autodiff of the same computation, and what they hold and send."""
+"""Reversible layers compared with plain autodiff of the same computation; their memory and collectives."""
 
 import functools
 import types
@@ -150,7 +150,7 @@ def plan_of(residual, name):
 
 
 def sent(plan, axis):
-    """Bytes and number of what is sent over an axis for gradients, after the loop, and inside it."""
+    """The bytes and the number of collectives over an axis for gradients, after the loop and inside it."""
     found = [c for c in plan.collectives if axis in c.axes and c.phase == "backward"]
     after, inside = [c for c in found if c.count == 1], [c for c in found if c.count > 1]
     return (sum(c.bytes for c in after), len(after)), sum(c.bytes * c.count for c in inside)

@@ -184,7 +184,7 @@ SLICED = [
 
 
 def storage_of(tensor, mesh):
-    """What each device holds, as JAX shares it out: the ranges of the split dims."""
+    """The slice of each device according to JAX: the ranges of the split dims."""
     shape = [-(-size // mesh.ways(axes)) * mesh.ways(axes) for _, size, axes in tensor.dims]
     spec = jax.sharding.PartitionSpec(*[axes or None for _, _, axes in tensor.dims])
     shares = jax.sharding.NamedSharding(mesh.jax_mesh, spec).devices_indices_map(tuple(shape))

@@ -45,7 +45,7 @@ def every(engine, cases):
 
 
 class Noted:
-    """A program that notes what it is called with, beside the models and the state."""
+    """A program that records its arguments other than the models and the state."""
 
     def __init__(self, program):
         self.program, self.calls = program, []
@@ -57,7 +57,7 @@ class Noted:
 
 @pytest.fixture
 def compiled():
-    """What JAX compiles from now on, in any thread."""
+    """The programs that JAX compiles from now on, in any thread."""
     found = []
 
     def note(name, *_, fun_name="", **__):
@@ -96,7 +96,7 @@ LOADS = (1, 6, 1, 3, 2, 6)  # texts at once, one load after the other
 
 
 def up_and_down(engine, monkeypatch):
-    """What is generated while the load changes and rows move, with its cases; the row counts; the moves."""
+    """Generate while the load changes and rows move; return the tokens, the cases, the row counts and the moves."""
     steps, moves = Noted(engine.programs.decode_rows), Noted(engine.programs.move_row)
     monkeypatch.setattr(engine.programs, "decode_rows", steps)
     monkeypatch.setattr(engine.programs, "move_row", moves)
@@ -267,7 +267,7 @@ def test_text_begins_with_the_space_after_a_prompt(tmp_path, size):
 
 
 class Counted:
-    """A tokenizer that counts what it decodes."""
+    """A tokenizer that counts the tokens that it decodes."""
 
     def __init__(self, tokenizer):
         self.tokenizer, self.end, self.count = tokenizer, tokenizer.end, 0

@@ -50,7 +50,7 @@ def pairs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Of processes: what one has compiled the next ones load."""
+    """The environment of all processes, which share a compilation cache."""
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
