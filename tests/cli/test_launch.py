@@ -53,7 +53,7 @@ def start(count, *arguments):
 
 
 def finish(processes, within=LATEST):
-    """What they printed, and their exit codes; they are killed if they take too long."""
+    """The output and exit codes of the processes, which are killed if they take too long."""
     end, found = time.monotonic() + within, []
     try:
         for process in processes:
@@ -68,7 +68,7 @@ def finish(processes, within=LATEST):
 
 
 def outputs(processes):
-    """The lines that all of them printed alike."""
+    """The lines that all processes printed."""
     found = finish(processes)
     for _, code, err in found:
         assert code == 0, err[-3000:]

@@ -1,4 +1,4 @@
-"""examples/*.py run, and show what they say they show."""
+"""examples/*.py run, and print what their docstrings claim."""
 
 import re
 import runpy
@@ -65,9 +65,7 @@ def moe(text):
     table = [
         list(map(int, re.findall(r"\d+", row))) for row in re.findall(r"^ ?\[+[\d ]+\]+$", text, re.MULTILINE)
     ]
-    assert sorted(row.index(max(row)) for row in table) == list(
-        range(8)
-    )  # every kind has an expert of its own
+    assert sorted(row.index(max(row)) for row in table) == list(range(8))  # each kind has its own expert
     assert float(re.search(r"([\d.]+)% go where most of their kind do", text)[1]) > 90
     assert "one device gives the same errors" in text
 

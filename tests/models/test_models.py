@@ -52,7 +52,7 @@ QUICK = {
 
 
 def batch_of(config, rows=6, length=10):
-    """Rows with packed examples; some places count for nothing."""
+    """Rows with packed examples; some positions have weight 0."""
     draw = np.random.default_rng(1)
     dims = wf.dims(f"batch={rows} length={length}")
 
@@ -143,7 +143,7 @@ def test_initial_parameters_are_bit_identical(layout):
 
 
 def sums(config, phase, layers):
-    """By layer, the all-reduces over `model` of a whole activation: bytes and count."""
+    """The all-reduces of activations over `model` per layer: bytes and count."""
     model, batch = (
         nn.specs(Transformer(config)),
         jax.tree.map(lambda t: wf.spec(t.dims, t.dtype), batch_of(config, rows=8), is_leaf=wf.is_tensor),
@@ -285,7 +285,7 @@ def test_what_experts_see_does_not_depend_on_the_losss_weights(kind):
 
 
 def test_padding_uses_no_expert_capacity_in_either_stack():
-    """What stands at padding is of no account, though it stands before the tokens in the experts' queues."""
+    """Padding has no effect, although it precedes the tokens in the experts' queues."""
     config = BASE.replace(kind="encoder_decoder", experts=4, layers=2, capacity=0.5)
     model, batch = nn.init(Transformer(config), jax.random.key(0)), batch_of(config)
     is_used = batch.segments > 0

@@ -27,8 +27,8 @@ def matrices(params):
     return jax.tree.map(lambda a: a.ndim > 1, params)
 
 
-# Optax factors over the two largest dims, whatever they are called, and measures tensors whole. So here no
-# tensor has a stacking dim, and no three dims of a tensor are alike.
+# Optax factors over the two largest dims, whatever they are called, and measures full tensors. So here no
+# tensor has a stacking dim, and no three dims of a tensor have the same size.
 PAIRS = {
     "sgd": (optim.Momentum(0.1), optax.sgd(0.1)),
     "sgd, schedule": (optim.Momentum(WARMUP), optax.sgd(OPTAX_WARMUP)),
@@ -212,7 +212,7 @@ def loss(params, x):
 
 
 def step(params, states, x):
-    """One update of all optimizers, each of its own parameters, by the gradients of the first one's."""
+    """One update by all optimizers of separate parameters, with the gradients of the first optimizer's parameters."""
     grads = wf.grad(loss)(params["adamw"], x)
     clipped = dict.fromkeys(["adamw", "adafactor"], optim.clip_by_global_norm(grads, 0.5))
     grads = dict.fromkeys(OPTIMIZERS, grads) | clipped
@@ -251,7 +251,7 @@ def test_layouts_change_nothing(layout, sizes):
 
 
 def test_eagerly_on_a_mesh():
-    """Outside programs an update is a program of its own, and the state is stored by its rules."""
+    """Outside programs an update runs as one program, and the state is stored by its rules."""
     opt = OPTIMIZERS["adamw"]
     start, _ = net(7, 5)
     params = {name: wf.place(p, MESH, LAYOUTS["zero-1"]) for name, p in start.items()}
@@ -282,7 +282,7 @@ def test_in_a_loop():
         assert_same(t, want[name].array, name=name)
 
 
-# -- what travels, and what is kept ------------------------------------------------------------------
+# -- communication and memory ------------------------------------------------------------------
 
 
 def planned(name, layout):

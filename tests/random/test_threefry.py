@@ -164,7 +164,7 @@ def test_gradient_of_the_bounds():
     ids=str,
 )
 def test_more_elements_than_32_bits_count(shape, starts):
-    """Too large to draw whole: the oracle hashes the 64-bit index, which Python's integers compute."""
+    """Too large to draw completely: the oracle hashes the 64-bit index, computed with Python integers."""
     key, sizes = jax.random.key(7), tuple(min(4, size) for size in shape)
     expected = np.zeros(sizes, np.uint32)
     for position in np.ndindex(*sizes):

@@ -1,4 +1,4 @@
-"""`weft eval` and `weft demo`: the numbers are right, on any mesh, and mistakes are told."""
+"""`weft eval` and `weft demo`: correct numbers on any mesh, and messages of mistakes."""
 
 import json
 import math

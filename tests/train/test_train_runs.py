@@ -69,7 +69,7 @@ def staged_once():
 
 @pytest.fixture(scope="module")
 def settings(text):
-    """`settings(folder, place)` are those of a small run."""
+    """`settings(folder, place)` returns the settings of a small run."""
 
     def make(folder, place="one", steps=STEPS, micro=1, **more):
         c, (mesh, rules, params) = recipe("lm"), MESHES[place]
@@ -93,7 +93,7 @@ def settings(text):
 
 @pytest.fixture(scope="module")
 def uninterrupted(settings, folder):
-    """`whole(place)` is the folder of a run that was never stopped."""
+    """`uninterrupted(place)` is the folder of a run that was never stopped."""
 
     def run(place):
         if not (folder / place).exists():
