@@ -367,8 +367,8 @@ def test_the_recorded_chain(beams, alpha, best, score):
     "size, alpha, layout",
     [
         (1, 0.6, "one device"),
-        (2, 0.0, "one device"),
-        (2, 0.6, "one device"),
+        pytest.param(2, 0.0, "one device", marks=pytest.mark.slow),
+        pytest.param(2, 0.6, "one device", marks=pytest.mark.slow),
         (3, 1.0, "both"),
         (5, 0.6, "model"),
     ],

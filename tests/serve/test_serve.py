@@ -133,7 +133,7 @@ def test_a_row_that_is_alone_costs_one_row(engine, monkeypatch):
 @pytest.mark.parametrize(
     "mesh, layout, row_counts",
     [
-        ("model=2", "heads:model d_ff:model vocab:model", (1, 4, 6)),
+        pytest.param("model=2", "heads:model d_ff:model vocab:model", (1, 4, 6), marks=pytest.mark.slow),
         ("model=3", "heads:model d_ff:model", (1, 4, 6)),  # uneven
         ("data=2 model=2", "batch:data heads:model", (6,)),  # its rows are on both devices
     ],
