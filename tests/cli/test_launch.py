@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import process_cases
 import pytest
+from tiers import slow
 
 import weft as wf
 from weft import checkpoint, nn
@@ -326,7 +327,7 @@ def alive(pid):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
 @pytest.mark.parametrize(
     ("number", "frozen"),
-    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGKILL, False)],
+    [(signal.SIGTERM, False), slow(signal.SIGTERM, True), (signal.SIGKILL, False)],
     ids=["SIGTERM", "SIGTERM-frozen", "SIGKILL"],
 )
 def test_nothing_is_left_behind(program, tmp_path, number, frozen):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiers import slow
 from trained_runs import stored
 
 from weft.cli.main import main
@@ -284,9 +285,7 @@ def test_a_run_begins_with_an_imported_model(run, capsys, golden):
     assert code == 2
 
 
-@pytest.mark.parametrize(
-    "file", ["manifest.json", pytest.param("arrays/manifest.ocdbt", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("file", ["manifest.json", slow("arrays/manifest.ocdbt")])
 def test_an_imported_model_is_fallen_back_to(run, capsys, file):
     assert main(["checkpoint", "export", "run/checkpoints", "model.safetensors"]) == 0
     assert main(["checkpoint", "import", "model.safetensors", "new/checkpoints", "--step", "0"]) == 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from compare import assert_same, booleans, integers, real
 from theorem.families import OPS
+from tiers import slow
 
 import weft as wf
 from weft.core.errors import LayoutError, MeshError, ProgramError, TensorTypeError, WeftError
@@ -174,7 +175,7 @@ def staged():
     return program(TENSORS)
 
 
-@pytest.mark.parametrize("placed", [False, True], ids=["one device", "placed"])
+@pytest.mark.parametrize("placed", [slow(False), True], ids=["one device", "placed"])
 def test_eager_equals_staged(staged, placed):
     tensors = TENSORS
     if placed:

@@ -62,6 +62,7 @@ def test_the_address_that_others_reach(own, others, address, monkeypatch):
     assert gloo.choose_address(own, others) == address
 
 
+@pytest.mark.slow
 def test_a_name_that_resolves_to_loopback(tmp_path):
     """As on Debian and Ubuntu, where a host's own name is 127.0.1.1; the coordinator's is such a name too."""
     with two_hosts(tmp_path) as hosts:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -111,7 +112,9 @@ def test_all_examples_are_checked():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(CHECKS)
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [slow(name) if name in ("mnist.py", "unet3d.py") else name for name in CHECKS]
+)
 def test_examples_run(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, [])])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")

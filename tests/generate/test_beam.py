@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from tiers import slow
 
 import weft as wf
 from weft import nn
@@ -366,11 +367,11 @@ def test_the_recorded_chain(beams, alpha, best, score):
 @pytest.mark.parametrize(
     "size, alpha, layout",
     [
-        (1, 0.6, "one device"),
-        pytest.param(2, 0.0, "one device", marks=pytest.mark.slow),
-        pytest.param(2, 0.6, "one device", marks=pytest.mark.slow),
+        slow(1, 0.6, "one device"),
+        slow(2, 0.0, "one device"),
+        slow(2, 0.6, "one device"),
         (3, 1.0, "both"),
-        (5, 0.6, "model"),
+        slow(5, 0.6, "model"),
     ],
 )
 def test_a_search_is_that_of_mesh_tensorflow(size, alpha, layout):

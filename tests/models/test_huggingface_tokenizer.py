@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from tiers import slow
 from untrained_models import untrained
 
 import weft as wf
@@ -127,7 +128,7 @@ def test_pairs_begin_with_0(tmp_path):
     assert batch.tokens.numpy()[0, 0] == 0
 
 
-@pytest.mark.parametrize("mesh, layout", [("", ""), MESH], ids=["one device", "mesh"])
+@pytest.mark.parametrize("mesh, layout", [slow("", ""), MESH], ids=["one device", "mesh"])
 def test_a_model_reads_the_start_and_the_prompt(folder, mesh, layout):
     """The likeliest tokens one by one, without a cache."""
     words, model = huggingface.tokenizer(folder), huggingface.load(folder, mesh, layout)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from compare import assert_same
 from jax.extend import core as jax_core
+from tiers import slow_except
 
 import weft as wf
 from weft import nn
@@ -75,9 +76,7 @@ def test_dropout_in_chunks_equals_that_of_the_full_tensor(name):
 
 
 # The fast tests split one of the two dims that chunks divide; the others are slow.
-@pytest.mark.parametrize(
-    "name", [n if n == "length" else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS]
-)
+@pytest.mark.parametrize("name", slow_except(["length"], LAYOUTS))
 def test_a_model_with_dropout_is_the_same_in_chunks(name):
     with jax.enable_x64(True):
         config = Config(

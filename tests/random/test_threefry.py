@@ -11,6 +11,7 @@ from jax import lax
 from jax.extend.random import threefry_2x32
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from tiers import slow
 
 from weft.core.errors import TensorTypeError
 from weft.random.threefry import block_bits, block_normal, block_uniform
@@ -68,7 +69,7 @@ def test_bits(shape, cuts, bit_width, x64):
         assert_blocks_match(draw, jax.random.bits(key, shape, f"uint{bit_width}"), cuts)
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("jit", [slow(False), True], ids=["eager", "jit"])
 @pytest.mark.parametrize("shape, cuts", CUTS, ids=str)
 @pytest.mark.parametrize("dtype, x64", FLOATS)
 def test_floats(shape, cuts, dtype, jit, x64):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from server_process import BAD, CONFIGS, PATIENCE, TEXTS, Listener, events, generated_alone, make_generator
+from tiers import slow
 
 import weft as wf
 from weft import serve
@@ -133,9 +134,9 @@ def test_a_row_that_is_alone_costs_one_row(engine, monkeypatch):
 @pytest.mark.parametrize(
     "mesh, layout, row_counts",
     [
-        pytest.param("model=2", "heads:model d_ff:model vocab:model", (1, 4, 6), marks=pytest.mark.slow),
+        slow("model=2", "heads:model d_ff:model vocab:model", (1, 4, 6)),
         ("model=3", "heads:model d_ff:model", (1, 4, 6)),  # uneven
-        ("data=2 model=2", "batch:data heads:model", (6,)),  # its rows are on both devices
+        slow("data=2 model=2", "batch:data heads:model", (6,)),  # its rows are on both devices
     ],
     ids=str,
 )
