@@ -21,6 +21,7 @@ def threads():
 @pytest.fixture(autouse=True)
 def no_thread_stays():
     assert not threads()
+    gc.freeze()  # a collection of all objects of the test session would take seconds
     yield
     gc.collect()
     assert not threads()
