@@ -5,11 +5,11 @@ BIN      := .venv/bin
 STAMP    := .venv/.installed
 PEERS    := .venv-peers
 MESH_TF  := .venv-mesh-tensorflow
-WORKERS  ?= 2
+WORKERS  ?= 3 # some tests wait for processes and servers; each worker may need 4 GB
 EXAMPLES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test coverage test-peers soak lint format bench bench-peers pictures docs clean distclean
+.PHONY: help install demo check test test-docs coverage test-peers soak lint format bench bench-peers pictures docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,8 +33,11 @@ demo: install ## train a translator on 8 virtual devices and let it translate (a
 check: lint ## lints, types and the tests that need no devices (a minute)
 	@$(BIN)/python -m pytest -n $(WORKERS) -m nodevice -q
 
-test: install ## all but the slow tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+test: install ## the tests of the package, all but the slow ones (8 minutes)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/docs --ignore tests/benchmarks
+
+test-docs: install ## every block and command of the documentation, the examples and the benchmarks' models
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/docs tests/benchmarks
 
 coverage: install ## the same, with how much of the package they run (half as long again)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov weft --cov-report term:skip-covered --cov-fail-under 90

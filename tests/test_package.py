@@ -52,7 +52,7 @@ def imported(path):
 
 
 def targets(node, package):
-    """What an import statement of the package imports: the module, and it with the name that is taken from it."""
+    """The candidates that an import statement refers to: the module, and the module with each imported name."""
     if isinstance(node, ast.Import):
         names = [tuple(alias.name.split(".")) for alias in node.names]
         yield from ((name, name) for name in names if name[0] == "weft")
@@ -90,7 +90,7 @@ def loaded_by(name, path, known):
 
 
 def test_any_module_can_be_loaded_first():
-    """No cycles: `import weft` loads nothing, so each module may be the first that a user asks for."""
+    """No cycles: `import weft` loads nothing, so each module may be the first that a user imports."""
     known = dict(modules())
     edges = {
         name: {*loaded_by(name, path, known)} - {name[:n] for n in range(len(name) + 1)}
@@ -149,7 +149,7 @@ def test_what_a_soaked_test_depends_on():
     assert {"weft/cli/main.py", "weft/checkpoint/manager.py", "weft/ops/einsum.py"} <= kills
 
 
-# -- What is listed in more than one place -----------------------------------------------------------------
+# -- Names that are listed in several files -----------------------------------------------------------------
 
 
 def test_every_command_is_documented():

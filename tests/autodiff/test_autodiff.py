@@ -200,7 +200,7 @@ def test_eager_derivatives():
 
 
 def arguments(grad, value_and_grad, total):
-    """argnums, has_aux, trees and keywords: what comes back, and how it is nested."""
+    """argnums, has_aux, trees and keywords determine the structure of the result."""
 
     def run(x, w, r):
         f = lambda tree, x, scale=1.0: (
@@ -291,7 +291,7 @@ def test_a_rule_of_ones_own_may_leave_out_parts_of_a_tree():
 
 
 def test_remat_and_collectives():
-    """ "sums" keeps what was added up over devices: no collective runs twice."""
+    """The policy "sums" saves the results of all-reduces: no collective runs twice."""
     assert counted("none") == counted("sums") == counted("dots+sums") == counted("everything")
     assert len(counted("nothing")) == len(counted("none")) + 1
 
@@ -330,7 +330,7 @@ def test_gradients_through_numpy_constants():
 
 
 def test_a_pending_gradient_of_a_narrow_type():
-    """Of a type in which a sum can't stay pending, the parts that are to be added up were forgotten."""
+    """For a dtype whose sums cannot stay pending, the partial sums were dropped."""
 
     def run(w, x):
         grad = wf.grad(lambda w: wf.sum(wf.einsum(x, w, out=["b"])))(w)

@@ -146,7 +146,7 @@ GIVEN = {
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_dim_on_both_axes_of_a_given_mesh(name):
-    """Equal neighbouring axes were left out, as if the mesh with one axis in their place were tried too."""
+    """Meshes with equal neighbouring axes were skipped, as if the mesh that merges these axes were tried too."""
     fn, rules, *dims = GIVEN[name]
     args = tuple(map(wf.spec, dims))
     better = wf.spmd(fn, "pod=2 data=4", rules).plan(*args).time("h100").overlapped_seconds
@@ -167,7 +167,7 @@ def test_every_order_is_counted():
 
 
 def test_the_best_ten(monkeypatch):
-    """As many as are asked for are in order, and none that is better and not the same as one is missing."""
+    """The requested number of results is sorted, and no better and different result is missing."""
     space, plans = every("two layers")
     monkeypatch.setattr(CandidateSpace, "planned", lambda _, candidate: plans[candidate])
     make, devices, axes = PROGRAMS["two layers"]

@@ -1,4 +1,4 @@
-"""What `make bench` compares is the same: hand-written train steps and the library's models."""
+"""The hand-written train steps and the library's models that `make bench` compares compute the same."""
 
 import jax
 import numpy as np

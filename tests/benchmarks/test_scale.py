@@ -49,7 +49,7 @@ print(float(total))
 
 
 def run(code, *args, seconds):
-    """A Python process of its own, killed (not asked to end) when its time is up."""
+    """Run a new Python process, and kill it at the timeout."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *map(str, args)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""checkpoint.Checkpoints: what is saved under one layout comes back under every other, or is reported."""
+"""CheckpointManager: a checkpoint saved under one layout restores under every other, and damage is reported."""
 
 import json
 import random
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 def made(mesh=MESH, layout=LAYOUT):
-    """A model and a state in which no two numbers are alike."""
+    """A model and a state whose numbers are all different."""
     model = nn.init(Block(), jax.random.key(0))
     state = OPTIMIZER.init(model)
     state = {

@@ -1,4 +1,4 @@
-"""weft checkpoint: what it says of folders, and the way to safetensors and back."""
+"""`weft checkpoint`: reports on folders, and conversion to safetensors and back."""
 
 import json
 import math

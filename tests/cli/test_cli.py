@@ -177,7 +177,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(folder, monkeypatch
 def test_a_file_has_the_rights_of_any_new_one(folder, monkeypatch):
     before = os.umask(0o027)
     try:
-        monkeypatch.setattr(os, "umask", None)  # to ask for it is to change it, for all threads
+        monkeypatch.setattr(os, "umask", None)  # reading the umask means changing it, for all threads
         write_output(folder / "page.html", "new")
     finally:
         monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""`weft translate`, `generate`, `score` and `eval --bleu`, as a user meets them, and what they load."""
+"""The commands `weft translate`, `generate`, `score` and `eval --bleu`, and the models that they load."""
 
 import contextlib
 import dataclasses
@@ -147,7 +147,9 @@ def test_a_text_that_is_too_long_is_reported(weft, here):
     code, out, err = weft("generate", "lm", "long.txt", "--json", *SHORT)
     assert code == 0 and json.loads(out[0])["cut"]
     assert "1 texts were truncated: the context length is 128 tokens, with 6 reserved for" in err
-    code, out, err = weft("generate", "lm", "in.txt", "--json", "--rows", "8")  # 128 tokens, and nothing said
+    code, out, err = weft(
+        "generate", "lm", "in.txt", "--json", "--rows", "8"
+    )  # 128 tokens, without a warning
     assert code == 0 and not any(json.loads(line)["cut"] for line in out) and "cut" not in err
 
 
@@ -167,7 +169,7 @@ def interruptible():
 
 
 def test_what_was_interrupted_goes_on(weft, here, interruptible):
-    """SIGINT leaves whole lines; the same command, on another mesh, gives what one call gives."""
+    """SIGINT leaves complete lines; the same command, resumed on another mesh, completes the output of one call."""
     (here / "many.txt").write_text("".join(f"{n} cats\n" for n in range(600)))
     command = ["translate", "fr", "many.txt", "--limit", "6", "--temperature", "1", "--seed", "5"]
     part, out = here / "many.fr.part", here / "many.fr"

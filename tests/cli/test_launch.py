@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import process_cases
 import pytest
+from tiers import slow
 
 import weft as wf
 from weft import checkpoint, nn
@@ -53,7 +54,7 @@ def start(count, *arguments):
 
 
 def finish(processes, within=LATEST):
-    """What they printed, and their exit codes; they are killed if they take too long."""
+    """The output and exit codes of the processes, which are killed if they take too long."""
     end, found = time.monotonic() + within, []
     try:
         for process in processes:
@@ -68,7 +69,7 @@ def finish(processes, within=LATEST):
 
 
 def outputs(processes):
-    """The lines that all of them printed alike."""
+    """The lines that all processes printed."""
     found = finish(processes)
     for _, code, err in found:
         assert code == 0, err[-3000:]
@@ -326,7 +327,7 @@ def alive(pid):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
 @pytest.mark.parametrize(
     ("number", "frozen"),
-    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGKILL, False)],
+    [(signal.SIGTERM, False), slow(signal.SIGTERM, True), (signal.SIGKILL, False)],
     ids=["SIGTERM", "SIGTERM-frozen", "SIGKILL"],
 )
 def test_nothing_is_left_behind(program, tmp_path, number, frozen):

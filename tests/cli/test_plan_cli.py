@@ -145,7 +145,7 @@ def test_a_plan_is_as_wide_as_the_terminal(width, folder, capsys, monkeypatch):
     assert main(arguments) == 0
     text = terminal.getvalue()
     assert max(map(len, text.splitlines())) <= width
-    headers = "line" * 2 if width < 118 else ""  # there lines of source have no column of their own
+    headers = "line" * 2 if width < 118 else ""  # narrow tables have no column for source lines
     letters, all_letters = (sorted("".join(one.replace("─", "").split())) for one in (text + headers, wide))
     assert letters == all_letters
     for words in ("predicted time", "all-reduce", "train.py:8", "train.py:9", "328 KFLOP"):
@@ -168,7 +168,7 @@ def test_html_is_written_atomically(folder, capsys):
 
 @pytest.mark.parametrize("rule", ["other:data", "heads:data"], ids=["far from any dim", "a dim of presets"])
 def test_a_rule_without_effect_is_a_warning_on_stderr(rule, folder, capsys):
-    """Also where it is one letter away from a dim, but known models have a dim of that name."""
+    """Also if the name is one letter away from a dim, when known models have a dim of that name."""
     (folder / "head.py").write_text(PROGRAM.replace("d_ff", "head"))
     with warnings.catch_warnings():
         warnings.simplefilter("always")

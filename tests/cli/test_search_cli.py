@@ -1,4 +1,4 @@
-"""`weft search`, as a user meets it, and what it finds for models and examples that others published."""
+"""`weft search`: its output, and its results for published models and examples."""
 
 import json
 import shlex
@@ -109,7 +109,7 @@ def test_levers_keep_to_the_dims_and_the_cap(program, capsys):
 
 @pytest.mark.slow
 def test_levers_are_added_to_the_given_flags(capsys):
-    """More devices never need more memory on each; and a batch that can't be dealt out is no mistake here."""
+    """More devices never need more memory on each, and a batch that does not divide evenly is not an error here."""
     flags = ("--hardware", "h100", "--dims", "batch", "--axes", "1", "--memory", "1MB", "--json")
     out, err = run_search(
         capsys,
@@ -154,7 +154,7 @@ def test_dims_that_a_kernel_cannot_split_are_not_searched(program, capsys):
 
 
 def test_flags_of_variants():
-    """What is to be pasted says the variant too."""
+    """The command line to paste contains the variant too."""
     fn, args = two_layers_trained()
     variant = {"remat dots, micro 2": (fn, args)}
     found = search(fn, args, devices=1, hardware="h100", variants=variant, top=2)
@@ -230,7 +230,7 @@ def test_mistakes(name, program, capsys):
 
 
 def test_stored_layouts_are_found():
-    """Where memory is short, state is stored in pieces; what is found can be pasted and planned."""
+    """If memory is short, the state is sharded; the printed flags can be pasted and planned."""
     fn, args = two_layers_trained()
     found = search(fn, args, devices=4, axes=1, hardware="h100", memory=200 * 2**20)
     assert found.best.candidate.storage_rules and found.best.bytes <= 200 * 2**20
@@ -261,7 +261,7 @@ def test_the_papers_largest_model():
 
 
 def test_a_run_lays_itself_out(tmp_path):
-    """`weft train --mesh … --layout auto`: what the search finds on that mesh."""
+    """`weft train --mesh … --layout auto` uses the result of a search on that mesh."""
     flags = ["--mesh", "data=4 model=2", "--layout", "auto", "--folder", str(tmp_path)]
     config = config_io.apply_flags(recipe("lm"), [*flags, "--preset", "tiny-lm", "--data.length", "32"])
     run = prepare_run(config)

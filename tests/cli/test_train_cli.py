@@ -1,4 +1,4 @@
-"""`weft train` given what it can't use, as a user meets it: a clear message, and exit 2; 1 if a run fails.
+"""Invalid input to `weft train` gives a clear message and exit code 2; a run that fails, 1.
 
 And its settings: what TOML, flags and --print-config say is the same.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiers import slow
 from trained_runs import stored
 
 from weft.cli.main import main
@@ -54,7 +55,7 @@ FILES = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where the test is: a folder with the files above in it."""
+    """The current folder of the test, with the files above in it."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -84,7 +85,7 @@ def weft_exactly(capsys, *words):
 
 
 def shown(err):
-    """A message without the folder's name, and the line of this file, which it takes for the user's."""
+    """A message without the folder's name and without the line of this file, which counts as the user's."""
     err = re.sub(r"INTERNAL: .*", "INTERNAL: …", err)  # SentencePiece's own words
     return re.sub(rf"\n  at \S*{Path(__file__).name}:\d+(?=\n|$)", "", err.replace(str(Path.cwd()), "HERE"))
 
@@ -244,7 +245,7 @@ def test_a_finished_run_has_nothing_left_to_do(run, capsys):
 
 
 def test_settings_that_train_nothing_are_not_written_down(run, capsys):
-    """The record is of what was trained: other settings do not take its place."""
+    """The stored settings are those of the training run: other settings do not replace them."""
     stored = [*(run / "checkpoints").rglob("*"), *(run / name for name in RECORD)]
     before = {path: path.read_bytes() for path in stored if path.is_file()}
     code, out, err = weft(capsys, f"{LINES} --steps 1 --data.rows 8 --optimizer.rate 0.5")
@@ -284,7 +285,7 @@ def test_a_run_begins_with_an_imported_model(run, capsys, golden):
     assert code == 2
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "arrays/manifest.ocdbt"])
+@pytest.mark.parametrize("file", ["manifest.json", slow("arrays/manifest.ocdbt")])
 def test_an_imported_model_is_fallen_back_to(run, capsys, file):
     assert main(["checkpoint", "export", "run/checkpoints", "model.safetensors"]) == 0
     assert main(["checkpoint", "import", "model.safetensors", "new/checkpoints", "--step", "0"]) == 0
@@ -433,7 +434,7 @@ def test_steps_that_are_not_finite_are_left_out_up_to_a_limit(folder, capsys, go
     assert (code, out) == (1, "")
     golden("cli_too_many_left_out", shown(err[err.index("skipped step 2") :]), "messages/train")
     assert not (folder / "run" / "checkpoints" / "step_5").exists()
-    code, out, err = weft(capsys, f"{skip} --nan-limit 4")  # nothing was saved: it begins anew
+    code, out, err = weft(capsys, f"{skip} --nan-limit 4")  # nothing was saved: it starts over
     assert (code, out) == (0, "") and err.count("skipped ") == 4
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]

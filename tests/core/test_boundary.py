@@ -1,4 +1,4 @@
-"""Where Weft meets Python and JAX: tensors that JAX rebuilt, objects as arguments, values that are not known yet."""
+"""The boundary to Python and JAX: tensors that JAX rebuilt, objects as arguments, abstract values."""
 
 import dataclasses
 import enum
@@ -384,7 +384,7 @@ AROUND = {
 
 @pytest.mark.parametrize("around", AROUND)
 def test_eager_control_flow_around_a_program(around):
-    """vmap and scan said that the program was called inside one on mesh ""; now they run where it does."""
+    """vmap and scan reported that the program was called inside one on mesh ""; now they run on its mesh."""
     square = lambda t: wf.mean(wf.square(t))
     x = tensor("unplaced", "a=6 b=5")
     want = AROUND[around](square, x)

@@ -1,4 +1,4 @@
-"""A CPU as devices: what was said of it before JAX is used."""
+"""Virtual CPU devices, configured before JAX is used."""
 
 import platform
 import resource

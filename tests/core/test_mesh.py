@@ -1,4 +1,4 @@
-"""Meshes: sizes of any whole kind, and the devices that they are made of."""
+"""Meshes: integer sizes of any type, and their devices."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.nodevice
 
 
 def test_sizes_are_integers_of_any_kind():
-    """NumPy's were refused."""
+    """NumPy integers raised an error."""
     mesh = wf.Mesh([("data", np.int64(4)), ("model", np.int32(2))])
     assert mesh == wf.Mesh("data=4 model=2")
     assert all(type(size) is int for size in mesh.shape.values())
@@ -33,7 +33,7 @@ def test_an_open_axis_takes_the_devices_given():
 
 
 def test_off_the_mesh_onto_one_device():
-    """What was put on `Mesh()` stayed on the eight devices it had been on."""
+    """A tensor that was placed on `Mesh()` stayed on its eight devices."""
     x = wf.place(wf.ones("a=8"), "data=8", "a:data")
     for off in (wf.place(x, wf.Mesh(), ""), wf.place(x, None, None)):
         assert off.array.devices() == {jax.devices()[0]}

@@ -1,4 +1,4 @@
-"""Programs: eager equals staged for every op; what is traced when, and why; what goes in and out."""
+"""Programs: eager equals staged for every op; when and why they are traced; their inputs and outputs."""
 
 import inspect
 import itertools
@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from compare import assert_same, booleans, integers, real
 from theorem.families import OPS
+from tiers import slow
 
 import weft as wf
 from weft.core.errors import LayoutError, MeshError, ProgramError, TensorTypeError, WeftError
 
 KEY = jax.random.key(7)
 A, B = wf.dims("a=6 b=3")
-# x all numbers, p above 0, u within (-1, 1), i and j whole numbers, c and d truth values.
+# x has any floats, p positive ones, u those within (-1, 1); i and j are integers, c and d booleans.
 TENSORS = {
     "x": real(0, "a=6 b=3"),
     "y": real(1, "b=3 a=6"),
@@ -30,7 +31,7 @@ TENSORS = {
     "k": real(8, "w=3 b=3 f=2"),
 }
 
-# Every public op, with the names of its operands above, or a call of its own.
+# Every public op, with the names of its operands above or with a function that calls it.
 OPERANDS = {
     "x": "zeros_like ones_like abs ceil cos cosh elu erf erfc exp exp2 expm1 floor gelu isfinite isinf isnan leaky_relu "
     "log_sigmoid logical_not negative reciprocal relu relu6 round selu sigmoid sign silu sin sinh swish "
@@ -151,8 +152,8 @@ def test_every_op_has_a_row():
     assert public == set(DRAWS)
 
 
-# Not in random programs: what makes tensors, other names, whole numbers' bits, tests for what they have none of,
-# functions that are defined nowhere near 0, and what has random tests of its own.
+# Not in random programs: creation ops, aliases, bits of integers, tests for values that they lack,
+# functions that are undefined near 0, and ops with their own random tests.
 NOT_DRAWN = set(
     "arange full full_like ones ones_like tensor zeros zeros_like astype mod pow swish bitwise_and bitwise_not "
     "bitwise_or bitwise_xor left_shift right_shift isinf isnan arccos arccosh callback debug pipeline value_and_grad "
@@ -174,7 +175,7 @@ def staged():
     return program(TENSORS)
 
 
-@pytest.mark.parametrize("placed", [False, True], ids=["one device", "placed"])
+@pytest.mark.parametrize("placed", [slow(False), True], ids=["one device", "placed"])
 def test_eager_equals_staged(staged, placed):
     tensors = TENSORS
     if placed:
@@ -269,7 +270,7 @@ def test_numbers_and_arrays_are_inputs():
             assert_same(got, x.array * n + jax.random.uniform(jax.random.key(seed), (6, 3)))
             np.testing.assert_array_equal(raw, np.arange(3.0) + n)
     assert len(program.traces) == 1
-    program(x, 2, np.arange(3.0), jax.random.key(0))  # a whole number is another type
+    program(x, 2, np.arange(3.0), jax.random.key(0))  # an integer has another type
     assert program.traces[1].reason == "changed float → int"
 
 
@@ -338,7 +339,7 @@ def _precisely(program, x):
 @pytest.mark.parametrize("mesh, layout", [("x=2", "a:x"), (None, None)], ids=["two", "one"])
 @pytest.mark.parametrize("use", USES)
 def test_captured_tensors_that_were_not_met_before(mesh, layout, use):
-    """Where jit traces anew, what it meets now was zeros."""
+    """When jit retraced, newly captured tensors were zeros."""
     now, x = [wf.full("b=3", 1.0)], TENSORS["x"]
     program = wf.spmd(lambda x: x + now[0], mesh, layout)
     assert_same(program(x), x.array + 1.0)
@@ -357,7 +358,7 @@ def test_tensors_captured_in_turn_stop_retracing():
 
 
 def test_captured_tensors_that_hold_one_array():
-    """They are told apart by their names and roles."""
+    """They are distinguished by their names and roles."""
     array = jnp.arange(1.0, 4.0)
     q, k = wf.tensor(array, "query=3"), wf.tensor(array, "key=3")
     both = lambda x: wf.sum(q * k) * x

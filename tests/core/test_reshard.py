@@ -1,8 +1,7 @@
 """Every relayout gives the right values and gradients: renames and reshapes between all layouts.
 
-Layouts go by names, so one program holds dozens of relayouts side by side, each of a tensor of its own
-with dims and rules of its own: one compilation checks them all. `make test` runs a seeded sample,
-`make soak` all of them.
+Layouts refer to dims by name. So one program contains dozens of relayouts, each of another tensor with other dims and
+rules, and one compilation checks them all. `make test` runs a seeded sample, `make soak` all of them.
 """
 
 import itertools
@@ -147,8 +146,8 @@ def check_elements(t, want, what):
 
 
 def check(mesh, some, used):
-    """Run relayouts side by side. `used`: whether a product, or the program's end, asks for them."""
-    # One whole input for each shape; a sign takes it into the layout that the relayout starts from.
+    """Run several relayouts in one program. `used`: whether a product consumes the results, or the program returns them."""
+    # One replicated input for each shape; a change of sign reshards it to the initial layout of the relayout.
     shapes = {(3, *c.sizes) if c.summed else c.sizes for c in some}
     values = {shape: numbers(shape, 0).astype(np.float32) for shape in shapes}
     inputs = {

@@ -1,4 +1,4 @@
-"""ZeRO as published: bytes per device of parameters and optimizer state, planned and as they lie there.
+"""ZeRO as published: bytes per device of parameters and optimizer state, planned and measured.
 
 Rajbhandari and others (2020), table 1, for float32 AdamW without a separate copy of the weights: of Ψ parameters
 on N devices, stage 1 stores 4Ψ bytes of parameters and 8Ψ/N of moments, stage 3 stores 4Ψ/N and 8Ψ/N. With M-way
@@ -52,7 +52,7 @@ def on_devices(tree):
 
 
 def test_every_parameter_has_the_stored_dim():
-    """Those that had not would be whole on each device; there are none, and the dim divides by 8."""
+    """Parameters without the dim would be replicated; there are none, and the dim is divisible by 8."""
     without = [n for n, p in nn.parameters(CHOSEN.model()).items() if STORED not in {d.name for d in p.dims}]
     assert without == [] and CHOSEN.config.d_model % 8 == 0
 
@@ -89,7 +89,7 @@ class Map(nn.Module):
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_bytes_stay_so(stage):
-    """What a step gives back is stored like what it was given."""
+    """The results of a step are stored like its arguments."""
     layout, x = STAGES[stage]("batch:data"), wf.ones("batch=8 d_model=16")
     model = nn.init(Map(nn.Linear([x.dims[1]], [wf.Dim("d_ff", 3)])), jax.random.key(0), "data=8", layout)
     state = STEP.init(model)
@@ -110,9 +110,9 @@ def test_average_is_split_like_the_moments():
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_traffic_is_the_papers(stage):
-    """Stage 1 sends 2Ψ: a reduce-scatter and an all-gather; stage 3 sends 3Ψ: two gathers, if they are made again.
+    """Stage 1 sends 2Ψ: a reduce-scatter and an all-gather; stage 3 sends 3Ψ: two gathers, if they are repeated.
 
-    Here the backward pass keeps what the forward pass gathered, unless remat= says otherwise, so it is 2Ψ.
+    Here the backward pass reuses what the forward pass gathered, unless remat= changes that, so it is 2Ψ.
     """
     model = nn.specs(CHOSEN.model())
     program = wf.spmd(STEP, "data=8", STAGES[stage]("batch:data"))

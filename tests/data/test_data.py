@@ -1,4 +1,4 @@
-"""Data: files, tokenizers, packing, and a stream whose order nothing but its seed changes."""
+"""Data: files, tokenizers, packing, and a stream whose order depends only on its seed."""
 
 import bz2
 import gzip
@@ -216,7 +216,7 @@ def test_sentencepiece(kind, tmp_path, phrase_texts):
 
 
 def test_sentencepiece_learns_from_long_texts(tmp_path):
-    """Its own trainer leaves out what is longer than 4,192 bytes, and says nothing."""
+    """SentencePiece's trainer silently skips sentences longer than 4,192 bytes."""
     text = " ".join(iter_texts(Phrases(400)))
     assert len(text.encode()) > 3 * 4192
     made = SentencePiece.train([text], tmp_path / "a.model", vocab=600, kind="bpe")
@@ -251,7 +251,7 @@ def test_tokenizers_that_can_not_be(tmp_path, phrase_texts):
 
 
 def drawn(count, most, pairs=False, seed=0):
-    """Examples of drawn sizes, no two tokens alike."""
+    """Examples of random sizes whose tokens are all different."""
     draw = np.random.default_rng(seed)
     numbers = iter(range(3, 10**6))
 
@@ -358,7 +358,7 @@ def test_resumed_anywhere_it_goes_on_the_same(settings):
     steps = first(15, stream(settings))
     assert steps[-1].position > len(EXAMPLES)  # into the second epoch
     for at, step in enumerate(steps[:-1]):
-        on = stream(settings).step(step.position)  # a new stream, with nothing kept
+        on = stream(settings).step(step.position)  # a new stream, without state
         assert on.position == steps[at + 1].position
         assert_same(on.batch, steps[at + 1].batch, rtol=0, atol=0)
 

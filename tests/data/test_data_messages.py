@@ -1,4 +1,4 @@
-"""What is said of bad data: every message has its four parts, and shows the line that asked for it."""
+"""Messages of bad data: each has four parts and points to the line of the call."""
 
 import gzip
 import sys
@@ -41,7 +41,7 @@ FILES = {
 
 
 class Beyond(ByteTokenizer):
-    """A tokenizer that gives more ids than it says."""
+    """A tokenizer that produces ids beyond its vocabulary."""
 
     def encode(self, text):
         return [259, 300]

@@ -1,4 +1,4 @@
-"""Prefetching: the same items in the same order, errors at their places, and no thread that stays."""
+"""Prefetching: the same items in the same order, errors at their positions, and no threads left behind."""
 
 import gc
 import itertools
@@ -21,6 +21,7 @@ def threads():
 @pytest.fixture(autouse=True)
 def no_thread_stays():
     assert not threads()
+    gc.freeze()  # a collection of all objects of the test session would take seconds
     yield
     gc.collect()
     assert not threads()
@@ -43,7 +44,7 @@ def test_no_more_than_ahead_are_made(ahead):
             yield number
 
     taken = prefetch(items(), ahead)
-    assert not made and not threads()  # nothing begins before it is asked for
+    assert not made and not threads()  # nothing starts before the first request
     for number in taken:
         deadline = time.monotonic() + 5
         while len(made) < min(number + 1 + ahead, 20) and time.monotonic() < deadline:
@@ -146,7 +147,7 @@ def test_what_fails_in_the_thread_is_located_here():
 
 
 def test_programs_run_while_batches_are_made():
-    """200 steps with collectives, none waited for: what the thread does never holds up the devices."""
+    """200 steps with collectives, without waiting for any: the thread never blocks the devices."""
     mesh, layout = wf.Mesh("data=4 model=2"), wf.Layout("batch:data length:model")
     texts, settings = PythonDocs("valid"), dict(rows=8, length=16)
     stream = TokenWindows(texts, ByteTokenizer(), **settings, mesh=mesh, layout=layout)

@@ -1,4 +1,4 @@
-"""Windows of one long text: every token once an epoch, and an order that nothing but its seed changes."""
+"""Windows of one long text: every token once per epoch, in an order that depends only on the seed."""
 
 import itertools
 
@@ -89,7 +89,7 @@ def test_half_a_character_is_malformed(tmp_path):
 @ORDERS
 @pytest.mark.parametrize("length", [1, 7, 32, 64, 100])
 def test_every_token_is_a_target_once_an_epoch(shuffle, length):
-    """No two tokens are alike here: each row is a piece of the ring, and the pieces are all of it, once."""
+    """All tokens differ: each row is a piece of the ring, and the pieces cover the ring once."""
     ring = np.arange(3, 67)
     of = TokenWindows(ring, Words(), rows=3, length=length, seed=5, shuffle=shuffle, epochs=2)
     steps = list(of.batches())
@@ -108,7 +108,7 @@ def test_every_token_is_a_target_once_an_epoch(shuffle, length):
 
 @ORDERS
 def test_what_is_read_is_the_predecessor(shuffle):
-    """And 0 at the beginning of each text, also of one that begins a window, or the whole."""
+    """And 0 at the beginning of each text, also of one that begins a window or the corpus."""
     pairs = {(a, b) for a, b in zip([1, *SEQUENCE], SEQUENCE, strict=False)}
     for step in windows(shuffle=shuffle, epochs=1).batches():
         made = numbers(step.batch)
@@ -125,7 +125,7 @@ def test_resumed_anywhere_it_goes_on_the_same(shuffle):
     steps = first(12, windows(shuffle=shuffle))
     assert steps[-1].position == 36 > 2 * windows().size
     for at, step in enumerate(steps[:-1]):
-        on = windows(shuffle=shuffle).step(step.position)  # a new stream, with nothing kept
+        on = windows(shuffle=shuffle).step(step.position)  # a new stream, without state
         assert on.position == steps[at + 1].position
         assert_same(on.batch, steps[at + 1].batch, rtol=0, atol=0)
 
@@ -143,7 +143,7 @@ def test_the_order_does_not_depend_on_processes(count):
 
 @pytest.mark.parametrize("rules", ["batch:data", "batch:data length:model"])
 def test_the_order_does_not_depend_on_the_mesh(rules):
-    """3 rows of 7 places on a mesh that divides neither: one device has nothing but padding."""
+    """3 rows of 7 positions on a mesh that divides neither: one device has only padding."""
     mesh, layout = wf.Mesh("data=4 model=2"), wf.Layout(rules)
     placed = list(windows(epochs=1, mesh=mesh, layout=layout).batches())
     for step, other in zip(windows(epochs=1).batches(), placed, strict=True):

@@ -1,4 +1,4 @@
-"""Two hosts with their own addresses, names and disks: what works, what is rejected, and that no wait is endless."""
+"""Two hosts with their own addresses, names and disks: what works, what raises, and that every wait ends."""
 
 import os
 import re
@@ -21,7 +21,7 @@ HEARTBEAT = 20  # seconds
 
 
 def finish(processes, within=LATEST):
-    """What they printed and their exit codes, by process; none runs for longer than that."""
+    """The output and exit code of each process; those still running after `within` seconds are killed."""
     end, found = time.monotonic() + within, []
     for process in processes:
         try:
@@ -36,7 +36,7 @@ def finish(processes, within=LATEST):
 
 
 def until(process, line):
-    """Read what a process prints, up to a line."""
+    """Read the output of a process up to a line."""
     while found := process.stdout.readline():
         if found.rstrip("\n") == line:
             return
@@ -62,6 +62,7 @@ def test_the_address_that_others_reach(own, others, address, monkeypatch):
     assert gloo.choose_address(own, others) == address
 
 
+@pytest.mark.slow
 def test_a_name_that_resolves_to_loopback(tmp_path):
     """As on Debian and Ubuntu, where a host's own name is 127.0.1.1; the coordinator's is such a name too."""
     with two_hosts(tmp_path) as hosts:
@@ -184,7 +185,7 @@ STUCK = {
 
 
 def one_hangs(hosts, where, folder, **environment):
-    """Both processes, of which one hangs and the other waits for it by now."""
+    """Start both processes, and return when one hangs and the other waits for it."""
     processes = [host.start(SEVERAL, "stuck", f"{where}@{folder}", **environment) for host in hosts]
     waits = STUCK[where][0]
     until(processes[waits], "step 1" if where == "step" else "step 2")
@@ -208,7 +209,7 @@ def test_sigterm_while_waiting_for_another(where, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("where", STUCK)
 def test_a_wait_for_another_ends(where, tmp_path):
-    """The other is alive and never comes; nobody sends a signal."""
+    """The other process is alive but never arrives, and no signal is sent."""
     waits, what = STUCK[where]
     with two_hosts(tmp_path) as hosts:
         waiting, hanging = one_hangs(hosts, where, tmp_path / "run", WAIT=5)

@@ -1,8 +1,8 @@
 """Every Python block of README.md and docs/*.md runs, top to bottom, one namespace per page.
 
 A block with a title, ```python title="train.py", is also written to that file. The lines of bash blocks that
-call `weft` run there; a comment says which exit code is expected if it is not 0. A text block right after
-plans or searches is what they print, or some lines of it; so is a later one whose first line they printed.
+call `weft` run there; a comment gives the expected exit code if it is not 0. A text block right after
+plans or searches has their output or some lines of it; so does a later block whose first line they printed.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def commands(lines):
 
 
 def run_command(line, folder):
-    """A call of `weft`, in this process; `> file` takes its output. What it prints, if that is to be checked."""
+    """Call `weft` in this process, and return its output if it is checked; `> file` redirects it."""
     command, _, comment = line.partition("  #")
     command, _, target = command.partition(" > ")
     expected = int(comment.split("exit ")[1][0]) if "exit " in comment else 0

@@ -1,4 +1,4 @@
-"""Every example of every docstring prints what it says."""
+"""Every example in a docstring prints the documented output."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""examples/*.py run, and show what they say they show."""
+"""examples/*.py run, and print what their docstrings claim."""
 
 import re
 import runpy
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -65,9 +66,7 @@ def moe(text):
     table = [
         list(map(int, re.findall(r"\d+", row))) for row in re.findall(r"^ ?\[+[\d ]+\]+$", text, re.MULTILINE)
     ]
-    assert sorted(row.index(max(row)) for row in table) == list(
-        range(8)
-    )  # every kind has an expert of its own
+    assert sorted(row.index(max(row)) for row in table) == list(range(8))  # each kind has its own expert
     assert float(re.search(r"([\d.]+)% go where most of their kind do", text)[1]) > 90
     assert "one device gives the same errors" in text
 
@@ -113,7 +112,9 @@ def test_all_examples_are_checked():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(CHECKS)
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [slow(name) if name in ("mnist.py", "unet3d.py") else name for name in CHECKS]
+)
 def test_examples_run(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, [])])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")

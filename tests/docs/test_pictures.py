@@ -1,4 +1,4 @@
-"""The pages' pictures are small, whole, and load nothing."""
+"""The pictures of the documentation are small and complete, and load nothing."""
 
 import re
 import xml.etree.ElementTree as ET

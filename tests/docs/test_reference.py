@@ -21,7 +21,7 @@ MODULES = (wf, nn, optim, checkpoint, distributed, train, generate, data, models
 
 
 def public(module):
-    """Its names: what is written in it, and what a package gives from its files."""
+    """The names of a module: those that it defines, and those that a package exports from its files."""
     for name in dir(module):
         value = getattr(module, name)
         home = getattr(value, "__module__", "weft")  # a table of names has none
@@ -38,7 +38,7 @@ def lines():
 
 
 def found(name):
-    """What `file.name` stands for."""
+    """The object that `file.name` refers to."""
     module, _, last = name.rpartition(".")
     return getattr(__import__(module, fromlist=[last]), last)
 

@@ -1,4 +1,4 @@
-"""Beam search finds what an exhaustive search finds, and what a plain one of NumPy and lists finds."""
+"""Beam search agrees with an exhaustive search, and with a plain beam search on NumPy arrays and lists."""
 
 import functools
 import math
@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from tiers import slow
 
 import weft as wf
 from weft import nn
@@ -132,7 +133,7 @@ def divided(how, log, count):
 
 
 def every_sequence(vocab, prompt, limit, ends):
-    """All that can be said, and the logarithm of its probability."""
+    """All possible sequences and their log-probabilities."""
     logs, open_ones = {}, {(): 0.0}
     for count in range(1, limit + 1):
         follow = logs_after(vocab, [prompt + s for s in open_ones])
@@ -287,7 +288,7 @@ def test_one_beam_follows_the_likeliest_token():
     assert 0 < seconds < len(found)
 
 
-@pytest.mark.parametrize("models", [1, 2])  # two that are the same say what one says
+@pytest.mark.parametrize("models", [1, 2])  # two equal models generate the same as one
 def test_a_penalty_is_of_the_logits(models):
     state = started(model_of(USUAL), MORE, LIMITS, (7,), "one device", 2.5, models)
     state = programs("one device")[2]((model_of(USUAL),) * models, state, 8)
@@ -313,10 +314,10 @@ PLACES = 11
 
 
 def mesh_tensorflow(logs, first, how, limit):
-    """Mesh-TensorFlow's search in plain Python: what finished, the beams at the end, and after how many tokens.
+    """Mesh-TensorFlow's search in plain Python: finished sequences, the final beams, and the number of tokens.
 
     Of the 2K best candidates, the K best unfinished ones are the next beams, and those that end join the
-    finished ones, of which the K best stay. It stops once no beam can beat the worst finished one.
+    finished ones; the K best of these stay. It stops once no beam can beat the worst finished one.
     """
     beams, finished = [((), 0.0)], []
     for count in range(1, limit + 1):
@@ -366,11 +367,11 @@ def test_the_recorded_chain(beams, alpha, best, score):
 @pytest.mark.parametrize(
     "size, alpha, layout",
     [
-        (1, 0.6, "one device"),
-        (2, 0.0, "one device"),
-        (2, 0.6, "one device"),
+        slow(1, 0.6, "one device"),
+        slow(2, 0.0, "one device"),
+        slow(2, 0.6, "one device"),
         (3, 1.0, "both"),
-        (5, 0.6, "model"),
+        slow(5, 0.6, "model"),
     ],
 )
 def test_a_search_is_that_of_mesh_tensorflow(size, alpha, layout):

@@ -33,7 +33,7 @@ def truncated(logits, temperature, top_k, top_p):
 
 
 def chosen(logits, settings, numbers, layout="one device"):
-    """What ours chooses, and each row's settings."""
+    """The tokens that Weft samples, and each row's settings."""
     batch, vocab = wf.Dim("batch", len(logits)), wf.Dim("vocab", logits.shape[1])
     types = np.float32, np.int32, np.float32, np.float32
     how = SamplingParams(
@@ -90,7 +90,7 @@ def test_the_number_decides_among_what_is_left():
     for setting, ends in {
         (1.0, 0, 1.0, 1.0): [0.5, 0.75, 0.875, 1.0],
         (1.0, 2, 1.0, 1.0): [2 / 3, 1.0],
-        (1.0, 3, 1.0, 1.0): [0.5, 0.75, 0.875, 1.0],  # the third and the fourth are alike
+        (1.0, 3, 1.0, 1.0): [0.5, 0.75, 0.875, 1.0],  # the third and the fourth are equal
         (1.0, 0, 0.7, 1.0): [2 / 3, 1.0],
         (1.0, 3, 0.4, 1.0): [1.0],
         (0.5, 2, 1.0, 1.0): [0.8, 1.0],
@@ -119,7 +119,7 @@ def test_extremes(layout):
         (out, (1.0, 3, 1.0, 1.0)),
         (out, (1.0, 0, 0.5, 1.0)),
         (out, (1.0, 20, 0.999999, 1.0)),
-        (np.zeros(37), (1.0, 1, 1e-6, 1.0)),  # all alike
+        (np.zeros(37), (1.0, 1, 1e-6, 1.0)),  # all equal
     ]
     rows = [
         (row.astype(np.float32), setting, number)
@@ -184,6 +184,6 @@ def test_numbers_are_spread_evenly():
     for name, numbers in rows.items():
         assert numbers.dtype == np.float32 and numbers.min() > 0 and numbers.max() <= 1, name
         assert fits(np.histogram(numbers, 50, (0, 1))[0], np.full(50, 0.02)), name
-    # Rows and seeds have numbers of their own, and as many as are asked for do not change the first.
+    # Rows and seeds draw different numbers, and further draws do not change the first ones.
     assert np.abs(np.corrcoef(list(rows.values())) - np.eye(3)).max() < 0.05
     np.testing.assert_array_equal(uniform_draws(3, 4, 64)[:16], uniform_draws(3, 4, 16))

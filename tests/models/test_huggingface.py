@@ -93,7 +93,7 @@ KINDS = {
 
 
 def values(shapes, dtype=np.float32):
-    """Numbers that name their tensor and place: no two of a checkpoint are alike."""
+    """Numbers that identify their tensor and position: those of a checkpoint all differ."""
     start, made = 1, {}
     for name, shape in shapes.items():
         size = int(np.prod(shape))
@@ -329,7 +329,7 @@ def test_rotary_settings(rope, want, tmp_path):
 
 
 def test_t5_settings(tmp_path):
-    """The logits of v1.0 are scaled; newer files say so in a key of its own."""
+    """The logits of v1.0 are scaled; newer files have a separate key for that."""
     settings, shapes = t5(gated=False, tied=True)
     for n, (more, scaled) in enumerate([({}, True), ({"scale_decoder_outputs": False}, False)]):
         config = huggingface.config_of(write(tmp_path / str(n), settings | more, values(shapes)))

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from tiers import slow
 from untrained_models import untrained
 
 import weft as wf
@@ -127,9 +128,9 @@ def test_pairs_begin_with_0(tmp_path):
     assert batch.tokens.numpy()[0, 0] == 0
 
 
-@pytest.mark.parametrize("mesh, layout", [("", ""), MESH], ids=["one device", "mesh"])
+@pytest.mark.parametrize("mesh, layout", [slow("", ""), MESH], ids=["one device", "mesh"])
 def test_a_model_reads_the_start_and_the_prompt(folder, mesh, layout):
-    """The likeliest tokens one by one, by the whole model each time."""
+    """The likeliest tokens one by one, without a cache."""
     words, model = huggingface.tokenizer(folder), huggingface.load(folder, mesh, layout)
     alone = huggingface.load(folder)
     generator = TextGenerator(model, words, mesh, layout, rows=2)
@@ -244,7 +245,7 @@ def test_without_the_package(tmp_path, mistake, monkeypatch):
 
 
 def test_bytes_that_make_sense_together_only():
-    """Llama's decoder reads no byte of a run while its last character is not whole."""
+    """Llama's decoder decodes no byte of a run while its last character is incomplete."""
 
     class Fallback(ByteTokenizer):
         def decode(self, ids):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from compare import assert_same
 from jax.extend import core as jax_core
+from tiers import slow_except
 
 import weft as wf
 from weft import nn
@@ -19,7 +20,7 @@ def draw(seed, *dims):
 
 
 def feed(x, w, v, pieces):
-    """A feed-forward block in pieces; `pieces=None` is the whole at once."""
+    """A feed-forward block in chunks; `pieces=None` computes it without chunks."""
 
     def f(x, scale):
         h = wf.tanh(wf.einsum(x, w, out=[*(d for d in x.dims if d != D_MODEL), D_FF]))
@@ -48,7 +49,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("length, pieces", [(12, 3), (11, 4), (5, 5), (7, 1)])
 def test_chunks_equal_the_full_computation(length, pieces, name):
-    """In four pieces of three places of eleven the last one has a place too many."""
+    """Eleven positions in four chunks of three: the last chunk is padded."""
     with jax.enable_x64(True):
         args = draw(0, BATCH, LENGTH.resize(length), D_MODEL), draw(1, D_MODEL, D_FF), draw(2, D_FF, D_MODEL)
         found = wf.spmd(gradients(pieces), *LAYOUTS[name])(*args)
@@ -70,12 +71,13 @@ def test_dropout_in_chunks_equals_that_of_the_full_tensor(name):
     uneven = wf.spmd(lambda x, key: dropped(x, key, 5), *LAYOUTS[name])(x, key).numpy(
         "length", "batch", "d_ff"
     )
-    assert len({each.tobytes() for each in uneven}) == LENGTH.size  # others, and no two places the same
+    assert len({each.tobytes() for each in uneven}) == LENGTH.size  # other masks, all different
     assert (uneven == dropped(x, key, 5).numpy("length", "batch", "d_ff")).all()
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_model_with_dropout_is_the_same_in_pieces(name):
+# The fast tests split one of the two dims that chunks divide; the others are slow.
+@pytest.mark.parametrize("name", slow_except(["length"], LAYOUTS))
+def test_a_model_with_dropout_is_the_same_in_chunks(name):
     with jax.enable_x64(True):
         config = Config(
             vocab=9, d_model=6, d_ff=10, heads=2, d_kv=4, layers=2, dropout=0.3, compute="float64"
@@ -113,7 +115,7 @@ def moved(length, pieces, mesh, layout):
 )
 @pytest.mark.parametrize("pieces", [2, 3, 6])
 def test_pieces_of_a_split_length_are_made_of_what_each_device_has(mesh, layout, pieces):
-    """If the places in a piece can be shared evenly, no collective is there that was not without pieces."""
+    """If the positions of a chunk divide evenly, chunks add no collectives."""
     assert moved(LENGTH.size, pieces, mesh, layout) == moved(LENGTH.size, None, mesh, layout)
 
 

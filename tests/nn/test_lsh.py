@@ -36,7 +36,7 @@ def inputs(length, batch=2):
 
 
 def packed(length):
-    """Rows of several examples, cut differently in each, with places from 0 on in each example."""
+    """Rows of several examples, with different boundaries, and positions that start at 0 in each example."""
     cuts = np.array([[2, 7], [5, 6]])
     segments = (np.arange(length) >= cuts[..., None]).sum(1)
     starts = np.where(segments == 0, 0, np.take_along_axis(cuts, np.maximum(segments - 1, 0), 1))
@@ -91,7 +91,7 @@ def maps(weights, x):
 
 
 def attend(weights, x, mask):
-    """The softmax over what each place sees; that a key met in several rounds counts once is log N's doing."""
+    """The softmax over the allowed keys. A key that occurs in several rounds counts once, because of log N."""
     q, v = maps(weights, x)
     scores = jnp.einsum("bhik,bhjk->bhij", q, q / jnp.linalg.norm(q, axis=-1, keepdims=True))
     shares = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), -1)
@@ -137,7 +137,7 @@ def check(m, x, factors, *, segments=False, causal=True, key=None, layout=""):
 
 @pytest.mark.parametrize("chunk, rounds, segments", [(9, 1, False), (16, 2, True), (5, 2, False)])
 def test_one_bucket_is_full_attention(chunk, rounds, segments):
-    """With one chunk; and with two, of which the first sees the last, and each key is met in each round."""
+    """With one chunk; and with two, where the first also attends to the last, and each key occurs in each round."""
     m = module(chunk=chunk, rounds=rounds, buckets=1)
     mask = check(m, inputs(9), [1], segments=segments)
     example = packed(9)[1].numpy() if segments else np.zeros((2, 9))
@@ -279,7 +279,7 @@ def test_decoder():
 
 
 def test_a_decoder_attends_only_to_earlier_positions():
-    """With one chunk exactly; with several, what lies in which chunk depends on all places."""
+    """Exactly with one chunk only: with several, the assignment to chunks depends on all positions."""
     model = nn.init(Transformer(SMALL.replace(lsh_chunk=16)), jax.random.key(0))
     one, other = tokens(), wf.where(wf.arange(wf.Dim("length", 13)) < 6, tokens(), 3)
     before, after = (logits(model, t) for t in (one, other))

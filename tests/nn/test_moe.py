@@ -31,7 +31,7 @@ LAYOUTS = {
 
 
 class Case(NamedTuple):
-    """One mixture and what it is given."""
+    """One mixture of experts and its inputs."""
 
     top: int = 1
     capacity: float = 1.0
@@ -83,7 +83,7 @@ CASES = {
 
 
 def queue(order, capacity, top, live):
-    """Whether each token finds a place with each of its choices: one after the other, best choices first."""
+    """Whether each token fits into the capacity of its chosen experts: in order, best choices first."""
     served = np.zeros([*order.shape[:2], top], bool)
     for group in range(order.shape[0]):
         taken = Counter()
@@ -113,7 +113,7 @@ def block(case, p, expert, row):
 
 
 def oracle(case, p, x, live, order, served):
-    """The result and both losses; routing is settled: each token's experts in order, and who is served."""
+    """The result and both losses, given the routing: each token's experts in order, and the served choices."""
 
     def one(row, order, served):
         shares = jax.nn.softmax(row @ p["router.weight"])
@@ -136,7 +136,7 @@ def oracle(case, p, x, live, order, served):
 
 @functools.cache
 def expected(case):
-    """Results and gradients by the oracle, and how many choices found no place."""
+    """The oracle's results and gradients, and the number of dropped choices."""
     layer, x, weights = case.inputs()
     p = {name: jnp.asarray(t.numpy()) for name, t in nn.parameters(layer).items()}
     x, live = x.numpy(), np.ones([case.batch, case.length], bool) if weights is None else weights.numpy() > 0
@@ -209,17 +209,17 @@ def float64():
 
 @pytest.mark.parametrize("name", ["switch", "switch, padded, one place", "top 2"])
 def test_a_mixture_is_its_loop_over_tokens(name):
-    assert check(CASES[name]) > 2  # tokens that found no place are among them
+    assert check(CASES[name]) > 2  # dropped tokens are among them
 
 
 @pytest.mark.parametrize("mesh, layout", list(LAYOUTS.values())[1:], ids=list(LAYOUTS)[1:])
 def test_layouts_do_not_change_it(mesh, layout):
-    """6 experts and 6 rows on 4 devices (or 2), 5 places on 4: nothing divides."""
+    """6 experts and 6 rows on 4 devices (or 2), 5 positions on 4: nothing divides evenly."""
     assert check(CASES["top 2, padded, with bias"], mesh, layout) > 2
 
 
 def test_exact_serves_everyone():
-    """With the same tokens, some of which found no place before; their gates are those of the router."""
+    """With the same tokens, some of them dropped before; their gates are those of the router."""
     assert check(CASES["top 2"]._replace(exact=True), *LAYOUTS["one axis"]) == 0
 
 
@@ -368,7 +368,7 @@ def test_dropout_and_a_scan_over_layers():
 
 
 def planned(mesh, layout, exact=False, **more):
-    """The plan of value and gradients in float32, for 8 rows of 16 tokens and 8 experts with 4 places."""
+    """The plan of value and gradients in float32, for 8 rows of 16 tokens and 8 experts with a capacity of 4."""
     layer = nn.MixtureOfExperts(*wf.dims("d_model=32 d_ff=64 experts=8"), top=2, capacity=1.0, **more)
 
     def loss(layer, x):
@@ -384,7 +384,7 @@ ROUTER, EXPERT = 32 * 8 * 4, 8 * 32 * 64 * 4  # bytes of parameters
 
 
 def traffic(plan):
-    """Collectives but for scalar sums, as (phase, kind, axes, bytes): how often."""
+    """The number of collectives by (phase, kind, axes, bytes), without sums of scalars."""
     found = Counter()
     for c in plan.collectives:
         if not (c.kind == "all-reduce" and c.bytes <= 8):
@@ -393,7 +393,7 @@ def traffic(plan):
 
 
 def test_batch_and_experts_on_one_axis_exchange_by_all_to_all():
-    """Out and back, forward and backward; experts' gradients are whole where they are, and no token is gathered."""
+    """All-to-alls out and back, forward and backward; experts' gradients need no sum, and no token is gathered."""
     plan = planned("data=4", "batch:data experts:data")
     assert traffic(plan) == {
         ("forward", "all-to-all", "data", DISPATCHED // 4): 2,
@@ -426,7 +426,7 @@ def test_experts_on_an_axis_of_their_own():
     "mesh, layout", [LAYOUTS[n] for n in ("one axis", "two axes", "three axes", "batch on more")]
 )
 def test_no_expert_works_twice(mesh, layout):
-    """Only the router's product is made anew along axes that do not split the batch."""
+    """Only the router's product is repeated along axes that do not split the batch."""
     plan = planned(mesh, layout)
     router = 3 * 2 * 8 * 16 * 32 * 8
     assert plan.unique_flops == planned("data=1", "").flops

@@ -1,4 +1,4 @@
-"""Layers: what does not fit is told, and never broadcast."""
+"""Layers report inputs that do not fit, and never broadcast them."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Reversible layers against plain autodiff of the same computation, and what they hold and send."""
+"""Reversible layers compared with plain autodiff of the same computation; their memory and collectives."""
 
 import functools
 import types
@@ -34,7 +34,7 @@ def draw(seed, *dims):
 
 
 def arguments():
-    """Parameters of layers, a bias that they share, the input, what the result is compared with, keys, places."""
+    """Parameters of layers, their shared bias, the input, the target, keys and positions."""
     shapes = {
         "scale": [D_MODEL],
         "query": [D_MODEL, HEADS, D_KV],
@@ -150,7 +150,7 @@ def plan_of(residual, name):
 
 
 def sent(plan, axis):
-    """Bytes and number of what is sent over an axis for gradients, after the loop, and inside it."""
+    """The bytes and the number of collectives over an axis for gradients, after the loop and inside it."""
     found = [c for c in plan.collectives if axis in c.axes and c.phase == "backward"]
     after, inside = [c for c in found if c.count == 1], [c for c in found if c.count > 1]
     return (sum(c.bytes for c in after), len(after)), sum(c.bytes * c.count for c in inside)
@@ -160,7 +160,7 @@ def test_gradients_are_summed_over_data_once():
     assert sent(plan_of(nn.reversible, "batch"), "data") == sent(plan_of(plain, "batch"), "data")
     (summed, count), inside = sent(plan_of(nn.reversible, "both"), "data")
     layers, bias, *_ = arguments()
-    # Every parameter and the bias, on each of four devices; the norm's scale is whole on all.
+    # Every parameter and the bias, on each of four devices; the norm's scale is replicated.
     split = sum(layers[n].size for n in layers if n != "scale") + bias.size
     heads = (LAYERS.size * 3 * D_MODEL.size * D_KV.size + LENGTH.size**2) * 2  # two of six heads each
     wide = LAYERS.size * 2 * D_MODEL.size * D_FF.size // 4

@@ -407,7 +407,7 @@ def test_branches_of_a_split_vmap_on_shared_operands(layout, stored):
 
 @pytest.mark.parametrize("size", [3, 5])
 def test_branches_of_a_split_vmap_that_spread_a_split_dim(size):
-    """The place at which a device's part of a transposed convolution begins was looked up in an array."""
+    """The start of a device's slice of a transposed convolution was looked up in an array."""
 
     def run(x, w):
         def spread(x):

@@ -19,7 +19,7 @@ PLACES = [
 places = pytest.mark.parametrize("mesh, layout", PLACES, ids=[f"{m}-{lay}" for m, lay in PLACES])
 
 # Functions by the domain of their operands: x all numbers, p above 0, u within (-1, 1), g above 1,
-# i and j whole numbers, b and c truth values.
+# i and j are integers, b and c booleans.
 UNARY = {
     "x": {
         "abs": jnp.abs,
@@ -425,7 +425,7 @@ def test_from_callback(mesh, layout):
     assert_same(t, values)
     assert_same(t * 2.0, values * 2)
     if mesh:
-        assert max(slices) < values.size  # no host was asked for more than its slices
+        assert max(slices) < values.size  # no host created more than its slices
 
 
 def test_where_needs_booleans():

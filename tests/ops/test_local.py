@@ -91,7 +91,7 @@ def test_callback(mesh, layout):
 
     x, y = TENSORS["x"], TENSORS["y"]
     assert_same(wf.spmd(program, mesh, layout)(x, y), oracle(x.numpy(), y.numpy()))
-    assert set(shapes) == {(np.ndarray, (5, 4), (5, 3))}  # whole values, in their true sizes
+    assert set(shapes) == {(np.ndarray, (5, 4), (5, 3))}  # global values without padding
 
 
 def test_callback_eagerly_and_its_errors():
@@ -107,7 +107,7 @@ def test_callback_eagerly_and_its_errors():
 
 @pytest.mark.parametrize("mesh, layout", [("", ""), ("x=2 y=2", "b:x d:y"), ("x=8", "b:x")])
 def test_callback_inside_vmap(mesh, layout):
-    """JAX wants to be told how: one place after the other."""
+    """JAX requires a vmap method: sequential."""
     each = lambda x: wf.callback(np.cumsum, x, out=wf.spec("d=4"))
     x = TENSORS["x"]
     want = x.numpy().cumsum(1)
@@ -117,7 +117,7 @@ def test_callback_inside_vmap(mesh, layout):
 
 @pytest.mark.parametrize("mesh, layout", [("", ""), ("x=2 y=2", "b:x d:y"), ("x=8", "b:x")])
 def test_callback_beside_a_derivative(mesh, layout):
-    """It has none of its own; what stops gradients, or says what they are, is differentiated as before."""
+    """It has no gradient; stop_gradient and custom rules around it are differentiated as usual."""
     double = lambda x: wf.callback(lambda a: a * 2, x, out=wf.spec(x.dims))
     given = wf.custom_vjp(double)
     given.defvjp(lambda x: (double(x), None), lambda _, g: (g * 2,))
@@ -137,7 +137,7 @@ def test_debug(mesh, layout, capsys):
     assert_same(fn(wf.tensor(values, "b=5 d=2")), values * 2 + 45)
     jax.effects_barrier()
     printed = capsys.readouterr().out
-    # Each once, whatever the number of devices; whole, and in its true size.
+    # Each is printed once on any number of devices, as a global value without padding.
     assert printed.count("f32[b=5, d=2]") == 2 and printed.count("sum: f32[] 45.") == 1
     assert f"f32[b=5, d=2] {np.array2string(values)}" in printed
     assert f"twice: f32[b=5, d=2] {np.array2string(values * 2)}" in printed

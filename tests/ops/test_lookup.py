@@ -9,7 +9,7 @@ from compare import assert_same_on_mesh, check_one, collectives, cosines
 import weft as wf
 from weft.core.errors import DimError, LayoutError, ShapeError, TensorTypeError
 
-# vocab has 10 places (even over 2), or 9 (over 8: some devices hold nothing but padding).
+# vocab has size 10 (even over 2), or 9 (over 8, some devices store only padding).
 PLACES = [
     ("x=2", "vocab:x", 10),
     ("x=2", "batch:x", 9),
@@ -54,7 +54,7 @@ def test_take_with_gradients(mesh, layout, size):
         ]
 
     def oracle(table, logits):
-        # Axis 1 of the logits is the vocabulary, and the indices' own dim comes in its place.
+        # Axis 1 of the logits is the vocabulary, and the dim of the indices replaces it.
         batch = np.arange(3)[:, None]
         return [
             table.at[rest].get(mode="fill", fill_value=0.5),
@@ -110,7 +110,7 @@ def test_take_one_number():
 @pytest.mark.parametrize("staged", [False, True], ids=["eager", "staged"])
 @pytest.mark.parametrize("place", [(None, None), ("x=4", "vocab:x"), ("x=2", "length:x")], ids=str)
 def test_take_out_of_range_is_one_rule(place, staged, dtype):
-    """Outside programs it was an error, inside NaN. `jnp.take` fills alike."""
+    """Outside programs it raised, inside it gave NaN. `jnp.take` fills in both cases."""
     ids = np.array([0, 12, -1, 8, 9])
     table = wf.tensor(np.arange(27).reshape(9, 3).astype(dtype), "vocab=9 d=3")
     named = wf.place((table, wf.tensor(ids, "length=5")), *place)
@@ -168,7 +168,7 @@ def test_an_embedding_is_one_all_reduce():
     assert travels(embed, "vocab:x", table, ids) == [("psum_invariant", (4, 5, 6))]
     assert travels(squares, "vocab:x", table, ids) == [("psum_invariant", (4, 5, 6))]
     assert travels(embed, "batch:x d:y", table, ids) == []
-    # Data parallel: the table's gradient, of its own block.
+    # Data parallel: the gradient of each device's slice of the table.
     assert travels(squares, "batch:y vocab:x", table, ids) == [
         ("psum_invariant", (2, 5, 6)),
         ("psum_invariant", (20, 6)),
@@ -263,7 +263,7 @@ def test_errors():
 
 
 def test_scatter_add_keeps_what_updates_mean():
-    """Halves were added to whole numbers as zeros."""
+    """Fractions were added to integers as zeros."""
     ids = wf.tensor([0, 2], "length=2")
     with pytest.raises(TensorTypeError, match="float32 was written into a tensor of dtype int32"):
         wf.scatter_add(wf.zeros("word=3", jnp.int32), ids, 0.5, "word")

@@ -39,7 +39,7 @@ def with_gradients(fn):
     return run
 
 
-_expected = {}  # by case: the oracle is asked once for all layouts
+_expected = {}  # by case: the oracle runs once for all layouts
 
 
 def check(fn, oracle, tensors, mesh, layout, case):

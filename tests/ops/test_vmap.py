@@ -65,7 +65,7 @@ def test_a_lookup_along_the_axis_of_a_vmap_raises():
 
 
 def test_a_branch_under_vmap_gathers_ranges_of_a_split_dim():
-    """JAX cannot batch a branch that indexes an array of its own."""
+    """JAX cannot batch a branch that indexes a constant array."""
 
     def run(x):
         def row(x):

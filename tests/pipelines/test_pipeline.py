@@ -1,4 +1,4 @@
-"""pipeline: layers in stages, against a plain loop of JAX; what it sends, what the plan says of it."""
+"""pipeline: layers in stages, compared with a plain JAX loop; its collectives, and its plan."""
 
 import functools
 import itertools
@@ -40,7 +40,7 @@ def raw_layer(x, p, rows, scale):
 
 
 def stack(layers):
-    """Parameters of so many layers; their dim is not always in front."""
+    """The parameters of `layers` layers; their dim is not always the first."""
     return {
         "up": wf.parameter(real(1, f"d=4 layers={layers} d_ff=6", -0.6, 0.6)),
         "down": wf.parameter(real(2, f"d_ff=6 d=4 layers={layers}", -0.6, 0.6)),
@@ -173,7 +173,7 @@ def test_outside_a_program(place):
     "layout", ["layers:pipe batch:data", pytest.param("layers:pipe d:data", marks=pytest.mark.slow)]
 )
 def test_a_tree_of_two_tensors(layout, schedule):
-    """One of them has the batch last, and is not a number per place of the other."""
+    """In one of them the batch is the last dim, and they do not share all dims."""
     b, d = wf.dims("batch=6 d=4")
     x, y, w = real(0, [b, d]), real(1, [wf.Dim("e", 3), b]), real(2, "layers=5 d=4")
 
@@ -367,7 +367,7 @@ def test_stored_parameters_are_gathered_once(params, schedule):
 
 
 def test_split_layers_without_stages_are_gathered():
-    """A scan over a split dim is right, and costs all parameters: the plan says so."""
+    """A scan over a split dim is correct, but gathers all parameters, which the plan reports."""
     x, params, rows, scale = given(4, 8)
 
     def run(x, params):
@@ -396,7 +396,7 @@ def test_the_program_does_not_grow(schedule):
         assert count(stages, layers, micro) == pytest.approx(first, rel=0.01)
 
 
-# -- what the plan says -------------------------------------------------------------------------------------
+# -- the plan -------------------------------------------------------------------------------------
 
 
 @schedules
@@ -455,7 +455,7 @@ def test_inside_remat(schedule):
 
 @schedules
 def test_gradients_added_up_in_a_loop(schedule):
-    """As a training step with micro-batches of its own does."""
+    """Like a train step with its own micro-batches."""
     parts = wf.Dim("parts", 2)
 
     def run(x, params, rows, scale):
@@ -526,7 +526,7 @@ def test_inside_vmap(layout, schedule):
 
 @pytest.mark.parametrize("layout", ["layers:pipe batch:data", "layers:pipe d_ff:data"])
 def test_forward_mode(layout):
-    """Of "gpipe"; the other schedule has a derivative of its own, backward only, as JAX's custom_vjp."""
+    """Of "gpipe" only: the other schedule has a custom_vjp, which has no forward-mode derivative."""
     args = given(4, 8)
     tangents = jax.tree.map(lambda t: wf.cos(t * 3.0), args, is_leaf=wf.is_tensor)
 

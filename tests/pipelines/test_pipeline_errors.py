@@ -1,4 +1,4 @@
-"""pipeline: what can't be asked of it, and what it says then."""
+"""pipeline: unsupported uses and their error messages."""
 
 import inspect
 from pathlib import Path
@@ -38,7 +38,7 @@ def twice(x, w):
 
 
 def mapped(x, w):
-    """Each place of the axis has a member of its own, and can't be a stage for all of them."""
+    """Each position of the axis has its own member, and cannot be a stage for all of them."""
     f = lambda x, w: wf.vmap(lambda x: wf.pipeline(scaled, x, w), "member")(x)  # wrong
     wf.spmd(f, "pipe=4", "layers:pipe member:pipe").jaxpr(x, w)
 
@@ -155,7 +155,7 @@ NOT_ALONG = set(
 
 
 def test_all_that_works_along_a_dim_is_here():
-    """An op that takes dims has a row in `MIXING`: it has to refuse the batch (`operands.check_along`)."""
+    """An op that takes dims has a row in `MIXING`: it must raise for the batch (`operands.check_along`)."""
     public = {name: getattr(wf, name) for name in dir(wf)}
     ops = {n: f for n, f in public.items() if inspect.isfunction(f) and f.__module__.startswith("weft.ops")}
     along = {

@@ -31,7 +31,7 @@ def model(name, **pipeline):
 
 
 def rows(step, name, count=8):
-    """A batch with packed rows, and with some places that don't count."""
+    """A batch with packed rows, and some positions of weight 0."""
     draw = np.random.default_rng(step)
     dims = [wf.Dim("batch", count), wf.Dim("length", 12)]
     tokens, targets = (wf.tensor(draw.integers(1, 64, (count, 12)), dims) for _ in range(2))
@@ -165,7 +165,7 @@ WIDE = dict(vocab=512, d_model=128, d_ff=512, heads=4, d_kv=32, layers=16, longe
 
 @functools.cache
 def memory(stages, schedule, micro):
-    """The planned peak of a loss with its gradients, what XLA says of it, and one batch of activations."""
+    """The planned peak of a loss with its gradients, XLA's own number, and the bytes of one batch of activations."""
     module = nn.specs(Transformer(Config(**WIDE, pipeline=schedule, pipeline_micro=micro)))
     tokens = wf.spec("batch=32 length=128", "int32")
     program = wf.spmd(value_and_grad, f"pipe={stages}", "layers:pipe vocab:pipe")

@@ -1,4 +1,4 @@
-"""The plan is exact against the compiler, and says what the paper's Table 1 says."""
+"""The plan agrees exactly with the compiler, and with Table 1 of the paper."""
 
 import json
 from collections import Counter
@@ -189,7 +189,7 @@ def test_advice_names_what_is_duplicated_replicated_and_padded():
 
 
 def test_advice_names_loops_whose_rounds_are_not_known():
-    """Their bodies were counted once, and nothing was said."""
+    """Their bodies were counted once, without a warning."""
 
     def loops(x, rounds):
         for _ in range(2):
@@ -213,9 +213,9 @@ def test_advice_names_inputs_that_are_moved():
     program = wf.spmd(lambda x, free: x["x"] * free, "data=4 model=2", "batch:data")
     replicated = wf.place(wf.ones("batch=9"), "data=4 model=2", "")
     plan = program.plan({"x": x}, replicated)
-    [moved] = plan.moved  # of what is whole everywhere a device has its piece
+    [moved] = plan.moved  # the replicated tensor is not moved: each device uses its slice
     assert moved.given == "f32[batch=9, d=6/model·2]" and moved.wanted == "f32[batch=9/data·4, d=6]"
-    assert (moved.name, moved.bytes) == ("x.x", 3 * 3 * 4)  # three rows, of which it has half
+    assert (moved.name, moved.bytes) == ("x.x", 3 * 3 * 4)  # half of three rows
     assert "input x.x is f32[batch=9, d=6/model·2] and is resharded to" in plan.advice[0].text
     placed = [wf.place(t, "data=4 model=2", "batch:data") for t in (x, replicated)]
     assert not program.plan({"x": placed[0]}, placed[1]).moved
@@ -263,7 +263,7 @@ def test_axes_have_one_name():
 
 
 def test_lines_of_what_jax_traces_apart():
-    """A softmax has a derivative of its own: what is inside it had no line."""
+    """A softmax has a custom derivative, and the ops inside it had no line."""
 
     def soft(x):
         y = x * 2
@@ -290,7 +290,7 @@ def test_lines_of_sums_that_pend_until_the_end():
 
 
 def test_gradients_that_a_scan_adds_up_or_keeps_are_called_gradients():
-    """Their sums, after the loop, had no op, and were told as part of the update."""
+    """Their sums, after the loop, had no op, and were reported as part of the update."""
 
     def added(w, x):
         gradient = wf.grad(lambda w, x: wf.mean(wf.square(wf.einsum(x, w, reduce=[io]))))
@@ -371,8 +371,8 @@ FUSED = {
 @pytest.mark.parametrize("rows", [8000, 7999], ids=["even", "uneven"])
 @pytest.mark.parametrize("name", FUSED)
 def test_traffic_is_that_of_what_xla_stores(name, rows):
-    """Chains are computed inside what reads them, also through calls, masks and into sums: so many arrays are read or
-    written. XLA counts the same (but on a CPU it takes no mask into a sum)."""
+    """Chains of ops fuse into their consumers, also through calls, masks and into sums, which determines the arrays that
+    are read or written. XLA counts the same, except that on a CPU it fuses no mask into a sum."""
     fn, arrays = FUSED[name]
     x = wf.spec([wf.Dim("a", rows), wf.Dim("b", 1000)])
     program = wf.spmd(fn, "m=8", "a:m")
@@ -439,7 +439,7 @@ def either(replicated, piece):
 
 @pytest.mark.parametrize("replicated, piece", APART.values(), ids=APART)
 def test_verify_detects_differences(replicated, piece):
-    """Infinities counted as equal, imaginary parts were dropped, and truths could not be subtracted."""
+    """Infinities counted as equal, imaginary parts were dropped, and booleans could not be subtracted."""
     x = wf.tensor(np.ones(4, np.float32), "batch=4")
     with pytest.raises(AssertionError, match=r"result differs by [\s\S]* batch 0: "):
         wf.verify(either(replicated, piece), (x,), "x=2", "batch:x")
@@ -473,7 +473,7 @@ def test_verify_finds_the_same_what_is_the_same(value):
 
 
 def test_verify_allows_a_narrow_result_its_own_rounding():
-    """One unit in the last place of a bfloat16 was told as a difference; a wrong result still is one."""
+    """One unit in the last place of a bfloat16 was reported as a difference; a wrong result still is."""
     x = wf.random.normal(jax.random.key(0), "batch=16 d=512")
     w = wf.random.normal(jax.random.key(1), "d=512 h=16")
     narrow = lambda x, w: wf.einsum(x, w, reduce=["d"]).astype(jnp.bfloat16)
@@ -509,7 +509,7 @@ def test_verify_compares_keys():
 
 
 def test_a_plan_without_work_reports_it():
-    """It said 0FLOP."""
+    """It printed 0FLOP."""
     assert "on each device: 0 FLOP" in wf.spmd(lambda x: x).plan(wf.spec("a=3")).explain()
 
 

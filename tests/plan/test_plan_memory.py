@@ -31,7 +31,7 @@ def test_all_cases():
 
 
 def test_what_is_scattered_into_a_sum_needs_no_zeros():
-    """Of the targets' logits, of which the early peak would have had an array: 16 % more."""
+    """The gradient of the targets' logits is such a scatter: an array of zeros at the early peak would add 16 %."""
     (case,) = (case for case in CASES if case.name == "wide LM, ZeRO-3 and model")
     assert abs(compare(case).error) <= MEDIAN
 

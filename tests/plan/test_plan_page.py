@@ -35,7 +35,7 @@ def stored(name, *dims, role="value"):
 
 
 def hostile_plan():
-    """512 devices, long words without a place to break, and markup in every text."""
+    """512 devices, long words without a line break, and markup in every text."""
     long = "einsum[" + "x" * 300 + "]"
     events = [
         Work(HOSTILE, "forward", HOSTILE, "matmul", "f32", 10, 2560, 30, 2),
@@ -184,7 +184,7 @@ SLICED = [
 
 
 def storage_of(tensor, mesh):
-    """What each device holds, as JAX shares it out: the ranges of the split dims."""
+    """The slice of each device according to JAX: the ranges of the split dims."""
     shape = [-(-size // mesh.ways(axes)) * mesh.ways(axes) for _, size, axes in tensor.dims]
     spec = jax.sharding.PartitionSpec(*[axes or None for _, _, axes in tensor.dims])
     shares = jax.sharding.NamedSharding(mesh.jax_mesh, spec).devices_indices_map(tuple(shape))

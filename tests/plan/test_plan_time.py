@@ -219,7 +219,7 @@ def test_virtual_devices_share_the_cores():
     times = [planned(f"data={n}", "rows:data").time(CPU).compute_seconds for n in (1, 2, 8)]
     assert times[0] == pytest.approx(times[1]) == pytest.approx(times[2])
     assert times[0] == pytest.approx(2 * rows.size * inner.size * columns.size / (1e12 * 0.5) / 2)
-    # Work that all of them do alike takes as many times as long.
+    # Replicated work on shared cores takes as many times as long as there are devices.
     replicated_seconds = [planned(f"data={n}", "").time(CPU).compute_seconds for n in (1, 8)]
     assert replicated_seconds[1] == pytest.approx(8 * replicated_seconds[0])
     plan = planned("data=8", "inner:data")

@@ -350,7 +350,7 @@ def test_refusals(call, error):
 
 
 def test_integers_are_within_their_type():
-    """Those beyond it became negative."""
+    """Integers beyond the range of their type became negative."""
     drawn = wf.random.randint(jax.random.key(0), "a=999", -128, 128, jnp.int8).numpy()
     assert drawn.min() == -128 and drawn.max() == 127
     np.testing.assert_array_equal(drawn, jax.random.randint(jax.random.key(0), (999,), -128, 128, jnp.int8))

@@ -11,6 +11,7 @@ from jax import lax
 from jax.extend.random import threefry_2x32
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from tiers import slow
 
 from weft.core.errors import TensorTypeError
 from weft.random.threefry import block_bits, block_normal, block_uniform
@@ -68,7 +69,7 @@ def test_bits(shape, cuts, bit_width, x64):
         assert_blocks_match(draw, jax.random.bits(key, shape, f"uint{bit_width}"), cuts)
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("jit", [slow(False), True], ids=["eager", "jit"])
 @pytest.mark.parametrize("shape, cuts", CUTS, ids=str)
 @pytest.mark.parametrize("dtype, x64", FLOATS)
 def test_floats(shape, cuts, dtype, jit, x64):
@@ -164,7 +165,7 @@ def test_gradient_of_the_bounds():
     ids=str,
 )
 def test_more_elements_than_32_bits_count(shape, starts):
-    """Too large to draw whole: the oracle hashes the 64-bit index, which Python's integers compute."""
+    """Too large to draw completely: the oracle hashes the 64-bit index, computed with Python integers."""
     key, sizes = jax.random.key(7), tuple(min(4, size) for size in shape)
     expected = np.zeros(sizes, np.uint32)
     for position in np.ndindex(*sizes):

@@ -1,4 +1,4 @@
-"""A server gives each of many clients what the model says to that text alone, and tells what is wrong."""
+"""A server gives each of many clients the completion that the model generates alone, and reports errors."""
 
 import random
 
@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from server_process import BAD, CONFIGS, PATIENCE, TEXTS, Listener, events, generated_alone, make_generator
+from tiers import slow
 
 import weft as wf
 from weft import serve
@@ -45,7 +46,7 @@ def every(engine, cases):
 
 
 class Noted:
-    """A program that notes what it is called with, beside the models and the state."""
+    """A program that records its arguments other than the models and the state."""
 
     def __init__(self, program):
         self.program, self.calls = program, []
@@ -57,7 +58,7 @@ class Noted:
 
 @pytest.fixture
 def compiled():
-    """What JAX compiles from now on, in any thread."""
+    """The programs that JAX compiles from now on, in any thread."""
     found = []
 
     def note(name, *_, fun_name="", **__):
@@ -96,7 +97,7 @@ LOADS = (1, 6, 1, 3, 2, 6)  # texts at once, one load after the other
 
 
 def up_and_down(engine, monkeypatch):
-    """What is generated while the load changes and rows move, with its cases; the row counts; the moves."""
+    """Generate while the load changes and rows move; return the tokens, the cases, the row counts and the moves."""
     steps, moves = Noted(engine.programs.decode_rows), Noted(engine.programs.move_row)
     monkeypatch.setattr(engine.programs, "decode_rows", steps)
     monkeypatch.setattr(engine.programs, "move_row", moves)
@@ -120,7 +121,7 @@ def test_rows_that_move_between_programs_generate_the_same(engine, monkeypatch, 
     assert found == [generated_alone(*case).tokens for case in cases]
     assert set(counts) == {1, 4, 6} and len(moves) >= 2
     turns = [count for n, count in enumerate(counts) if n == 0 or counts[n - 1] != count]
-    assert turns[0] == 1 and turns[1:4] == [6, 4, 1]  # one text, then six of which one after the other ends
+    assert turns[0] == 1 and turns[1:4] == [6, 4, 1]  # one text, then six that end one after the other
 
 
 def test_a_row_that_is_alone_costs_one_row(engine, monkeypatch):
@@ -133,9 +134,9 @@ def test_a_row_that_is_alone_costs_one_row(engine, monkeypatch):
 @pytest.mark.parametrize(
     "mesh, layout, row_counts",
     [
-        ("model=2", "heads:model d_ff:model vocab:model", (1, 4, 6)),
+        slow("model=2", "heads:model d_ff:model vocab:model", (1, 4, 6)),
         ("model=3", "heads:model d_ff:model", (1, 4, 6)),  # uneven
-        ("data=2 model=2", "batch:data heads:model", (6,)),  # its rows are on both devices
+        slow("data=2 model=2", "batch:data heads:model", (6,)),  # its rows are on both devices
     ],
     ids=str,
 )
@@ -216,7 +217,7 @@ def test_attention_is_that_of_the_model(generator):
     assert seen.target == ("x", "y", "z") and seen.source == ("a", "b", "■")
     weights = np.array(seen.weights)
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
-    # By hand: the first place sees itself alone, so what it looks with needs no softmax.
+    # By hand: the first position attends only to itself, so its query needs no softmax.
     model, is_tensor = generator.models[0], wf.is_tensor
     block = jax.tree.map(lambda t: t["layers", 0], model.decoder.blocks, is_leaf=is_tensor)
     one, three = wf.Dim("length", 1), wf.Dim("length", 3)
@@ -267,7 +268,7 @@ def test_text_begins_with_the_space_after_a_prompt(tmp_path, size):
 
 
 class Counted:
-    """A tokenizer that counts what it decodes."""
+    """A tokenizer that counts the tokens that it decodes."""
 
     def __init__(self, tokenizer):
         self.tokenizer, self.end, self.count = tokenizer, tokenizer.end, 0
@@ -354,7 +355,7 @@ def test_a_stream_has_the_same_text_in_pieces(client):
 
 
 def test_a_stream_has_the_logprobs_of_tokens_without_text_yet(client, engine, monkeypatch):
-    """A character of three bytes is said one byte at a time: two pieces of it have no text."""
+    """A character of three bytes is generated one byte at a time: its first two pieces have no text."""
     tokens = [*ByteTokenizer().encode("a你"), 1]
     pieces = [serve.TokenChunk((token,), (-float(n),), token == 1) for n, token in enumerate(tokens)]
     monkeypatch.setattr(engine, "submit", lambda jobs: [jobs[0].on_event(piece) for piece in pieces])

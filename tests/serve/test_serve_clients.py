@@ -210,7 +210,7 @@ def test_a_client_that_leaves_frees_its_slot(engine, url, monkeypatch):
 
 
 def test_a_client_that_does_not_read_is_dropped(engine):
-    """What it is sent is never taken: the time-out ends it, and its slot is free."""
+    """The client never reads: the timeout ends its request, and the slot becomes free."""
     app, body = (
         serve.build_app(engine, timeout=0.3),
         json.dumps({"prompt": "ab", "stream": True, "max_tokens": 64}).encode(),

@@ -13,7 +13,7 @@ import weft
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 CONFTEST = TESTS / "conftest.py"
-# Submodules that `import weft as wf` makes available without an import of their own.
+# Submodules that `import weft as wf` makes available without a separate import.
 ATTRIBUTE = re.compile(r"\bwf\.(checkpoint|data|generate|models|nn|optim|random|train)\b")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from compare import assert_same, real
+from tiers import slow_except
 
 import weft as wf
 from weft import nn, optim, train
@@ -117,7 +118,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", slow_except(["uneven replicas", "zero-1", "zero-3"], LAYOUTS))
 def test_equals_separate_runs(name):
     mesh, layout, replicas = LAYOUTS[name]
     mesh, layout = mesh and wf.Mesh(mesh), layout and wf.Layout.of(layout)

@@ -1,4 +1,4 @@
-"""`weft eval` and `weft demo`: the numbers are right, on any mesh, and mistakes are told."""
+"""`weft eval` and `weft demo`: correct numbers on any mesh, and messages of mistakes."""
 
 import json
 import math
@@ -148,6 +148,7 @@ def test_the_demo_runs(tmp_path, capsys):
     assert (tmp_path / "demo" / "loss.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_demo_names_no_folder_that_it_throws_away(capsys):
     assert main(["demo", "--steps", "1", "--phrases", "1"]) == 0

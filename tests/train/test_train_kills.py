@@ -1,4 +1,4 @@
-"""Longer runs of `weft train`, in processes of their own, that are killed or run out of disk."""
+"""Longer runs of `weft train`, in separate processes that are killed or run out of disk."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def pairs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Of processes: what one has compiled the next ones load."""
+    """The environment of all processes, which share a compilation cache."""
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
@@ -61,7 +61,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def arguments(pairs):
-    """`arguments(folder, place)` train a small translation model."""
+    """`arguments(folder, place)` are those of a run that trains a small translation model."""
 
     def make(folder, place="one", steps=LONG, every=20, keep=3):
         mesh, rules, params = MESHES[place]
@@ -94,7 +94,7 @@ def weft(*arguments):
 
 @pytest.fixture(scope="module")
 def long(folder, arguments, environment):
-    """`long(place)` is the folder of a run in a process of its own; "four" is one in four processes."""
+    """`long(place)` is the folder of an uninterrupted run in a new process; "four" runs in four processes."""
 
     def run(place, steps=LONG):
         there = folder / f"{place}-{steps}"
@@ -183,7 +183,7 @@ def killed(process, folder, before, draw):
 
 
 def killed_and_started_again(folder, places, times, arguments, environment, steps):
-    """How often a checkpoint was being written when a run was killed; it goes on until it is done."""
+    """Kill and restart a run until it is done; return how often a checkpoint was being written at a kill."""
     draw, saving = random.Random(times), []
     path = folder.with_suffix(".log")
     for number in range(times + 1):
@@ -263,7 +263,7 @@ def test_writing_fails_half_way(long, tmp_path, arguments, environment):
     print(failed.stderr)
     assert failed.returncode == 1
     assert "CheckpointError: the checkpoint of step 20 could not be written" in failed.stderr
-    assert len(curve(tmp_path / "run")) < 40  # it is told before the next one is due
+    assert len(curve(tmp_path / "run")) < 40  # it is reported before the next one is due
     assert "File too large" in failed.stderr and "the newest checkpoint is that of step 4" in failed.stderr
     assert saved(tmp_path / "run") == [4]
     assert run(LONG).returncode == 0

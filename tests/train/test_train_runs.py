@@ -11,6 +11,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+from tiers import slow_except
 from trained_runs import (
     CLOSE,
     MESHES,
@@ -69,7 +70,7 @@ def staged_once():
 
 @pytest.fixture(scope="module")
 def settings(text):
-    """`settings(folder, place)` are those of a small run."""
+    """`settings(folder, place)` returns the settings of a small run."""
 
     def make(folder, place="one", steps=STEPS, micro=1, **more):
         c, (mesh, rules, params) = recipe("lm"), MESHES[place]
@@ -93,7 +94,7 @@ def settings(text):
 
 @pytest.fixture(scope="module")
 def uninterrupted(settings, folder):
-    """`whole(place)` is the folder of a run that was never stopped."""
+    """`uninterrupted(place)` is the folder of a run that was never stopped."""
 
     def run(place):
         if not (folder / place).exists():
@@ -157,9 +158,7 @@ def no_threads():
     return [t.name for t in threading.enumerate() if t.name.startswith(names)] == []
 
 
-@pytest.mark.parametrize(
-    "place", [*(pytest.param(place, marks=pytest.mark.slow) for place in ("data", "model")), "zero", "pipe"]
-)
+@pytest.mark.parametrize("place", slow_except(["pipe"], ["data", "model", "zero", "pipe"]))
 def test_the_same_curve_on_every_mesh(uninterrupted, place):
     losses = curve(uninterrupted("one"))
     assert len(losses) == STEPS and losses[-1] < losses[0]
@@ -171,7 +170,7 @@ def test_dropout_and_seed_are_in_the_curve(settings, uninterrupted, tmp_path):
     assert abs(curve(tmp_path)[1] / curve(uninterrupted("one"))[1] - 1) > 10 * CLOSE
 
 
-@pytest.mark.parametrize("place", ["model", "zero"])
+@pytest.mark.parametrize("place", slow_except(["zero"], ["model", "zero"]))
 def test_going_on_is_never_having_stopped(settings, uninterrupted, tmp_path, place):
     for steps in (4, 5, STEPS):
         assert loop.train(settings(tmp_path, place, steps), quiet=True).step == steps

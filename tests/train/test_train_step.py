@@ -65,7 +65,7 @@ def batch(step, rows=12, weighted=True):
 
 
 def placed(model, mesh, layout):
-    """To be donated: an array of its own."""
+    """A copy that can be donated."""
     model = nn.module.map_parameters(lambda t: wf.place(wf.parameter(t * 1.0), mesh, layout), model)
     return model
 
@@ -221,7 +221,7 @@ def test_zero_1_gradients_are_scattered_once():
 def test_zero_3_scatters_in_each_part():
     """Nothing is all-reduced: each part gathers what it uses and scatters its gradients, layer by layer.
 
-    One sum after the loop would need a whole gradient on each device, which is what ZeRO-3 is to avoid.
+    One sum after the loop would need a full gradient on each device, which ZeRO-3 avoids.
     """
     _, found = collectives(LAYOUTS["zero-3"], micro=4)
     assert {c.kind for c in found} == {"all-gather", "reduce-scatter"}
@@ -254,7 +254,7 @@ def test_each_part_has_its_own_dropout():
 
 
 def test_sequences_to_sequences():
-    """All fields with rows are dealt out, the encoder's too; places without rows are for all."""
+    """All fields with rows are divided among the parts, also the encoder's; positions without rows are shared."""
     config = TINY.replace(kind="encoder_decoder", layers=1)
     draw = np.random.default_rng(0)
     long, short = ([wf.Dim("batch", 4), wf.Dim("length", n)] for n in (5, 3))
@@ -370,7 +370,7 @@ def test_any_batch_in_parts_is_the_full_batch(kind, mesh, layout):
 
 
 class Weighted(Regression):
-    """The same with a weight of its own."""
+    """The same with its own loss weight."""
 
     def loss_weight(self, batch):
         return wf.sum(self.fields(batch)[2])
@@ -453,7 +453,7 @@ def test_an_eager_step_in_parts_is_traced_once():
 
 
 def test_inside_replicas():
-    """Replicas have parts of their own: the losses are those without parts."""
+    """Each replica has its own micro-batches, and the losses equal those without micro-batches."""
     model, rows = regression("dict")
     found = []
     for micro in (1, 3):
