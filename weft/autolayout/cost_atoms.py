@@ -21,7 +21,6 @@ from ..core.errors import LayoutError
 from ..core.layout import Layout
 from ..core.mesh import Mesh
 from ..core.observations import Observations, Pipeline
-from ..core.program import Program
 from ..core.types import PyTree
 from ..ops import elementwise
 from ..plan import primitives
@@ -29,7 +28,7 @@ from ..plan.buffers import Buffer, BufferAssignment
 from ..plan.events import TracedEvent, op_label, phase_of
 from ..plan.facts import Collective, PlannedTensor, Work
 from ..plan.pipelines import PIPELINE_LABEL
-from ..plan.plan import Plan, TracedPlan, trace_plan
+from ..plan.plan import Plan, TracedPlan, derive_plan
 from .space import DimGroup
 from .universal_trace import UniversalLayout, UniversalMesh, program_on
 
@@ -184,9 +183,8 @@ def trace_cost_atoms(fn: Callable[..., PyTree], args: tuple[PyTree, ...]) -> Cos
       fn: a function of tensors, or a program; a program's mesh and layout are ignored.
       args: its arguments: tensors, or `wf.spec(dims)`.
     """
-    program, layout, traced = _universal_plan(fn, args)
-    staged, _ = program._prepare(args, {})
-    dims = _DimAttribution(layout, staged.context.observations, traced.plan)
+    layout, seen, traced = _universal_plan(fn, args)
+    dims = _DimAttribution(layout, seen, traced.plan)
     work = [dims.work_atom(event) for event in traced.events if isinstance(event.event, Work)]
     # Copies between pipeline stages depend on the schedule; a lower bound may ignore them.
     work = [atom for atom in work if not atom.work.op.startswith(PIPELINE_LABEL)]
@@ -223,16 +221,16 @@ def trace_cost_atoms(fn: Callable[..., PyTree], args: tuple[PyTree, ...]) -> Cos
 
 def _universal_plan(
     fn: Callable[..., PyTree], args: tuple[PyTree, ...]
-) -> tuple[Program, UniversalLayout, TracedPlan]:
+) -> tuple[UniversalLayout, Observations, TracedPlan]:
     """The plan with every dim split, except those that an op rejects."""
     unsplittable: DimGroup = _NO_DIMS
     # An op reports its unsplittable dims by raising an error, so the trace restarts without them.
     while True:
         mesh = UniversalMesh()
         layout = UniversalLayout(mesh, unsplittable)
-        program = program_on(fn, mesh, layout)
         try:
-            return program, layout, trace_plan(program, args, {})
+            traced = program_on(fn, mesh, layout).trace(*args)
+            return layout, traced.observations, derive_plan(traced)
         except LayoutError as error:
             if not error.unsplittable:
                 raise

@@ -34,8 +34,9 @@ class UniversalMesh(Mesh):
         return AbstractMesh((1,) * MAX_DIMS, self.names, axis_types=(AxisType.Auto,) * MAX_DIMS)
 
     # The lowering normally drops collectives over axes of size 1. Here they are what the search reads.
-    def splits_dims(self, axis: str) -> bool:
-        return True
+    @property
+    def splitting_axes(self) -> frozenset[str]:
+        return frozenset(self.names)
 
 
 class UniversalLayout(Layout):

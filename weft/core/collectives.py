@@ -34,7 +34,6 @@ def _check_varies(array: jax.Array, axes: Axes) -> None:
     assert not missing, f"a collective over {missing}, over which {jax.typeof(array)} doesn't vary"
 
 
-@preserves_type
 def pvary(array: jax.Array, axes: Iterable[str]) -> Any:
     """The same values, typed as varying over the axes. The transpose is the sum over the axes."""
     # pcast raises an error for an axis over which the array already varies. Sorted, because sets of strings
@@ -48,7 +47,6 @@ def axis_index(axes: Axes) -> Any:
     return lax.axis_index(axes if len(axes) > 1 else axes[0]) if axes else 0
 
 
-@preserves_type
 def all_reduce(array: jax.Array, axes: Axes) -> Any:
     """The sum over the axes."""
     _check_varies(array, axes)
@@ -58,21 +56,18 @@ def all_reduce(array: jax.Array, axes: Axes) -> Any:
 # JAX has no derivative for pmax and pmin; ops with a gradient at the maximum define their own rule.
 
 
-@preserves_type
 def all_reduce_max(array: jax.Array, axes: Axes) -> Any:
     """The maximum over the axes. It has no derivative."""
     _check_varies(array, axes)
     return lax.pmax(lax.stop_gradient(array), axes)
 
 
-@preserves_type
 def all_reduce_min(array: jax.Array, axes: Axes) -> Any:
     """The minimum over the axes. It has no derivative."""
     _check_varies(array, axes)
     return lax.pmin(lax.stop_gradient(array), axes)
 
 
-@preserves_type
 def all_gather(array: jax.Array, axes: Axes, position: int, *, stays_varying: Iterable[str] = ()) -> Any:
     """Concatenate the slices along one position.
 
@@ -93,14 +88,13 @@ def all_gather(array: jax.Array, axes: Axes, position: int, *, stays_varying: It
     return array
 
 
-@preserves_type
 def reduce_scatter(array: jax.Array, axes: Axes, position: int) -> Any:
     """The sum over the axes, split along one position: each device keeps its slice."""
     _check_varies(array, axes)
     return lax.psum_scatter(array, axes, scatter_dimension=position, tiled=True)
 
 
-@preserves_type
+@preserves_type  # the only collective of jax.lax that makes weak types strong (0.10.2)
 def all_to_all(array: jax.Array, axes: Axes, split: int, join: int) -> Any:
     """Split one position over the axes, and concatenate the received slices along another."""
     _check_varies(array, axes)
@@ -111,7 +105,6 @@ def all_to_all(array: jax.Array, axes: Axes, split: int, join: int) -> Any:
     return lax.optimization_barrier(array)
 
 
-@preserves_type
 def permute(array: jax.Array, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Any:
     """Send arrays from device to device along the axes; a device that receives nothing gets zeros."""
     _check_varies(array, axes)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 from jax.extend import core as jax_core
 
-from .dims import Dim
+from .dims import Dim, check_index_range
 from .layout import Layout, Placement, Splits
 from .observations import Observations
 
@@ -171,8 +171,13 @@ class Context:
 
     def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
         """How this program splits a tensor with these dims."""
-        if (role, dims + self.pipeline.layers) not in self.observations.joint_dims:
-            self.observations.note_dims(dims, role, self.pipeline.layers)
+        seen = self.observations
+        if (role, dims + self.pipeline.layers) not in seen.joint_dims:
+            check_index_range(dims)
+            seen.joint_dims.add((role, dims + self.pipeline.layers))
+            for dim in dims:
+                if not dim.is_inner:
+                    seen.seen_dims.setdefault(dim.name, dim)
         return self.placement.splits(dims, role)
 
     def ways(self, axes: tuple[str, ...]) -> int:
@@ -219,6 +224,16 @@ class Context:
         owner = self.frames[level]
         made = owner.variants[key] = Variant(array, owner, is_lifted=owner is not top)
         return made
+
+    def note_varying(self, array: jax.Array, axes: frozenset[str]) -> None:
+        """An array is about to be made varying: the backward pass sums its cotangent over these axes."""
+        seen = self.observations
+        before = seen.varied_axes.setdefault(id(array), axes)
+        # Two casts of one array are two sums in the backward pass. A layout that maps their dims to the same
+        # axes needs only one of them.
+        if before != axes:
+            seen.same_sum_axes.add(frozenset([before, axes]))
+            seen.varied_axes[id(array)] = before | axes
 
     def note_pending_operand(self, array: jax.Array, axes: frozenset[str]) -> None:
         """A pending sum is about to be added to this array. A carry that only accumulates may pend too."""

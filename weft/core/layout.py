@@ -22,6 +22,7 @@ mesh and a layout for it; it computes the splits and the shapes of arrays.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -126,7 +127,8 @@ class Layout:
     def splits(self, dims: Sequence[Dim], mesh: Mesh, role: str = "value") -> Splits:
         """For each dim, the axes that split it (without axes of size 1); raises an error if invalid."""
         rules = self.rules_for(role)
-        splits = tuple(tuple(a for a in rules.get(dim.name, ()) if mesh.splits_dims(a)) for dim in dims)
+        splitting = mesh.splitting_axes
+        splits = tuple(tuple(a for a in rules.get(dim.name, ()) if a in splitting) for dim in dims)
         check_disjoint(dims, splits, self, mesh, role)
         return splits
 
@@ -206,7 +208,7 @@ def check_disjoint(
     for axis, several in on.items():
         if len(several) > 1:
             names = [dim.name for dim in several]
-            free = [a for a in mesh.names if a not in on and mesh.splits_dims(a)]
+            free = [a for a in mesh.names if a not in on and a in mesh.splitting_axes]
             ways = f'map {names[0]} to {free[0]} ("{names[0]}:{free[0]}"), or ' if free else ""
             rules = layout.rules_for(role)
             raise LayoutError(
@@ -229,11 +231,13 @@ class Placement:
     True
     """
 
-    __slots__ = ("__weakref__", "_shapes", "_splits", "layout", "mesh")
+    __slots__ = ("__weakref__", "_padded", "_shapes", "_splits", "layout", "mesh")
 
     mesh: Mesh
     layout: Layout
+    # Every op asks for these, several times for each operand, hence the caches.
     _splits: dict[tuple[tuple[Dim, ...], str], Splits]
+    _padded: dict[tuple[tuple[Dim, ...], Splits], bool]
     _shapes: dict[tuple[tuple[Dim, ...], str, Splits | None], tuple[int, ...]]
 
     # Placements are part of every cache key and are compared for every operand. Equal pairs are therefore one
@@ -245,7 +249,8 @@ class Placement:
         if found is None:
             layout.check(mesh)
             found = super().__new__(cls)
-            found.mesh, found.layout, found._splits, found._shapes = mesh, layout, {}, {}
+            found.mesh, found.layout = mesh, layout
+            found._splits, found._shapes, found._padded = {}, {}, {}
             found = _PLACEMENTS.setdefault(key, found)
         return found
 
@@ -265,13 +270,24 @@ class Placement:
         self, dims: tuple[Dim, ...], role: str = "value", splits: Splits | None = None
     ) -> tuple[int, ...]:
         """The shape of a tensor's array, padding included: of one slice if `splits` are given."""
-        # Checked for every operand of every op, hence the cache.
         found = self._shapes.get((dims, role, splits))
         if found is None:
-            ways = [self.mesh.ways(axes) for axes in (self.splits(dims, role) if splits is None else splits)]
+            ways = self._ways(self.splits(dims, role) if splits is None else splits)
             blocks = [-(-dim.size // n) for dim, n in zip(dims, ways, strict=True)]
             shape = blocks if splits is not None else [b * n for b, n in zip(blocks, ways, strict=True)]
             found = self._shapes[dims, role, splits] = tuple(shape)
+        return found
+
+    def _ways(self, splits: Splits) -> list[int]:
+        sizes = self.mesh.shape
+        return [math.prod([sizes[axis] for axis in axes]) for axes in splits]
+
+    def has_padding(self, dims: tuple[Dim, ...], splits: Splits) -> bool:
+        """Whether some device's slice of a tensor with these dims and splits has padding."""
+        found = self._padded.get((dims, splits))
+        if found is None:
+            ways = zip(dims, self._ways(splits), strict=True)
+            found = self._padded[dims, splits] = any(dim.size % n for dim, n in ways)
         return found
 
     def __repr__(self) -> str:

@@ -82,15 +82,16 @@ class Mesh:
         """The number of devices."""
         return math.prod(size for _, size in self.axes)
 
-    # A method, so that the layout search can count an axis of size 1 as one that splits.
-    def splits_dims(self, axis: str) -> bool:
-        """Whether an axis splits the dims that are mapped to it: its size is above 1."""
-        return self.shape[axis] > 1
+    # A property, so that the layout search can count axes of size 1 as ones that split.
+    @functools.cached_property
+    def splitting_axes(self) -> frozenset[str]:
+        """The axes that split the dims that are mapped to them: their size is above 1."""
+        return frozenset(name for name, size in self.axes if size > 1)
 
     @functools.cached_property
     def is_unsplit(self) -> bool:
         """Whether no axis splits anything, so that programs need no collectives."""
-        return not any(map(self.splits_dims, self.names))
+        return not self.splitting_axes
 
     def ways(self, axes: tuple[str, ...]) -> int:
         """How many slices these axes split a dim into."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import jax
-
-from .dims import Dim, check_index_range
+from .dims import Dim
 
 
 @dataclass(frozen=True)
@@ -57,22 +55,3 @@ class Observations:
     renamed: set[frozenset[str]] = field(default_factory=set)
     same_sum_axes: set[frozenset[frozenset[str]]] = field(default_factory=set)
     varied_axes: dict[int, frozenset[str]] = field(default_factory=dict)
-
-    def note_dims(self, dims: tuple[Dim, ...], role: str, layers: tuple[Dim, ...]) -> None:
-        """A tensor with these dims occurs, inside pipelines over these dims of layers."""
-        if (role, dims + layers) in self.joint_dims:
-            return
-        check_index_range(dims)
-        self.joint_dims.add((role, dims + layers))
-        for dim in dims:
-            if not dim.is_inner:
-                self.seen_dims.setdefault(dim.name, dim)
-
-    def note_varying(self, array: jax.Array, axes: frozenset[str]) -> None:
-        """An array is about to be made varying: the backward pass sums its cotangent over these axes."""
-        before = self.varied_axes.setdefault(id(array), axes)
-        # Two casts of one array are two sums in the backward pass. A layout that maps their dims to the same
-        # axes needs only one of them.
-        if before != axes:
-            self.same_sum_axes.add(frozenset([before, axes]))
-            self.varied_axes[id(array)] = before | axes

@@ -87,7 +87,7 @@ def as_slice(x: Tensor | ArrayLike) -> Tensor:
     if isinstance(x, Tensor):
         check_usable(x)
         check_shape(x)
-        return _varying_as_branch(_shared_by_vmap(x if x.is_slice else _capture(x)))
+        return _varying_as_branch(_shared_by_vmap(x if x.splits is not None else _capture(x)))
     if getattr(x, "shape", ()) == () and (hasattr(x, "dtype") or isinstance(x, int | float | complex)):
         return slice_tensor(jnp.asarray(x), ())
     raise _not_a_tensor(x)
@@ -125,7 +125,8 @@ def _varying_as_branch(t: Tensor) -> Tensor:
     inside the branch (0.10.2).
     """
     ctx = active.context
-    missing = ctx.vmap.branch_axes - collectives.varying_axes(t._data)
+    axes = ctx.vmap.branch_axes
+    missing = axes - collectives.varying_axes(t._data) if axes else axes
     if not missing:
         return t
     array = reshard(t, t.splits, missing)

@@ -45,12 +45,14 @@ def place(t: PyTree, mesh: MeshLike, layout: LayoutLike) -> PyTree:
     >>> placed["w"].mesh
     Mesh("")
     """
-    return jax.tree.map(lambda one: _placed(one, mesh, layout), t, is_leaf=is_tensor)
+    placement = None if mesh is None else Placement.of(mesh, layout)
+    return jax.tree.map(lambda one: place_tensor(one, placement), t, is_leaf=is_tensor)
 
 
-def _placed(t: Tensor, mesh: MeshLike, layout: LayoutLike) -> Tensor:
+def place_tensor(t: Tensor, placement: Placement | None) -> Tensor:
+    """Place one tensor; None takes it off its mesh."""
     _check_tensor(t)
-    if t.is_slice or active.context is not None:
+    if t.splits is not None or active.context is not None:
         raise ProgramError(
             f"{describe(t)} is inside a program",
             rule="a program's tensors are placed by the program's own layout",
@@ -59,9 +61,8 @@ def _placed(t: Tensor, mesh: MeshLike, layout: LayoutLike) -> Tensor:
     check_shape(t)
     if isinstance(t._read(), jax.ShapeDtypeStruct):
         t = without_values(t)
-    if mesh is None:
+    if placement is None:
         return Tensor(_on_one_device(t), t.dims, role=t.role)
-    placement = Placement.of(mesh, layout)
     if t.placement is placement:
         return t
     mesh, splits = placement.mesh, placement.splits(t.dims, t.role)

@@ -15,7 +15,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from .errors import LayoutError, LayoutWarning, ProgramError, WeftError, nearest
 from .layout import Layout, LayoutLike, Placement
 from .mesh import Mesh, MeshLike
 from .operands import check_same_placement
-from .placement import device_put, place, without_values
+from .placement import device_put, place_tensor, without_values
 from .retrace import Retrace, trace_with_guess
 from .signature import (
     CONCRETIZATION_ERRORS,
@@ -50,7 +50,12 @@ from .signature import (
 )
 from .staging import UNPLACED, Staged
 from .tensor import Tensor, check_has_values, check_shape
+from .traced import Traced, trace_staged
 from .types import PyTree, weak_type
+
+if TYPE_CHECKING:
+    from ..plan.facts import Collective
+    from ..plan.plan import Plan
 
 # A function that captures another number at each call has another key each time: the cache must not grow.
 MAX_CACHED_TRACES = 512
@@ -104,7 +109,9 @@ class Program:
         self.traces: list[Trace] = []
         self._eager, self._static_numbers = eager, static_numbers
         self._staged: dict[Any, Staged] = {}
-        self._blocks = self.mesh.size > 1 and jax.default_backend() == "cpu"
+        # Read at every call.
+        self._is_split, self._has_devices = self.mesh.size > 1, self.mesh.has_devices
+        self._blocks = self._is_split and jax.default_backend() == "cpu"
         functools.update_wrapper(self, fn, updated=())
 
     @property
@@ -130,11 +137,10 @@ class Program:
     def _run(self, args: Args, kwargs: Kwargs) -> Any:
         staged, arrays = self._prepare(args, kwargs, runs=True)
         # Checked here because JAX aborts the process for a deleted array on several devices.
-        deleted = sum(
-            isinstance(a, jax.Array) and not context.is_traced(a) and a.is_deleted() for a in arrays
-        )
+        concrete = [a for a in arrays if isinstance(a, jax.Array) and not isinstance(a, jax.core.Tracer)]
+        deleted = [a for a in concrete if a.is_deleted()]
         if deleted:
-            raise self._donated_input_error(deleted, args, kwargs)
+            raise self._donated_input_error(len(deleted), args, kwargs)
         if staged.donated:
             self._check_donated_once(staged, arrays, args, kwargs)
         try:
@@ -144,7 +150,7 @@ class Program:
                 raise
             raise self._captured_gradient_error(args, kwargs) from None
         # Virtual CPU devices deadlock when calls pile up, so at most one call is in flight.
-        if self._blocks and outs and not context.is_traced(outs[0]):
+        if self._blocks and outs and not isinstance(outs[0], jax.core.Tracer):
             jax.block_until_ready(outs)
         return staged.rebuild_outputs(outs)
 
@@ -156,13 +162,20 @@ class Program:
         """For a program that is a method: the program with its owner as the first argument."""
         return self if owner is None else _Method(self, owner)
 
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> Traced:
+        """The program traced for these arguments: its jaxpr, inputs and outputs, without running it.
+
+        Arguments may be `wf.spec`s, and the mesh needs no devices.
+        """
+        return self._with_restaging(self._trace, args, kwargs)
+
     def jaxpr(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        """The traced program as a jaxpr. Arguments may be `wf.spec`s, and the mesh needs no devices."""
-        return self._traced(args, kwargs).jaxpr
+        """The traced program as a jaxpr."""
+        return self.trace(*args, **kwargs).jaxpr
 
     def lower(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """JAX's lowered form (`.as_text()` is StableHLO)."""
-        return self._traced(args, kwargs).lower()
+        return self.trace(*args, **kwargs).lower()
 
     def compile(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """JAX's compiled form (`.as_text()` is HLO, `.memory_analysis()` its memory)."""
@@ -172,22 +185,19 @@ class Program:
     def export(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """The program exported by `jax.export`; `.serialize()` returns bytes."""
         self.mesh.require_devices()
-        return self._with_restaging(self._exported, args, kwargs)
+        # jax.export traces again, so captures may differ.
+        return self._with_restaging(lambda args, kwargs: self._trace(args, kwargs).export(), args, kwargs)
 
-    def plan(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
         """A `Plan` of one call: its work, collectives, memory and time, without running it.
 
         Arguments may be `wf.spec`s, and the mesh needs no devices.
         """
-        from ..plan.plan import plan_program
+        return self.trace(*args, **kwargs).plan()
 
-        return self._with_restaging(functools.partial(plan_program, self), args, kwargs)
-
-    def collectives(self, *args: PyTree, **kwargs: PyTree) -> list[Any]:
+    def collectives(self, *args: PyTree, **kwargs: PyTree) -> list[Collective]:
         """Every collective of one call: kind, axes, bytes per device, and how often it runs."""
-        from ..plan.events import extract_collectives
-
-        return extract_collectives(self.jaxpr(*args, **kwargs), self.mesh)
+        return self.trace(*args, **kwargs).collectives()
 
     def _with_restaging(self, use: Callable[[Args, Kwargs], Any], args: Args, kwargs: Kwargs) -> Any:
         """Call `use`; restage the function if jit retraces it and it captures different tensors."""
@@ -201,22 +211,11 @@ class Program:
 
         return trace_with_guess(lambda _: use(args, kwargs), 1, revise)
 
-    def _traced(self, args: Args, kwargs: Kwargs) -> Any:
-        return self._with_restaging(self._traced_once, args, kwargs)
-
-    def _traced_once(self, args: Args, kwargs: Kwargs) -> Any:
+    def _trace(self, args: Args, kwargs: Kwargs) -> Traced:
         staged, arrays = self._prepare(args, kwargs)
-        return staged.jitted.trace(*self._abstract(arrays))
-
-    def _exported(self, args: Args, kwargs: Kwargs) -> Any:
-        from jax import export
-
-        staged, arrays = self._prepare(args, kwargs)
-        return export.export(staged.jitted)(*self._abstract(arrays))
-
-    def _abstract(self, arrays: list[Any]) -> list[Any]:
-        """The inputs with Python numbers converted to arrays, which have a shape and a dtype."""
-        return [a if not isinstance(a, NUMBER_TYPES) else jnp.asarray(a) for a in arrays]
+        # Python numbers become arrays, which have a shape and a dtype.
+        arrays = [a if not isinstance(a, NUMBER_TYPES) else jnp.asarray(a) for a in arrays]
+        return trace_staged(staged, arrays, args, kwargs)
 
     def _nested(self, outer: Context, args: Args, kwargs: Kwargs) -> Any:
         # By value: a layout that checks more is another object than the equal one of the enclosing program.
@@ -234,7 +233,7 @@ class Program:
 
     def _prepare(self, args: Args, kwargs: Kwargs, *, runs: bool = False) -> tuple[Staged, list[Any]]:
         try:
-            if runs and self.mesh.size > 1:
+            if runs and self._is_split and not self._has_devices:
                 self.mesh.require_devices()
             staged, arrays = self._lookup(args, kwargs)
             if runs and any(isinstance(a, jax.ShapeDtypeStruct) for a in arrays):
@@ -309,7 +308,7 @@ class Program:
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 array = self._array_of(leaf)
-                key.append((leaf.dims, array.dtype, weak_type(array), leaf.role))
+                key.append((leaf.dims, array.dtype, getattr(array, "weak_type", False), leaf.role))
                 arrays.append(array)
             elif isinstance(leaf, CapturedFunction):
                 key.append(leaf.key)
@@ -334,7 +333,7 @@ class Program:
 
     def _array_of(self, t: Tensor) -> Any:
         is_placed = t.placement is self.placement
-        needs_no_placement = t.placement is None and self.mesh.is_default  # nothing to move or to pad
+        needs_no_placement = t.placement is None and self.placement is UNPLACED  # nothing to move or to pad
         if t.splits is not None or not (is_placed or needs_no_placement):
             return self._place(t)._read()
         check_shape(t)
@@ -361,20 +360,19 @@ class Program:
         return device_put(array, NamedSharding(mesh, PartitionSpec()))
 
     def _place(self, t: Tensor) -> Tensor:
-        if t.is_slice:
+        if t.splits is not None:
             raise ProgramError(
                 f"{describe(t)} is a slice from inside another program",
                 rule="a program's tensors can be used inside it only; return them to use them outside",
                 hint="return the tensor from the program that created it",
             )
-        check_shape(t)
-        if not self._eager and t.mesh is not None and t.mesh != self.mesh:
+        if not self._eager and t.placement is not None and t.mesh != self.mesh:
             check_same_placement(t, self.placement)
         return self._put(t)
 
     def _put(self, t: Tensor) -> Tensor:
         """The tensor, placed for this program; a spec if the mesh has no devices and is for planning only."""
-        return place(t if self.mesh.has_devices else without_values(t), self.mesh, self.layout)
+        return place_tensor(t if self._has_devices else without_values(t), self.placement)
 
     def _stage(self, leaves: list[Any], tree: PyTreeDef, key: tuple[Any, ...], arrays: list[Any]) -> Staged:
         """Trace the function for a signature until all tensors that it captures are inputs, and cache it."""

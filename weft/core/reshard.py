@@ -7,7 +7,7 @@ further axes over which its array varies. Three verbs change it:
 - `reshard_together(tensors)`: several arrays split as requested, all varying over the same axes;
 - `materialize(t)`: the tensor as its layout stores it.
 
-Every variant is computed once per tensor (`Context.memoize`). There are five moves:
+Every variant is computed once per tensor (`Context.variant`). There are five moves:
 
     newly split                          local slice, no traffic
     pending, then split on that axis     reduce-scatter
@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -34,7 +33,7 @@ from .dims import Dim
 from .layout import Splits, axes_of
 from .retrace import Retrace
 from .tensor import Tensor, check_usable
-from .types import cast_like, preserves_type
+from .types import cast_like, constant_like
 
 
 def materialize(t: Tensor, role: str | None = None) -> Tensor:
@@ -86,7 +85,7 @@ def reshard(t: Tensor, splits: Splits | None = None, axes: Iterable[str] = ()) -
     if not missing:
         # `read` records for `grad` and `scan` that the tensor's own array is used.
         return t._read() if is_own else array
-    ctx.observations.note_varying(array, missing)
+    ctx.note_varying(array, missing)
     memo = ctx.variant(array, ("vary", missing), collective=False)
     if memo.value is None:
         with memo.tracing():
@@ -131,7 +130,6 @@ def reshard_together(tensors: Sequence[Tensor], splits: Sequence[Splits] | None 
     return [reshard(t, new, axes) for t, new in zip(tensors, wanted, strict=True)]
 
 
-@preserves_type
 def reshard_array(
     array: jax.Array,
     dims: Sequence[Dim],
@@ -289,5 +287,5 @@ def _resize(array: jax.Array, position: int, size: int) -> jax.Array:
     if have < size:
         pads = [(0, 0, 0)] * array.ndim
         pads[position] = (0, size - have, 0)
-        return lax.pad(array, jnp.zeros((), array.dtype), pads)
+        return lax.pad(array, constant_like(0, array), pads)
     return array if have == size else lax.slice_in_dim(array, 0, size, axis=position)

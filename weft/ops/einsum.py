@@ -84,11 +84,14 @@ def contract(slices: list[Tensor], out_dims: tuple[Dim, ...], precision: Precisi
     for n, t in enumerate(slices):
         # Padding is zero, so the products need no mask. But if only one operand has a summed dim, its
         # cotangent along that dim is a broadcast, which is not zero in the padding. Mask it here.
-        unshared = [d for d in summed if d in t.dims and sum(d in s.dims for s in slices) == 1]
-        arrays[n] = fill_padding(arrays[n], t.dims, ctx.splits(t.dims), only=unshared)
+        if ctx.placement.has_padding(t.dims, t_splits := ctx.splits(t.dims)):
+            unshared = [d for d in summed if d in t.dims and sum(d in s.dims for s in slices) == 1]
+            arrays[n] = fill_padding(arrays[n], t.dims, t_splits, only=unshared)
     result = _product([t.dims for t in slices], arrays, out_dims, precision)
-    if jnp.issubdtype(result.dtype, jnp.inexact):  # padding times infinity is not zero
-        result = fill_padding(result, out_dims, ctx.splits(out_dims))
+    out_splits = ctx.splits(out_dims)
+    # Padding times infinity is not zero.
+    if ctx.placement.has_padding(out_dims, out_splits) and jnp.issubdtype(result.dtype, jnp.inexact):
+        result = fill_padding(result, out_dims, out_splits)
     pending = {axis for d in summed for axis in splits[d]}
     if pending and result.dtype == jnp.bool_:  # the sum of booleans is "any", as in jax.numpy
         return slice_tensor(collectives.all_reduce_max(result, tuple(sorted(pending))), out_dims)

@@ -9,9 +9,8 @@ import numpy as np
 from ..core.describe import describe
 from ..core.dims import Dim
 from ..core.errors import ProgramError
-from ..core.layout import Splits
+from ..core.layout import Placement, Splits
 from ..core.mesh import Mesh
-from ..core.program import Program
 from ..core.shapes import stored_splits
 from ..core.tensor import Tensor
 from ..core.types import PyTree
@@ -33,15 +32,17 @@ def check_args_is_tuple(args: PyTree, call: str, hint: str) -> None:
     ).located(call)
 
 
-def find_resharded_inputs(inputs: Iterable[tuple[str, Tensor]], program: Program) -> Iterator[ReshardedInput]:
-    """The inputs, given with their names, that are placed on the program's mesh with another layout."""
+def find_resharded_inputs(
+    inputs: Iterable[tuple[str, Tensor]], placement: Placement
+) -> Iterator[ReshardedInput]:
+    """The inputs, given with their names, that are on the same mesh with another layout."""
     for name, t in inputs:
-        if t.mesh != program.mesh:
+        if t.mesh != placement.mesh:
             continue
-        have, want = stored_splits(t), program.placement.splits(t.dims, t.role)
-        elements = max_received_elements(t.dims, have, want, program.mesh) if have != want else 0
+        have, want = stored_splits(t), placement.splits(t.dims, t.role)
+        elements = max_received_elements(t.dims, have, want, placement.mesh) if have != want else 0
         if elements:
-            wanted = Tensor(t._data, t.dims, role=t.role, placement=program.placement)
+            wanted = Tensor(t._data, t.dims, role=t.role, placement=placement)
             yield ReshardedInput(name, describe(t), describe(wanted), elements * t.dtype.itemsize)
 
 

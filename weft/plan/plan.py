@@ -9,26 +9,20 @@ It is derived from the traced program and needs no devices.
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import Jaxpr
 from jax.typing import DTypeLike
 
 from ..core.describe import short_dtype
 from ..core.dims import Dim
 from ..core.errors import TensorTypeError
-from ..core.layout import axes_of
+from ..core.layout import Placement, axes_of
 from ..core.mesh import Mesh
-from ..core.program import Program
-from ..core.staging import Staged
-from ..core.tensor import Tensor, is_tensor
-from ..core.types import PyTree
+from ..core.traced import Traced
 from ..hardware.profile import HardwareLike
 from .buffers import BufferAssignment, assign_buffers, summarize_memory
 from .events import TracedEvent, eliminate_dead_code, find_unbounded_loops, trace_events
@@ -47,7 +41,6 @@ from .facts import (
 )
 from .inputs import find_resharded_inputs
 from .pipelines import plan_pipelines
-from .primitives import aval_of
 from .units import human_bytes, human_count
 
 if TYPE_CHECKING:
@@ -211,11 +204,6 @@ class Plan:
         return plan_page(self, hardware)
 
 
-def plan_program(program: Program, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Plan:
-    """The plan of a program for these arguments."""
-    return trace_plan(program, args, kwargs).plan
-
-
 @dataclass(frozen=True)
 class TracedPlan:
     """A plan, with the events and buffers it is derived from; the layout search needs both."""
@@ -225,76 +213,45 @@ class TracedPlan:
     assignment: BufferAssignment
 
 
-def trace_plan(program: Program, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> TracedPlan:
-    """Trace a program for these arguments, and plan it."""
-    staged, arrays = program._prepare(args, kwargs)
-    traced = staged.jitted.trace(*program._abstract(arrays))
+def derive_plan(traced: Traced) -> TracedPlan:
+    """The plan of a traced program."""
+    mesh = traced.placement.mesh
     jaxpr = eliminate_dead_code(traced.jaxpr)
-    named = _named_inputs(program, args, kwargs)
-    named += [(f"captured {n}", t) for n, t in enumerate(staged.captured)]
-    inputs = [_planned_tensor(name, "input", t.dims, t.role, t.dtype, program) for name, t in named]
-    outputs = _planned_outputs(program, staged, traced.jaxpr.jaxpr)
-    traced_events = trace_events(jaxpr, program.mesh)
-    assignment = assign_buffers(jaxpr, program.mesh, staged.donated)
+    inputs = [
+        _planned_tensor(name, "input", t.dims, t.role, t.dtype, traced.placement) for name, t in traced.inputs
+    ]
+    outputs = [
+        _planned_tensor(out.name, "output", out.dims, out.role, out.dtype, traced.placement)
+        for out in traced.outputs
+    ]
+    traced_events = trace_events(jaxpr, mesh)
+    assignment = assign_buffers(jaxpr, mesh, traced.donated)
     events = [traced_event.event for traced_event in traced_events]
     # With one stage the layers run in sequence on every device: there is no pipeline to report.
-    pipelines = [one for one in staged.context.observations.pipelines if one.stages > 1]
+    pipelines = [one for one in traced.observations.pipelines if one.stages > 1]
     plan = Plan(
-        name=getattr(program.fn, "__name__", "program"),
-        mesh=program.mesh,
-        layout=repr(program.layout),
+        name=traced.name,
+        mesh=mesh,
+        layout=repr(traced.placement.layout),
         events=tuple(events),
         stored=tuple(inputs + outputs),
         memory=summarize_memory(assignment, inputs),
-        pipelines=tuple(plan_pipelines(pipelines, events, [traced.name for traced in traced_events])),
-        moved=tuple(find_resharded_inputs(named, program)),
+        pipelines=tuple(plan_pipelines(pipelines, events, [event.name for event in traced_events])),
+        moved=tuple(find_resharded_inputs(traced.inputs, traced.placement)),
         loops=tuple(dict.fromkeys(find_unbounded_loops(jaxpr))),
     )
     return TracedPlan(plan, traced_events, assignment)
 
 
-def _named_inputs(
-    program: Program, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
-) -> list[tuple[str, Tensor]]:
-    """The tensors among the arguments, with their names."""
-    names = list(inspect.signature(program.fn).parameters) if callable(program.fn) else []
-    tensors = []
-    trees = [(names[n] if n < len(names) else f"argument {n}", a) for n, a in enumerate(args)]
-    for name, tree in [*trees, *kwargs.items()]:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor):
-            if isinstance(leaf, Tensor):
-                tensors.append((name + _format_path(path), leaf))
-    return tensors
-
-
-def _planned_outputs(program: Program, staged: Staged, jaxpr: Jaxpr) -> list[PlannedTensor]:
-    """The output tensors."""
-    indices = jax.tree.unflatten(staged.out_tree, range(len(staged.out_leaves)))
-    paths = {n: path for path, n in jax.tree_util.tree_leaves_with_path(indices)}
-    kinds = [kind for kind, *_ in staged.out_leaves]
-    # The jaxpr returns the results of the SPMD part first, then those of deferred work.
-    order = [n for kind in ("array", "deferred") for n, k in enumerate(kinds) if k == kind]
-    dtypes = {n: aval_of(v).dtype for n, v in zip(order, jaxpr.outvars, strict=True)}
-    return [
-        _planned_tensor("result" + _format_path(paths[n]), "output", named[0], named[1], dtypes[n], program)
-        for n, (_, _, named) in enumerate(staged.out_leaves)
-        if named is not None
-    ]
-
-
-def _format_path(path: Sequence[object]) -> str:
-    return "".join(f".{getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))}" for k in path)
-
-
 def _planned_tensor(
-    name: str, kind: str, dims: tuple[Dim, ...], role: str, dtype: DTypeLike, program: Program
+    name: str, kind: str, dims: tuple[Dim, ...], role: str, dtype: DTypeLike, placement: Placement
 ) -> PlannedTensor:
-    splits = program.placement.splits(dims, role)
-    shape = program.placement.array_shape(dims, role)
+    splits = placement.splits(dims, role)
+    shape = placement.array_shape(dims, role)
     padded, unpadded = 1, 1
     for n, dim in zip(shape, dims, strict=True):
         padded, unpadded = padded * n, unpadded * dim.size
-    ways = program.mesh.ways(tuple(axes_of(splits)))
+    ways = placement.mesh.ways(tuple(axes_of(splits)))
     return PlannedTensor(
         name,
         kind,

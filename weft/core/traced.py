@@ -1,0 +1,144 @@
+"""Traced: a program traced for one signature, between staging and planning, like `jax.stages.Traced`.
+
+    traced = program.trace(*args)
+    traced.jaxpr, traced.plan(), traced.collectives(), traced.lower().compile()
+
+Everything that needs a trace but does not run it takes a `Traced`: plans, the layout search, export.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax import export as jax_export
+
+from .arguments import Args, Kwargs
+from .dims import Dim
+from .layout import Placement
+from .observations import Observations
+from .staging import Staged
+from .tensor import Tensor, is_tensor
+from .types import PyTree
+
+if TYPE_CHECKING:
+    from ..plan.facts import Collective
+    from ..plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """An output of a program: a tensor without its array.
+
+    Attributes:
+      name: its path in the result, `result.loss`.
+    """
+
+    name: str
+    dims: tuple[Dim, ...]
+    role: str
+    dtype: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A program traced for one signature; created by `program.trace(*args)`.
+
+    Attributes:
+      name: the name of the function.
+      placement: the mesh and the layout that it was traced for.
+      jaxpr: the traced program.
+      inputs: the tensors among the arguments, with their names; captured tensors come last.
+      outputs: the tensors among the results.
+      donated: the positions of donated inputs.
+      observations: facts of the trace that the jaxpr no longer has.
+
+    >>> import weft as wf
+    >>> program = wf.spmd(lambda x: wf.sum(x, "d"), "data=4 model=2", "batch:data d:model")
+    >>> traced = program.trace(wf.spec("batch=8 d=6"))
+    >>> [(c.kind, c.axes) for c in traced.collectives()]
+    [('all-reduce', ('model',))]
+    """
+
+    name: str
+    placement: Placement
+    jaxpr: Any
+    inputs: tuple[tuple[str, Tensor], ...]
+    outputs: tuple[OutputSpec, ...]
+    donated: tuple[int, ...]
+    observations: Observations
+    _stage: Any
+    _jitted: Any
+    _arrays: tuple[Any, ...]
+
+    def lower(self) -> Any:
+        """JAX's lowered form (`.as_text()` is StableHLO)."""
+        return self._stage.lower()
+
+    def export(self) -> Any:
+        """The program exported by `jax.export`; `.serialize()` returns bytes."""
+        self.placement.mesh.require_devices()
+        return jax_export.export(self._jitted)(*self._arrays)
+
+    def plan(self) -> Plan:
+        """The `Plan` of one call."""
+        from ..plan.plan import derive_plan  # plan/ imports this module
+
+        return derive_plan(self).plan
+
+    def collectives(self) -> list[Collective]:
+        """Every collective of one call: kind, axes, bytes per device, and how often it runs."""
+        from ..plan.events import extract_collectives  # plan/ imports this module
+
+        return extract_collectives(self.jaxpr, self.placement.mesh)
+
+
+def trace_staged(staged: Staged, arrays: Sequence[Any], args: Args, kwargs: Kwargs) -> Traced:
+    """Trace a staged function for the inputs `arrays`, which stand for the given arguments."""
+    stage = staged.jitted.trace(*arrays)
+    named = _named_tensors(staged.fn, args, kwargs)
+    return Traced(
+        getattr(staged.fn, "__name__", "program"),
+        staged.placement,
+        stage.jaxpr,
+        (*named, *((f"captured {n}", t) for n, t in enumerate(staged.captured))),
+        tuple(_outputs(staged, stage.jaxpr)),
+        staged.donated,
+        staged.context.observations,
+        stage,
+        staged.jitted,
+        tuple(arrays),
+    )
+
+
+def _named_tensors(fn: Callable[..., PyTree], args: Args, kwargs: Kwargs) -> list[tuple[str, Tensor]]:
+    """The tensors among the arguments, with their names."""
+    names = list(inspect.signature(fn).parameters) if callable(fn) else []
+    tensors = []
+    trees = [(names[n] if n < len(names) else f"argument {n}", a) for n, a in enumerate(args)]
+    for name, tree in [*trees, *kwargs.items()]:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor):
+            if isinstance(leaf, Tensor):
+                tensors.append((name + _format_path(path), leaf))
+    return tensors
+
+
+def _outputs(staged: Staged, closed: Any) -> list[OutputSpec]:
+    indices = jax.tree.unflatten(staged.out_tree, range(len(staged.out_leaves)))
+    paths = {n: path for path, n in jax.tree_util.tree_leaves_with_path(indices)}
+    kinds = [kind for kind, *_ in staged.out_leaves]
+    # The jaxpr returns the results of the SPMD part first, then those of deferred work.
+    order = [n for kind in ("array", "deferred") for n, k in enumerate(kinds) if k == kind]
+    dtypes = {n: v.aval.dtype for n, v in zip(order, closed.jaxpr.outvars, strict=True)}
+    return [
+        OutputSpec("result" + _format_path(paths[n]), named[0], named[1], dtypes[n])
+        for n, (_, _, named) in enumerate(staged.out_leaves)
+        if named is not None
+    ]
+
+
+def _format_path(path: Sequence[object]) -> str:
+    return "".join(f".{getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))}" for k in path)
