@@ -60,7 +60,9 @@ if TYPE_CHECKING:
 # A function that captures another number at each call has another key each time: the cache must not grow.
 MAX_CACHED_TRACES = 512
 # Traces to find the captured tensors. The second one has them as inputs, and usually finds no others.
-MAX_CAPTURE_TRACES = 3
+MAX_CAPTURE_TRACES = 4
+
+Captured = dict[Hashable, Tensor]  # captured tensors, placed, by `operands.capture_key`
 
 
 @dataclass(frozen=True)
@@ -132,10 +134,10 @@ class Program:
         outer = active.context
         if outer is not None:
             return self._nested(outer, args, kwargs)
-        return self._with_restaging(self._run, args, kwargs)
+        return self._with_captures(self._run, args, kwargs)
 
-    def _run(self, args: Args, kwargs: Kwargs) -> Any:
-        staged, arrays = self._prepare(args, kwargs, runs=True)
+    def _run(self, args: Args, kwargs: Kwargs, captured: Captured) -> Any:
+        staged, arrays = self._prepare(args, kwargs, captured, runs=True)
         # Checked here because JAX aborts the process for a deleted array on several devices.
         concrete = [a for a in arrays if isinstance(a, jax.Array) and not isinstance(a, jax.core.Tracer)]
         deleted = [a for a in concrete if a.is_deleted()]
@@ -167,7 +169,7 @@ class Program:
 
         Arguments may be `wf.spec`s, and the mesh needs no devices.
         """
-        return self._with_restaging(self._trace, args, kwargs)
+        return self._with_captures(self._trace, args, kwargs)
 
     def jaxpr(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """The traced program as a jaxpr."""
@@ -186,7 +188,7 @@ class Program:
         """The program exported by `jax.export`; `.serialize()` returns bytes."""
         self.mesh.require_devices()
         # jax.export traces again, so captures may differ.
-        return self._with_restaging(lambda args, kwargs: self._trace(args, kwargs).export(), args, kwargs)
+        return self._with_captures(lambda *given: self._trace(*given).export(), args, kwargs)
 
     def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
         """A `Plan` of one call: its work, collectives, memory and time, without running it.
@@ -199,20 +201,30 @@ class Program:
         """Every collective of one call: kind, axes, bytes per device, and how often it runs."""
         return self.trace(*args, **kwargs).collectives()
 
-    def _with_restaging(self, use: Callable[[Args, Kwargs], Any], args: Args, kwargs: Kwargs) -> Any:
-        """Call `use`; restage the function if jit retraces it and it captures different tensors."""
+    def _with_captures(self, use: Callable[[Args, Kwargs, Captured], Any], args: Args, kwargs: Kwargs) -> Any:
+        """`use(args, kwargs, captured)`, again if the function captures other tensors.
 
-        def revise(attempt: int, found: Retrace) -> int | None:
+        Closed-over tensors are found only by tracing. They become inputs of the next trace; as constants they
+        would be embedded in the executable.
+        """
+        attempts = 0
+
+        def revise(captured: Captured, found: Retrace) -> Captured | None:
+            nonlocal attempts
             if found.kind != "captures" or found.scope is not self.fn:
                 return None
-            if attempt == MAX_CAPTURE_TRACES:
-                raise _unstable_captures_error(found.value).located(self._format_call(args, kwargs))
-            return attempt + 1
+            attempts += 1
+            if attempts == MAX_CAPTURE_TRACES:
+                raise _unstable_captures_error(found.value).located(
+                    "" if self._eager else self._format_call(args, kwargs)
+                )
+            return captured | {key: self._put(t) for key, t in found.value.items()}
 
-        return trace_with_guess(lambda _: use(args, kwargs), 1, revise)
+        # A partial, not a lambda: JAX records the stack with every equation, so a frame costs tracing time.
+        return trace_with_guess(functools.partial(use, args, kwargs), Captured(), revise)
 
-    def _trace(self, args: Args, kwargs: Kwargs) -> Traced:
-        staged, arrays = self._prepare(args, kwargs)
+    def _trace(self, args: Args, kwargs: Kwargs, captured: Captured) -> Traced:
+        staged, arrays = self._prepare(args, kwargs, captured)
         # Python numbers become arrays, which have a shape and a dtype.
         arrays = [a if not isinstance(a, NUMBER_TYPES) else jnp.asarray(a) for a in arrays]
         return trace_staged(staged, arrays, args, kwargs)
@@ -231,11 +243,13 @@ class Program:
             ).located(self._format_call(args, kwargs))
         return self.fn(*args, **kwargs)
 
-    def _prepare(self, args: Args, kwargs: Kwargs, *, runs: bool = False) -> tuple[Staged, list[Any]]:
+    def _prepare(
+        self, args: Args, kwargs: Kwargs, captured: Captured, *, runs: bool = False
+    ) -> tuple[Staged, list[Any]]:
         try:
             if runs and self._is_split and not self._has_devices:
                 self.mesh.require_devices()
-            staged, arrays = self._lookup(args, kwargs)
+            staged, arrays = self._lookup(args, kwargs, captured)
             if runs and any(isinstance(a, jax.ShapeDtypeStruct) for a in arrays):
                 leaves = jax.tree.leaves((args, kwargs), is_leaf=is_argument_leaf)
                 check_has_values(*leaves, *staged.captured)
@@ -298,7 +312,7 @@ class Program:
             hint='pass the captured tensors as shared=(…,); or use schedule="gpipe"',
         ).located(self._format_call(args, kwargs))
 
-    def _lookup(self, args: Args, kwargs: Kwargs) -> tuple[Staged, list[Any]]:
+    def _lookup(self, args: Args, kwargs: Kwargs, captured: Captured) -> tuple[Staged, list[Any]]:
         """The staged function for the signature of a call, and its inputs. Stages it if it is new."""
         if self.static:
             args, kwargs = mark_static(self.fn, self.static, args, kwargs)
@@ -327,7 +341,7 @@ class Program:
             raise unhashable_error(key) from None
         if staged is None or staged.is_stale:
             self._check_arguments(args, kwargs)
-            staged = self._stage(leaves, tree, tuple(key), arrays)
+            staged = self._stage(leaves, tree, tuple(key), arrays, captured)
         arrays += [t._read() for t in staged.captured]
         return staged, arrays
 
@@ -374,41 +388,31 @@ class Program:
         """The tensor, placed for this program; a spec if the mesh has no devices and is for planning only."""
         return place_tensor(t if self._has_devices else without_values(t), self.placement)
 
-    def _stage(self, leaves: list[Any], tree: PyTreeDef, key: tuple[Any, ...], arrays: list[Any]) -> Staged:
-        """Trace the function for a signature until all tensors that it captures are inputs, and cache it."""
+    def _stage(
+        self,
+        leaves: list[Any],
+        tree: PyTreeDef,
+        key: tuple[Any, ...],
+        arrays: list[Any],
+        captured: Captured,
+    ) -> Staged:
+        """Trace the function for a signature, and cache it."""
+        donated = donated_inputs(self.fn, self.donate, leaves, tree, self._static_numbers)
+        staged = Staged(
+            self.fn,
+            self.placement,
+            leaves,
+            tree,
+            captured,
+            donated=donated,
+            static_numbers=self._static_numbers,
+            is_eager=self._eager,
+        )
+        staged.jitted.trace(*arrays, *[t._read() for t in staged.captured])
         if not self._eager:
             is_known = key in self._staged
             why = "it captures different tensors" if is_known else retrace_reason(key, list(self._staged))
             self.traces.append(Trace(why, format_signature(key)))
-        donated = donated_inputs(self.fn, self.donate, leaves, tree, self._static_numbers)
-        traced = 0
-
-        def trace(captured: dict[Hashable, Tensor]) -> Staged:
-            nonlocal traced
-            traced += 1
-            staged = Staged(
-                self.fn,
-                self.placement,
-                leaves,
-                tree,
-                captured,
-                donated=donated,
-                static_numbers=self._static_numbers,
-                is_eager=self._eager,
-            )
-            staged.jitted.trace(*arrays, *(t._read() for t in staged.captured))
-            return staged
-
-        def revise(captured: dict[Hashable, Tensor], found: Retrace) -> dict[Hashable, Tensor] | None:
-            if found.kind != "captures" or found.scope is not self.fn:
-                return None
-            if traced == MAX_CAPTURE_TRACES:
-                raise _unstable_captures_error(found.value)
-            # Closed-over tensors are found only by tracing. They become inputs of the next trace; as
-            # constants they would be embedded in the executable.
-            return captured | {key: self._put(t) for key, t in found.value.items()}
-
-        staged = trace_with_guess(trace, dict[Hashable, Tensor](), revise)
         has_functions = any(isinstance(leaf, CapturedFunction) for leaf in leaves)
         # A captured tracer is valid in this call only, and a function key doesn't cover late captures.
         if any(context.is_traced(t._data) for t in staged.captured) or (staged.captured and has_functions):

@@ -6,7 +6,7 @@ Input: a function, a placement and the leaves of its arguments. Output: `Staged`
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -39,8 +39,7 @@ ArgumentBuilder = Callable[[list[Any], Context], Any]  # takes its arrays from t
 class Staged:
     """A function staged for one signature: a jitted function of global arrays.
 
-    Its inputs are the arrays of the arguments, then those of the captured tensors. Tracing it calls `_run`,
-    then `_mapped`, then `_body`, which calls the user's function.
+    Its inputs are the arrays of the arguments, then those of the captured tensors.
 
     Attributes:
       jitted: the jitted function.
@@ -65,74 +64,65 @@ class Staged:
         static_numbers: tuple[type, ...],
         is_eager: bool,
     ):
-        self.fn, self.placement, self.tree = fn, placement, tree
+        self.fn, self.placement, self.tree, self.donated = fn, placement, tree, donated
         self.capture_keys, self.captured = list(captured), list(captured.values())
-        self.donated, self.is_eager = donated, is_eager
         self.builders = _argument_builders(leaves, static_numbers)
-        self.in_specs = [spec for leaf in leaves for spec in _in_specs(leaf, placement, static_numbers)]
-        self.in_specs += [partition_spec(stored_splits(t)) for t in self.captured]
+        specs = [spec for leaf in leaves for spec in _in_specs(leaf, placement, static_numbers)]
+        in_specs = (*specs, *(partition_spec(stored_splits(t)) for t in self.captured))
+        mesh = placement.mesh
         self.is_stale = False
         self.context = Context(placement)
         self.out_tree: Any = None
         self.out_leaves: list[tuple[str, Any, Any]] = []
 
+        # JAX records the Python stack with every equation it traces, so there are few frames between the
+        # user's call and the function: `run` on global arrays, and `body` on slices inside the shard_map.
         def run(*arrays: jax.Array) -> list[Any]:
-            return self._run(*arrays)
+            # shard_map compares out_specs with the results, so it reads the list after it has traced the
+            # body, which fills it in. Otherwise the function would be traced twice to learn what it returns.
+            out_specs: list[PartitionSpec] = []
+
+            def body(*arrays: jax.Array) -> list[Any]:
+                ctx = self.context = Context(placement, is_eager and mesh.is_default)
+                with entered(ctx), ctx.frame():
+                    args, kwargs = self._arguments(arrays, ctx)
+                    outs, out_specs[:] = self._outputs(fn(*args, **kwargs), ctx)
+                ctx.is_finished = True
+                if ctx.captures.found:
+                    self.is_stale = True
+                    raise Retrace("captures", ctx.captures.found, fn)
+                return outs
+
+            mapped = body
+            if not mesh.is_unsplit:
+                mapped = jax.shard_map(
+                    body, mesh=mesh.jax_mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True
+                )
+            outs = mapped(*arrays)
+            return self._call_deferred(outs) if self.context.deferred_calls else outs
 
         run.__name__ = run.__qualname__ = getattr(fn, "__name__", "program")  # the name of the HLO module
-        mesh = placement.mesh
         sharding = NamedSharding(mesh.jax_mesh, PartitionSpec()) if mesh.is_chosen_device else None
         self.jitted = jax.jit(run, donate_argnums=donated, out_shardings=sharding)
 
-    def _run(self, *arrays: jax.Array) -> list[Any]:
-        """On global arrays: the SPMD part, then the deferred calls."""
-        outs = (self._body(*arrays)[0]) if self.placement.mesh.is_unsplit else self._mapped(*arrays)
-        if self.context.deferred_calls:
-            count = sum(leaf[0] == "array" for leaf in self.out_leaves)
-            rest = iter(outs[count:])
-            for call in self.context.deferred_calls:
-                call.run(rest, self.placement)
-            deferred = [leaf[1] for leaf in self.out_leaves if leaf[0] == "deferred"]
-            outs = outs[:count] + [d.call.outputs[d.leaf] for d in deferred]
-        return outs
+    def _arguments(self, arrays: Sequence[jax.Array], ctx: Context) -> tuple[Any, Any]:
+        """The function's arguments, rebuilt from arrays inside the program."""
+        rest = list(arrays)
+        inputs = [build(rest, ctx) for build in self.builders]
+        for key, t, array in zip(self.capture_keys, self.captured, rest, strict=True):
+            ctx.captures.inputs[key] = input_slice(t, array, ctx)
+        return jax.tree.unflatten(self.tree, inputs)
 
-    def _mapped(self, *arrays: jax.Array) -> list[Any]:
-        # shard_map compares out_specs with the results, so it reads the list after it has traced the body,
-        # which fills it in. Otherwise the function would have to be traced twice to learn what it returns.
-        out_specs: list[PartitionSpec] = []
+    def _call_deferred(self, outs: list[Any]) -> list[Any]:
+        """Run the deferred calls on the outputs of the SPMD part."""
+        count = sum(leaf[0] == "array" for leaf in self.out_leaves)
+        rest = iter(outs[count:])
+        for call in self.context.deferred_calls:
+            call.run(rest, self.placement)
+        deferred = [leaf[1] for leaf in self.out_leaves if leaf[0] == "deferred"]
+        return outs[:count] + [d.call.outputs[d.leaf] for d in deferred]
 
-        def body(*arrays: jax.Array) -> list[Any]:
-            outs, out_specs[:] = self._body(*arrays)
-            return outs
-
-        mesh = self.placement.mesh.jax_mesh
-        mapped = jax.shard_map(
-            body, mesh=mesh, in_specs=tuple(self.in_specs), out_specs=out_specs, check_vma=True
-        )
-        return mapped(*arrays)
-
-    def _body(self, *arrays: jax.Array) -> tuple[list[Any], list[PartitionSpec]]:
-        """The user's function on slices, inside the shard_map: its results and their partition specs."""
-        is_unplaced = self.is_eager and self.placement.mesh.is_default
-        ctx = self.context = Context(self.placement, adopts_placement=is_unplaced)
-        with entered(ctx), ctx.frame():
-            rest = list(arrays)
-            inputs = [build(rest, ctx) for build in self.builders]
-            for key, t, array in zip(self.capture_keys, self.captured, rest, strict=True):
-                ctx.captures.inputs[key] = input_slice(t, array, ctx)
-            args, kwargs = jax.tree.unflatten(self.tree, inputs)
-            outs, specs = self._flatten_outputs(self.fn(*args, **kwargs))
-            # The inputs of deferred calls leave the shard_map as additional outputs.
-            for call in ctx.deferred_calls:
-                for leaf in call.inputs:
-                    add_output(leaf, outs, specs)
-        ctx.is_finished = True
-        if ctx.captures.found:
-            self.is_stale = True
-            raise Retrace("captures", ctx.captures.found, self.fn)
-        return outs, specs
-
-    def _flatten_outputs(self, result: PyTree) -> tuple[list[Any], list[PartitionSpec]]:
+    def _outputs(self, result: PyTree, ctx: Context) -> tuple[list[Any], list[PartitionSpec]]:
         """The result as arrays with their partition specs."""
         leaves, self.out_tree = jax.tree.flatten(result, is_leaf=_is_output)
         outs: list[Any] = []
@@ -151,6 +141,10 @@ class Staged:
             else:
                 check_result(leaf)
                 self.out_leaves.append(("static", leaf, None))
+        # The inputs of deferred calls leave the shard_map as additional outputs.
+        for call in ctx.deferred_calls:
+            for leaf in call.inputs:
+                add_output(leaf, outs, specs)
         return outs, specs
 
     def rebuild_outputs(self, outs: list[Any]) -> PyTree:

@@ -77,15 +77,7 @@ def scan(
     dim = common_dim(items, dim)
     carries = [materialize(c) if isinstance(c, Tensor) else numbers_as_tensors(c) for c in carries]
     carries = [strip_weak_type(c) for c in carries]
-    attempt = _Scan(f, dim, carry_tree, items_tree, reverse, unroll)
-
-    def trace(guess: _Guess) -> tuple[PyTree, PyTree]:
-        # A pending carry starts with its value on one device and zeros on the others.
-        initial = [
-            as_pending(c, LeafSpec(c.dims, c.role, c.splits, guess.pending[n])) if guess.pending.get(n) else c
-            for n, c in enumerate(carries)
-        ]
-        return attempt.run(initial, items, guess.vary_early, fixed=set(guess.pending))
+    attempt = _Scan(f, dim, carries, carry_tree, items, items_tree, reverse, unroll)
 
     def revise(guess: _Guess, found: Retrace) -> _Guess | None:
         # The body needs an array that does not vary over the carry's axes.
@@ -96,7 +88,7 @@ def scan(
             return replace(guess, pending=guess.pending | found.value)
         return None
 
-    return trace_with_guess(trace, _Guess(), revise)
+    return trace_with_guess(attempt.run, _Guess(), revise)
 
 
 @dataclass(frozen=True)
@@ -116,27 +108,26 @@ class _Guess:
 class _Scan:
     f: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
     dim: Dim
+    carries: list[Any]
     carry_tree: jax.tree_util.PyTreeDef
+    items: list[Leaf]
     items_tree: jax.tree_util.PyTreeDef
     reverse: bool
     unroll: int
     frame: Frame | None = None
 
-    def run(
-        self, carries: list[Leaf], items: list[Leaf], vary_early: bool, fixed: set[int]
-    ) -> tuple[PyTree, PyTree]:
-        """Trace the scan once.
-
-        Args:
-          carries: the initial carries.
-          items: the scanned leaves.
-          vary_early: whether to make parameters varying before the loop.
-          fixed: the carries for which an earlier attempt decided whether they are pending.
-        """
+    def run(self, guess: _Guess) -> tuple[PyTree, PyTree]:
+        """Trace the scan once."""
+        pending = guess.pending
+        # A pending carry starts with its value on one device and zeros on the others.
+        carries = [
+            as_pending(c, LeafSpec(c.dims, c.role, c.splits, pending[n])) if pending.get(n) else c
+            for n, c in enumerate(self.carries)
+        ]
         ctx = active.context
         carry_specs = [LeafSpec.of(c) for c in carries]
-        axes = _carry_axes(carries) if vary_early else frozenset()
-        scanned = [self._without_dim(x, axes) for x in items]
+        axes = _carry_axes(carries) if guess.vary_early else frozenset()
+        scanned = [self._without_dim(x, axes) for x in self.items]
         item_specs = [spec for spec, _ in scanned]
         traced: dict[str, Any] = {}  # specs and structure of the body's results
 
@@ -146,7 +137,7 @@ class _Scan:
                 inner = [rebuild_leaf(s, a) for s, a in zip(carry_specs, carry, strict=True)]
                 for n, t in enumerate(inner):
                     # A carry that an attempt fixed as resolved is not watched, so attempts cannot alternate.
-                    if isinstance(t, Tensor) and (n not in fixed or t.pending):
+                    if isinstance(t, Tensor) and (n not in pending or t.pending):
                         frame.carries[id(t._data)] = n
                         t._watch = frame.consumed, n
                 xs = [rebuild_leaf(s, a) for s, a in zip(item_specs, item, strict=True)]
