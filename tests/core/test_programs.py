@@ -500,7 +500,7 @@ def test_a_copy_of_what_is_donated_can_be_given_too():
     x = wf.place(wf.ones("a=6"), "x=2", "a:x")
     program = wf.spmd(lambda x, y: (x + y, y + y), "x=2", "a:x", donate=(0,))
     with pytest.raises(ProgramError, match="passed more than once"):  # a call would end the process
-        program._check_donated_once(*program._prepare((x, x), {}), (x, x), {})
+        program._check_donated_once(*program._prepare((x, x), {}, {}), (x, x), {})
     both = program(jax.tree.map(jnp.copy, x), x)
     assert [t.numpy().tolist() for t in both] == [[2.0] * 6, [2.0] * 6]
     assert jax.jit(lambda x: program(x, x))(x)[0].numpy().tolist() == [2.0] * 6  # nothing is donated here

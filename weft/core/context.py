@@ -178,7 +178,8 @@ class Context:
             for dim in dims:
                 if not dim.is_inner:
                     seen.seen_dims.setdefault(dim.name, dim)
-        return self.placement.splits(dims, role)
+        known = self.placement.known_splits.get((dims, role))
+        return self.placement.splits(dims, role) if known is None else known
 
     def ways(self, axes: tuple[str, ...]) -> int:
         """How many slices these axes split a dim into."""

@@ -22,6 +22,7 @@ mesh and a layout for it; it computes the splits and the shapes of arrays.
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,13 +38,15 @@ RulesLike = str | Mapping[str, str | Sequence[str]] | Iterable[tuple[str, str | 
 ROLES = ("value", "param", "optimizer")
 
 
-def axes_of(splits: Iterable[Iterable[str]]) -> set[str]:
+# Cached, because every op calls it for each of its operands.
+@functools.lru_cache(maxsize=2**12)
+def axes_of(splits: tuple[tuple[str, ...], ...]) -> frozenset[str]:
     """All axes that split some dim.
 
     >>> sorted(axes_of((("pod", "data"), (), ("model",))))
     ['data', 'model', 'pod']
     """
-    return {axis for axes in splits for axis in axes}
+    return frozenset([axis for axes in splits for axis in axes])
 
 
 class Layout:
@@ -226,19 +229,20 @@ class Placement:
 
     Attributes:
       mesh, layout: the pair. Every rule of the layout names an axis of the mesh.
+      known_splits, shapes: the results of `splits` and `array_shape`, by their arguments.
 
     >>> Placement(Mesh("data=2"), Layout("batch:data")) is Placement(Mesh("data=2"), Layout("batch:data"))
     True
     """
 
-    __slots__ = ("__weakref__", "_padded", "_shapes", "_splits", "layout", "mesh")
+    __slots__ = ("__weakref__", "_padded", "known_splits", "layout", "mesh", "shapes")
 
     mesh: Mesh
     layout: Layout
     # Every op asks for these, several times for each operand, hence the caches.
-    _splits: dict[tuple[tuple[Dim, ...], str], Splits]
+    known_splits: dict[tuple[tuple[Dim, ...], str], Splits]
     _padded: dict[tuple[tuple[Dim, ...], Splits], bool]
-    _shapes: dict[tuple[tuple[Dim, ...], str, Splits | None], tuple[int, ...]]
+    shapes: dict[tuple[tuple[Dim, ...], str, Splits | None], tuple[int, ...]]
 
     # Placements are part of every cache key and are compared for every operand. Equal pairs are therefore one
     # object, which Python compares and hashes by identity. The types are part of the key because a subclass
@@ -250,7 +254,7 @@ class Placement:
             layout.check(mesh)
             found = super().__new__(cls)
             found.mesh, found.layout = mesh, layout
-            found._splits, found._shapes, found._padded = {}, {}, {}
+            found.known_splits, found.shapes, found._padded = {}, {}, {}
             found = _PLACEMENTS.setdefault(key, found)
         return found
 
@@ -261,21 +265,21 @@ class Placement:
 
     def splits(self, dims: tuple[Dim, ...], role: str = "value") -> Splits:
         """For each dim, the axes that split it (without axes of size 1); raises an error if invalid."""
-        found = self._splits.get((dims, role))
+        found = self.known_splits.get((dims, role))
         if found is None:
-            found = self._splits[dims, role] = self.layout.splits(dims, self.mesh, role)
+            found = self.known_splits[dims, role] = self.layout.splits(dims, self.mesh, role)
         return found
 
     def array_shape(
         self, dims: tuple[Dim, ...], role: str = "value", splits: Splits | None = None
     ) -> tuple[int, ...]:
         """The shape of a tensor's array, padding included: of one slice if `splits` are given."""
-        found = self._shapes.get((dims, role, splits))
+        found = self.shapes.get((dims, role, splits))
         if found is None:
             ways = self._ways(self.splits(dims, role) if splits is None else splits)
             blocks = [-(-dim.size // n) for dim, n in zip(dims, ways, strict=True)]
             shape = blocks if splits is not None else [b * n for b, n in zip(blocks, ways, strict=True)]
-            found = self._shapes[dims, role, splits] = tuple(shape)
+            found = self.shapes[dims, role, splits] = tuple(shape)
         return found
 
     def _ways(self, splits: Splits) -> list[int]:

@@ -18,6 +18,7 @@ from .arguments import Args, Kwargs
 from .captures import CapturedFunction, bind_functions
 from .context import active
 from .describe import format_call
+from .dims import Dim
 from .errors import WeftError
 from .layout import Placement
 from .operands import check_same_placement
@@ -79,7 +80,7 @@ def _label(name: str, args: Args, kwargs: Kwargs) -> str:
     dims = " · ".join(",".join(d.name for d in t.dims) for t in operands)
     out = kwargs.get("out")
     if name == "einsum" and isinstance(out, list | tuple):
-        dims += " → " + ",".join(getattr(d, "name", str(d)) for d in out)
+        dims += " → " + ",".join(d.name if isinstance(d, Dim) else str(d) for d in out)
     return f"{name.lstrip('_')}[{dims}]"
 
 

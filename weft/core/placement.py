@@ -59,7 +59,8 @@ def place_tensor(t: Tensor, placement: Placement | None) -> Tensor:
             hint="place tensors outside; inside, rename a dim to split it differently",
         )
     check_shape(t)
-    if isinstance(t._read(), jax.ShapeDtypeStruct):
+    is_spec = isinstance(t._data, jax.ShapeDtypeStruct)
+    if is_spec and t.placement is not None:
         t = without_values(t)
     if placement is None:
         return Tensor(_on_one_device(t), t.dims, role=t.role)
@@ -68,8 +69,8 @@ def place_tensor(t: Tensor, placement: Placement | None) -> Tensor:
     mesh, splits = placement.mesh, placement.splits(t.dims, t.role)
     shape = placement.array_shape(t.dims, t.role)
     array: Any
-    if isinstance(t._read(), jax.ShapeDtypeStruct):
-        array = jax.ShapeDtypeStruct(shape, t.dtype, weak_type=weak_type(t._read()))
+    if is_spec:
+        array = jax.ShapeDtypeStruct(shape, t._data.dtype, weak_type=t._data.weak_type)
     elif t.mesh == mesh and stored_splits(t) == splits:
         array = t._read()
     elif mesh.is_default:

@@ -14,7 +14,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -60,17 +60,27 @@ if TYPE_CHECKING:
 # A function that captures another number at each call has another key each time: the cache must not grow.
 MAX_CACHED_TRACES = 512
 # Traces to find the captured tensors. The second one has them as inputs, and usually finds no others.
-MAX_CAPTURE_TRACES = 4
+MAX_CAPTURE_TRACES = 3
 
 Captured = dict[Hashable, Tensor]  # captured tensors, placed, by `operands.capture_key`
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One trace of a program: why it was needed, and its signature."""
+    """One trace of a program: why it was needed, and its signature.
+
+    Attributes:
+      reason: why the program was traced.
+      key: the signature as a cache key; `signature` is its text.
+    """
 
     reason: str
-    signature: str
+    key: tuple[Any, ...] = field(repr=False)
+
+    @property
+    def signature(self) -> str:
+        """The arguments: `f32[batch=4, d=6]`."""
+        return format_signature(self.key)
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.signature}"
@@ -412,7 +422,7 @@ class Program:
         if not self._eager:
             is_known = key in self._staged
             why = "it captures different tensors" if is_known else retrace_reason(key, list(self._staged))
-            self.traces.append(Trace(why, format_signature(key)))
+            self.traces.append(Trace(why, key))
         has_functions = any(isinstance(leaf, CapturedFunction) for leaf in leaves)
         # A captured tracer is valid in this call only, and a function key doesn't cover late captures.
         if any(context.is_traced(t._data) for t in staged.captured) or (staged.captured and has_functions):

@@ -150,7 +150,7 @@ def _einsum(
     Weakly typed operands are cast first. jnp multiplies in an order that depends on the sizes, hence on the
     layout, and it rejects a product of two weak operands whose dtype is wider than the result's.
     """
-    if any(map(weak_type, arrays)):
+    if any([a.weak_type for a in arrays]):
         common = common_type(*arrays)
         arrays = [cast_like(a, common) if weak_type(a) else a for a in arrays]
     index = {d: n for n, d in enumerate(union_dims(operands))}

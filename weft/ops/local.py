@@ -72,7 +72,7 @@ def local(
         error.unsplittable = frozenset(d.name for d in undeclared)
         raise error
     check_along(d for d in all_dims if d.name not in allowed)
-    split_axes = axes_of(splits.values())
+    split_axes = axes_of(tuple(splits.values()))
     # Making each operand varying over all axes, once, sums its gradient once. But then all results vary over
     # them too. If a result lacks a split dim, leave the operands as they are: JAX's types then show over
     # which axes the result varies.

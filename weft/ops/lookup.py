@@ -152,7 +152,7 @@ def scatter_add(x: Tensor, ids: Operand, updates: Operand, dim: DimLike) -> Tens
 def _scattered(x: Tensor, ids: Tensor, updates: Tensor, chosen: Dim, splits: dict[Dim, Axes]) -> Tensor:
     """The updates scattered into zeros, pending over the axes of the summed dims."""
     shared, summed, rest = _partition_dims(x, ids, chosen)
-    axes = axes_of(splits.values())
+    axes = axes_of(tuple(splits.values()))
     mapped = collectives.varying_axes(ids._data) | collectives.varying_axes(updates._data)
     axes |= mapped & active.context.vmap.axes
     index, array = reshard(ids, axes=axes), reshard(updates, axes=axes)

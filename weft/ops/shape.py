@@ -233,7 +233,7 @@ def _reshape(x: Tensor, new: tuple[Dim, ...]) -> Tensor:
     if x.splits == splits:
         return linear_result(x, x._read().reshape(shape), new, new_splits)
     # Runs that can be reshaped locally are, unless one of them needs an axis that another run gives up.
-    leaving = axes_of(x.splits) & axes_of(target.values()) - axes_of(stays.values())
+    leaving = axes_of(x.splits) & axes_of(tuple(target.values())) - axes_of(tuple(stays.values()))
     options = [target, stays] if leaving else [stays, target]
     # Axes that don't split the tensor yet may make a move impossible. They are then left to the consumer.
     have = axes_of(x.splits) | x.pending

@@ -132,7 +132,7 @@ def pipeline_bubbles(plan: Plan) -> Iterator[Advice]:
 def replicated_tensors(plan: Plan) -> Iterator[Advice]:
     """Large replicated inputs that an unused axis could split."""
     for s in sorted(plan.stored, key=lambda s: -s.bytes):
-        used = axes_of(axes for _, _, axes in s.dims)
+        used = axes_of(tuple(axes for _, _, axes in s.dims))
         unused = [(axis, n) for axis, n in plan.mesh.axes if n > 1 and axis not in used]
         if s.kind != "input" or s.bytes < MIN_SHARE * plan.memory.peak:
             continue

@@ -303,7 +303,7 @@ def is_gradient_sum(c: Collective) -> bool:
 
 def _transfers(c: Collective, t: PlannedTensor, mesh: Mesh) -> bool:
     """Whether a collective gathers a stored tensor, or scatters its gradient."""
-    split = axes_of(axes for _, _, axes in t.dims)
+    split = axes_of(tuple(axes for _, _, axes in t.dims))
     gathered = t.bytes * mesh.ways(c.axes)
     split_dims = {name for name, _, axes in t.dims if set(axes) & set(c.axes)}
     # A scan gathers the layers that it runs over; its label does not list the dims of each stored tensor.
