@@ -235,12 +235,12 @@ def test_a_full_disk(long, tmp_path, arguments, environment):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LATEST)
         print(done.stderr)
         assert done.returncode == 1 and "Traceback" not in done.stderr
-        assert re.search("^(Checkpoint|Journal)Error: .* could not be written to", done.stderr, re.M)
+        assert re.search("^(Checkpoint|RunFolder)Error: .* could not be written to", done.stderr, re.M)
         assert "system error: No space left on device" in done.stderr
         there = saved(disk / "run")
         assert there == list(range(2, there[-1] + 1, 2)) and there[-1] < LONG
         checkpoints = checkpoint.CheckpointManager(disk / "run" / "checkpoints")
-        assert checkpoints.steps() == there and checkpoints._whole(there[-1])
+        assert checkpoints.steps() == there and checkpoints._find_intact(there[-1])
         subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True, timeout=60)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LATEST)
         assert done.returncode == 0, done.stderr[-3000:]
