@@ -214,7 +214,9 @@ def test_a_wait_for_another_ends(where, tmp_path):
     with two_hosts(tmp_path) as hosts:
         waiting, hanging = one_hangs(hosts, where, tmp_path / "run", WAIT=5)
         ((_, code, err),) = finish([waiting], within=20)
-        assert code == 1 and f"PeerTimeoutError: process {waits} of 2 waited 5 s for the others: {what}" in err, err
+        assert (
+            code == 1 and f"PeerTimeoutError: process {waits} of 2 waited 5 s for the others: {what}" in err
+        ), err
         ((_, code, _),) = finish([hanging], within=2 * HEARTBEAT)  # the other one is gone
         assert code != 0
 

@@ -110,8 +110,7 @@ def config_of(folder: str | Path) -> Config:
 
     Args:
       folder: contains config.json. Tensor files are optional; if present, they decide whether the output
-      layer
-        is tied.
+        layer is tied.
     """
     with (
         _error_context(f"huggingface.config_of({str(folder)!r})"),
