@@ -98,6 +98,7 @@ TRAIN = [
 ]
 
 
+@pytest.mark.slow
 def test_disks_that_are_not_shared(tmp_path, golden):
     with two_hosts(tmp_path) as hosts:
         runs = own_disks(hosts, tmp_path)

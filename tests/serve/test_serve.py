@@ -82,6 +82,7 @@ def test_completions_do_not_depend_on_other_requests(engine):
     assert engine.busy == engine.waiting == 0
 
 
+@pytest.mark.slow
 def test_a_language_model_on_a_mesh_goes_on_the_same():
     split = make_generator("data=2 model=2", "batch:data heads:model vocab:model", kind="decoder")
     with serve.Engine(split, stride=3) as engine:

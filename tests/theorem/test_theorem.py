@@ -6,7 +6,7 @@ import pytest
 
 from theorem import cases, check, reduced
 
-SHARDS, EXAMPLES = 10, 6
+SHARDS, EXAMPLES = 10, 4
 
 failed = {}  # failing cases and their shrunk ones: hypothesis runs a failing case again, and shrinking is slow
 
