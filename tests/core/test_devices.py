@@ -37,6 +37,18 @@ def test_memory_is_preserved():
     assert min(faults("wf.cpu_devices(1)") for _ in range(3)) < before / 2
 
 
+def test_devices_may_be_configured_after_a_function_is_decorated():
+    script = """
+import weft as wf
+double = wf.spmd(lambda x: x + x)
+wf.cpu_devices(2)
+print(wf.spmd(lambda x: wf.sum(double(x)), "x=2", "a:x").mesh.size)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
 @pytest.mark.parametrize("platforms, there", [(None, True), ("cpu", True), ("cuda,cpu", False)])
 def test_whether_it_is_all_there_is(monkeypatch, platforms, there):
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)

@@ -121,8 +121,8 @@ class Program:
         self.traces: list[Trace] = []
         self._eager, self._static_numbers = eager, static_numbers
         self._staged: dict[Any, Staged] = {}
-        # Read at every call.
-        self._is_split, self._has_devices = self.mesh.size > 1, self.mesh.has_devices
+        # Not `mesh.has_devices`: it initializes JAX, and `wf.cpu_devices` may still follow a decorated function.
+        self._is_split = self.mesh.size > 1
         self._blocks = self._is_split and jax.default_backend() == "cpu"
         functools.update_wrapper(self, fn, updated=())
 
@@ -257,7 +257,7 @@ class Program:
         self, args: Args, kwargs: Kwargs, captured: Captured, *, runs: bool = False
     ) -> tuple[Staged, list[Any]]:
         try:
-            if runs and self._is_split and not self._has_devices:
+            if runs and self._is_split and not self.placement.mesh.has_devices:
                 self.mesh.require_devices()
             staged, arrays = self._lookup(args, kwargs, captured)
             if runs and any(isinstance(a, jax.ShapeDtypeStruct) for a in arrays):
@@ -396,7 +396,7 @@ class Program:
 
     def _put(self, t: Tensor) -> Tensor:
         """The tensor, placed for this program; a spec if the mesh has no devices and is for planning only."""
-        return place_tensor(t if self._has_devices else without_values(t), self.placement)
+        return place_tensor(t if self.placement.mesh.has_devices else without_values(t), self.placement)
 
     def _stage(
         self,
