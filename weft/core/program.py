@@ -121,7 +121,7 @@ class Program:
         self.traces: list[Trace] = []
         self._eager, self._static_numbers = eager, static_numbers
         self._staged: dict[Any, Staged] = {}
-        # Not `mesh.has_devices`: it initializes JAX, and `wf.cpu_devices` may still follow a decorated function.
+        # Not `mesh.has_devices`: it initializes JAX, and `wf.cpu_devices` may follow a decorated function.
         self._is_split = self.mesh.size > 1
         self._blocks = self._is_split and jax.default_backend() == "cpu"
         functools.update_wrapper(self, fn, updated=())
