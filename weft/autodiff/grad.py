@@ -24,6 +24,7 @@ from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
 from ..core.context import Context, active
 from ..core.describe import describe, reports_call
 from ..core.errors import DimError, ProgramError, TensorTypeError
+from ..core.labels import GRADIENT, OpLabel
 from ..core.layout import axes_of
 from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding
@@ -300,7 +301,7 @@ def _gradient(t: Leaf, parts: list[Variant], cotangents: list[jax.Array]) -> Lea
 def label_gradient(gradient: PyTree) -> PyTree:
     """Label a gradient for plans: a pending sum is reported under the op that it comes from."""
     if isinstance(gradient, Tensor):
-        gradient.origin = f"gradient[{','.join(d.name for d in gradient.dims)}]"
+        gradient.origin = OpLabel(GRADIENT, [tuple(d.name for d in gradient.dims)])
     return gradient
 
 

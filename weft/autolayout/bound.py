@@ -228,7 +228,7 @@ class LowerBound:
         full = work_seconds(atom.work, self.hardware, self.dtype)
         compute, memory = (seconds * share(atom.dims, sharding) for seconds in full)
         traffic = sum(bytes * share(dims, sharding) for bytes, dims in atom.accesses)
-        if sharding == "param" and atom.work.phase == "backward" and atom.work.op.startswith("astype"):
+        if sharding == "param" and atom.work.phase == "backward" and atom.work.op.name == "astype":
             # A gradient is cast before it is scattered: the result is written at the size of the value.
             bytes, dims = atom.accesses[-1]
             traffic += bytes * (share(dims, "value") - share(dims, sharding))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from dataclasses import dataclass, replace
 from jax.core import ShapedArray
 
 from ..core.errors import LayoutError
+from ..core.labels import OpLabel, Scope
 from ..core.layout import Layout
 from ..core.mesh import Mesh
 from ..core.observations import Observations, Pipeline
@@ -25,9 +25,8 @@ from ..core.types import PyTree
 from ..ops import elementwise
 from ..plan import primitives
 from ..plan.buffers import Buffer, BufferAssignment
-from ..plan.events import TracedEvent, op_label, phase_of
+from ..plan.events import TracedEvent
 from ..plan.facts import Collective, PlannedTensor, Work
-from ..plan.pipelines import PIPELINE_LABEL
 from ..plan.plan import Plan, TracedPlan, derive_plan
 from .space import DimGroup
 from .universal_trace import UniversalLayout, UniversalMesh, program_on
@@ -43,8 +42,7 @@ SPLIT_INVARIANT_OPS = {
     *"transpose optimizer gradient".split(),
 }
 # Ops that contain other ops: their bodies can have dims that the op's own label does not list.
-_OUTER_OPS = re.compile("scan|while|fori|cond|map|vmap|local")
-_LABEL_DIMS, _DIM_NAME = re.compile(r"\[([^\]]*)\]"), re.compile(r"[A-Za-z_][\w.']*")
+OUTER_OPS = frozenset("scan while_loop fori_loop cond vmap local".split())
 _NO_DIMS: DimGroup = frozenset()
 
 
@@ -161,7 +159,7 @@ class CostAtoms:
         looped = (
             atom.trigger_dims
             for atom in self.collectives
-            if atom.collective.kind == "all-gather" and atom.collective.op.startswith("scan[")
+            if atom.collective.kind == "all-gather" and atom.collective.op.name == "scan"
         )
         return sorted(relevant - {dim for dims in looped for dim in dims})
 
@@ -187,7 +185,7 @@ def trace_cost_atoms(fn: Callable[..., PyTree], args: tuple[PyTree, ...]) -> Cos
     dims = _DimAttribution(layout, seen, traced.plan)
     work = [dims.work_atom(event) for event in traced.events if isinstance(event.event, Work)]
     # Copies between pipeline stages depend on the schedule; a lower bound may ignore them.
-    work = [atom for atom in work if not atom.work.op.startswith(PIPELINE_LABEL)]
+    work = [atom for atom in work if atom.work.op.name != "pipeline"]
     peak_ratio = 1.0
     if not all(is_split_invariant(atom.work) for atom in work):
         # Ops that do more work when split would make the bound too high. The plan for one device has their
@@ -263,18 +261,16 @@ def _cap_traffic(atoms: Sequence[WorkAtom], single: Sequence[Work]) -> list[Work
 
 def is_split_invariant(work: Work) -> bool:
     """Whether the total work stays the same when dims are split; true for work outside all ops."""
-    name, bracket, _ = work.op.partition("[")
-    return not bracket or name in SPLIT_INVARIANT_OPS
+    return not work.op.name or work.op.name in SPLIT_INVARIANT_OPS
 
 
-def dims_in_label(op: str, known: DimGroup) -> DimGroup:
-    """The known dims in an op's label, `einsum[batch,io · io,hidden]`.
+def dims_in_label(op: OpLabel | None, known: DimGroup) -> DimGroup:
+    """The known dims in an op's label.
 
     All known dims if the label lists none: the dims could be any, and only the assumption that all of them
     divide the work keeps the result a lower bound.
     """
-    match = _LABEL_DIMS.search(op)
-    return frozenset(_DIM_NAME.findall(match[1])) & known if match and match[1] else known
+    return op.dims & known if op is not None and op.dims else known
 
 
 class _DimAttribution:
@@ -302,7 +298,7 @@ class _DimAttribution:
         """The dims on these axes."""
         return frozenset(self.names[axis] for axis in axes)
 
-    def of_label(self, op: str) -> DimGroup:
+    def of_label(self, op: OpLabel | None) -> DimGroup:
         """The dims that an op may have, by its label."""
         return dims_in_label(op, self.every) | self.hidden
 
@@ -310,7 +306,7 @@ class _DimAttribution:
         """The dims and all dims renamed to them: elementwise work can be split along either name."""
         return dims.union(*(renamed for renamed in self.renamed if renamed & dims))
 
-    def of_aval(self, aval: ShapedArray, op: str) -> DimGroup:
+    def of_aval(self, aval: ShapedArray, op: OpLabel | None) -> DimGroup:
         """The dims that an array can be split along.
 
         An array that is the same on all devices, such as zeros, varies over no axis. Its dims come from the
@@ -347,8 +343,8 @@ class _DimAttribution:
         """The atom of some work in the universal trace."""
         work = traced.event
         assert isinstance(work, Work)
-        inside = self.on_axes(work.varies) if _OUTER_OPS.match(work.op) else _NO_DIMS
-        pipeline = self.pipeline_of(traced.name, work.varies)
+        inside = self.on_axes(work.varies) if work.op.name in OUTER_OPS else _NO_DIMS
+        pipeline = self.pipeline_of(traced.scope, work.varies)
         layers = frozenset([pipeline]) if pipeline else _NO_DIMS
         accesses = tuple(
             (primitives.aval_bytes(aval), self.of_aval(aval, work.op) | layers)
@@ -360,9 +356,9 @@ class _DimAttribution:
         dims = (own if work.kind == "matmul" else self.with_renamed(own)) | inside | layers
         return WorkAtom(work, dims, accesses, pipeline)
 
-    def pipeline_of(self, full_name: str, varies: Iterable[str]) -> str:
+    def pipeline_of(self, scope: Scope, varies: Iterable[str]) -> str:
         """The layers dim of the pipeline that contains an equation, or ""."""
-        if PIPELINE_LABEL not in full_name:
+        if not scope.is_inside("pipeline"):
             return ""
         return next(iter(self.on_axes(varies) & self.pipelines.keys()), "")
 
@@ -373,8 +369,8 @@ class _DimAttribution:
 
     def buffer_atom(self, buffer: Buffer, assignment: BufferAssignment) -> BufferAtom:
         """The atom of a buffer."""
-        aval, node = assignment.reader.avals[buffer.value], buffer.node
+        aval, node = assignment.graph.avals[buffer.value], buffer.node
         if node is None:
-            return BufferAtom(self.of_aval(aval, ""), "update", "")
-        pipeline = self.pipeline_of(node.name, getattr(getattr(aval, "mat", None), "varying", ()))
-        return BufferAtom(self.of_aval(aval, op_label(node.name)), phase_of(node.name, False), pipeline)
+            return BufferAtom(self.of_aval(aval, None), "update", "")
+        pipeline = self.pipeline_of(node.scope, getattr(getattr(aval, "mat", None), "varying", ()))
+        return BufferAtom(self.of_aval(aval, node.scope.op), node.scope.phase(), pipeline)

@@ -23,6 +23,7 @@ from .context import active
 from .describe import describe
 from .dims import Dim, DimLike, format_dims, select_dim
 from .errors import DimError, ProgramError, ShapeError, TensorTypeError
+from .labels import OpLabel
 from .layout import Splits, axes_of
 from .operands import as_slice, check_along, slice_tensor
 from .reshard import materialize
@@ -50,7 +51,7 @@ class LeafSpec:
     role: str
     splits: Splits
     pending: frozenset[str]
-    origin: str = field(default="", compare=False)
+    origin: OpLabel | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, leaf: object) -> LeafSpec | None:

@@ -23,6 +23,7 @@ import jax
 from jax.extend import core as jax_core
 
 from .dims import Dim, check_index_range
+from .labels import OpLabel
 from .layout import Layout, Placement, Splits
 from .observations import Observations
 
@@ -149,7 +150,7 @@ class Context:
       placement: the mesh and the layout that the program is staged for.
       serial: identifies the program that a slice belongs to.
       is_finished: whether its trace has ended; JAX calls the rules of a custom_vjp after that.
-      op: the label of the op that is being lowered.
+      op: the label of the op that is being lowered, or None.
       frames: the frames of the open JAX traces, outermost first.
       vmap, pipeline: the enclosing vmaps and pipelines.
       captures: the tensors that the function closes over.
@@ -162,7 +163,7 @@ class Context:
         # Not the id of this object: a later program could get it, and would accept the slices of this one.
         self.serial = next(_SERIALS)
         self.is_finished = False
-        self.op = ""
+        self.op: OpLabel | None = None
         self.frames: list[Frame] = []
         self.vmap, self.pipeline = VmapScope(), PipelineScope()
         self.captures = Captures(adopts_placement)
@@ -250,7 +251,7 @@ class Context:
         frame = Frame(lifts_collectives)
         self.frames.append(frame)
         # Otherwise `lowering` would take the ops inside for parts of this op, and give them no labels.
-        op, self.op = self.op, ""
+        op, self.op = self.op, None
         try:
             yield frame
         finally:
@@ -302,17 +303,17 @@ class Context:
         return self.inside(pipeline=replace(self.pipeline, partial_dims=partial))
 
     @contextlib.contextmanager
-    def lowering(self, op: str) -> Iterator[None]:
+    def lowering(self, op: OpLabel) -> Iterator[None]:
         """Label the equations that are traced with an op; the ops that it calls add no labels."""
         if self.op:
             yield
             return
         self.op = op
         try:
-            with jax.named_scope(op):
+            with jax.named_scope(op.scope):
                 yield
         finally:
-            self.op = ""
+            self.op = None
 
 
 # Per thread, as JAX's own trace state is: a server compiles programs in a thread of its own.

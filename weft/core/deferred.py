@@ -21,15 +21,13 @@ from jax.tree_util import PyTreeDef
 from .context import active
 from .dims import Dim
 from .errors import ProgramError
+from .labels import OPTAX_LABEL
 from .layout import Placement
 from .operands import as_slice
 from .placement import partition_spec
 from .reshard import materialize
 from .tensor import Placeholder, Tensor, check_shape, is_tensor
 from .types import PyTree, weak_type
-
-# Plans count `optimizer[…]` in the update phase, and warn that XLA splits the work with this label.
-OPTAX_LABEL = "optimizer[optax]"
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class DeferredCall:
                 # fn must see the true sizes: padding would change a mean or a factored second moment.
                 array = array[tuple(slice(d.size) for d in leaf.dims)]
             given.append(array)
-        with jax.named_scope(OPTAX_LABEL):
+        with jax.named_scope(OPTAX_LABEL.scope):
             outs = jax.tree.leaves(self.fn(*jax.tree.unflatten(self.tree, given)))
         self.outputs = [_sharded(a, r, placement) for a, r in zip(outs, self.results, strict=True)]
 

@@ -20,6 +20,7 @@ from .context import active
 from .describe import format_call
 from .dims import Dim
 from .errors import WeftError
+from .labels import OpLabel, current_layer
 from .layout import Placement
 from .operands import check_same_placement
 from .program import Program
@@ -71,17 +72,18 @@ def op(
     return call
 
 
-def _label(name: str, args: Args, kwargs: Kwargs) -> str:
-    """`einsum[batch,io · io,hidden → batch,hidden]`: an op's name in jaxprs, profiles and plans."""
+def _label(name: str, args: Args, kwargs: Kwargs) -> OpLabel:
+    """The label of a call, from the dims of its operands."""
     given = (*args, *kwargs.values())
     operands = [
         t for a in given for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)
     ]
-    dims = " · ".join(",".join(d.name for d in t.dims) for t in operands)
     out = kwargs.get("out")
+    names = None
     if name == "einsum" and isinstance(out, list | tuple):
-        dims += " → " + ",".join(d.name if isinstance(d, Dim) else str(d) for d in out)
-    return f"{name.lstrip('_')}[{dims}]"
+        names = tuple(d.name if isinstance(d, Dim) else str(d) for d in out)
+    dims = (tuple(d.name for d in t.dims) for t in operands)
+    return OpLabel(name.lstrip("_"), dims, names, current_layer())
 
 
 def run_eagerly(

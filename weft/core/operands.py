@@ -58,7 +58,7 @@ def slice_tensor(
             hint="remove one of the rules, or rename the dim",
         )
     result = Tensor(array, dims, placement=ctx.placement, splits=splits, pending=pending)
-    result.origin = ctx.op if pending else ""
+    result.origin = ctx.op if pending else None
     return result
 
 

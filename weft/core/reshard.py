@@ -111,7 +111,7 @@ def check_may_resolve(t: Tensor) -> None:
 
 def _resharded(t: Tensor, splits: Splits, axes: frozenset[str]) -> Any:
     # The plan attributes a resolved sum to the op that left it pending.
-    with jax.named_scope(t.origin) if t.origin else contextlib.nullcontext():
+    with jax.named_scope(t.origin.scope) if t.origin else contextlib.nullcontext():
         return reshard_array(t._read(), t.dims, t.splits, t.pending, splits, axes)
 
 

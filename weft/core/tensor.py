@@ -29,6 +29,7 @@ from .context import active
 from .describe import describe, format_call, reports_call
 from .dims import Dim, DimLike, format_dims, select_dims
 from .errors import ProgramError, ShapeError
+from .labels import OpLabel
 from .layout import Layout, Placement, Splits
 from .mesh import Mesh
 from .operators import Operators, public_ops
@@ -45,7 +46,7 @@ class Tensor(Operators):
       mesh, layout: where it is placed; None if it is not.
       splits: for a slice, the axes that split each dim; None for a global tensor.
       pending: the axes over which slices still have to be summed.
-      origin: the label of the op that left the pending sum.
+      origin: the label of the op that left the pending sum, or None.
 
     >>> import weft as wf, numpy as np
     >>> x = wf.tensor(np.arange(6.0).reshape(2, 3), "a=2 b=3")
@@ -85,7 +86,7 @@ class Tensor(Operators):
     placement: Placement | None
     splits: Splits | None
     pending: frozenset[str]
-    origin: str
+    origin: OpLabel | None
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Tensor(Operators):
         # Nothing is checked here: JAX rebuilds trees with sentinels in place of arrays (`core/shapes.py`).
         self._data, self._watch, self._cast_of, self.dims, self.role = array, None, None, dims, role
         self.placement, self.splits, self.pending = placement, splits, pending
-        self.origin = ""
+        self.origin = None
         ctx = active.context if splits is not None else None
         self._owner = ctx.serial if ctx is not None else 0
 

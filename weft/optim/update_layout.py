@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from weft.core.context import active
+from weft.core.labels import OPTIMIZER, OpLabel
 from weft.core.layout import Layout
 from weft.core.op import run_eagerly
 from weft.core.operands import as_slice
@@ -31,7 +32,7 @@ def call_in_program(fn: Callable[..., Result], *args: PyTree) -> Result:
 @contextmanager
 def update_scope(name: str) -> Iterator[None]:
     """Label the traced operations `optimizer[name]`: plans count them in the update phase."""
-    with active.context.lowering(f"optimizer[{name}]"):
+    with active.context.lowering(OpLabel(OPTIMIZER, [tuple(name.split(","))])):
         yield
 
 

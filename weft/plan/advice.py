@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..core.deferred import OPTAX_LABEL
+from ..core.labels import OPTAX_LABEL
 from ..core.layout import axes_of
 from .facts import Advice, Collective, Work
 from .pipelines import bubble_share
@@ -25,6 +25,7 @@ def generate_advice(plan: Plan) -> Iterator[Advice]:
     """All advice on a plan: first the warnings that its numbers are incomplete, then the largest savings."""
     for kind in (
         unbounded_loops,
+        unknown_primitives,
         resharded_inputs,
         optax_updates,
         duplicated_work,
@@ -66,6 +67,17 @@ def unbounded_loops(plan: Plan) -> Iterator[Advice]:
             "warning",
             f"one iteration of {loop.op} is counted in all numbers; the number of iterations is not known",
             loop.source,
+        )
+
+
+def unknown_primitives(plan: Plan) -> Iterator[Advice]:
+    """Primitives that the plan has no rule for: their FLOPs and fusion are not known."""
+    for one in plan.unknown:
+        yield Advice(
+            "warning",
+            f"the cost of JAX's primitive {one.primitive}, in {one.op}, is not known: it is counted as one pass "
+            "over its operands and results, without FLOPs; a row in weft/plan/primitives.py describes it",
+            one.source,
         )
 
 

@@ -2,7 +2,7 @@
 
 The program goes through the stages of XLA's CPU compiler:
 
-1. `jaxpr`     reads it into a graph: calls inlined, loops with bodies, XLA's `rewrites` applied;
+1. `rewrites`  changes the graph as XLA does before fusion;
 2. `fusion`    computes elementwise chains inside their consumers, and orders the rest breadth first;
 3. `buffers`   assigns memory. A buffer is live from its node to its last reader. It reuses the buffer of an
                operand that dies there if it can, or the memory of a result that is not computed yet.
@@ -14,23 +14,18 @@ values of a jaxpr does not work: fusion removes most of them, and reuse shrinks 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from jax.extend.core import Jaxpr, Var
+from jax.extend.core import Jaxpr
 
 from ..core.describe import short_dtype
-from ..core.mesh import Mesh
-from .events import op_label, phase_of, user_source
 from .facts import LiveBuffer, Memory, PlannedTensor
 from .fusion import FUSIBLE, Reads, fuse
-from .graph import Body, Node
-from .jaxpr import JaxprReader
-from .primitives import aval_of
-
-# XLA gives their result the buffer of the first operand: an update of one row must not copy all others.
-IN_PLACE = frozenset(["scatter-add", "scatter", "dynamic_update_slice"])
+from .graph import Body, Graph, Node
+from .primitives import Fusion, aval_of
+from .rewrites import rewrite_as_xla
 
 
 @dataclass(eq=False)
@@ -52,14 +47,6 @@ def assign_times(body: Body, now: int = 0) -> int:
             now = assign_times(inside, now)
         node.end, now = now, now + 1
     return now
-
-
-def walk_nodes(body: Body) -> Iterator[Node]:
-    """All nodes, including those inside loops."""
-    for node in body.nodes:
-        yield node
-        for inside in node.bodies:
-            yield from walk_nodes(inside)
 
 
 def copied_inputs(body: Body, reads: Reads) -> set[int]:
@@ -90,8 +77,8 @@ def allocate_buffers(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[i
     copies = [Buffer(sizes[n], 0, last_reads[n], n, None) for n in sorted(copied_inputs(body, reads))]
     # Results that overwrite an aliased input need no buffer.
     aliased = {new for _, new in body.aliases}
-    updated = {node.operands[0] for node in walk_nodes(body) if node.primitive in IN_PLACE}
-    for node in walk_nodes(body):
+    updated = {node.operands[0] for node in body.walk() if node.fusion is Fusion.UPDATE}
+    for node in body.walk():
         for inside in node.bodies:
             aliased.update(new for _, new in inside.aliases)
             copied = copied_inputs(inside, reads)
@@ -124,7 +111,7 @@ def _last_reads(body: Body, reads: Reads) -> dict[int, int]:
     """Number all nodes, and return the time of the last read of each value."""
     # The caller reads the outputs: they are live until after the last node.
     last_reads = dict.fromkeys(body.outputs, assign_times(body))
-    for node in walk_nodes(body):
+    for node in body.walk():
         for n in reads[id(node)]:
             last_reads[n] = max(last_reads.get(n, 0), node.end)
         for inside in node.bodies:
@@ -139,9 +126,10 @@ def _reusable_operands(node: Node, position: int, reads: dict[int, bool]) -> lis
     # these operands first, in the order of the results.
     if node.primitive in ("scan", "while"):
         return node.operands[position : position + 1]
-    if node.primitive in IN_PLACE:
+    # An update of one row must not copy all others.
+    if node.fusion is Fusion.UPDATE:
         return node.operands[:1]
-    return [n for n, in_place in reads.items() if in_place] if node.primitive in FUSIBLE else []
+    return [n for n, in_place in reads.items() if in_place] if node.fusion in FUSIBLE else []
 
 
 def pack_into_slots(buffers: list[Buffer], slots: list[Buffer]) -> list[Buffer]:
@@ -196,20 +184,17 @@ class BufferAssignment:
     """The buffers of a program.
 
     Attributes:
-      body, reader: the program, and the sizes and types of its values.
+      graph: the program, and the sizes and types of its values.
       reads: the values that each node reads.
       buffers: the buffer of each value that has one.
-      inputs: the ids of the program's inputs.
       returned: the buffers of results that do not reuse an input.
       spare: the memory of copied donated inputs, occupied from when their result is written.
       others: the other buffers.
     """
 
-    body: Body
-    reader: JaxprReader
+    graph: Graph
     reads: Reads
     buffers: dict[int, Buffer]
-    inputs: list[int]
     returned: list[Buffer]
     spare: list[Buffer]
     others: list[Buffer]
@@ -228,19 +213,18 @@ class BufferAssignment:
         return PeakMemory(sum(b.size for b in returned), peak, when)
 
 
-def assign_buffers(jaxpr: Jaxpr, mesh: Mesh, donated: Sequence[int]) -> BufferAssignment:
+def assign_buffers(graph: Graph, jaxpr: Jaxpr, donated: Sequence[int]) -> BufferAssignment:
     """Assign the buffers of a program on one device.
 
     Args:
-      jaxpr: the program, without dead code.
-      mesh: its mesh.
+      graph: the program; it is rewritten as XLA does.
+      jaxpr: the jaxpr it was read from.
       donated: the positions of donated inputs.
     """
-    reader, env = JaxprReader(mesh), dict[Var, int]()
-    inputs = [reader.value_of(env, v) for v in (*jaxpr.constvars, *jaxpr.invars)]
-    body, sizes = reader.read_body(jaxpr, env, ""), reader.sizes
-    body.aliases = _donations(jaxpr, body, sizes, inputs[len(jaxpr.constvars) :], donated)
-    reads = fuse(body, single_device=mesh.is_unsplit)
+    rewrite_as_xla(graph)
+    body, sizes = graph.body, graph.sizes
+    body.aliases = _donations(jaxpr, body, sizes, body.inputs[len(jaxpr.constvars) :], donated)
+    reads = fuse(body, single_device=graph.mesh.is_unsplit)
     buffers, copies = allocate_buffers(body, sizes, reads)
 
     end = max((node.end for node in body.nodes), default=0)
@@ -257,15 +241,13 @@ def assign_buffers(jaxpr: Jaxpr, mesh: Mesh, donated: Sequence[int]) -> BufferAs
         if old in copied and new in producer
     ]
     others = {id(b): b for b in (*buffers.values(), *copies) if id(b) not in returned}
-    return BufferAssignment(
-        body, reader, reads, buffers, inputs, [*returned.values()], spare, [*others.values()]
-    )
+    return BufferAssignment(graph, reads, buffers, [*returned.values()], spare, [*others.values()])
 
 
 def summarize_memory(assignment: BufferAssignment, inputs: Sequence[PlannedTensor]) -> Memory:
     """The memory of a program on one device."""
     peak = assignment.peak()
-    stored = sum(assignment.reader.sizes[n] for n in assignment.inputs)
+    stored = sum(assignment.graph.sizes[n] for n in assignment.graph.body.inputs)
     buffers = (*assignment.returned, *assignment.others)
     live = sorted((b for b in buffers if b.start <= peak.when <= b.end), key=lambda b: -b.size)
     by_role = {role: sum(t.bytes for t in inputs if t.role == role) for role in ("param", "optimizer")}
@@ -276,7 +258,7 @@ def summarize_memory(assignment: BufferAssignment, inputs: Sequence[PlannedTenso
         outputs=peak.outputs,
         activations=_saved_for_backward(assignment),
         peak=stored + peak.outputs + peak.temporary,
-        largest=tuple(_live_buffer(b, assignment.reader) for b in live[:10] if b.size),
+        largest=tuple(_live_buffer(b, assignment.graph) for b in live[:10] if b.size),
     )
 
 
@@ -304,18 +286,18 @@ def _saved_for_backward(assignment: BufferAssignment) -> int:
     """Bytes of forward results that the backward pass reads."""
     # By buffer, because several values can share one.
     saved, buffers = {}, assignment.buffers
-    for node in walk_nodes(assignment.body):
-        if phase_of(node.name, False) == "backward":
+    for node in assignment.graph.body.walk():
+        if node.scope.phase() == "backward":
             for buffer in (buffers[n] for n in assignment.reads[id(node)] if n in buffers):
-                if buffer.node is not None and phase_of(buffer.node.name, False) == "forward":
+                if buffer.node is not None and buffer.node.scope.phase() == "forward":
                     saved[id(buffer)] = buffer.size
     return sum(saved.values())
 
 
-def _live_buffer(buffer: Buffer, reader: JaxprReader) -> LiveBuffer:
-    aval, node = reader.avals[buffer.value], buffer.node
+def _live_buffer(buffer: Buffer, graph: Graph) -> LiveBuffer:
+    aval, node = graph.avals[buffer.value], buffer.node
     shape = f"{short_dtype(aval.dtype)}[{','.join(map(str, aval.shape))}]"
     if node is None:
-        return LiveBuffer(buffer.size, shape, "a copy of an input", "forward", "")
-    source = user_source(node.eqn) or node.enclosing_source
-    return LiveBuffer(buffer.size, shape, op_label(node.name), phase_of(node.name, False), source)
+        return LiveBuffer(buffer.size, shape, "a copy of an input", "", "forward", "")
+    op, source = node.scope.op, node.source or node.enclosing_source
+    return LiveBuffer(buffer.size, shape, op, op.layer, node.scope.phase(), source)

@@ -1,204 +1,143 @@
-"""From a jaxpr to events: local work and collectives, in order, each with its count.
+"""From a graph to events: local work and collectives, in order, each with its count.
 
-The jaxpr is what will run. Dead code is removed, the body of a scan counts once per iteration, a `cond`
-counts its most expensive branch, a `while` counts one iteration, and recomputation under `remat` counts
-again. JAX's types list the axes along which a value varies, which shows the work that devices duplicate.
+The graph is what will run. The body of a scan counts once per iteration, a `cond` counts its most expensive
+branch, a `while` counts one iteration, and recomputation under `remat` counts again. JAX's types list the
+axes along which a value varies, which shows the work that devices duplicate.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.core import ShapedArray
-from jax.extend import core as jax_core
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
-from jax.interpreters import partial_eval
+from jax.extend.core import ClosedJaxpr
 
 from ..core.describe import short_dtype
-from ..core.errors import PACKAGE
+from ..core.labels import Scope
 from ..core.mesh import Mesh
 from . import primitives
-from .facts import Collective, Event, UnboundedLoop, Work
-from .primitives import Atom, aval_of
-
-# The `_invariant` primitives differ only in the type of their result, which no longer varies over the axes.
-COLLECTIVE_KINDS = {
-    "psum": "all-reduce",
-    "psum_invariant": "all-reduce",
-    "pmax": "all-reduce",
-    "pmin": "all-reduce",
-    "all_gather": "all-gather",
-    "all_gather_invariant": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "ppermute": "permute",
-}
-WORK_KINDS = {"dot_general": "matmul", "conv_general_dilated": "conv"}
-
-
-def eliminate_dead_code(closed: ClosedJaxpr) -> Jaxpr:
-    """The jaxpr without equations that no result needs, at all levels of nesting."""
-    # XLA removes the same equations, but plans are made before it runs. `instantiate` keeps unused inputs:
-    # donated arguments are given by position.
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    return jaxpr
-
-
-def extract_events(closed: ClosedJaxpr, mesh: Mesh) -> list[Event]:
-    """The work and the collectives of a closed jaxpr, in order."""
-    return [traced.event for traced in trace_events(eliminate_dead_code(closed), mesh)]
-
-
-def trace_events(jaxpr: Jaxpr, mesh: Mesh) -> list[TracedEvent]:
-    """The events of a jaxpr without dead code, each with its name stack and the arrays it accesses."""
-    return _with_phases(list(_walk(jaxpr, mesh, 1, "", "")))
-
-
-def extract_collectives(closed: ClosedJaxpr, mesh: Mesh) -> list[Collective]:
-    """The collectives of a closed jaxpr, in order."""
-    return [e for e in extract_events(closed, mesh) if isinstance(e, Collective)]
-
-
-def find_unbounded_loops(jaxpr: Jaxpr, outer: str = "", line: str = "") -> Iterator[UnboundedLoop]:
-    """The while loops of a jaxpr; a `fori_loop` with known bounds is a scan."""
-    for eqn in jaxpr.eqns:
-        name = full_name(eqn, outer)
-        if eqn.primitive.name == "while":
-            yield UnboundedLoop(op_label(name), user_source(eqn) or line)
-        for sub in _inner_jaxprs(eqn):
-            yield from find_unbounded_loops(sub, name, user_source(eqn) or line)
+from .facts import Collective, Event, UnboundedLoop, UnknownPrimitive, Work
+from .graph import Body, Graph, Node
+from .jaxpr import read_jaxpr
+from .primitives import Atom, Fusion, aval_of
 
 
 @dataclass
 class TracedEvent:
-    """An event with its full name stack and the types of the arrays it reads and writes in memory."""
+    """An event with its full scope and the types of the arrays it reads and writes in memory."""
 
     event: Event
-    name: str
+    scope: Scope
     accessed: list[ShapedArray]
 
 
-def _walk(jaxpr: Jaxpr, mesh: Mesh, count: int, outer: str, line: str) -> Iterator[TracedEvent]:
-    """The events of a jaxpr that is nested in an equation with this name stack and source line.
+def trace_events(graph: Graph) -> list[TracedEvent]:
+    """The events of a graph, each with its scope and the arrays it accesses."""
+    events = list(_walk(graph.body, graph.mesh, 1))
+    seen_backward = False
+    for traced in events:
+        phase = traced.scope.phase(seen_backward)
+        seen_backward |= phase == "backward"
+        traced.event = replace(traced.event, phase=phase)
+    return events
 
-    An equation without a source line gets that of the enclosing one: JAX traces functions with a custom
-    derivative outside of the user's frames. A collective at the end of a program has no user frame either,
-    and gets the line of the equation that computes its operand.
-    """
-    body = _InlinedBody(jaxpr, outer, line)
+
+def extract_collectives(closed: ClosedJaxpr, mesh: Mesh) -> list[Collective]:
+    """The collectives of a closed jaxpr, in order."""
+    events = trace_events(read_jaxpr(closed.jaxpr, mesh))
+    return [traced.event for traced in events if isinstance(traced.event, Collective)]
+
+
+def find_unbounded_loops(graph: Graph) -> list[UnboundedLoop]:
+    """The while loops of a graph; a `fori_loop` with known bounds is a scan."""
+    loops = (node for node in graph.body.walk() if node.primitive == "while")
+    return [*dict.fromkeys(UnboundedLoop(n.scope.op, n.source or n.enclosing_source) for n in loops)]
+
+
+def find_unknown_primitives(graph: Graph) -> list[UnknownPrimitive]:
+    """The primitives of a graph that the table has no row for, each with the first op that uses it."""
+    found: dict[str, UnknownPrimitive] = {}
+    for node in graph.body.walk():
+        if node.primitive not in primitives.PRIMITIVES and node.primitive not in found:
+            source = node.source or node.enclosing_source
+            found[node.primitive] = UnknownPrimitive(node.primitive, node.scope.op, source)
+    return [*found.values()]
+
+
+def _walk(body: Body, mesh: Mesh, count: int) -> Iterator[TracedEvent]:
+    """The events of a body that runs `count` times."""
     traffic = _FusedTraffic(body, mesh)
-    makers = {v: eqn for eqn, _, _ in body.eqns for v in eqn.outvars}
-    for eqn, name, enclosing in body.eqns:
-        primitive = eqn.primitive.name
-        accessed = traffic.accessed(eqn)
-        if primitive in COLLECTIVE_KINDS:
-            source = user_source(eqn) or _source_of_operands(eqn, makers) or enclosing
-            yield TracedEvent(_collective(eqn, mesh, count, name, source), name, accessed)
-            continue
-        inner, source = _inner_jaxprs(eqn), user_source(eqn) or enclosing
+    makers = {n: node for node in body.nodes for n in node.results}
+    for node in body.nodes:
+        accessed = traffic.accessed(node)
+        if node.row.collective:
+            yield TracedEvent(_collective(node, mesh, count, makers), node.scope, accessed)
         # Which branch of a cond runs depends on data, so a plan can only count the most expensive one.
-        if primitive == "cond":
-            branches = [list(_walk(sub, mesh, count, name, source)) for sub in inner]
+        elif node.primitive == "cond":
+            branches = [list(_walk(branch, mesh, count)) for branch in node.bodies]
             yield from max(branches, key=_rough_cost)
-        elif inner:
-            inner_count = count * (eqn.params["length"] if primitive == "scan" else 1)
-            for sub in inner:
-                yield from _walk(sub, mesh, inner_count, name, source)
+        elif node.bodies:
+            trips = node.eqn.params["length"] if node.primitive == "scan" else 1
+            for inside in node.bodies:
+                yield from _walk(inside, mesh, count * trips)
         else:
-            flops, bytes = primitives.flops(eqn), sum(map(primitives.aval_bytes, accessed))
+            flops, bytes = primitives.flops(node.eqn), sum(map(primitives.aval_bytes, accessed))
             if flops or bytes:
-                yield TracedEvent(_work(eqn, mesh, count, name, source, flops, bytes), name, accessed)
-
-
-def _inner_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
-    """The jaxprs that run as part of an equation."""
-    # A scatter's jaxpr combines two elements. It is no part of the program that fuses or allocates memory.
-    if eqn.primitive.name.startswith("scatter"):
-        return []
-    return [getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params)]
-
-
-class _InlinedBody:
-    """The equations of a jaxpr with calls inlined, each with its name stack and the enclosing source line."""
-
-    def __init__(self, jaxpr: Jaxpr, outer: str, line: str):
-        self.eqns: list[tuple[JaxprEqn, str, str]] = []
-        env: dict[Var, Atom] = {}
-        self._add(jaxpr, env, outer, line)
-        self.outvars = [_lookup(env, v) for v in jaxpr.outvars]
-
-    def _add(self, jaxpr: Jaxpr, env: dict[Var, Atom], outer: str, line: str) -> None:
-        for eqn in jaxpr.eqns:
-            name, operands = full_name(eqn, outer), [_lookup(env, v) for v in eqn.invars]
-            if eqn.primitive.name in primitives.CALLS:
-                called = _inner_jaxprs(eqn)[0]
-                # A call can have more operands than its jaxpr has inputs, so they are matched from the end.
-                passed = operands[len(operands) - len(called.invars) :]
-                inside = dict(zip(called.invars, passed, strict=True))
-                self._add(called, inside, name, user_source(eqn) or line)
-                env.update(zip(eqn.outvars, (_lookup(inside, v) for v in called.outvars), strict=True))
-            else:
-                # New variables: JAX caches jaxprs, and one that is called twice has the same ones each time.
-                results = [jax_core.Var(v.aval) for v in eqn.outvars]
-                env.update(zip(eqn.outvars, results, strict=True))
-                renamed = eqn.replace(invars=operands, outvars=results)
-                self.eqns.append((renamed, name, line))
-
-
-def _lookup(env: Mapping[Var, Atom], atom: Atom) -> Atom:
-    return atom if isinstance(atom, jax_core.Literal) else env.get(atom, atom)
-
-
-def _variables(atoms: Iterable[Atom]) -> set[Var]:
-    return {v for v in atoms if not isinstance(v, jax_core.Literal)}
+                yield TracedEvent(_work(node, mesh, count, flops, bytes), node.scope, accessed)
 
 
 class _FusedTraffic:
-    """The memory traffic of equations after fusion.
+    """The memory traffic of the nodes of a body after fusion.
 
     XLA fuses an elementwise chain into its last link, or into a reduction at its end. The fusion reads the
     operands of the chain and writes one result; values in between stay in registers.
 
     Attributes:
       materialized: the values that must be in memory.
-      sources: the operands of the chain that computes a value.
+      sources: the operands of the chain that computes a value, with their types.
     """
 
-    def __init__(self, body: _InlinedBody, mesh: Mesh):
+    def __init__(self, body: Body, mesh: Mesh):
         self.mesh = mesh
-        # A chain ends where its value must be in memory: at results, and before equations that do not fuse.
-        self.materialized = _variables(body.outvars)
-        for eqn, _, _ in body.eqns:
-            if not self.is_fused(eqn) and eqn.primitive.name not in primitives.REDUCTIONS:
-                self.materialized |= _variables(eqn.invars)
+        # A chain ends where its value must be in memory: at results, and before nodes that do not fuse.
+        self.materialized = {*body.outputs, *body.borders}
+        for node in body.nodes:
+            if not self.is_fused(node) and node.fusion is not Fusion.REDUCE:
+                self.materialized.update(n for n, _ in node.variables())
         # An alias has no memory of its own, so its operand must be in memory. Backwards, because the operand
         # may be an alias too.
-        for eqn, _, _ in reversed(body.eqns):
-            if self.is_free(eqn) and any(v in self.materialized for v in eqn.outvars):
-                self.materialized |= _variables(eqn.invars)
-        self.sources: dict[Var, frozenset[Var]] = {}
+        for node in reversed(body.nodes):
+            if self.is_free(node) and not self.materialized.isdisjoint(node.results):
+                self.materialized.update(n for n, _ in node.variables())
+        self.sources: dict[int, dict[int, ShapedArray]] = {}
 
-    def is_fused(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation is a link of an elementwise chain."""
-        return eqn.primitive.name in primitives.FUSED_PRIMITIVES or is_no_op(eqn, self.mesh)
+    def is_fused(self, node: Node) -> bool:
+        """Whether a node is a link of an elementwise chain."""
+        return node.fusion in primitives.CHAIN or is_no_op(node, self.mesh)
 
-    def is_free(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation only renames a value."""
-        return eqn.primitive.name in primitives.FREE or is_no_op(eqn, self.mesh)
+    def is_free(self, node: Node) -> bool:
+        """Whether a node only renames a value."""
+        return node.fusion in primitives.FREE or is_no_op(node, self.mesh)
 
-    def accessed(self, eqn: JaxprEqn) -> list[ShapedArray]:
-        """The types of the arrays that an equation reads and writes in memory; none inside a chain."""
-        sources: frozenset[Var] = frozenset().union(
-            *(self.sources.get(v, frozenset([v])) for v in _variables(eqn.invars))
-        )
-        if self.is_fused(eqn) and not any(v in self.materialized for v in eqn.outvars):
-            self.sources |= {v: sources for v in eqn.outvars}
+    def accessed(self, node: Node) -> list[ShapedArray]:
+        """The types of the arrays that a node reads and writes in memory; none inside a chain."""
+        sources: dict[int, ShapedArray] = {}
+        for n, aval in node.variables():
+            sources |= self.sources.get(n) or {n: aval}
+        if self.is_fused(node) and self.materialized.isdisjoint(node.results):
+            self.sources |= dict.fromkeys(node.results, sources)
             return []
-        return [] if self.is_free(eqn) else [aval_of(v) for v in (*sources, *eqn.outvars)]
+        if self.is_free(node):
+            return []
+        results = [aval_of(v) for v in node.eqn.outvars]
+        if node.row.window is None:
+            return [*sources.values(), *results]
+        # A slice, a lookup or an update accesses only a part of its first operand, however large that is.
+        window = aval_of([*node.eqn.invars, *node.eqn.outvars][node.row.window])
+        rest = [aval for n, aval in sources.items() if n != node.operands[0]]
+        return [window, *rest, *([window] if node.fusion is Fusion.UPDATE else results)]
 
 
 def _rough_cost(events: list[TracedEvent]) -> float:
@@ -213,22 +152,42 @@ def _rough_cost(events: list[TracedEvent]) -> float:
     return cost
 
 
-def is_no_op(eqn: JaxprEqn, mesh: Mesh) -> bool:
-    """Whether an equation is a collective over one device, or a slice of the entire array."""
-    if eqn.primitive.name in COLLECTIVE_KINDS:
-        return mesh.ways(_axes(eqn.params)) == 1
-    if eqn.primitive.name != "dynamic_slice":
+def is_no_op(node: Node, mesh: Mesh) -> bool:
+    """Whether a node is a collective over one device, or a slice of the entire array."""
+    if node.row.collective:
+        return mesh.ways(collective_axes(node)) == 1
+    if node.primitive != "dynamic_slice":
         return False
-    return aval_of(eqn.invars[0]).shape == aval_of(eqn.outvars[0]).shape
+    return aval_of(node.eqn.invars[0]).shape == aval_of(node.eqn.outvars[0]).shape
 
 
-def _collective(eqn: JaxprEqn, mesh: Mesh, count: int, name: str, source: str) -> Collective:
-    kind, over = COLLECTIVE_KINDS[eqn.primitive.name], _axes(eqn.params)
+def collective_axes(node: Node) -> tuple[str, ...]:
+    """The mesh axes of a collective."""
+    params: Mapping[str, Any] = node.eqn.params
+    axes = params.get("axes", params.get("axis_name"))
+    return tuple(axes) if isinstance(axes, tuple | list | frozenset) else (axes,)
+
+
+def _collective(node: Node, mesh: Mesh, count: int, makers: Mapping[int, Node]) -> Collective:
+    kind, over = node.row.collective, collective_axes(node)
     axes = tuple(axis for axis in mesh.names if axis in over)
-    variables = eqn.outvars if kind == "all-gather" else eqn.invars
+    variables = node.eqn.outvars if kind == "all-gather" else node.eqn.invars
     size = sum(primitives.aval_bytes(v.aval) for v in variables)
-    wire = wire_bytes(kind, size, mesh.ways(axes))
-    return Collective(kind, axes, size, count, op_label(name), "", source, wire, _varying_axes(eqn.invars))
+    # A collective at the end of a program has no user frame. It gets the line that computes its operand.
+    producers = (makers[n].source for n, _ in node.variables() if n in makers)
+    source = node.source or next(filter(None, producers), "") or node.enclosing_source
+    return Collective(
+        kind=kind,
+        axes=axes,
+        bytes=size,
+        count=count,
+        op=node.scope.op,
+        layer=node.scope.op.layer,
+        phase="",
+        source=source,
+        wire_bytes=wire_bytes(kind, size, mesh.ways(axes)),
+        varies=_varying_axes(node.eqn.invars),
+    )
 
 
 def wire_bytes(kind: str, size: int, ways: int) -> int:
@@ -238,20 +197,21 @@ def wire_bytes(kind: str, size: int, ways: int) -> int:
     return size if kind == "permute" else size * (ways - 1) // ways
 
 
-def _work(eqn: JaxprEqn, mesh: Mesh, count: int, name: str, source: str, flops: int, traffic: int) -> Work:
-    varies = _varying_axes(eqn.outvars)
-    dtype = getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
+def _work(node: Node, mesh: Mesh, count: int, flops: int, traffic: int) -> Work:
+    varies = _varying_axes(node.eqn.outvars)
+    dtype = getattr(node.eqn.outvars[0].aval, "dtype", None) if node.eqn.outvars else None
     return Work(
-        op_label(name),
-        "",
-        source,
-        WORK_KINDS.get(eqn.primitive.name, "other"),
-        short_dtype(dtype) if dtype is not None else "",
-        flops,
-        flops * mesh.ways(varies),
-        traffic,
-        count,
-        varies,
+        op=node.scope.op,
+        layer=node.scope.op.layer,
+        phase="",
+        source=node.source or node.enclosing_source,
+        kind=node.row.kind,
+        dtype=short_dtype(dtype) if dtype is not None else "",
+        flops=flops,
+        unique_flops=flops * mesh.ways(varies),
+        bytes=traffic,
+        count=count,
+        varies=varies,
     )
 
 
@@ -260,71 +220,3 @@ def _varying_axes(atoms: Iterable[Atom]) -> tuple[str, ...]:
     # `mat`, the manual axis type, exists only inside a shard_map. JAX does not document it.
     avals = [aval_of(atom) for atom in atoms]
     return tuple(sorted(frozenset().union(*(aval.mat.varying for aval in avals if hasattr(aval, "mat")))))
-
-
-def _axes(params: Mapping[str, Any]) -> tuple[str, ...]:
-    axes = params.get("axes", params.get("axis_name"))
-    return tuple(axes) if isinstance(axes, tuple | list | frozenset) else (axes,)
-
-
-_OP_LABEL = re.compile(r"[a-z_0-9]+\[[^\]]*\]")
-
-
-def full_name(eqn: JaxprEqn, outer: str) -> str:
-    """The name stack of an equation, including that of the enclosing equation.
-
-    JAX stores only the innermost part for equations in a scanned body.
-    """
-    return "/".join(part for part in (outer, str(eqn.source_info.name_stack)) if part)
-
-
-def op_label(name: str) -> str:
-    """The label of the innermost op in a name stack."""
-    # Outside of all ops the stack has only JAX's own names, such as `jvp()`.
-    labels = _OP_LABEL.findall(name)
-    return labels[-1] if labels else name.rsplit("/", 1)[-1].strip("()")
-
-
-def _with_phases(events: list[TracedEvent]) -> list[TracedEvent]:
-    seen_backward = False
-    for traced in events:
-        phase = phase_of(traced.name, seen_backward)
-        seen_backward |= phase == "backward"
-        traced.event = replace(traced.event, phase=phase)
-    return events
-
-
-def phase_of(name: str, seen_backward: bool) -> str:
-    """The phase of an equation, by its name stack: forward, backward or update.
-
-    JAX marks transposed equations in the stack. Work after the backward pass that is not differentiated, and
-    work inside an optimizer, is the update.
-    """
-    if "transpose(" in name or "gradient[" in name:
-        return "backward"
-    return "update" if (seen_backward or "optimizer[" in name) and "jvp(" not in name else "forward"
-
-
-def _source_of_operands(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> str:
-    """The first source line among the equations that compute the operands."""
-    producers = (makers.get(v) for v in eqn.invars if not isinstance(v, jax_core.Literal))
-    return next(filter(None, (user_source(maker) for maker in producers if maker is not None)), "")
-
-
-_MODELS = f"{PACKAGE}models{os.sep}"
-
-
-def user_source(eqn: JaxprEqn) -> str:
-    """The user's `file:line` of an equation. Weft's own models count as user code."""
-    traceback: Any = eqn.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        name = frame.file_name
-        # Frames of JAX, the standard library and Weft would point to code that the user can't change.
-        # Generated code has no file.
-        library = f"{os.sep}site-packages{os.sep}" in name or f"{os.sep}lib{os.sep}python" in name
-        if name.startswith(_MODELS):
-            return f"weft/{os.path.relpath(name, PACKAGE)}:{frame.line_num}"
-        if not name.startswith(PACKAGE) and not library and not name.startswith("<"):
-            short = os.path.relpath(name) if os.path.isabs(name) else name
-            return f"{name if short.startswith('..') else short}:{frame.line_num}"
-    return ""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from ..core.labels import OpLabel
 from ..core.types import PyTree
 
-VERSION = 1  # a golden file of another format is reported as such, not as a changed plan
+VERSION = 2  # a golden file of another format is reported as such, not as a changed plan
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Work:
 
     Attributes:
       op: its label, `einsum[batch,io · io,hidden → batch,hidden]`.
+      layer: the path of the layer that calls the op, `blocks.attention`, or "".
       phase: forward, backward or update.
       source: the user's `file:line`.
       kind: matmul, conv or other.
@@ -27,7 +29,8 @@ class Work:
       varies: the axes along which devices do different work.
     """
 
-    op: str
+    op: OpLabel
+    layer: str
     phase: str
     source: str
     kind: str
@@ -48,7 +51,7 @@ class Collective:
       axes: the mesh axes it runs over, in mesh order.
       bytes: bytes on one device: of the operand, for an all-gather of the result.
       count: how often it runs in one call.
-      op, phase, source: as of `Work`.
+      op, layer, phase, source: as of `Work`.
       wire_bytes: bytes that one device sends in a ring.
       varies: the axes along which the operand differs.
     """
@@ -57,7 +60,8 @@ class Collective:
     axes: tuple[str, ...]
     bytes: int
     count: int
-    op: str
+    op: OpLabel
+    layer: str
     phase: str
     source: str
     wire_bytes: int
@@ -97,11 +101,12 @@ class PlannedTensor:
 
 @dataclass(frozen=True)
 class LiveBuffer:
-    """A buffer that is live at the peak."""
+    """A buffer that is live at the peak; `op`, `layer`, `phase` and `source` are of the work that writes it."""
 
     bytes: int
     shape: str
-    op: str
+    op: OpLabel | str
+    layer: str
     phase: str
     source: str
 
@@ -181,7 +186,21 @@ class UnboundedLoop:
       op, source: as of `Work`.
     """
 
-    op: str
+    op: OpLabel
+    source: str
+
+
+@dataclass(frozen=True)
+class UnknownPrimitive:
+    """A JAX primitive without a row in the table of primitives; its cost is a guess.
+
+    Attributes:
+      primitive: its name.
+      op, source: as of `Work`, of its first use.
+    """
+
+    primitive: str
+    op: OpLabel
     source: str
 
 

@@ -8,28 +8,24 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from . import primitives
 from .graph import Body, Node
-from .primitives import aval_of
+from .primitives import Fusion, aval_of
 
-# Fusible, but an element of the result is not where it is in the operand: a fusion with one of these can't
-# overwrite that operand.
-DATA_MOVEMENT = frozenset("slice dynamic_slice gather rev pad concatenate transpose".split())
-BROADCASTS = frozenset(["broadcast_in_dim", "iota"])
-FUSIBLE = primitives.FUSED_PRIMITIVES | DATA_MOVEMENT
-# XLA fuses a node with several consumers into each of them, and so computes it several times. It does not
-# duplicate expensive ones.
-EXPENSIVE = frozenset(
-    """
-    acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma div erf erf_inv erfc exp exp2 expm1 lgamma
-    log log1p logistic pow rem rsqrt sin sinh sqrt tan tanh
-    """.split()
+# Computed inside their consumers, where these can.
+FUSIBLE = frozenset(
+    [Fusion.ELEMENTWISE, Fusion.EXPENSIVE, Fusion.BROADCAST, Fusion.INDEX, Fusion.PERMUTE, Fusion.SLICE]
 )
-ELEMENTWISE = primitives.FUSED_PRIMITIVES - DATA_MOVEMENT - BROADCASTS
-# Only these have a loop over elements that can compute a fused operand. All others (matmuls, collectives,
-# loops) read buffers.
-FUSING_CONSUMERS = FUSIBLE | primitives.REDUCTIONS | {"dynamic_update_slice"}
+ELEMENTWISE = frozenset([Fusion.ELEMENTWISE, Fusion.EXPENSIVE])
+# An element of the result is not where it is in the operand: a fusion with one of these can't overwrite that
+# operand.
+DATA_MOVEMENT = frozenset([Fusion.PERMUTE, Fusion.SLICE])
+BROADCASTS = frozenset([Fusion.BROADCAST, Fusion.INDEX])
 Reads = dict[int, dict[int, bool]]
+
+
+def fuses_operands(node: Node) -> bool:
+    """Whether a node has a loop over elements that can compute a fused operand. Others read buffers."""
+    return node.fusion in FUSIBLE or node.fusion is Fusion.REDUCE or node.primitive == "dynamic_update_slice"
 
 
 def breadth_first(nodes: list[Node], needs: list[set[int]]) -> list[Node]:
@@ -60,7 +56,7 @@ def breadth_first(nodes: list[Node], needs: list[set[int]]) -> list[Node]:
 def is_expensive(node: Node, broadcast: set[int]) -> bool:
     """Whether a node is too expensive to duplicate."""
     # XLA turns a division by a broadcast scalar into a multiplication by its reciprocal.
-    return node.primitive in EXPENSIVE and not (node.primitive == "div" and node.operands[1] in broadcast)
+    return node.fusion is Fusion.EXPENSIVE and not (node.primitive == "div" and node.operands[1] in broadcast)
 
 
 def is_recomputed(node: Node, broadcast: set[int]) -> bool:
@@ -68,7 +64,7 @@ def is_recomputed(node: Node, broadcast: set[int]) -> bool:
 
     XLA does so if recomputation reads no more than the buffer would: one operand as large as the result.
     """
-    if node.primitive not in ELEMENTWISE or is_expensive(node, broadcast):
+    if node.fusion not in ELEMENTWISE or is_expensive(node, broadcast):
         return False
     rank = len(aval_of(node.eqn.outvars[0]).shape)
     large = [
@@ -91,17 +87,17 @@ def materialized_values(nodes: list[Node], outputs: set[int], broadcast: set[int
     uses = Counter(n for node in nodes for n in node.operands)
     # Consumers first: whether a node is fused depends on what reads it.
     for node in reversed(nodes):
-        fused = node.primitive in FUSIBLE and node.results[0] not in materialized
+        fused = node.fusion in FUSIBLE and node.results[0] not in materialized
         if fused and is_expensive(node, broadcast) and uses[node.results[0]] > 1:
             fused = False
         # XLA's reductions compute elementwise operands in their loop, but read moved data from a buffer.
-        if fused and node.primitive in DATA_MOVEMENT and node.results[0] in reduced:
+        if fused and node.fusion in DATA_MOVEMENT and node.results[0] in reduced:
             fused = False
         if not fused:
             materialized.update(node.results)
-        if node.primitive not in FUSING_CONSUMERS:
+        if not fuses_operands(node):
             materialized.update(node.operands)
-        if node.primitive in primitives.REDUCTIONS or (fused and node.results[0] in reduced):
+        if node.fusion is Fusion.REDUCE or (fused and node.results[0] in reduced):
             reduced.update(node.operands)
     return materialized
 
@@ -118,7 +114,7 @@ def fuse(body: Body, single_device: bool) -> Reads:
       The values that each remaining node reads.
     """
     nodes = breadth_first(body.nodes, [set(node.operands) for node in body.nodes])
-    broadcast = {n for node in nodes if node.primitive in BROADCASTS for n in node.results}
+    broadcast = {n for node in nodes if node.fusion in BROADCASTS for n in node.results}
     outputs = {*body.outputs, *(new for _, new in body.aliases)}
     materialized = materialized_values(nodes, outputs, broadcast)
     # A fused value has no buffer. Its consumers read the buffers that it is computed from.
@@ -127,17 +123,18 @@ def fuse(body: Body, single_device: bool) -> Reads:
     remaining = []
     for node in nodes:
         found: dict[int, bool] = {}
-        same_position = node.primitive not in DATA_MOVEMENT and node.primitive not in BROADCASTS
+        same_position = node.fusion not in DATA_MOVEMENT and node.fusion not in BROADCASTS
         for n in node.operands:
             # XLA recomputes a value that also has a buffer only in elementwise consumers and reductions.
             # Others read the buffer, although they could compute a fused operand.
-            recomputing = ELEMENTWISE | primitives.REDUCTIONS if n in materialized else FUSING_CONSUMERS
-            buffers = sources.get(n, {n: True}) if node.primitive in recomputing else {n: True}
+            elementwise = node.fusion in ELEMENTWISE or node.fusion is Fusion.REDUCE
+            recomputes = elementwise if n in materialized else fuses_operands(node)
+            buffers = sources.get(n, {n: True}) if recomputes else {n: True}
             # A fusion may overwrite an operand only if it reads each element where it writes the result:
             # this must hold along every path from the operand.
             for buffer, in_place in buffers.items():
                 found[buffer] = found.get(buffer, True) and in_place and same_position
-        fused = node.primitive in FUSIBLE and node.results[0] not in materialized
+        fused = node.fusion in FUSIBLE and node.results[0] not in materialized
         if fused or (not single_device and is_recomputed(node, broadcast)):
             sources[node.results[0]] = found
         if not fused:

@@ -1,14 +1,23 @@
-"""The graph from which memory is planned: nodes that read and compute values, identified by integers.
+"""The graph that plans are derived from: nodes that read and compute values, identified by integers.
 
 A jaxpr can't serve as this graph: XLA inlines its calls, merges and reorders its equations, and gives several
-of its variables one buffer.
+of its variables one buffer. `jaxpr` reads it, `events` lists its work and collectives, and `buffers` its
+memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from jax.core import ShapedArray
+from jax.extend import core as jax_core
 from jax.extend.core import JaxprEqn
+
+from ..core.labels import Scope
+from ..core.mesh import Mesh
+from . import primitives
+from .primitives import Fusion, Primitive
 
 
 @dataclass(eq=False)
@@ -19,7 +28,8 @@ class Node:
       primitive: the name of the primitive, or "zeros" or "bitcast", which XLA adds.
       operands, results: ids of values.
       eqn: the equation it comes from.
-      name: the full name stack.
+      scope: the ops, layers and transformations around it.
+      source: the user's line, or "".
       enclosing_source: the user's line of the enclosing equation, for equations without one.
       bodies: the bodies of a loop or a cond.
       start, end: its time interval, see `buffers.assign_times`.
@@ -29,11 +39,27 @@ class Node:
     operands: list[int]
     results: list[int]
     eqn: JaxprEqn
-    name: str
-    enclosing_source: str
+    scope: Scope
+    source: str = ""
+    enclosing_source: str = ""
     bodies: list[Body] = field(default_factory=list)
     start: int = 0
     end: int = 0
+
+    @property
+    def row(self) -> Primitive:
+        """The row of its primitive."""
+        return primitives.primitive(self.primitive)
+
+    @property
+    def fusion(self) -> Fusion:
+        return self.row.fusion
+
+    def variables(self) -> Iterator[tuple[int, ShapedArray]]:
+        """The operands that are not literals, with their types as this node sees them."""
+        for n, atom in zip(self.operands, self.eqn.invars, strict=True):
+            if not isinstance(atom, jax_core.Literal):
+                yield n, primitives.aval_of(atom)
 
 
 @dataclass(eq=False)
@@ -41,11 +67,44 @@ class Body:
     """Nodes that run in one sequence.
 
     Attributes:
+      inputs: ids of the inputs.
       nodes: the nodes.
       outputs: ids of the results.
+      borders: values at the borders of inlined calls that XLA does not fuse across.
       aliases: pairs of an input and the result that takes over its memory: carries and donated arguments.
     """
 
+    inputs: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    borders: set[int] = field(default_factory=set)
     aliases: list[tuple[int, int]] = field(default_factory=list)
+
+    def walk(self) -> Iterator[Node]:
+        """All nodes, including those inside loops."""
+        for node in self.nodes:
+            yield node
+            for inside in node.bodies:
+                yield from inside.walk()
+
+
+@dataclass(eq=False)
+class Graph:
+    """A program on one device.
+
+    Attributes:
+      mesh: its mesh.
+      body: its nodes.
+      sizes, avals: the bytes on one device and the type of each value.
+    """
+
+    mesh: Mesh
+    body: Body = field(default_factory=Body)
+    sizes: list[int] = field(default_factory=list)
+    avals: list[ShapedArray] = field(default_factory=list)
+
+    def new_value(self, aval: ShapedArray) -> int:
+        """The id of a new value."""
+        self.sizes.append(primitives.aval_bytes(aval))
+        self.avals.append(aval)
+        return len(self.sizes) - 1

@@ -7,42 +7,36 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.observations import Pipeline
-from .facts import Collective, Event, PipelinePlan, ScheduleBar, Work
+from .events import TracedEvent
+from .facts import Collective, PipelinePlan, ScheduleBar, Work
 from .units import human_bytes
 
 if TYPE_CHECKING:
     from .plan import Plan
 
-# Stages may duplicate the work outside of a pipeline. Only the full name stack tells it from work inside.
-PIPELINE_LABEL = "pipeline["
 # The backward pass of a stage for one micro-batch, in units of its forward pass: the recomputed forward pass
 # (1) and the gradients (2). With "1f1b" a stage recomputes the forward pass once more, as input for the next
 # stage.
 BACKWARD_COST = {"gpipe": 3, "1f1b": 4}
 
 
-def plan_pipelines(
-    pipelines: Sequence[Pipeline], events: Sequence[Event], names: Sequence[str]
-) -> list[PipelinePlan]:
+def plan_pipelines(pipelines: Sequence[Pipeline], events: Sequence[TracedEvent]) -> list[PipelinePlan]:
     """The facts of a program's pipelines.
 
     Args:
       pipelines: the traced pipelines, without duplicates.
       events: all events of the program.
-      names: their full name stacks.
     """
-    pairs = list(zip(events, names, strict=True))
-    work = [(e.flops * e.count, PIPELINE_LABEL in name, e.varies) for e, name in pairs if isinstance(e, Work)]
+    # Stages may duplicate the work outside of a pipeline. Only the enclosing ops tell it from work inside.
+    pairs = [(traced.event, traced.scope.is_inside("pipeline")) for traced in events]
+    work = [(e.flops * e.count, inside, e.varies) for e, inside in pairs if isinstance(e, Work)]
     total = sum(flops for flops, _, _ in work) or 1
     plans = []
     for p in pipelines:
         sent = sum(
             e.wire_bytes * e.count
-            for e, name in pairs
-            if PIPELINE_LABEL in name
-            and isinstance(e, Collective)
-            and e.kind == "permute"
-            and {*e.axes} == {*p.axes}
+            for e, inside in pairs
+            if inside and isinstance(e, Collective) and e.kind == "permute" and {*e.axes} == {*p.axes}
         )
         duplicated = sum(
             flops for flops, inside, varies in work if not inside and not set(varies) & set(p.axes)

@@ -25,7 +25,7 @@ from ..core.mesh import Mesh
 from ..core.traced import Traced
 from ..hardware.profile import HardwareLike
 from .buffers import BufferAssignment, assign_buffers, summarize_memory
-from .events import TracedEvent, eliminate_dead_code, find_unbounded_loops, trace_events
+from .events import TracedEvent, find_unbounded_loops, find_unknown_primitives, trace_events
 from .facts import (
     VERSION,
     Advice,
@@ -36,10 +36,12 @@ from .facts import (
     PlannedTensor,
     ReshardedInput,
     UnboundedLoop,
+    UnknownPrimitive,
     Work,
     to_jsonable,
 )
 from .inputs import find_resharded_inputs
+from .jaxpr import read_jaxpr
 from .pipelines import plan_pipelines
 from .units import human_bytes, human_count
 
@@ -60,6 +62,7 @@ class Plan:
       pipelines: stacks of layers that run as pipelines.
       moved: inputs that are resharded before each call; no other number includes them.
       loops: loops with an unknown number of iterations; one is counted.
+      unknown: primitives without a row in the table of primitives; their cost is a guess.
 
     >>> import weft as wf
     >>> program = wf.spmd(lambda x: wf.sum(x, "d"), "data=4 model=2", "batch:data d:model")
@@ -77,6 +80,7 @@ class Plan:
     pipelines: tuple[PipelinePlan, ...] = ()
     moved: tuple[ReshardedInput, ...] = ()
     loops: tuple[UnboundedLoop, ...] = ()
+    unknown: tuple[UnknownPrimitive, ...] = ()
 
     def __repr__(self) -> str:
         sent, peak = human_bytes(sum(self.comm_bytes.values())), human_bytes(self.memory.peak)
@@ -187,6 +191,7 @@ class Plan:
             "pipelines": to_jsonable(self.pipelines),
             "moved": to_jsonable(self.moved),
             "loops": to_jsonable(self.loops),
+            "unknown": to_jsonable(self.unknown),
             "stored": to_jsonable(self.stored),
             # Work and collectives share most field names, so a reader of the JSON needs the class.
             "events": [{"type": type(e).__name__.lower(), **to_jsonable(e)} for e in self.events],
@@ -216,7 +221,6 @@ class TracedPlan:
 def derive_plan(traced: Traced) -> TracedPlan:
     """The plan of a traced program."""
     mesh = traced.placement.mesh
-    jaxpr = eliminate_dead_code(traced.jaxpr)
     inputs = [
         _planned_tensor(name, "input", t.dims, t.role, t.dtype, traced.placement) for name, t in traced.inputs
     ]
@@ -224,8 +228,11 @@ def derive_plan(traced: Traced) -> TracedPlan:
         _planned_tensor(out.name, "output", out.dims, out.role, out.dtype, traced.placement)
         for out in traced.outputs
     ]
-    traced_events = trace_events(jaxpr, mesh)
-    assignment = assign_buffers(jaxpr, mesh, traced.donated)
+    graph = read_jaxpr(traced.jaxpr.jaxpr, mesh)
+    traced_events = trace_events(graph)
+    loops, unknown = find_unbounded_loops(graph), find_unknown_primitives(graph)
+    # Last, because it rewrites the graph.
+    assignment = assign_buffers(graph, traced.jaxpr.jaxpr, traced.donated)
     events = [traced_event.event for traced_event in traced_events]
     # With one stage the layers run in sequence on every device: there is no pipeline to report.
     pipelines = [one for one in traced.observations.pipelines if one.stages > 1]
@@ -236,9 +243,10 @@ def derive_plan(traced: Traced) -> TracedPlan:
         events=tuple(events),
         stored=tuple(inputs + outputs),
         memory=summarize_memory(assignment, inputs),
-        pipelines=tuple(plan_pipelines(pipelines, events, [event.name for event in traced_events])),
+        pipelines=tuple(plan_pipelines(pipelines, traced_events)),
         moved=tuple(find_resharded_inputs(traced.inputs, traced.placement)),
-        loops=tuple(dict.fromkeys(find_unbounded_loops(jaxpr))),
+        loops=tuple(loops),
+        unknown=tuple(unknown),
     )
     return TracedPlan(plan, traced_events, assignment)
 

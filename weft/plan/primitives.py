@@ -1,16 +1,19 @@
-"""JAX primitives: the FLOPs and bytes of one equation of a jaxpr, and how XLA treats each primitive.
+"""JAX primitives: one table of what each costs and of how XLA treats it.
 
-Only matmuls and convolutions count as FLOPs, two for each multiply-add, as is usual. Elementwise work is
-limited by memory bandwidth and counts as bytes.
+    PRIMITIVES["dot_general"].flops(eqn)
+    PRIMITIVES["exp"].fusion                # Fusion.EXPENSIVE
 
-The tables list primitives by name. A primitive that is in none of them counts as an op of its own that reads
-its operands from memory and writes its results there.
+Only matmuls and convolutions count as FLOPs, two for each multiply-add, as is usual. Other work is limited
+by memory bandwidth and counts as bytes. A primitive without a row counts as an op of its own that reads its
+operands from memory and writes its results there, and the plan's advice names it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import cast
 
 from jax.core import AbstractValue, ShapedArray
@@ -22,6 +25,49 @@ Atom = Var | Literal
 def aval_of(atom: Atom) -> ShapedArray:
     """The shape and dtype of a value. JAX declares every `aval` as its base class, which has neither."""
     return cast(ShapedArray, atom.aval)
+
+
+def aval_bytes(aval: AbstractValue) -> int:
+    """Bytes of an array on one device; 0 for tokens and other values without a shape."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
+
+
+class Fusion(Enum):
+    """What XLA does with a primitive."""
+
+    ALIAS = auto()  # the result is the operand's memory under another name: no memory, no time
+    INDEX = auto()  # depends on no data: each consumer computes it where it needs it
+    BROADCAST = auto()  # fused; an element of the operand becomes many
+    ELEMENTWISE = auto()  # fused into every consumer, and computed again in each
+    EXPENSIVE = auto()  # elementwise, but computed only once: several consumers read a buffer
+    PERMUTE = auto()  # fused, but an element of the result is not where it is in the operand
+    SLICE = auto()  # the same on CPUs; plans count its traffic apart from chains
+    REDUCE = auto()  # computes its fused operands in its own loop; its result starts a new chain
+    UPDATE = auto()  # writes a few elements of its first operand in place
+    LOOP = auto()  # other work of its own: reads its operands from memory, writes its results there
+    CALL = auto()  # XLA inlines the called computation, so that chains are fused across the border
+    CONTROL = auto()  # has bodies that XLA compiles as computations of their own
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """A row of the table.
+
+    Attributes:
+      fusion: what XLA does with it.
+      flops: its FLOPs, or None if it has none that count.
+      kind: matmul, conv or other.
+      collective: the kind of collective, or "".
+      window: where to find the array whose size gives how much of the first operand is accessed, as a
+        position among the operands and results; None if all of it is.
+    """
+
+    fusion: Fusion
+    flops: Callable[[JaxprEqn], int] | None = None
+    kind: str = "other"
+    collective: str = ""
+    window: int | None = None
 
 
 def matmul_flops(eqn: JaxprEqn) -> int:
@@ -48,50 +94,99 @@ def conv_flops(eqn: JaxprEqn) -> int:
     return 2 * out[batch] * out[channels] * kernel[features] * taps
 
 
-FLOPS: dict[str, Callable[[JaxprEqn], int]] = {
-    "dot_general": matmul_flops,
-    "conv_general_dilated": conv_flops,
+def _rows(fusion: Fusion, names: str) -> dict[str, Primitive]:
+    return dict.fromkeys(names.split(), Primitive(fusion))
+
+
+def _collectives(kind: str, names: str) -> dict[str, Primitive]:
+    return dict.fromkeys(names.split(), Primitive(Fusion.LOOP, collective=kind))
+
+
+PRIMITIVES: dict[str, Primitive] = {
+    "dot_general": Primitive(Fusion.LOOP, matmul_flops, "matmul"),
+    "conv_general_dilated": Primitive(Fusion.LOOP, conv_flops, "conv"),
+    # The `_invariant` primitives differ only in the type of their result, which no longer varies over the
+    # axes.
+    **_collectives("all-reduce", "psum psum_invariant pmax pmin"),
+    **_collectives("all-gather", "all_gather all_gather_invariant"),
+    **_collectives("reduce-scatter", "reduce_scatter"),
+    **_collectives("all-to-all", "all_to_all ragged_all_to_all"),
+    **_collectives("permute", "ppermute"),
+    **_rows(
+        Fusion.ALIAS,
+        """
+        assume_replicated copy expand_dims name optimization_barrier pvary random_unwrap random_wrap reshape
+        sharding_constraint squeeze stop_gradient
+        """,
+    ),
+    **_rows(Fusion.INDEX, "axis_index empty2 iota"),
+    **_rows(Fusion.BROADCAST, "broadcast_in_dim"),
+    **_rows(
+        Fusion.ELEMENTWISE,
+        """
+        abs add add_any and bitcast_convert_type ceil clamp clz complex conj convert_element_type eq eq_to
+        floor ge gt imag integer_pow is_finite le le_to lt lt_to max min mul ne neg nextafter not or
+        population_count real reduce_precision round select_n shift_left shift_right_arithmetic
+        shift_right_logical sign square sub xor
+        """,
+    ),
+    **_rows(
+        Fusion.EXPENSIVE,
+        """
+        acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma div erf erf_inv
+        erfc exp exp2 expm1 igamma igamma_grad_a igammac lgamma log log1p logistic polygamma pow
+        regularized_incomplete_beta rem rsqrt sin sinh sqrt tan tanh zeta
+        """,
+    ),
+    **_rows(Fusion.PERMUTE, "transpose"),
+    **_rows(Fusion.SLICE, "concatenate pad rev"),
+    **dict.fromkeys(["dynamic_slice", "gather", "slice"], Primitive(Fusion.SLICE, window=-1)),
+    **_rows(
+        Fusion.REDUCE,
+        """
+        argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor
+        """,
+    ),
+    "dynamic_update_slice": Primitive(Fusion.UPDATE, window=1),
+    **dict.fromkeys(
+        ["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter_sub"],
+        Primitive(Fusion.UPDATE, window=2),
+    ),
+    **_rows(
+        Fusion.LOOP,
+        """
+        approx_top_k cholesky cumlogsumexp cummax cummin cumprod cumsum eig eigh fft householder_product lu
+        lu_pivots_to_permutation pure_callback io_callback debug_callback debug_print ordered_effect qr
+        random_bits random_fold_in random_gamma random_seed random_split reduce reduce_window
+        reduce_window_max reduce_window_min reduce_window_sum rng_bit_generator rng_uniform
+        select_and_gather_add select_and_scatter select_and_scatter_add sort svd threefry2x32 top_k
+        triangular_solve tridiagonal_solve
+        """,
+    ),
+    **_rows(
+        Fusion.CALL,
+        """
+        checkpoint closed_call core_call custom_jvp_call custom_lin custom_vjp_call custom_vjp_call_jaxpr jit
+        linear_call pjit remat2 shard_map
+        """,
+    ),
+    **_rows(Fusion.CONTROL, "cond scan while"),
 }
+_UNKNOWN = Primitive(Fusion.LOOP)
+
+# Elementwise chains, as plans count memory traffic: links read and write registers, not memory.
+CHAIN = frozenset(
+    [Fusion.ALIAS, Fusion.INDEX, Fusion.BROADCAST, Fusion.ELEMENTWISE, Fusion.EXPENSIVE, Fusion.PERMUTE]
+)
+FREE = frozenset([Fusion.ALIAS, Fusion.INDEX])  # cost neither memory nor time
+
+
+def primitive(name: str) -> Primitive:
+    """The row of a primitive."""
+    return PRIMITIVES.get(name, _UNKNOWN)
 
 
 def flops(eqn: JaxprEqn) -> int:
     """FLOPs of an equation; 0 unless it is a matmul or a convolution."""
-    count = FLOPS.get(eqn.primitive.name)
+    count = primitive(eqn.primitive.name).flops
     return count(eqn) if count else 0
-
-
-def aval_bytes(aval: AbstractValue) -> int:
-    """Bytes of an array on one device; 0 for tokens and other values without a shape."""
-    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
-    return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
-
-
-# XLA fuses these into their consumers, so that most of their results need no memory.
-FUSED_PRIMITIVES = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bitcast_convert_type
-    broadcast_in_dim cbrt ceil clamp clz complex conj convert_element_type copy cos cosh digamma
-    div eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota is_finite
-    le lgamma log log1p logistic lt max min mul name ne neg nextafter not or population_count pow
-    pvary random_unwrap random_wrap real reduce_precision rem reshape round rsqrt select_n
-    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square squeeze
-    stop_gradient sub tan tanh transpose xor
-    """.split()
-)
-
-# Reductions compute fused operands inside their own loop, but their result starts a new chain.
-REDUCTIONS = frozenset(
-    "reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split()
-)
-
-# The result is the operand's memory under another name, so it costs neither memory nor time.
-ALIASES = frozenset("reshape squeeze expand_dims pvary name optimization_barrier copy stop_gradient".split())
-# Also values that depend on no data: each consumer computes them where it needs them.
-FREE = ALIASES | {"iota", "axis_index"}
-
-# XLA inlines the called computation, so that chains are fused across the border of a call.
-CALLS = frozenset(
-    """
-    jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr linear_call
-    """.split()
-)

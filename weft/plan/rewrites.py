@@ -1,16 +1,61 @@
-"""The rewrites of XLA's CPU compiler that change which buffers a program needs, applied before fusion."""
+"""The rewrites of XLA's CPU compiler that change which buffers a program needs, applied before fusion.
+
+`rewrite_as_xla(graph)` changes the graph in place. The rewrites run in this order, each on all bodies:
+
+1. aliases and no-ops disappear: their result is their operand;
+2. operands get the dim order that their consumer requires;
+3. scans and while loops get the slices, zeros and in-place carries that XLA gives them;
+4. all-reduces are merged, transposed products are swapped, and scatters absorb sums.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Hashable, Iterator
 
 from jax.extend import core as jax_core
 from jax.extend.core import JaxprEqn
 
-from .events import COLLECTIVE_KINDS
-from .graph import Body, Node
-from .primitives import aval_of
+from .events import is_no_op
+from .graph import Body, Graph, Node
+from .primitives import Fusion, aval_of
+
+
+def rewrite_as_xla(graph: Graph) -> None:
+    """Rewrite a graph as XLA does before fusion."""
+    _drop_aliases(graph.body, graph, {})
+    for body in [*_bodies(graph.body)]:
+        _reorder_operands(body, graph)
+        _lower_loops(body, graph)
+    for body in _bodies(graph.body):
+        _merge_all_reduces(body)
+        _transpose_products(body)
+        # On one device XLA calls a library for the sums that would absorb a scatter, with their softmax.
+        if not graph.mesh.is_unsplit:
+            _absorb_scatters(body)
+
+
+def _bodies(body: Body) -> Iterator[Body]:
+    yield body
+    for node in body.nodes:
+        for inside in node.bodies:
+            yield from _bodies(inside)
+
+
+def _drop_aliases(body: Body, graph: Graph, same: dict[int, int]) -> None:
+    """Replace the results of aliases and no-ops by their operands; `same` has those of enclosing bodies."""
+    remaining = []
+    for node in body.nodes:
+        node.operands = [same.get(n, n) for n in node.operands]
+        if node.fusion is Fusion.ALIAS or is_no_op(node, graph.mesh):
+            same.update(zip(node.results, node.operands, strict=False))
+            continue
+        for inside in node.bodies:
+            inside.inputs = [same.get(n, n) for n in inside.inputs]
+            _drop_aliases(inside, graph, same)
+        remaining.append(node)
+    body.nodes, body.outputs = remaining, [same.get(n, n) for n in body.outputs]
 
 
 def required_dim_orders(eqn: JaxprEqn) -> list[list[int]]:
@@ -35,14 +80,81 @@ def required_dim_orders(eqn: JaxprEqn) -> list[list[int]]:
     return [[dim, *(n for n in range(aval_of(eqn.invars[0]).ndim) if n != dim)]] if dim else []
 
 
-def apply_xla_rewrites(body: Body, single_device: bool) -> Body:
-    """Rewrite a body as XLA does before fusion."""
-    _merge_all_reduces(body)
-    _transpose_products(body)
-    # On one device XLA calls a library for the sums that would absorb a scatter, together with their softmax.
-    if not single_device:
-        _absorb_scatters(body)
-    return body
+def _reorder_operands(body: Body, graph: Graph) -> None:
+    """Copy operands into the dim order that their consumer requires; an unchanged order is an alias."""
+    made: dict[Hashable, int] = {}
+    nodes = []
+    for node in body.nodes:
+        for position, order in enumerate([] if node.bodies else required_dim_orders(node.eqn)):
+            if order:
+                value = node.operands[position]
+                key = (value, *order)
+                if key not in made:
+                    made[key] = graph.new_value(graph.avals[value])
+                    graph.sizes[made[key]] = graph.sizes[value]
+                    primitive = "bitcast" if order == sorted(order) else "transpose"
+                    nodes.append(_like(node, primitive, [value], [made[key]]))
+                node.operands[position] = made[key]
+        nodes.append(node)
+    body.nodes = nodes
+
+
+def _like(node: Node, primitive: str, operands: list[int], results: list[int]) -> Node:
+    """A node that XLA adds for another one."""
+    return Node(primitive, operands, results, node.eqn, node.scope, node.source, node.enclosing_source)
+
+
+def _lower_loops(body: Body, graph: Graph) -> None:
+    nodes: list[Node] = []
+    for node in body.nodes:
+        if node.primitive == "scan":
+            nodes += _lower_scan(node, graph)
+        elif node.primitive == "while":
+            _lower_while(node)
+        nodes.append(node)
+    body.nodes = nodes
+
+
+def _lower_scan(node: Node, graph: Graph) -> list[Node]:
+    """A scan: slices of the scanned arrays, the body, and results that are written into zeros.
+
+    The zeros are operands of the loop, as carries are: XLA updates both in place. Returns the zeros.
+    """
+    (inside,), params = node.bodies, node.eqn.params
+    first = params["num_consts"]
+    last = first + params["num_carry"]
+    carries = inside.inputs[first:last]
+    slices = [
+        _like(node, "dynamic_slice", [n], [part])
+        for n, part in zip(node.operands[last:], inside.inputs[last:], strict=True)
+    ]
+    stacked = inside.outputs[len(carries) :]
+    updates = [_like(node, "dynamic_update_slice", [n], []) for n in stacked]
+    makers = {n: maker for maker in inside.nodes for n in maker.results}
+    inside.nodes = [*slices, *inside.nodes, *updates]
+    inside.aliases = list(zip(carries, inside.outputs, strict=False))
+    inside.outputs = []
+    zeros = []
+    for n, variable in zip(stacked, node.eqn.outvars[len(carries) :], strict=True):
+        stack = graph.new_value(aval_of(variable))
+        # The stack belongs to the op that computes what it holds, not to the loop.
+        zeros.append(_like(makers.get(n, node), "zeros", [], [stack]))
+    stacks = [zero.results[0] for zero in zeros]
+    # `buffers` pairs results with the operands whose memory they take over, by position.
+    node.operands = [*node.operands[first:last], *stacks, *node.operands[:first], *node.operands[last:]]
+    return zeros
+
+
+def _lower_while(node: Node) -> None:
+    """A while loop: each iteration updates the carries in place."""
+    _, repeated = node.bodies
+    last = node.eqn.params["cond_nconsts"] + node.eqn.params["body_nconsts"]
+    carries = repeated.inputs[node.eqn.params["body_nconsts"] :]
+    repeated.aliases, repeated.outputs = list(zip(carries, repeated.outputs, strict=True)), []
+    node.operands = node.operands[last:] + node.operands[:last]  # carries first, as in `_lower_scan`
+
+
+_REDUCTIONS = {"pmax": "max", "pmin": "min"}
 
 
 def _merge_all_reduces(body: Body) -> None:
@@ -60,9 +172,9 @@ def _merge_all_reduces(body: Body) -> None:
     for node in body.nodes:
         before = set().union(*(depends_on.get(n, ()) for n in node.operands))
         target = node
-        if COLLECTIVE_KINDS.get(node.primitive) == "all-reduce":
+        if node.row.collective == "all-reduce":
             # Both variants of psum lower to the same HLO.
-            key = node.primitive.removesuffix("_invariant"), str(node.eqn.params["axes"])
+            key = _REDUCTIONS.get(node.primitive, "sum"), str(node.eqn.params["axes"])
             mergeable = by_kind.setdefault(key, [])
             dependencies = _transitive_closure(before, waits_for)
             target = next((other for other in mergeable if other not in dependencies), node)

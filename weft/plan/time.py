@@ -33,11 +33,11 @@ counts once, not for each step of a ring.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..core.labels import GRADIENT
 from ..core.layout import axes_of
 from ..core.mesh import Mesh
 from ..hardware.profile import Hardware, HardwareLike, NetworkLevel
@@ -293,7 +293,7 @@ def can_overlap(c: Collective, plan: Plan) -> bool:
 
 
 def _is_gradient_op(c: Collective) -> bool:
-    return c.op.startswith("gradient[")
+    return c.op.name == GRADIENT
 
 
 def is_gradient_sum(c: Collective) -> bool:
@@ -307,7 +307,7 @@ def _transfers(c: Collective, t: PlannedTensor, mesh: Mesh) -> bool:
     gathered = t.bytes * mesh.ways(c.axes)
     split_dims = {name for name, _, axes in t.dims if set(axes) & set(c.axes)}
     # A scan gathers the layers that it runs over; its label does not list the dims of each stored tensor.
-    matches = c.op.startswith("scan[") or split_dims & set(re.findall(r"[\w.']+", c.op))
+    matches = c.op.name == "scan" or split_dims & c.op.dims
     # The factor 2 admits gathers after a cast to half of the width.
     is_full = gathered > 0 and 2 * c.bytes * c.count % gathered == 0
     return bool(matches) and set(c.axes) <= split and is_full

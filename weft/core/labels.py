@@ -1,0 +1,179 @@
+"""Op labels: the names under which ops appear in jaxprs, profiles and plans.
+
+    label = OpLabel("einsum", [("batch", "io"), ("io", "hidden")], ("batch", "hidden"), layer="mlp.up")
+    str(label)        # einsum[batch,io · io,hidden → batch,hidden]
+    label.scope       # einsum[batch,io · io,hidden → batch,hidden]@mlp.up, for jax.named_scope
+
+JAX carries a name stack of plain text from the op through differentiation to the equation. `OpLabel.scope` is
+the only code that writes this text, and `Scope.extend` is the only code that reads it. Everything else uses
+the fields of a label.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# The names of labels of work that belongs to no op: a gradient that is summed, and an optimizer's update.
+GRADIENT, OPTIMIZER = "gradient", "optimizer"
+
+
+class OpLabel(str):
+    """The label of an op. As a string it is the text that plans show.
+
+    Attributes:
+      name: the name of the op, `GRADIENT`, or `OPTIMIZER`.
+      operands: the names of the dims of each operand.
+      out: the names of the dims of an einsum's result, or None.
+      layer: the path of the layer that calls the op, `blocks.attention`, or "".
+    """
+
+    __slots__ = ("layer", "name", "operands", "out")
+
+    name: str
+    operands: tuple[tuple[str, ...], ...]
+    out: tuple[str, ...] | None
+    layer: str
+
+    def __new__(
+        cls,
+        name: str,
+        operands: Iterable[tuple[str, ...]] = (),
+        out: tuple[str, ...] | None = None,
+        layer: str = "",
+    ) -> OpLabel:
+        operands = tuple(operands)
+        dims = " · ".join(map(",".join, operands))
+        if out is not None:
+            dims = f"{dims} → {','.join(out)}"
+        label = str.__new__(cls, f"{name}[{dims}]")
+        label.name, label.operands, label.out, label.layer = name, operands, out, layer
+        return label
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpLabel, (self.name, self.operands, self.out, self.layer)
+
+    @property
+    def scope(self) -> str:
+        """The text for `jax.named_scope`."""
+        return f"{self}@{self.layer}" if self.layer else str(self)
+
+    @property
+    def dims(self) -> frozenset[str]:
+        """The names of all dims."""
+        return frozenset().union(*self.operands, self.out or ())
+
+
+# The update by an optax transformation, which XLA's partitioner splits.
+OPTAX_LABEL = OpLabel(OPTIMIZER, [("optax",)])
+
+_SCOPE = re.compile(r"([a-z_0-9]+)\[([^\]]*)\](?:@(.+))?")
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_label(text: str) -> OpLabel | None:
+    """The label that `OpLabel.scope` wrote as this text; None for any other text."""
+    match = _SCOPE.fullmatch(text)
+    if not match:
+        return None
+    name, dims, layer = match.groups()
+    given, arrow, out = dims.partition(" → ")
+    operands = (tuple(filter(None, one.split(","))) for one in given.split(" · ")) if given else ()
+    return OpLabel(name, operands, tuple(filter(None, out.split(","))) if arrow else None, layer or "")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The decoded name stack of an equation.
+
+    Attributes:
+      ops: the labels of the enclosing ops, outermost first.
+      transforms: JAX's transformations: "jvp", "transpose", "vmap".
+      other: the innermost name that is not a label, for equations outside of all ops.
+    """
+
+    ops: tuple[OpLabel, ...] = ()
+    transforms: frozenset[str] = frozenset()
+    other: str = ""
+
+    def extend(self, name_stack: Any) -> Scope:
+        """The scope of an equation with this name stack, inside an equation with this scope.
+
+        JAX stores only the innermost part of the stack for equations in a scanned body.
+        """
+        return _extended(self, name_stack.stack) if name_stack.stack else self
+
+    @property
+    def op(self) -> OpLabel:
+        """The label of the innermost op."""
+        return self.ops[-1] if self.ops else _unlabeled(self.other)
+
+    def is_inside(self, name: str) -> bool:
+        """Whether an op of this name encloses the equation."""
+        return any(label.name == name for label in self.ops)
+
+    def phase(self, seen_backward: bool = False) -> str:
+        """The phase of the equation: forward, backward or update.
+
+        JAX marks transposed equations in the stack. Work after the backward pass that is not differentiated,
+        and work inside an optimizer, is the update.
+
+        Args:
+          seen_backward: whether an earlier equation belongs to the backward pass.
+        """
+        if "transpose" in self.transforms or self.is_inside(GRADIENT):
+            return "backward"
+        updates = seen_backward or self.is_inside(OPTIMIZER)
+        return "update" if updates and "jvp" not in self.transforms else "forward"
+
+
+@functools.lru_cache(maxsize=4096)
+def _extended(outer: Scope, stack: Sequence[Any]) -> Scope:
+    ops, transforms, other = list(outer.ops), set(outer.transforms), outer.other
+    for part in stack:
+        if type(part).__name__ == "Transform":
+            transforms.add(part.name)
+            continue
+        label = parse_label(part.name)
+        if label is None:
+            other = part.name
+        else:
+            ops.append(label)
+    return Scope(tuple(ops), frozenset(transforms), other)
+
+
+@functools.lru_cache(maxsize=256)
+def _unlabeled(text: str) -> OpLabel:
+    label = str.__new__(OpLabel, text)
+    label.name, label.operands, label.out, label.layer = "", (), None, ""
+    return label
+
+
+class _Layers(threading.local):
+    """The path of the layer whose code is running, per thread as JAX's own trace state is."""
+
+    path = ""
+
+
+_layers = _Layers()
+
+
+def current_layer() -> str:
+    """The path of the layer whose code is running, `blocks.attention`, or ""."""
+    return _layers.path
+
+
+@contextlib.contextmanager
+def layer_scope(name: str) -> Iterator[None]:
+    """Attribute ops to a layer: plans show which layer each op and buffer belongs to."""
+    before = _layers.path
+    _layers.path = f"{before}.{name}" if before else name
+    try:
+        yield
+    finally:
+        _layers.path = before
