@@ -13,6 +13,7 @@ from weft.autolayout.bound import LowerBound
 from weft.autolayout.candidates import CandidateSpace
 from weft.autolayout.cost_atoms import dims_in_label, trace_cost_atoms
 from weft.core.errors import WeftError
+from weft.core.labels import OpLabel
 from weft.hardware.profile import Hardware
 
 MACHINES = ("tpu-v2", "a100", "h100", "cpu")
@@ -204,12 +205,12 @@ def test_messages(name, mistake):
     mistake(name, MISTAKES[name], "messages/search")
 
 
-@pytest.mark.parametrize("op", ["scale[]", "scale", ""])
+@pytest.mark.parametrize("op", [OpLabel("scale"), OpLabel("scale", [()]), OpLabel.unlabeled(""), None])
 def test_an_op_without_named_dims_may_have_any(op):
     """One of keyword operands only had an empty name; its work was bounded as if no dim shared it out."""
     known = frozenset(["batch", "io"])
     assert dims_in_label(op, known) == known
-    assert dims_in_label("scale[batch,other]", known) == {"batch"}
+    assert dims_in_label(OpLabel("scale", [("batch", "other")]), known) == {"batch"}
 
 
 def test_what_was_found_is_printed_as_a_table():

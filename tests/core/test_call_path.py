@@ -46,11 +46,11 @@ def calls(fn):
 
 @pytest.fixture
 def staged():
-    """The calls of one staged trace. Another program is traced first: modules are imported when first used."""
-    wf.spmd(lambda x, w: wf.tanh(wf.einsum(x, w, out="rows")), "x=2", "io:x").jaxpr(
-        wf.spec("rows=4 io=6"), wf.spec("io=6")
-    )
-    program, x, w = wf.spmd(layer, *PLACEMENT), wf.spec([batch, io]), wf.spec([io, hidden])
+    """The calls of one staged trace. The function is first traced for another mesh: modules are imported, and labels
+    built, when they are first used."""
+    x, w = wf.spec([batch, io]), wf.spec([io, hidden])
+    wf.spmd(layer, "x=2", "io:x").jaxpr(x, w)
+    program = wf.spmd(layer, *PLACEMENT)
     return calls(lambda: program.jaxpr(x, w))
 
 

@@ -26,6 +26,7 @@ import weft as wf
 from benchmarks import lm
 from benchmarks.handwritten import Size
 from weft.plan.advice import exceeds_memory
+from weft.plan.primitives import PRIMITIVES
 
 SMALL = Size(layers=3, d_model=32, d_ff=64, heads=4, d_kv=8, vocab=64, length=16, batch=8)
 
@@ -166,7 +167,7 @@ def test_a_mesh_without_devices_can_be_planned():
 def test_json_is_versioned_and_complete():
     plan = lm.step(SMALL).plan(*lm.specs(SMALL))
     data = json.loads(plan.to_json())
-    assert data["version"] == 1
+    assert data["version"] == 2
     assert sum(e["flops"] * e["count"] for e in data["events"] if e["type"] == "work") == plan.flops
     assert data["comm_bytes"] == plan.comm_bytes
 
@@ -205,6 +206,23 @@ def test_advice_names_loops_whose_rounds_are_not_known():
     ]
     assert len(plan.loops) == 2 and all("test_plan.py" in loop.source for loop in plan.loops)
     assert [loop["op"] for loop in plan.to_data()["loops"]] == [loop.op for loop in plan.loops]
+
+
+def test_advice_names_primitives_that_the_table_does_not_know():
+    """A renamed or new primitive was counted as an unfused op, silently."""
+    mystery = jax.extend.core.Primitive("mystery")
+    mystery.def_abstract_eval(lambda x: x)
+    f = lambda x: wf.exp(wf.local(mystery.bind, x, out=x.dims, splittable=["batch"]))
+    plan = wf.spmd(f, "x=2", "batch:x").plan(wf.spec([batch, io]))
+    (unknown,) = plan.unknown
+    assert (unknown.primitive, unknown.op.name) == ("mystery", "local") and "test_plan.py" in unknown.source
+    assert "JAX's primitive mystery, in local[batch,io], is not known" in plan.advice[0].text
+    assert not wf.spmd(wf.exp, "x=2", "batch:x").plan(wf.spec([batch, io])).unknown
+
+
+def test_every_primitive_in_the_table_has_its_facts():
+    for name, row in PRIMITIVES.items():
+        assert bool(row.flops) == (row.kind != "other"), name
 
 
 def test_advice_names_inputs_that_are_moved():

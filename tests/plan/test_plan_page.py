@@ -8,6 +8,7 @@ import pytest
 
 import weft as wf
 from benchmarks import lm
+from weft.core.labels import OpLabel
 from weft.plan.facts import Advice, Collective, LiveBuffer, Memory, PlannedTensor, Work
 from weft.plan.html import plan_page
 from weft.plan.plan import Plan
@@ -23,7 +24,13 @@ HOSTILE = "</script><script>document.title='broken'</script><!-- <b>&amp; {{data
 def made_plan(mesh, stored, events=(), advice=(), name="made"):
     """A plan made by hand."""
     memory = Memory(
-        40, 80, 160, 40, 10, 200, (LiveBuffer(90, "f32[9]{V:data}", HOSTILE, "forward", HOSTILE),)
+        40,
+        80,
+        160,
+        40,
+        10,
+        200,
+        (LiveBuffer(90, "f32[9]{V:data}", OpLabel.unlabeled(HOSTILE), "forward", HOSTILE),),
     )
     plan = Plan(name, wf.Mesh(mesh), 'Layout("")', tuple(events), tuple(stored), memory)
     plan.__dict__["advice"] = tuple(advice)
@@ -36,9 +43,9 @@ def stored(name, *dims, role="value"):
 
 def hostile_plan():
     """512 devices, long words without a line break, and markup in every text."""
-    long = "einsum[" + "x" * 300 + "]"
+    long, hostile = OpLabel("einsum", [("x" * 300,)]), OpLabel.unlabeled(HOSTILE)
     events = [
-        Work(HOSTILE, "forward", HOSTILE, "matmul", "f32", 10, 2560, 30, 2),
+        Work(hostile, "forward", HOSTILE, "matmul", "f32", 10, 2560, 30, 2),
         Work(long, "backward", "a/very/long/path/" * 9 + "f.py:1", "matmul", "f32", 40, 40, 30, 1),
         Collective("all-reduce", ("data", "model"), 100, 3, long, "update", HOSTILE, 190),
     ]

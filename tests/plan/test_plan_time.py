@@ -9,6 +9,7 @@ import pytest
 
 import weft as wf
 from weft.core.errors import HardwareError, WeftError
+from weft.core.labels import OpLabel
 from weft.hardware import profile
 from weft.hardware.profile import (
     Hardware,
@@ -43,7 +44,7 @@ CPU = dataclasses.replace(SWITCH, shared_cores=2, network=(NetworkLevel("copies"
 
 def collective(kind, axes, size, mesh, **more):
     ways = mesh.ways(axes)
-    facts = {"count": 1, "op": "sum[a]", "phase": "forward", "source": ""} | more
+    facts = {"count": 1, "op": OpLabel("sum", [("a",)]), "phase": "forward", "source": ""} | more
     return Collective(kind, axes, size, wire_bytes=wire_bytes(kind, size, ways), **facts)
 
 

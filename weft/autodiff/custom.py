@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
-from ..core import context
+from ..core import context, layers
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
 from ..core.context import Context, active
 from ..core.describe import format_call
@@ -123,18 +123,24 @@ class _FlatTrees:
 
     JAX may call a rule after the code that traced it has returned, and flattens the rule's result later
     still. A Tensor can't be flattened then: that resolves its pending sum, which needs a program. So only
-    arrays cross, and each rule re-enters the program and the vmaps in which the function was called.
+    arrays cross, and each rule re-enters the program, the vmaps and the layer in which the function was
+    called.
     """
 
     def __init__(self, ctx: Context):
-        self.ctx, self.vmap = ctx, ctx.vmap
+        self.ctx, self.vmap, self.layer = ctx, ctx.vmap, layers.running.layer
         self.specs: dict[str, tuple[PyTree, list[LeafSpec | None]]] = {}
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Enter the program, inside the vmaps that the function was called in."""
+        """Enter the program, inside the vmaps and the layer that the function was called in."""
         vmap = dataclasses.replace(self.ctx.vmap, axes=self.vmap.axes, depth=self.vmap.depth)
-        with context.entered(self.ctx), self.ctx.inside(vmap=vmap), self.ctx.frame():
+        with (
+            context.entered(self.ctx),
+            layers.entered(self.layer),
+            self.ctx.inside(vmap=vmap),
+            self.ctx.frame(),
+        ):
             yield
 
     def flatten(self, name: str, tree: PyTree) -> list[jax.Array]:

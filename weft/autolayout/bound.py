@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.labels import OpLabel
 from ..core.mesh import Mesh
 from ..hardware.profile import Hardware
 from ..plan.buffers import Buffer
@@ -412,11 +413,12 @@ class LowerBound:
         if key not in self._rates:
             mesh = Mesh([(f"x{n}", size) for n, size in enumerate(sizes)])
             names, ways = tuple(f"x{n}" for n in axes), math.prod(sizes[n] for n in axes)
-            large = Collective(
-                kind, names, LARGE_MESSAGE, 1, "", "", "", wire_bytes(kind, LARGE_MESSAGE, ways)
+            no_op = OpLabel.unlabeled("")
+            large = wire_bytes(kind, LARGE_MESSAGE, ways)
+            seconds, latency = (
+                collective_seconds(Collective(kind, names, size, 1, no_op, "", "", sent), mesh, self.hardware)
+                for size, sent in ((LARGE_MESSAGE, large), (0, 0))
             )
-            empty = Collective(kind, names, 0, 1, "", "", "", 0)
-            seconds, latency = (collective_seconds(c, mesh, self.hardware) for c in (large, empty))
             # All-to-alls and permutes send slices: these axes divide the data as well.
             rate = (seconds - latency) / LARGE_MESSAGE / (ways if kind in ("all-to-all", "permute") else 1)
             # A sum is one collective. The others may be lowered to one collective per axis, and the cheaper

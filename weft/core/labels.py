@@ -5,19 +5,19 @@
     label.scope       # einsum[batch,io · io,hidden → batch,hidden]@mlp.up, for jax.named_scope
 
 JAX carries a name stack of plain text from the op through differentiation to the equation. `OpLabel.scope` is
-the only code that writes this text, and `Scope.extend` is the only code that reads it. Everything else uses
+the only code that writes this text, and `parse_label` is the only code that reads it. Everything else uses
 the fields of a label.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from .dims import Dim
 
 # The names of labels of work that belongs to no op: a gradient that is summed, and an optimizer's update.
 GRADIENT, OPTIMIZER = "gradient", "optimizer"
@@ -30,15 +30,17 @@ class OpLabel(str):
       name: the name of the op, `GRADIENT`, or `OPTIMIZER`.
       operands: the names of the dims of each operand.
       out: the names of the dims of an einsum's result, or None.
-      layer: the path of the layer that calls the op, `blocks.attention`, or "".
+      layer: the path of the layer that calls the op, `decoder.blocks.attention`, or "".
+      scope: the text for `jax.named_scope`.
     """
 
-    __slots__ = ("layer", "name", "operands", "out")
+    __slots__ = ("layer", "name", "operands", "out", "scope")
 
     name: str
     operands: tuple[tuple[str, ...], ...]
     out: tuple[str, ...] | None
     layer: str
+    scope: str
 
     def __new__(
         cls,
@@ -53,20 +55,29 @@ class OpLabel(str):
             dims = f"{dims} → {','.join(out)}"
         label = str.__new__(cls, f"{name}[{dims}]")
         label.name, label.operands, label.out, label.layer = name, operands, out, layer
+        label.scope = f"{label}@{layer}" if layer else str(label)
         return label
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return OpLabel, (self.name, self.operands, self.out, self.layer)
-
-    @property
-    def scope(self) -> str:
-        """The text for `jax.named_scope`."""
-        return f"{self}@{self.layer}" if self.layer else str(self)
+    @classmethod
+    def unlabeled(cls, text: str) -> OpLabel:
+        """The label of work outside of all ops: it has a text, and no name."""
+        label = str.__new__(cls, text)
+        label.name, label.operands, label.out, label.layer, label.scope = "", (), None, "", text
+        return label
 
     @property
     def dims(self) -> frozenset[str]:
         """The names of all dims."""
         return frozenset().union(*self.operands, self.out or ())
+
+
+@functools.lru_cache(maxsize=4096)
+def op_label(
+    name: str, operands: tuple[tuple[Dim, ...], ...], out: tuple[Dim | str, ...] | None, layer: str
+) -> OpLabel:
+    """The label of a call of an op; a program calls most ops many times, on tensors with the same dims."""
+    names = None if out is None else tuple(d.name if isinstance(d, Dim) else d for d in out)
+    return OpLabel(name.lstrip("_"), [tuple(d.name for d in dims) for dims in operands], names, layer)
 
 
 # The update by an optax transformation, which XLA's partitioner splits.
@@ -111,7 +122,7 @@ class Scope:
     @property
     def op(self) -> OpLabel:
         """The label of the innermost op."""
-        return self.ops[-1] if self.ops else _unlabeled(self.other)
+        return self.ops[-1] if self.ops else OpLabel.unlabeled(self.other)
 
     def is_inside(self, name: str) -> bool:
         """Whether an op of this name encloses the equation."""
@@ -145,35 +156,3 @@ def _extended(outer: Scope, stack: Sequence[Any]) -> Scope:
         else:
             ops.append(label)
     return Scope(tuple(ops), frozenset(transforms), other)
-
-
-@functools.lru_cache(maxsize=256)
-def _unlabeled(text: str) -> OpLabel:
-    label = str.__new__(OpLabel, text)
-    label.name, label.operands, label.out, label.layer = "", (), None, ""
-    return label
-
-
-class _Layers(threading.local):
-    """The path of the layer whose code is running, per thread as JAX's own trace state is."""
-
-    path = ""
-
-
-_layers = _Layers()
-
-
-def current_layer() -> str:
-    """The path of the layer whose code is running, `blocks.attention`, or ""."""
-    return _layers.path
-
-
-@contextlib.contextmanager
-def layer_scope(name: str) -> Iterator[None]:
-    """Attribute ops to a layer: plans show which layer each op and buffer belongs to."""
-    before = _layers.path
-    _layers.path = f"{before}.{name}" if before else name
-    try:
-        yield
-    finally:
-        _layers.path = before

@@ -18,9 +18,9 @@ from .arguments import Args, Kwargs
 from .captures import CapturedFunction, bind_functions
 from .context import active
 from .describe import format_call
-from .dims import Dim
 from .errors import WeftError
-from .labels import OpLabel, current_layer
+from .labels import OpLabel, op_label
+from .layers import running
 from .layout import Placement
 from .operands import check_same_placement
 from .program import Program
@@ -75,15 +75,11 @@ def op(
 def _label(name: str, args: Args, kwargs: Kwargs) -> OpLabel:
     """The label of a call, from the dims of its operands."""
     given = (*args, *kwargs.values())
-    operands = [
-        t for a in given for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)
-    ]
-    out = kwargs.get("out")
-    names = None
-    if name == "einsum" and isinstance(out, list | tuple):
-        names = tuple(d.name if isinstance(d, Dim) else str(d) for d in out)
-    dims = (tuple(d.name for d in t.dims) for t in operands)
-    return OpLabel(name.lstrip("_"), dims, names, current_layer())
+    operands = tuple(
+        [t.dims for a in given for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)]
+    )
+    out = kwargs.get("out") if name == "einsum" else None
+    return op_label(name, operands, tuple(out) if isinstance(out, list | tuple) else None, running.layer.path)
 
 
 def run_eagerly(

@@ -190,7 +190,14 @@ class Block(nn.Module):
         else:
             sites = {"attention": lambda x: (attend(self.attention_norm(x)), None)} | memory
             sites |= {"feed": lambda x: feed_forward(self.feed_norm(x))}
-        return [functools.partial(_with_dropout, f, dropout(site)) for site, f in sites.items()]
+        return [functools.partial(self.branch, f, dropout(site)) for site, f in sites.items()]
+
+    def branch(
+        self, f: ResidualBranch, dropout: Callable[[Tensor], Tensor], x: Tensor
+    ) -> tuple[Tensor, nn.GroupLosses | None]:
+        """One residual branch with dropout."""
+        y, losses = f(x)
+        return dropout(y), losses
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         if "memory_length" in {d.name for d in x.dims}:
@@ -260,13 +267,6 @@ def _experts(c: Config, d: ModelDims) -> nn.MixtureOfExperts:
 
 
 FEED_FORWARDS: dict[bool, Callable[[Config, ModelDims], Any]] = {False: _dense, True: _experts}
-
-
-def _with_dropout(
-    f: ResidualBranch, dropout: Callable[[Tensor], Tensor], x: Tensor
-) -> tuple[Tensor, nn.GroupLosses | None]:
-    y, losses = f(x)
-    return dropout(y), losses
 
 
 # A stack of layers

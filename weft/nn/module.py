@@ -18,11 +18,17 @@ A module is an Equinox pytree whose parameters are first *declared*, by dims and
 A description costs nothing, so a model of any size can be planned (`nn.specs`), counted (`nn.count`) or
 loaded from a file. A parameter's initial values depend on the key and on its own name alone, not on the order
 of creation or the layout. `nn.stack(module, dim)` adds a dim to every parameter, for a `wf.scan` over layers.
+
+Plans attribute each op to the module whose method calls it, by the path that its parameters have as well:
+`decoder.blocks.attention`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import re
+import types
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +43,7 @@ from jax.typing import DTypeLike
 import weft as wf
 from weft.core.dims import as_dims, format_dims
 from weft.core.errors import ProgramError, WeftError
+from weft.core.layers import entered, running
 from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
 from weft.random import keys
@@ -53,6 +60,45 @@ class Module(eqx.Module):
 
     def __getattribute__(self, name: str) -> Any:
         return object.__getattribute__(self, name)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, member in list(vars(cls).items()):
+            if isinstance(member, types.FunctionType) and (name == "__call__" or not name.startswith("_")):
+                setattr(cls, name, _as_layer(member))
+
+
+def _as_layer(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method of a module; the ops that it calls are attributed to the module as their layer."""
+
+    @functools.wraps(method)
+    def call(self: Module, *args: Any, **kwargs: Any) -> Any:
+        outer = running.layer
+        if self is outer.module:
+            return method(self, *args, **kwargs)
+        # The outermost module is the model, which has no name in the names of its parameters either.
+        name = "" if outer.module is None else _name_in(outer.module, self)
+        with entered(outer.inner(self, name)):
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+def _name_in(outer: object, module: Module) -> str:
+    """The name under which one module holds another."""
+    names: dict[str, object] = {}
+    for name, value in vars(outer).items():
+        if isinstance(value, list | tuple):
+            names |= {f"{name}.{index}": one for index, one in enumerate(value)}
+        elif isinstance(value, dict):
+            names |= {f"{name}.{key}": one for key, one in value.items()}
+        else:
+            names[name] = value
+    # A module that was cast, or that a scan took from a stack, is another object than the one that is held.
+    same_class = [name for name, one in names.items() if type(one) is type(module)]
+    class_name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(module).__name__).lower()
+    unknown = same_class[0] if len(same_class) == 1 else class_name
+    return next((name for name, one in names.items() if one is module), unknown)
 
 
 # From a key, dims and a dtype to the initial values of a parameter.

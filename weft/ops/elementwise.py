@@ -156,7 +156,8 @@ def _linear(fn: ArrayFn, operands: Sequence[Tensor], *numbers: Number) -> Tensor
     axes = frozenset().union(*(collectives.varying_axes(t._data) for t in operands))
     arrays = [align(collectives.pvary(t._read(), axes), t.dims, first.dims) for t in operands]
     result = linear_result(first, fn(*arrays, *numbers), first.dims, first.splits)
-    result.origin = next((t.origin for t in operands if t.origin), "")  # a carry initialized to zero has none
+    # A carry that is initialized to zero has no origin.
+    result.origin = next((t.origin for t in operands if t.origin), None)
     return result
 
 

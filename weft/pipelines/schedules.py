@@ -46,7 +46,8 @@ def one_forward_one_backward(
     # returned as those of the stored ones, and so are reduce-scattered into the stored layout.
     gathered = [materialize(t, "value") if isinstance(t, Tensor) else t for t in layers.floats]
 
-    op_label = active.context.op  # plans attribute both passes to the pipeline by this label
+    op_label = active.context.op
+    assert op_label is not None  # plans attribute both passes to the pipeline by this label
 
     def combine(own: list[Leaf], shared: list[Leaf], others: PyTree) -> tuple[PyTree, PyTree]:
         return layers.combine(own, others[0]), common.combine(shared, others[1])

@@ -75,8 +75,8 @@ def unknown_primitives(plan: Plan) -> Iterator[Advice]:
     for one in plan.unknown:
         yield Advice(
             "warning",
-            f"the cost of JAX's primitive {one.primitive}, in {one.op}, is not known: it is counted as one pass "
-            "over its operands and results, without FLOPs; a row in weft/plan/primitives.py describes it",
+            f"the cost of JAX's primitive {one.primitive}, in {one.op}, is not known: it is counted as one "
+            "pass over its operands and results, without FLOPs; weft/plan/primitives.py has no row for it",
             one.source,
         )
 

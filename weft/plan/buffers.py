@@ -21,6 +21,7 @@ from typing import NamedTuple
 from jax.extend.core import Jaxpr
 
 from ..core.describe import short_dtype
+from ..core.labels import OpLabel
 from .facts import LiveBuffer, Memory, PlannedTensor
 from .fusion import FUSIBLE, Reads, fuse
 from .graph import Body, Graph, Node
@@ -298,6 +299,6 @@ def _live_buffer(buffer: Buffer, graph: Graph) -> LiveBuffer:
     aval, node = graph.avals[buffer.value], buffer.node
     shape = f"{short_dtype(aval.dtype)}[{','.join(map(str, aval.shape))}]"
     if node is None:
-        return LiveBuffer(buffer.size, shape, "a copy of an input", "", "forward", "")
-    op, source = node.scope.op, node.source or node.enclosing_source
-    return LiveBuffer(buffer.size, shape, op, op.layer, node.scope.phase(), source)
+        return LiveBuffer(buffer.size, shape, OpLabel.unlabeled("a copy of an input"), "forward", "")
+    source = node.source or node.enclosing_source
+    return LiveBuffer(buffer.size, shape, node.scope.op, node.scope.phase(), source)

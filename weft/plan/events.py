@@ -125,7 +125,7 @@ class _FusedTraffic:
         """The types of the arrays that a node reads and writes in memory; none inside a chain."""
         sources: dict[int, ShapedArray] = {}
         for n, aval in node.variables():
-            sources |= self.sources.get(n) or {n: aval}
+            sources |= self.sources.get(n, {n: aval})
         if self.is_fused(node) and self.materialized.isdisjoint(node.results):
             self.sources |= dict.fromkeys(node.results, sources)
             return []
@@ -182,7 +182,6 @@ def _collective(node: Node, mesh: Mesh, count: int, makers: Mapping[int, Node]) 
         bytes=size,
         count=count,
         op=node.scope.op,
-        layer=node.scope.op.layer,
         phase="",
         source=source,
         wire_bytes=wire_bytes(kind, size, mesh.ways(axes)),
@@ -202,7 +201,6 @@ def _work(node: Node, mesh: Mesh, count: int, flops: int, traffic: int) -> Work:
     dtype = getattr(node.eqn.outvars[0].aval, "dtype", None) if node.eqn.outvars else None
     return Work(
         op=node.scope.op,
-        layer=node.scope.op.layer,
         phase="",
         source=node.source or node.enclosing_source,
         kind=node.row.kind,

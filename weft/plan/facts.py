@@ -11,13 +11,23 @@ from ..core.types import PyTree
 VERSION = 2  # a golden file of another format is reported as such, not as a changed plan
 
 
+class OfOp:
+    """A fact about an op."""
+
+    op: OpLabel
+
+    @property
+    def layer(self) -> str:
+        """The path of the layer that calls the op, `decoder.block.attention`, or ""."""
+        return self.op.layer
+
+
 @dataclass(frozen=True)
-class Work:
+class Work(OfOp):
     """The local work of one op in one phase.
 
     Attributes:
       op: its label, `einsum[batch,io · io,hidden → batch,hidden]`.
-      layer: the path of the layer that calls the op, `blocks.attention`, or "".
       phase: forward, backward or update.
       source: the user's `file:line`.
       kind: matmul, conv or other.
@@ -30,7 +40,6 @@ class Work:
     """
 
     op: OpLabel
-    layer: str
     phase: str
     source: str
     kind: str
@@ -43,7 +52,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Collective:
+class Collective(OfOp):
     """One collective.
 
     Attributes:
@@ -51,7 +60,7 @@ class Collective:
       axes: the mesh axes it runs over, in mesh order.
       bytes: bytes on one device: of the operand, for an all-gather of the result.
       count: how often it runs in one call.
-      op, layer, phase, source: as of `Work`.
+      op, phase, source: as of `Work`.
       wire_bytes: bytes that one device sends in a ring.
       varies: the axes along which the operand differs.
     """
@@ -61,7 +70,6 @@ class Collective:
     bytes: int
     count: int
     op: OpLabel
-    layer: str
     phase: str
     source: str
     wire_bytes: int
@@ -100,13 +108,12 @@ class PlannedTensor:
 
 
 @dataclass(frozen=True)
-class LiveBuffer:
-    """A buffer that is live at the peak; `op`, `layer`, `phase` and `source` are of the work that writes it."""
+class LiveBuffer(OfOp):
+    """A buffer that is live at the peak; `op`, `phase` and `source` are those of the work that writes it."""
 
     bytes: int
     shape: str
-    op: OpLabel | str
-    layer: str
+    op: OpLabel
     phase: str
     source: str
 
@@ -179,7 +186,7 @@ class ReshardedInput:
 
 
 @dataclass(frozen=True)
-class UnboundedLoop:
+class UnboundedLoop(OfOp):
     """A loop whose number of iterations is not known before it runs; the plan counts one.
 
     Attributes:
@@ -191,7 +198,7 @@ class UnboundedLoop:
 
 
 @dataclass(frozen=True)
-class UnknownPrimitive:
+class UnknownPrimitive(OfOp):
     """A JAX primitive without a row in the table of primitives; its cost is a guess.
 
     Attributes:
@@ -236,7 +243,8 @@ Event = Work | Collective
 def to_jsonable(x: PyTree) -> Any:
     """Facts as JSON-compatible data."""
     if is_dataclass(x):
-        return {f.name: to_jsonable(getattr(x, f.name)) for f in fields(x)}
+        data = {f.name: to_jsonable(getattr(x, f.name)) for f in fields(x)}
+        return {**data, "layer": x.layer} if isinstance(x, OfOp) else data
     if isinstance(x, dict):
         return {str(k): to_jsonable(v) for k, v in x.items()}
     if isinstance(x, list | tuple):

@@ -159,7 +159,7 @@ class _Reader:
             sizes[result] = round(primitives.aval_bytes(variable.aval) * min(shares, default=1))
 
     def _read_inner(self, jaxpr: Jaxpr, consts: list[int], scope: Scope) -> Body:
-        """The body of a loop: its constants are values of the enclosing body, its other inputs are its own."""
+        """The body of a loop: its constants are values of the enclosing body, the other inputs its own."""
         env = dict(zip(jaxpr.invars, consts, strict=False))
         inside = Body([self.value_of(env, v) for v in jaxpr.invars])
         return self.read_body(jaxpr, env, scope, inside)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..hardware.profile import HardwareLike
 from .advice import exceeds_memory
-from .facts import Collective
+from .facts import Collective, Event, LiveBuffer
 from .pipelines import describe_pipelines
 from .units import human_bytes, human_count, human_seconds
 
@@ -44,10 +44,10 @@ def explain(plan: Plan, hardware: HardwareLike | None = None, width: int | None 
 def _print_table(console: Console, columns: list[str], rows: list[list[str]]) -> None:
     """Print a table. Columns whose names begin with `>` are right-aligned numbers.
 
-    With less than `WIDTH` columns of text, the source line is put below the op.
+    With less than `WIDTH` columns of text, the place is put below the op.
     """
     narrow = console.width < WIDTH
-    if narrow and columns[-1] == "line":
+    if narrow and columns[-1] == "where":
         op = next(n for n, name in enumerate(columns) if name in ("op", "made by"))
         rows = [[*row[:op], f"{row[op]}\n{row[-1]}".rstrip(), *row[op + 1 : -1]] for row in rows]
         columns = columns[:-1]
@@ -122,19 +122,24 @@ def _print_ops(console: Console, plan: Plan) -> None:
     ops: dict[tuple[str, str, str], dict[str, Any]] = {}
     for e in plan.events:
         if isinstance(e, Collective) or e.flops:
-            row = ops.setdefault((e.op, e.phase, e.source), {"flops": 0, "sent": defaultdict(int)})
+            row = ops.setdefault((e.op, e.phase, _where(e)), {"flops": 0, "sent": defaultdict(int)})
             if isinstance(e, Collective):
                 row["sent"][f"{e.kind} {e.over}"] += e.bytes * e.count
             else:
                 row["flops"] += e.flops * e.count
     rows = []
-    for (op, phase, source), row in ops.items():
+    for (op, phase, where), row in ops.items():
         sent = list(row["sent"].items()) or [("", 0)]
         for n, (collective, size) in enumerate(sent):
             flops = human_count(row["flops"]) if row["flops"] and not n else ""
-            rows.append([phase, escape(op), flops, collective, human_bytes(size) if size else "", source])
-    _print_table(console, ["phase", "op", ">FLOP", "collective", ">bytes", "line"], rows)
+            rows.append([phase, escape(op), flops, collective, human_bytes(size) if size else "", where])
+    _print_table(console, ["phase", "op", ">FLOP", "collective", ">bytes", "where"], rows)
     console.print()
+
+
+def _where(fact: Event | LiveBuffer) -> str:
+    """The layer of an op, which is more telling than a line of its code; outside of layers, the line."""
+    return fact.layer or fact.source
 
 
 def _print_memory(console: Console, plan: Plan) -> None:
@@ -146,5 +151,5 @@ def _print_memory(console: Console, plan: Plan) -> None:
         markup=False,
     )
     if m.largest:
-        rows = [[human_bytes(b.bytes), escape(b.shape), escape(b.op), b.source] for b in m.largest]
-        _print_table(console, [">bytes", "alive at the peak", "made by", "line"], rows)
+        rows = [[human_bytes(b.bytes), escape(b.shape), escape(b.op), _where(b)] for b in m.largest]
+        _print_table(console, [">bytes", "alive at the peak", "made by", "where"], rows)
