@@ -71,17 +71,31 @@ def copied_inputs(body: Body, reads: Reads) -> set[int]:
     return copied
 
 
+def overwriting_results(body: Body, reads: Reads) -> set[int]:
+    """The aliased results that are written over their input.
+
+    A node that reads the input at other positions than it writes must not overwrite it: its result has a
+    buffer of its own, and is copied to the input's when the body ends.
+    """
+    producer = {n: node for node in body.nodes for n in node.results}
+    return {
+        new
+        for old, new in body.aliases
+        if new not in producer or reads[id(producer[new])].get(old, True) or producer[new].bodies
+    }
+
+
 def allocate_buffers(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[int, Buffer], list[Buffer]]:
     """The buffer of each value that has one, and the copies of aliased inputs."""
     last_reads = _last_reads(body, reads)
     buffers: dict[int, Buffer] = {}
     copies = [Buffer(sizes[n], 0, last_reads[n], n, None) for n in sorted(copied_inputs(body, reads))]
     # Results that overwrite an aliased input need no buffer.
-    aliased = {new for _, new in body.aliases}
+    aliased = overwriting_results(body, reads)
     updated = {node.operands[0] for node in body.walk() if node.fusion is Fusion.UPDATE}
     for node in body.walk():
         for inside in node.bodies:
-            aliased.update(new for _, new in inside.aliases)
+            aliased |= overwriting_results(inside, reads)
             copied = copied_inputs(inside, reads)
             copies += [Buffer(sizes[n], node.start, last_reads[n], n, node) for n in copied]
         for position, n in enumerate(node.results):

@@ -105,7 +105,7 @@ class _FusedTraffic:
         self.materialized = {*body.outputs, *body.borders}
         for node in body.nodes:
             if not self.is_fused(node) and node.fusion is not Fusion.REDUCE:
-                self.materialized.update(n for n, _ in node.variables())
+                self.materialized.update((n for n, _ in node.variables()), node.hoisted)
         # An alias has no memory of its own, so its operand must be in memory. Backwards, because the operand
         # may be an alias too.
         for node in reversed(body.nodes):

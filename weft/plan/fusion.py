@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from .graph import Body, Node
+from .library_fusion import fuse_library_calls
 from .primitives import Fusion, aval_of
 
 # Computed inside their consumers, where these can.
@@ -23,9 +24,24 @@ BROADCASTS = frozenset([Fusion.BROADCAST, Fusion.INDEX])
 Reads = dict[int, dict[int, bool]]
 
 
+def is_fusible(node: Node) -> bool:
+    """Whether XLA can compute a node inside a consumer."""
+    return node.fusion in FUSIBLE and not _concatenates_rows(node)
+
+
 def fuses_operands(node: Node) -> bool:
     """Whether a node has a loop over elements that can compute a fused operand. Others read buffers."""
-    return node.fusion in FUSIBLE or node.fusion is Fusion.REDUCE or node.primitive == "dynamic_update_slice"
+    has_loop = node.fusion is Fusion.REDUCE or node.primitive == "dynamic_update_slice"
+    return is_fusible(node) or has_loop
+
+
+def _concatenates_rows(node: Node) -> bool:
+    """Whether a node concatenates along the last dim, which XLA does by copying contiguous memory."""
+    if node.primitive != "concatenate":
+        return False
+    aval = aval_of(node.eqn.outvars[0])
+    is_last = aval.ndim > 1 and node.eqn.params["dimension"] == aval.ndim - 1
+    return is_last and aval.shape[-1] * aval.dtype.itemsize >= 64 and aval.size * aval.dtype.itemsize >= 2048
 
 
 def breadth_first(nodes: list[Node], needs: list[set[int]]) -> list[Node]:
@@ -87,7 +103,7 @@ def materialized_values(nodes: list[Node], outputs: set[int], broadcast: set[int
     uses = Counter(n for node in nodes for n in node.operands)
     # Consumers first: whether a node is fused depends on what reads it.
     for node in reversed(nodes):
-        fused = node.fusion in FUSIBLE and node.results[0] not in materialized
+        fused = is_fusible(node) and node.results[0] not in materialized
         if fused and is_expensive(node, broadcast) and uses[node.results[0]] > 1:
             fused = False
         # XLA's reductions compute elementwise operands in their loop, but read moved data from a buffer.
@@ -113,6 +129,7 @@ def fuse(body: Body, single_device: bool) -> Reads:
     Returns:
       The values that each remaining node reads.
     """
+    fuse_library_calls(body)
     nodes = breadth_first(body.nodes, [set(node.operands) for node in body.nodes])
     broadcast = {n for node in nodes if node.fusion in BROADCASTS for n in node.results}
     outputs = {*body.outputs, *(new for _, new in body.aliases)}
@@ -134,7 +151,7 @@ def fuse(body: Body, single_device: bool) -> Reads:
             # this must hold along every path from the operand.
             for buffer, in_place in buffers.items():
                 found[buffer] = found.get(buffer, True) and in_place and same_position
-        fused = node.fusion in FUSIBLE and node.results[0] not in materialized
+        fused = is_fusible(node) and node.results[0] not in materialized
         if fused or (not single_device and is_recomputed(node, broadcast)):
             sources[node.results[0]] = found
         if not fused:

@@ -32,6 +32,7 @@ class Node:
       source: the user's line, or "".
       enclosing_source: the user's line of the enclosing equation, for equations without one.
       bodies: the bodies of a loop or a cond.
+      hoisted: results of nodes that were moved out of the loop, which its body reads.
       start, end: its time interval, see `buffers.assign_times`.
     """
 
@@ -43,6 +44,7 @@ class Node:
     source: str = ""
     enclosing_source: str = ""
     bodies: list[Body] = field(default_factory=list)
+    hoisted: list[int] = field(default_factory=list)
     start: int = 0
     end: int = 0
 

@@ -2,8 +2,9 @@
 
     graph = read_jaxpr(closed.jaxpr, mesh)
 
-This is the only code that reads jaxprs. It also merges equal equations and folds sums of constants, as every
-XLA backend does before it looks at anything else: their collectives are never sent.
+This is the only code that reads jaxprs. It also merges equal equations, folds sums of constants and moves
+work out of loops, as every XLA backend does before it looks at anything else: their collectives are never
+sent, or once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..core.labels import Scope
 from ..core.mesh import Mesh
 from . import primitives
 from .graph import Body, Graph, Node
+from .loop_invariants import hoist_loop_invariants
 from .primitives import Atom, Fusion
 from .sources import user_source
 
@@ -85,6 +87,8 @@ class _Reader:
                 self._enclosing_source = source or enclosing
                 node.results = [self.value_of(env, v) for v in eqn.outvars]
                 CONTROL_FLOW[node.primitive](self, node)
+                if node.primitive != "cond":
+                    body.nodes += hoist_loop_invariants(node, self.graph)
                 body.nodes.append(node)
             else:
                 env.update(zip(eqn.outvars, self._results_of(body, node), strict=True))
@@ -193,7 +197,9 @@ CONTROL_FLOW = {
 
 def _cse_key(node: Node, body: int) -> Hashable:
     """Equal for equations of one body that compute the same; None for those that must not be merged."""
-    if node.eqn.effects or node.primitive == "optimization_barrier":
+    # For JAX, collectives and `axis_index` have the effect of reading an axis. Callbacks have real effects.
+    has_effects = node.eqn.effects and node.fusion is Fusion.LOOP and not node.row.collective
+    if has_effects or node.primitive == "optimization_barrier":
         return None
     avals = tuple(cast(ShapedArray, v.aval) for v in node.eqn.outvars)
     key = (body, node.primitive, tuple(node.operands), avals, tuple(sorted(node.eqn.params.items())))

@@ -48,6 +48,7 @@ def _drop_aliases(body: Body, graph: Graph, same: dict[int, int]) -> None:
     remaining = []
     for node in body.nodes:
         node.operands = [same.get(n, n) for n in node.operands]
+        node.hoisted = [same.get(n, n) for n in node.hoisted]
         if node.fusion is Fusion.ALIAS or is_no_op(node, graph.mesh):
             same.update(zip(node.results, node.operands, strict=False))
             continue
@@ -142,6 +143,7 @@ def _lower_scan(node: Node, graph: Graph) -> list[Node]:
     stacks = [zero.results[0] for zero in zeros]
     # `buffers` pairs results with the operands whose memory they take over, by position.
     node.operands = [*node.operands[first:last], *stacks, *node.operands[:first], *node.operands[last:]]
+    node.operands += node.hoisted
     return zeros
 
 
@@ -151,7 +153,8 @@ def _lower_while(node: Node) -> None:
     last = node.eqn.params["cond_nconsts"] + node.eqn.params["body_nconsts"]
     carries = repeated.inputs[node.eqn.params["body_nconsts"] :]
     repeated.aliases, repeated.outputs = list(zip(carries, repeated.outputs, strict=True)), []
-    node.operands = node.operands[last:] + node.operands[:last]  # carries first, as in `_lower_scan`
+    # Carries first, as in `_lower_scan`.
+    node.operands = node.operands[last:] + node.operands[:last] + node.hoisted
 
 
 _REDUCTIONS = {"pmax": "max", "pmin": "min"}

@@ -1,0 +1,113 @@
+"""Loop-invariant code motion: work in a loop that depends on no iteration runs once, before the loop.
+
+XLA moves such work out of every `while` on all backends. Its collectives are then sent once, and its results
+need memory as long as the loop runs. The rules are those of XLA's `WhileLoopInvariantCodeMotion`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from .graph import Body, Graph, Node
+from .primitives import Fusion
+
+# XLA moves these only together with a consumer: inside the loop they are fused, outside they need memory.
+_MOVED_WITH_CONSUMERS = frozenset([Fusion.ALIAS, Fusion.INDEX, Fusion.BROADCAST, Fusion.PERMUTE])
+_SLICES = frozenset(["slice", "rev"])
+
+
+def hoist_loop_invariants(loop: Node, graph: Graph) -> Iterator[Node]:
+    """Remove the invariant nodes from the repeated body of a scan or while, and yield them in order."""
+    body = loop.bodies[-1]
+    outside = _invariant_inputs(loop, body)
+    # Without an invariant input XLA does not look at the loop, and computes masks in each iteration.
+    if not outside and loop.primitive == "while":
+        return
+    varying = {n for n in body.inputs if n not in outside}
+    deferred: dict[int, Node] = {}
+    remaining = []
+    for node in body.nodes:
+        if node.bodies or _must_stay(node) or not varying.isdisjoint(node.operands):
+            varying.update(node.results)
+            remaining.append(node)
+        elif node.fusion in _MOVED_WITH_CONSUMERS or node.primitive in _SLICES:
+            deferred[node.results[0]] = node
+            remaining.append(node)
+        else:
+            for n in node.operands:
+                yield from _copied(n, deferred, outside, graph)
+            node.operands = [outside.get(n, n) for n in node.operands]
+            loop.hoisted += node.results
+            yield node
+    body.nodes = _without_unused(remaining, body)
+
+
+def _invariant_inputs(loop: Node, body: Body) -> dict[int, int]:
+    """The inputs of the body that are the same in each iteration, with their values outside of the loop."""
+    params = loop.eqn.params
+    if loop.primitive == "scan":
+        first, carries = params["num_consts"], params["num_carry"]
+        given = loop.operands
+        # The scanned arrays are invariant too, but the body only has their slices.
+        stacked = {n: n for n in given[first + carries :]}
+    else:
+        first = params["body_nconsts"]
+        given = loop.operands[params["cond_nconsts"] :]
+        carries, stacked = len(given) - first, {}
+    constants = {n: n for n in given[:first]}
+    unchanged = {
+        n: value
+        for n, value, result in zip(
+            body.inputs[first : first + carries], given[first : first + carries], body.outputs, strict=False
+        )
+        if n == result
+    }
+    return constants | stacked | unchanged
+
+
+def _must_stay(node: Node) -> bool:
+    has_effects = node.eqn.effects and node.fusion is Fusion.LOOP and not node.row.collective
+    return bool(has_effects) or node.primitive == "optimization_barrier"
+
+
+def _copied(n: int, deferred: dict[int, Node], outside: dict[int, int], graph: Graph) -> Iterator[Node]:
+    """Copies of the deferred nodes that a hoisted node reads; `outside` then has their results."""
+    if n in outside or n not in deferred:
+        return
+    node = deferred[n]
+    for operand in node.operands:
+        yield from _copied(operand, deferred, outside, graph)
+    outside[n] = graph.new_value(graph.avals[n])
+    graph.sizes[outside[n]] = graph.sizes[n]
+    operands = [outside.get(operand, operand) for operand in node.operands]
+    yield Node(
+        node.primitive,
+        operands,
+        [outside[n]],
+        node.eqn,
+        node.scope,
+        node.source,
+        node.enclosing_source,
+    )
+
+
+def _without_unused(nodes: list[Node], body: Body) -> list[Node]:
+    """The nodes whose results are still read; their only reader may have been hoisted."""
+    uses = Counter(n for node in nodes for n in _read_values(node))
+    uses.update(body.outputs)
+    kept = []
+    for node in reversed(nodes):
+        if node.fusion in _MOVED_WITH_CONSUMERS and not any(uses[n] for n in node.results):
+            uses.subtract(node.operands)
+        else:
+            kept.append(node)
+    return kept[::-1]
+
+
+def _read_values(node: Node) -> Iterator[int]:
+    yield from node.operands
+    for inside in node.bodies:
+        for inner in inside.nodes:
+            yield from _read_values(inner)
+        yield from inside.outputs
