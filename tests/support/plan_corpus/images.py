@@ -25,7 +25,7 @@ def norm(x, dims):
 def audio(first, second, sound, target):
     y = wf.gelu(wf.conv(sound, first, {"t": "k"}, dilation=2))
     y = norm(wf.conv(y, second, {"t": "k"}, stride=2), ["t"])
-    return wf.mean(wf.square(wf.mean(y, "t") - target))
+    return wf.mean(wf.square(wf.mean(wf.relu(y), "t") - target))
 
 
 @case(
@@ -92,11 +92,12 @@ def style(image, target, kernel):
     param("c=128 e=512"),
     param("e=512 c=128"),
     spec("b=32 p=196 c=128"),
+    spec("b=32 p=196 c=128"),
 )
 @wf.value_and_grad
-def mixer(token_in, token_out, channel_in, channel_out, x):
+def mixer(token_in, token_out, channel_in, channel_out, x, target):
     y = wf.gelu(wf.einsum(norm(x, "c"), token_in, reduce="p"))
     x = x + wf.einsum(y, token_out, reduce="m")
     y = wf.gelu(wf.einsum(norm(x, "c"), channel_in, reduce="c"))
     x = x + wf.einsum(y, channel_out, reduce="e")
-    return wf.mean(wf.square(norm(x, "c") - 1.0))
+    return wf.mean(wf.square(norm(x, "c") - target))
