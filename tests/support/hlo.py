@@ -23,18 +23,28 @@ SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 OPCODE = re.compile(r"= (\([^=]*?\)|\S+) ([a-z\-]+)\(")
 
 
-def collective_bytes(text, mesh):
-    """The bytes of collectives on one device, counted like those of a plan: `{(kind, axes): bytes}`."""
+def collective_bytes(text, mesh, unbounded=False):
+    """The bytes of collectives on one device, counted like those of a plan: `{(kind, axes): bytes}`.
+
+    Args:
+      unbounded: whether loops may have an unknown trip count; one iteration counts, as in a plan.
+    """
     computations, entry = _computations(text)
+    if unbounded:
+        once = re.compile(r"( while\((?!.*known_trip_count).*)")
+        computations = {
+            name: [once.sub(r"\1, known_trip_count=1", line) for line in lines]
+            for name, lines in computations.items()
+        }
     total = Counter()
     _count(computations, entry, 1, mesh, total)
     return dict(total)
 
 
-def bytes_by_axes(text, mesh):
+def bytes_by_axes(text, mesh, **options):
     """The same summed over kinds: `{axes: bytes}`."""
     total = Counter()
-    for (_, axes), size in collective_bytes(text, mesh).items():
+    for (_, axes), size in collective_bytes(text, mesh, **options).items():
         total[axes] += size
     return dict(total)
 
