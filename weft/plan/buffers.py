@@ -23,9 +23,9 @@ from jax.extend.core import Jaxpr
 from ..core.describe import short_dtype
 from ..core.labels import OpLabel
 from .facts import LiveBuffer, Memory, PlannedTensor
-from .fusion import FUSIBLE, Reads, fuse
+from .fusion import Reads, fuse
 from .graph import Body, Graph, Node
-from .primitives import Fusion, aval_of
+from .primitives import FUSIBLE, Fusion, aval_of
 from .rewrites import rewrite_as_xla
 
 
@@ -144,6 +144,9 @@ def _reusable_operands(node: Node, position: int, reads: dict[int, bool]) -> lis
     # An update of one row must not copy all others.
     if node.fusion is Fusion.UPDATE:
         return node.operands[:1]
+    # A sort works on its operands in place.
+    if node.primitive == "sort":
+        return node.operands[position : position + 1]
     return [n for n, in_place in reads.items() if in_place] if node.fusion in FUSIBLE else []
 
 
@@ -239,7 +242,7 @@ def assign_buffers(graph: Graph, jaxpr: Jaxpr, donated: Sequence[int]) -> Buffer
     rewrite_as_xla(graph)
     body, sizes = graph.body, graph.sizes
     body.aliases = _donations(jaxpr, body, sizes, body.inputs[len(jaxpr.constvars) :], donated)
-    reads = fuse(body, single_device=graph.mesh.is_unsplit)
+    reads = fuse(body, graph)
     buffers, copies = allocate_buffers(body, sizes, reads)
 
     end = max((node.end for node in body.nodes), default=0)

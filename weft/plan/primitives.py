@@ -124,18 +124,18 @@ PRIMITIVES: dict[str, Primitive] = {
     **_rows(
         Fusion.ELEMENTWISE,
         """
-        abs add add_any and bitcast_convert_type ceil clamp clz complex conj convert_element_type eq eq_to
+        abs add add_any and bitcast_convert_type ceil clamp clz complex conj convert_element_type cos eq eq_to
         floor ge gt imag integer_pow is_finite le le_to lt lt_to max min mul ne neg nextafter not or
         population_count real reduce_precision round select_n shift_left shift_right_arithmetic
-        shift_right_logical sign square sub xor
+        shift_right_logical sign sin square sub tan xor
         """,
     ),
     **_rows(
         Fusion.EXPENSIVE,
         """
-        acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma div erf erf_inv
+        acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cosh digamma div erf erf_inv
         erfc exp exp2 expm1 igamma igamma_grad_a igammac lgamma log log1p logistic polygamma pow
-        regularized_incomplete_beta rem rsqrt sin sinh sqrt tan tanh zeta
+        regularized_incomplete_beta rem rsqrt sinh sqrt tanh zeta
         """,
     ),
     **_rows(Fusion.PERMUTE, "transpose"),
@@ -174,6 +174,9 @@ PRIMITIVES: dict[str, Primitive] = {
 }
 _UNKNOWN = Primitive(Fusion.LOOP)
 
+ELEMENTWISE = frozenset([Fusion.ELEMENTWISE, Fusion.EXPENSIVE])
+# XLA's CPU backend can compute these inside their consumers.
+FUSIBLE = ELEMENTWISE | {Fusion.BROADCAST, Fusion.INDEX, Fusion.PERMUTE, Fusion.SLICE}
 # Elementwise chains, as plans count memory traffic: links read and write registers, not memory.
 CHAIN = frozenset(
     [Fusion.ALIAS, Fusion.INDEX, Fusion.BROADCAST, Fusion.ELEMENTWISE, Fusion.EXPENSIVE, Fusion.PERMUTE]

@@ -1,0 +1,153 @@
+"""Loop fusion: which nodes XLA's CPU backend computes inside the loops of their consumers.
+
+The rules are those of XLA's `InstructionFusion` and its subclass for CPUs. From the last kernel to the first,
+producers are fused into their consumers. A cheap producer is repeated in each consumer; an expensive one, or
+one that would increase the memory traffic, has a buffer.
+"""
+
+from __future__ import annotations
+
+from .graph import Node
+from .kernels import Kernel, Kernels, is_broadcast, topological_order
+from .primitives import ELEMENTWISE, Fusion
+
+# A node of these has a loop over the elements of its result, which can compute its operands.
+_LOOPS = ELEMENTWISE | {Fusion.BROADCAST, Fusion.INDEX, Fusion.PERMUTE, Fusion.SLICE, Fusion.REDUCE}
+_MAX_CONCATENATED = 8
+_TREE_REDUCTION = 32  # longer sums that no library computes are sums of sums of this length
+
+
+def fuse_loops(kernels: Kernels) -> None:
+    """Fuse producers into the loops of their consumers."""
+    stored = _Stored(kernels).kernels
+    queue = [*kernels.alive]
+    while queue:
+        consumer = queue.pop()
+        if consumer not in kernels.alive or not has_loop(consumer, kernels):
+            continue
+        # The latest producer first: earlier ones may then have only this consumer.
+        for producer in sorted(kernels.producers_of(consumer), key=lambda k: -k.index):
+            if producer not in stored and should_fuse(producer, consumer, kernels):
+                kernels.fuse(producer, consumer)
+                stored.discard(consumer)
+                queue.append(consumer)
+                break
+
+
+def has_loop(kernel: Kernel, kernels: Kernels) -> bool:
+    """Whether a kernel can be fused with its operands or its consumers."""
+    node = kernel.root
+    if kernel.is_library or node.bodies or len(node.results) != 1:
+        return node.fusion is Fusion.REDUCE and not kernel.is_library
+    if node.fusion is Fusion.REDUCE:
+        return not _is_tree(node, kernels)
+    return node.fusion in _LOOPS or node.primitive == "dynamic_update_slice"
+
+
+def should_fuse(producer: Kernel, consumer: Kernel, kernels: Kernels) -> bool:
+    """Whether XLA fuses a producer into a consumer."""
+    node, root = producer.root, consumer.root
+    # A fusion is not fused into another one.
+    if len(producer.nodes) > 1 or len(node.results) != 1:
+        return False
+    if not has_loop(producer, kernels) or not has_loop(consumer, kernels):
+        return False
+    # Rows are concatenated by copying memory, which is faster than a branch for each element.
+    if copies_rows(node, kernels) or (len(consumer.nodes) == 1 and copies_rows(root, kernels)):
+        return False
+    if root.primitive == "dynamic_update_slice" and root.operands[0] in node.results:
+        return False
+    expensive = is_expensive(node, kernels)
+    is_repeated = kernels.users[producer] != {consumer} or producer in kernels.returned
+    return not (expensive and (is_repeated or _repeats_elements(consumer, node.results[0], kernels)))
+
+
+def copies_rows(node: Node, kernels: Kernels) -> bool:
+    """Whether a node concatenates along the last dim, or many arrays."""
+    if node.primitive != "concatenate" or len(node.operands) > _MAX_CONCATENATED:
+        return node.primitive == "concatenate"
+    aval = kernels.graph.avals[node.results[0]]
+    is_last = aval.ndim > 1 and node.eqn.params["dimension"] == aval.ndim - 1
+    return is_last and aval.shape[-1] * aval.dtype.itemsize >= 64 and aval.size * aval.dtype.itemsize >= 2048
+
+
+def is_expensive(node: Node, kernels: Kernels) -> bool:
+    """Whether a node is too expensive to compute twice."""
+    if node.primitive == "convert_element_type":
+        types = kernels.dtype(node.operands[0]), kernels.dtype(node.results[0])
+        return types == ("float32", "bfloat16")
+    return node.fusion in (Fusion.EXPENSIVE, Fusion.REDUCE) or node.primitive == "gather"
+
+
+def _is_tree(node: Node, kernels: Kernels) -> bool:
+    if node.primitive in ("argmax", "argmin"):
+        return False
+    shape = kernels.graph.avals[node.operands[0]].shape
+    axes = node.eqn.params.get("axes", ())
+    return any(n < len(shape) and shape[n] > _TREE_REDUCTION for n in axes)
+
+
+def _repeats_elements(consumer: Kernel, n: int, kernels: Kernels) -> bool:
+    """Whether a consumer uses the elements of a value more than once."""
+    repeated: set[int] = set()
+    for node in reversed(topological_order(consumer.nodes)):
+        grows = node.fusion is Fusion.BROADCAST and (
+            kernels.elements(node.operands[0]) < kernels.elements(node.results[0])
+        )
+        if grows or not repeated.isdisjoint(node.results):
+            repeated.update(node.operands)
+    return n in repeated
+
+
+class _Stored:
+    """Finds the kernels that XLA does not repeat in their consumers, because that would increase the traffic.
+
+    A kernel may be fused if it reads no more than it writes, or if each path to each of its users is fused:
+    otherwise its buffer is needed anyway.
+    """
+
+    def __init__(self, kernels: Kernels):
+        self.all = kernels
+        self.kernels: set[Kernel] = set()
+        self._ancestors: dict[Kernel, set[Kernel]] = {}
+        self._fused: dict[tuple[Kernel, Kernel], bool] = {}
+        for kernel in kernels.alive:
+            producers = kernels.producers_of(kernel)
+            self._ancestors[kernel] = {*producers}.union(*(self._ancestors[p] for p in producers))
+        for kernel in reversed([*kernels.alive]):
+            if self._is_stored(kernel):
+                self.kernels.add(kernel)
+
+    def _is_stored(self, kernel: Kernel) -> bool:
+        node, kernels = kernel.root, self.all
+        if kernel.is_library or not node.results:
+            return False
+        rank = max(map(kernels.true_rank, node.results))
+        large = [n for n in node.operands if kernels.true_rank(n) >= rank and not self._is_broadcast(n)]
+        read = sum(kernels.elements(n) for n in {*node.operands})
+        if len(large) <= 1 or read <= sum(map(kernels.elements, node.results)):
+            return False
+        is_fused = has_loop(kernel, kernels) and kernel not in kernels.returned
+        return not (is_fused and all(self._fuses_all_paths(kernel, user) for user in kernels.users[kernel]))
+
+    def _is_broadcast(self, n: int) -> bool:
+        return n in self.all.producer and is_broadcast(self.all.producer[n].root)
+
+    def _fuses_all_paths(self, producer: Kernel, consumer: Kernel) -> bool:
+        """Whether a consumer is fused with all kernels between a producer and itself."""
+        if producer is consumer:
+            return True
+        key = producer, consumer
+        if key not in self._fused:
+            between = [
+                k
+                for k in self.all.producers_of(consumer)
+                if k is producer or producer in self._ancestors[k]
+            ]
+            self._fused[key] = has_loop(consumer, self.all) and all(
+                k not in self.kernels
+                and should_fuse(k, consumer, self.all)
+                and self._fuses_all_paths(producer, k)
+                for k in between
+            )
+        return self._fused[key]
