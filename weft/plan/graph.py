@@ -110,3 +110,22 @@ class Graph:
         self.sizes.append(primitives.aval_bytes(aval))
         self.avals.append(aval)
         return len(self.sizes) - 1
+
+    def copy_of(self, n: int) -> int:
+        """The id of a new value with the type and size of another one."""
+        value = self.new_value(self.avals[n])
+        self.sizes[value] = self.sizes[n]
+        return value
+
+
+def bodies(body: Body) -> Iterator[Body]:
+    """A body and the bodies of its loops, outermost first."""
+    yield body
+    for node in body.nodes:
+        for inside in node.bodies:
+            yield from bodies(inside)
+
+
+def like(node: Node, primitive: str, operands: list[int], results: list[int]) -> Node:
+    """A node that XLA adds for another one."""
+    return Node(primitive, operands, results, node.eqn, node.scope, node.source, node.enclosing_source)

@@ -140,9 +140,7 @@ class _Stored:
         key = producer, consumer
         if key not in self._fused:
             between = [
-                k
-                for k in self.all.producers_of(consumer)
-                if k is producer or producer in self._ancestors[k]
+                k for k in self.all.producers_of(consumer) if k is producer or producer in self._ancestors[k]
             ]
             self._fused[key] = has_loop(consumer, self.all) and all(
                 k not in self.kernels

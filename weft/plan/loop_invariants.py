@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from .graph import Body, Graph, Node
+from .graph import Body, Graph, Node, like
 from .primitives import Fusion
 
 # XLA moves these only together with a consumer: inside the loop they are fused, outside they need memory.
@@ -78,18 +78,8 @@ def _copied(n: int, deferred: dict[int, Node], outside: dict[int, int], graph: G
     node = deferred[n]
     for operand in node.operands:
         yield from _copied(operand, deferred, outside, graph)
-    outside[n] = graph.new_value(graph.avals[n])
-    graph.sizes[outside[n]] = graph.sizes[n]
-    operands = [outside.get(operand, operand) for operand in node.operands]
-    yield Node(
-        node.primitive,
-        operands,
-        [outside[n]],
-        node.eqn,
-        node.scope,
-        node.source,
-        node.enclosing_source,
-    )
+    outside[n] = graph.copy_of(n)
+    yield like(node, node.primitive, [outside.get(one, one) for one in node.operands], [outside[n]])
 
 
 def _without_unused(nodes: list[Node], body: Body) -> list[Node]:

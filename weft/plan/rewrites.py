@@ -12,35 +12,30 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 
 from jax.extend import core as jax_core
 from jax.extend.core import JaxprEqn
 
 from .events import is_no_op
-from .graph import Body, Graph, Node
+from .graph import Body, Graph, Node, bodies, like
 from .primitives import Fusion, aval_of
+from .simplify import simplify
 
 
 def rewrite_as_xla(graph: Graph) -> None:
     """Rewrite a graph as XLA does before fusion."""
     _drop_aliases(graph.body, graph, {})
-    for body in [*_bodies(graph.body)]:
+    for body in [*bodies(graph.body)]:
         _reorder_operands(body, graph)
         _lower_loops(body, graph)
-    for body in _bodies(graph.body):
+    for body in bodies(graph.body):
         _merge_all_reduces(body)
         _transpose_products(body)
         # On one device XLA calls a library for the sums that would absorb a scatter, with their softmax.
         if not graph.mesh.is_unsplit:
             _absorb_scatters(body)
-
-
-def _bodies(body: Body) -> Iterator[Body]:
-    yield body
-    for node in body.nodes:
-        for inside in node.bodies:
-            yield from _bodies(inside)
+    simplify(graph)
 
 
 def _drop_aliases(body: Body, graph: Graph, same: dict[int, int]) -> None:
@@ -63,7 +58,7 @@ def required_dim_orders(eqn: JaxprEqn) -> list[list[int]]:
     """For each operand the dim order that XLA requires, or an empty list if it accepts any.
 
     XLA lowers a matmul to one contracted and one free dim. Several dims are merged, so they must be adjacent:
-    contracted dims last on the left, first on the right. Convolutions require features last. Collectives that
+    contracted dims last on the left, first on the right. Batch dims come first. Convolutions require features last. Collectives that
     split or join a dim require it first.
     """
     if eqn.primitive.name == "dot_general":
@@ -71,7 +66,8 @@ def required_dim_orders(eqn: JaxprEqn) -> list[list[int]]:
         for side, (atom, c, b) in enumerate(zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True)):
             free = [n for n in range(aval_of(atom).ndim) if n not in c and n not in b]
             order = [*b, *free, *c] if side == 0 else [*b, *c, *free]
-            orders.append(order if len(c) > 1 or len(free) > 1 else [])
+            is_leading = tuple(b) == tuple(range(len(b)))
+            orders.append(order if len(c) > 1 or len(free) > 1 or not is_leading else [])
         return orders
     if eqn.primitive.name == "conv_general_dilated":
         (batch, feature, *spatial), (out, into, *window), _ = eqn.params["dimension_numbers"]
@@ -91,18 +87,12 @@ def _reorder_operands(body: Body, graph: Graph) -> None:
                 value = node.operands[position]
                 key = (value, *order)
                 if key not in made:
-                    made[key] = graph.new_value(graph.avals[value])
-                    graph.sizes[made[key]] = graph.sizes[value]
+                    made[key] = graph.copy_of(value)
                     primitive = "bitcast" if order == sorted(order) else "transpose"
-                    nodes.append(_like(node, primitive, [value], [made[key]]))
+                    nodes.append(like(node, primitive, [value], [made[key]]))
                 node.operands[position] = made[key]
         nodes.append(node)
     body.nodes = nodes
-
-
-def _like(node: Node, primitive: str, operands: list[int], results: list[int]) -> Node:
-    """A node that XLA adds for another one."""
-    return Node(primitive, operands, results, node.eqn, node.scope, node.source, node.enclosing_source)
 
 
 def _lower_loops(body: Body, graph: Graph) -> None:
@@ -126,11 +116,11 @@ def _lower_scan(node: Node, graph: Graph) -> list[Node]:
     last = first + params["num_carry"]
     carries = inside.inputs[first:last]
     slices = [
-        _like(node, "dynamic_slice", [n], [part])
+        like(node, "dynamic_slice", [n], [part])
         for n, part in zip(node.operands[last:], inside.inputs[last:], strict=True)
     ]
     stacked = inside.outputs[len(carries) :]
-    updates = [_like(node, "dynamic_update_slice", [n], []) for n in stacked]
+    updates = [like(node, "dynamic_update_slice", [n], []) for n in stacked]
     makers = {n: maker for maker in inside.nodes for n in maker.results}
     inside.nodes = [*slices, *inside.nodes, *updates]
     inside.aliases = list(zip(carries, inside.outputs, strict=False))
@@ -139,7 +129,7 @@ def _lower_scan(node: Node, graph: Graph) -> list[Node]:
     for n, variable in zip(stacked, node.eqn.outvars[len(carries) :], strict=True):
         stack = graph.new_value(aval_of(variable))
         # The stack belongs to the op that computes what it holds, not to the loop.
-        zeros.append(_like(makers.get(n, node), "zeros", [], [stack]))
+        zeros.append(like(makers.get(n, node), "zeros", [], [stack]))
     stacks = [zero.results[0] for zero in zeros]
     # `buffers` pairs results with the operands whose memory they take over, by position.
     node.operands = [*node.operands[first:last], *stacks, *node.operands[:first], *node.operands[last:]]
