@@ -170,7 +170,7 @@ def pack_into_slots(buffers: list[Buffer], slots: list[Buffer]) -> list[Buffer]:
 
 
 def find_peak(buffers: list[Buffer]) -> tuple[int, int]:
-    """The most bytes that are live at once, and when. Offsets, and so fragmentation, are not simulated."""
+    """The most bytes that are live at once, and when."""
     changes: Counter[int] = Counter()
     for b in buffers:
         changes[b.start] += b.size
@@ -183,6 +183,42 @@ def find_peak(buffers: list[Buffer]) -> tuple[int, int]:
     return peak, when
 
 
+def heap_size(buffers: list[Buffer]) -> int:
+    """The bytes that XLA allocates for buffers, including the gaps between them.
+
+    XLA places them at fixed offsets, best fit, once with the largest first and once with the longest-lived
+    first, and takes the better result.
+    """
+    peak, _ = find_peak(buffers)
+    # Small buffers fit into the gaps that large ones leave.
+    large = [b for b in buffers if b.size > peak / 1000]
+    largest_first = sorted(large, key=lambda b: (-b.size, b.start - b.end, b.value))
+    longest_first = sorted(large, key=lambda b: (b.start - b.end, -b.size, b.value))
+    return max(peak, min(_packed_size(largest_first), _packed_size(longest_first)))
+
+
+def _packed_size(buffers: list[Buffer]) -> int:
+    """The end of the last buffer, if each is placed into the smallest gap between those that are live."""
+    placed: list[tuple[int, Buffer]] = []
+    total = 0
+    for b in buffers:
+        overlapping = sorted(
+            (offset, offset + other.size)
+            for offset, other in placed
+            if other.start <= b.end and b.start <= other.end
+        )
+        best, end = None, 0
+        for low, high in overlapping:
+            gap = low - end
+            if gap >= b.size and (best is None or gap < best[0]):
+                best = gap, end
+            end = max(end, high)
+        offset = best[1] if best else end
+        placed.append((offset, b))
+        total = max(total, offset + b.size)
+    return total
+
+
 class PeakMemory(NamedTuple):
     """The memory that a program needs besides its inputs.
 
@@ -190,11 +226,13 @@ class PeakMemory(NamedTuple):
       outputs: the bytes of results that do not reuse an input.
       temporary: the most bytes of other buffers that are live at once.
       when: the time at which they are.
+      buffers: these buffers.
     """
 
     outputs: int
     temporary: int
     when: int
+    buffers: list[Buffer]
 
 
 @dataclass(eq=False)
@@ -227,8 +265,8 @@ class BufferAssignment:
             [replace(b, size=int(size(b))) for b in group]
             for group in (self.returned, self.spare, self.others)
         )
-        peak, when = find_peak(pack_into_slots(others, returned + spare))
-        return PeakMemory(sum(b.size for b in returned), peak, when)
+        temporary = pack_into_slots(others, returned + spare)
+        return PeakMemory(sum(b.size for b in returned), *find_peak(temporary), temporary)
 
 
 def assign_buffers(graph: Graph, jaxpr: Jaxpr, donated: Sequence[int]) -> BufferAssignment:
@@ -275,7 +313,7 @@ def summarize_memory(assignment: BufferAssignment, inputs: Sequence[PlannedTenso
         inputs=stored,
         outputs=peak.outputs,
         activations=_saved_for_backward(assignment),
-        peak=stored + peak.outputs + peak.temporary,
+        peak=stored + peak.outputs + heap_size(peak.buffers),
         largest=tuple(_live_buffer(b, assignment.graph) for b in live[:10] if b.size),
     )
 

@@ -28,42 +28,49 @@ def fuse(body: Body, graph: Graph) -> Reads:
     Returns:
       The values that each remaining node reads.
     """
-    unfused = breadth_first(body.nodes, [set(node.operands) for node in body.nodes])
-    position = {node: index for index, node in enumerate(unfused)}
     kernels = Kernels.of(body, graph)
     fuse_library_calls(kernels)
     fuse_loops(kernels)
     reads = {id(kernel.root): _reads(kernel) for kernel in kernels.alive}
-    remaining = sorted((kernel.root for kernel in kernels.alive), key=position.__getitem__)
-    body.nodes = breadth_first(remaining, [set(reads[id(node)]) for node in remaining])
+    remaining = fused_order(kernels, body, reads)
+    body.nodes = breadth_first(remaining, [list(reads[id(node)]) for node in remaining])
     for node in body.nodes:
         for inside in node.bodies:
             reads |= fuse(inside, graph)
     return reads
 
 
-def breadth_first(nodes: list[Node], needs: list[set[int]]) -> list[Node]:
+def breadth_first(nodes: list[Node], needs: list[list[int]]) -> list[Node]:
     """Nodes in the order in which they become ready, given the values that each one needs.
 
-    XLA's CPU scheduler prefers work that can run concurrently: first in, first out.
+    XLA's CPU scheduler prefers work that can run concurrently: first in, first out. Inputs and constants are
+    instructions too, and make their readers ready.
     """
     producer = {n: index for index, node in enumerate(nodes) for n in node.results}
-    pending: list[int] = []
-    users: list[list[int]] = [[] for _ in nodes]
+    users: dict[int, list[int]] = {}
+    sources: list[int] = []
+    pending = []
+    ready: deque[tuple[int, int]] = deque()
     for index, values in enumerate(needs):
-        producers = {producer[n] for n in values if n in producer}
-        pending.append(len(producers))
-        for other in producers:
-            users[other].append(index)
-    ready = deque(index for index, count in enumerate(pending) if not count)
+        for n in dict.fromkeys(values):
+            if n not in users:
+                users[n] = []
+                if n not in producer:
+                    ready.append((-1, n))
+            users[n].append(index)
+        pending.append(len({*values}))
+        if not values:
+            ready.append((index, -1))
     order = []
     while ready:
-        index = ready.popleft()
-        order.append(nodes[index])
-        for user in users[index]:
-            pending[user] -= 1
-            if not pending[user]:
-                ready.append(user)
+        index, source = ready.popleft()
+        if index >= 0:
+            order.append(nodes[index])
+        for n in nodes[index].results if index >= 0 else [source]:
+            for user in users.get(n, ()):
+                pending[user] -= 1
+                if not pending[user]:
+                    ready.append((user, -1))
     return order
 
 
@@ -84,3 +91,13 @@ def _reads(kernel: Kernel) -> dict[int, bool]:
         for n in node.operands:
             in_place[n] = in_place.get(n, True) and so_far and same_position and not is_inner_update
     return {n: in_place.get(n, True) and not kernel.is_library for n in kernel.operands}
+
+
+def fused_order(kernels, body, reads):
+    from .kernels import post_order
+    from .graph import Body
+    real = {k.root: k.root.operands for k in kernels.alive}
+    for k in kernels.alive: k.root.operands = list(reads[id(k.root)])
+    out = post_order(Body(nodes=[k.root for k in kernels.alive], outputs=body.outputs, aliases=body.aliases))
+    for n, o in real.items(): n.operands = o
+    return out

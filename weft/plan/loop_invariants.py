@@ -26,7 +26,7 @@ def hoist_loop_invariants(loop: Node, graph: Graph) -> Iterator[Node]:
         return
     varying = {n for n in body.inputs if n not in outside}
     deferred: dict[int, Node] = {}
-    remaining = []
+    remaining, hoisted = [], list[int]()
     for node in body.nodes:
         if node.bodies or _must_stay(node) or not varying.isdisjoint(node.operands):
             varying.update(node.results)
@@ -38,9 +38,11 @@ def hoist_loop_invariants(loop: Node, graph: Graph) -> Iterator[Node]:
             for n in node.operands:
                 yield from _copied(n, deferred, outside, graph)
             node.operands = [outside.get(n, n) for n in node.operands]
-            loop.hoisted += node.results
+            hoisted += node.results
             yield node
     body.nodes = _without_unused(remaining, body)
+    read = {n for node in body.nodes for n in _read_values(node)}.union(body.outputs)
+    loop.hoisted = [n for n in hoisted if n in read]
 
 
 def _invariant_inputs(loop: Node, body: Body) -> dict[int, int]:

@@ -32,9 +32,7 @@ def rewrite_as_xla(graph: Graph) -> None:
     for body in bodies(graph.body):
         _merge_all_reduces(body)
         _transpose_products(body)
-        # On one device XLA calls a library for the sums that would absorb a scatter, with their softmax.
-        if not graph.mesh.is_unsplit:
-            _absorb_scatters(body)
+        _absorb_scatters(body)
     simplify(graph)
 
 

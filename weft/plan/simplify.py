@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend import core as jax_core
 
 from .graph import Body, Graph, Node, bodies, like
-from .primitives import ELEMENTWISE, Fusion
+from .primitives import ELEMENTWISE, FUSIBLE, Fusion
 
 
 def simplify(graph: Graph) -> None:
@@ -21,8 +21,8 @@ def simplify(graph: Graph) -> None:
     for body in [*bodies(graph.body)]:
         for rule in (
             _drop_reshaping_broadcasts,
-            _broadcast_explicitly,
             _merge_equal_nodes,
+            _broadcast_explicitly,
             _multiply_outer_products,
             _negate_after_sums,
         ):
@@ -30,6 +30,9 @@ def simplify(graph: Graph) -> None:
         _merge_constant_factors(body, constants)
         body.nodes = [*_multiply_by_reciprocals(body, graph)]
         _remove_unused(body)
+
+
+_PURE = FUSIBLE | {Fusion.REDUCE}
 
 
 def elements(graph: Graph, n: int) -> int:
@@ -69,7 +72,7 @@ def _broadcast_explicitly(body: Body, graph: Graph) -> Iterator[Node]:
                 is_literal = isinstance(node.eqn.invars[position], jax_core.Literal)
                 if is_literal or elements(graph, n) >= elements(graph, result):
                     continue
-                key = n, graph.avals[result].shape
+                key = n, getattr(node.eqn.invars[position].aval, "shape", ()), graph.avals[result].shape
                 if key not in made:
                     made[key] = graph.new_value(graph.avals[result].update(dtype=graph.avals[n].dtype))
                     yield like(node, "broadcast_in_dim", [n], [made[key]])
@@ -78,16 +81,15 @@ def _broadcast_explicitly(body: Body, graph: Graph) -> Iterator[Node]:
 
 
 def _merge_equal_nodes(body: Body, graph: Graph) -> Iterator[Node]:
-    """Nodes that have become equal, such as broadcasts of one value to the same shape."""
+    """Nodes that have become equal, since aliases are gone or since they were moved out of a loop."""
     same: dict[int, int] = {}
     seen: dict[Hashable, list[int]] = {}
     for node in body.nodes:
         node.operands = [same.get(n, n) for n in node.operands]
-        if node.fusion in ELEMENTWISE | {Fusion.BROADCAST}:
+        if node.fusion in _PURE and not node.bodies:
             avals = tuple((graph.avals[n].shape, str(graph.avals[n].dtype)) for n in node.results)
-            params = (
-                () if node.fusion is Fusion.BROADCAST else tuple(sorted(map(str, node.eqn.params.items())))
-            )
+            is_added = node.primitive != node.eqn.primitive.name
+            params = (id(node.eqn),) if is_added else tuple(sorted(map(str, node.eqn.params.items())))
             key = node.primitive, tuple(node.operands), avals, params
             if key in seen:
                 same.update(zip(node.results, seen[key], strict=True))
