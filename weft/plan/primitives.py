@@ -115,17 +115,17 @@ PRIMITIVES: dict[str, Primitive] = {
     **_rows(
         Fusion.ALIAS,
         """
-        assume_replicated copy expand_dims name optimization_barrier pvary random_unwrap random_wrap reshape
-        sharding_constraint squeeze stop_gradient
+        assume_replicated copy device_put expand_dims layout_constraint name optimization_barrier pvary
+        random_clone random_unwrap random_wrap reshape reshard sharding_constraint squeeze stop_gradient
         """,
     ),
-    **_rows(Fusion.INDEX, "axis_index empty2 iota"),
-    **_rows(Fusion.BROADCAST, "broadcast_in_dim"),
+    **_rows(Fusion.INDEX, "axis_index empty empty2 iota"),
+    **_rows(Fusion.BROADCAST, "broadcast_in_dim broadcast_to tile"),
     **_rows(
         Fusion.ELEMENTWISE,
         """
         abs add add_any and bitcast_convert_type ceil clamp clz complex conj convert_element_type cos eq eq_to
-        floor ge gt imag integer_pow is_finite le le_to lt lt_to max min mul ne neg nextafter not or
+        floor ge gt imag integer_pow is_finite le le_to lt lt_to max min mul mulhi ne neg nextafter not or
         population_count real reduce_precision round select_n shift_left shift_right_arithmetic
         shift_right_logical sign sin square sub tan xor
         """,
@@ -139,7 +139,7 @@ PRIMITIVES: dict[str, Primitive] = {
         """,
     ),
     **_rows(Fusion.PERMUTE, "transpose"),
-    **_rows(Fusion.SLICE, "concatenate pad rev"),
+    **_rows(Fusion.SLICE, "concatenate pad rev split stack unstack"),
     **dict.fromkeys(["dynamic_slice", "gather", "slice"], Primitive(Fusion.SLICE, window=-1)),
     **_rows(
         Fusion.REDUCE,
@@ -149,7 +149,7 @@ PRIMITIVES: dict[str, Primitive] = {
     ),
     "dynamic_update_slice": Primitive(Fusion.UPDATE, window=1),
     **dict.fromkeys(
-        ["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter_sub"],
+        ["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub", "scatter_sub"],
         Primitive(Fusion.UPDATE, window=2),
     ),
     **_rows(
@@ -166,7 +166,7 @@ PRIMITIVES: dict[str, Primitive] = {
     **_rows(
         Fusion.CALL,
         """
-        checkpoint closed_call core_call custom_jvp_call custom_lin custom_vjp_call custom_vjp_call_jaxpr jit
+        call checkpoint closed_call composite core_call custom_jvp_call custom_lin custom_vjp_call custom_vjp_call_jaxpr jit
         linear_call pjit remat2 shard_map
         """,
     ),

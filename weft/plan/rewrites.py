@@ -2,10 +2,11 @@
 
 `rewrite_as_xla(graph)` changes the graph in place. The rewrites run in this order, each on all bodies:
 
-1. aliases and no-ops disappear: their result is their operand;
+1. some primitives become several (`expansions`), aliases and no-ops disappear: their result is their operand;
 2. operands get the dim order that their consumer requires;
 3. scans and while loops get the slices, zeros and in-place carries that XLA gives them;
-4. all-reduces are merged, transposed products are swapped, and scatters absorb sums.
+4. all-reduces are merged, transposed products are swapped, and scatters absorb sums;
+5. algebraic simplifications (`simplify`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jax.extend import core as jax_core
 from jax.extend.core import JaxprEqn
 
 from .events import is_no_op
+from .expansions import expand
 from .graph import Body, Graph, Node, bodies, like
 from .primitives import Fusion, aval_of
 from .simplify import simplify
@@ -25,6 +27,7 @@ from .simplify import simplify
 
 def rewrite_as_xla(graph: Graph) -> None:
     """Rewrite a graph as XLA does before fusion."""
+    expand(graph)
     _drop_aliases(graph.body, graph, {})
     for body in [*bodies(graph.body)]:
         _reorder_operands(body, graph)
