@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from .graph import Body, Graph, Node
-from .kernels import Kernel, Kernels, is_broadcast, topological_order
+from .kernels import Kernel, Kernels, is_broadcast, post_order, topological_order
 from .library_fusion import fuse_library_calls
 from .loop_fusion import fuse_loops
 from .primitives import Fusion
@@ -32,45 +32,36 @@ def fuse(body: Body, graph: Graph) -> Reads:
     fuse_library_calls(kernels)
     fuse_loops(kernels)
     reads = {id(kernel.root): _reads(kernel) for kernel in kernels.alive}
-    remaining = fused_order(kernels, body, reads)
-    body.nodes = breadth_first(remaining, [list(reads[id(node)]) for node in remaining])
+    body.nodes = [kernel.root for kernel in kernels.alive]
+    body.nodes = breadth_first(post_order(body, lambda node: reads[id(node)]), reads)
     for node in body.nodes:
         for inside in node.bodies:
             reads |= fuse(inside, graph)
     return reads
 
 
-def breadth_first(nodes: list[Node], needs: list[list[int]]) -> list[Node]:
-    """Nodes in the order in which they become ready, given the values that each one needs.
+def breadth_first(nodes: list[Node], reads: Reads) -> list[Node]:
+    """Nodes in the order in which they become ready, given the values that each one reads.
 
-    XLA's CPU scheduler prefers work that can run concurrently: first in, first out. Inputs and constants are
-    instructions too, and make their readers ready.
+    XLA's CPU scheduler prefers work that can run concurrently: first in, first out.
     """
-    producer = {n: index for index, node in enumerate(nodes) for n in node.results}
-    users: dict[int, list[int]] = {}
-    sources: list[int] = []
-    pending = []
-    ready: deque[tuple[int, int]] = deque()
-    for index, values in enumerate(needs):
-        for n in dict.fromkeys(values):
-            if n not in users:
-                users[n] = []
-                if n not in producer:
-                    ready.append((-1, n))
-            users[n].append(index)
-        pending.append(len({*values}))
-        if not values:
-            ready.append((index, -1))
+    producer = {n: node for node in nodes for n in node.results}
+    pending: dict[Node, int] = {}
+    users: dict[Node, list[Node]] = {node: [] for node in nodes}
+    for node in nodes:
+        producers = {producer[n] for n in reads[id(node)] if n in producer}
+        pending[node] = len(producers)
+        for other in producers:
+            users[other].append(node)
+    ready = deque(node for node, count in pending.items() if not count)
     order = []
     while ready:
-        index, source = ready.popleft()
-        if index >= 0:
-            order.append(nodes[index])
-        for n in nodes[index].results if index >= 0 else [source]:
-            for user in users.get(n, ()):
-                pending[user] -= 1
-                if not pending[user]:
-                    ready.append((user, -1))
+        node = ready.popleft()
+        order.append(node)
+        for user in users[node]:
+            pending[user] -= 1
+            if not pending[user]:
+                ready.append(user)
     return order
 
 
@@ -91,13 +82,3 @@ def _reads(kernel: Kernel) -> dict[int, bool]:
         for n in node.operands:
             in_place[n] = in_place.get(n, True) and so_far and same_position and not is_inner_update
     return {n: in_place.get(n, True) and not kernel.is_library for n in kernel.operands}
-
-
-def fused_order(kernels, body, reads):
-    from .kernels import post_order
-    from .graph import Body
-    real = {k.root: k.root.operands for k in kernels.alive}
-    for k in kernels.alive: k.root.operands = list(reads[id(k.root)])
-    out = post_order(Body(nodes=[k.root for k in kernels.alive], outputs=body.outputs, aliases=body.aliases))
-    for n, o in real.items(): n.operands = o
-    return out

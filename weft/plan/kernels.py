@@ -6,6 +6,7 @@ with other consumers remains, and is computed again in each.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,8 +99,13 @@ class Kernels:
         return getattr(getattr(self.graph.avals[n], "dtype", None), "name", "")
 
 
-def post_order(body: Body) -> list[Node]:
-    """The nodes of a body, depth first from its results, as HLO computations are ordered."""
+def post_order(body: Body, reads: Callable[[Node], Iterable[int]] = lambda node: node.operands) -> list[Node]:
+    """The nodes of a body, depth first from its results, as HLO computations are ordered.
+
+    Args:
+      body: the body.
+      reads: the values that a node reads.
+    """
     producer = {n: node for node in body.nodes for n in node.results}
     done: set[Node] = set()
     ordered: list[Node] = []
@@ -115,7 +121,7 @@ def post_order(body: Body) -> list[Node]:
                 ordered.append(node)
                 continue
             stack.append((node, True))
-            stack += [(producer[n], False) for n in reversed(node.operands) if n in producer]
+            stack += [(producer[n], False) for n in reversed([*reads(node)]) if n in producer]
     return ordered
 
 

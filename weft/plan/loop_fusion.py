@@ -59,10 +59,6 @@ def should_fuse(producer: Kernel, consumer: Kernel, kernels: Kernels) -> bool:
         return False
     expensive = is_expensive(node, kernels)
     is_repeated = kernels.users[producer] != {consumer} or producer in kernels.returned
-    # A copy into the dim order of a matmul or convolution reads concatenated data where it is stored.
-    is_copy = root.primitive == "transpose" != root.eqn.primitive.name
-    if node.primitive == "concatenate" and is_repeated and is_copy:
-        return False
     return not (expensive and (is_repeated or _repeats_elements(consumer, node.results[0], kernels)))
 
 

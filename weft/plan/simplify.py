@@ -13,6 +13,7 @@ from jax.extend import core as jax_core
 
 from .graph import Body, Graph, Node, bodies, like
 from .primitives import ELEMENTWISE, FUSIBLE, Fusion
+from .transposes import sink_transposes
 
 
 def simplify(graph: Graph) -> None:
@@ -30,6 +31,7 @@ def simplify(graph: Graph) -> None:
         _merge_constant_factors(body, constants)
         body.nodes = [*_multiply_by_reciprocals(body, graph)]
         _remove_unused(body)
+        sink_transposes(body, graph)
 
 
 _PURE = FUSIBLE | {Fusion.REDUCE}
