@@ -14,9 +14,9 @@ from .graph import Graph, Node, bodies, like
 def expand(graph: Graph) -> None:
     """Replace the nodes of a graph that XLA expands."""
     for body in [*bodies(graph.body)]:
-        body.nodes = [
-            one for node in body.nodes for one in EXPANSIONS.get(node.primitive, _same)(node, graph)
-        ]
+        nodes, body.nodes = body.nodes, []
+        for node in nodes:
+            body.nodes += EXPANSIONS.get(node.primitive, _same)(node, graph)
 
 
 def _same(node: Node, graph: Graph) -> Iterator[Node]:

@@ -7,7 +7,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jax.core import ShapedArray
@@ -57,6 +57,12 @@ class Node:
     def fusion(self) -> Fusion:
         return self.row.fusion
 
+    @property
+    def has_side_effects(self) -> bool:
+        """Whether it must run as often as the program says, like a callback."""
+        # For JAX, collectives and `axis_index` have the effect of reading an axis.
+        return bool(self.eqn.effects) and self.fusion is Fusion.LOOP and not self.row.collective
+
     def variables(self) -> Iterator[tuple[int, ShapedArray]]:
         """The operands that are not literals, with their types as this node sees them."""
         for n, atom in zip(self.operands, self.eqn.invars, strict=True):
@@ -88,6 +94,20 @@ class Body:
             yield node
             for inside in node.bodies:
                 yield from inside.walk()
+
+    def replace(self, same: Mapping[int, int]) -> None:
+        """Replace values, in the bodies of loops too, after nodes were removed that compute the same."""
+
+        def replaced(values: list[int]) -> list[int]:
+            return [same.get(n, n) for n in values]
+
+        if not same:
+            return
+        for node in self.walk():
+            node.operands, node.hoisted = replaced(node.operands), replaced(node.hoisted)
+        for body in bodies(self):
+            body.inputs, body.outputs = replaced(body.inputs), replaced(body.outputs)
+            body.aliases = [(same.get(old, old), same.get(new, new)) for old, new in body.aliases]
 
 
 @dataclass(eq=False)

@@ -10,9 +10,7 @@ sent, or once.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import cast
 
-from jax.core import ShapedArray
 from jax.extend import core as jax_core
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.interpreters import partial_eval
@@ -88,7 +86,7 @@ class _Reader:
                 node.results = [self.value_of(env, v) for v in eqn.outvars]
                 CONTROL_FLOW[node.primitive](self, node)
                 if node.primitive != "cond":
-                    body.nodes += hoist_loop_invariants(node, self.graph)
+                    self._hoist(body, node)
                 body.nodes.append(node)
             else:
                 env.update(zip(eqn.outvars, self._results_of(body, node), strict=True))
@@ -109,6 +107,21 @@ class _Reader:
             self._shared[key] = node.results
         body.nodes.append(node)
         return node.results
+
+    def _hoist(self, body: Body, loop: Node) -> None:
+        """Move the invariant nodes of a loop to the body around it, unless equal ones are there."""
+        same: dict[int, int] = {}
+        for node in hoist_loop_invariants(loop, self.graph):
+            node.operands = [same.get(n, n) for n in node.operands]
+            key = _cse_key(node, id(body))
+            known = self._shared.setdefault(key, node.results) if key is not None else node.results
+            if known is node.results:
+                body.nodes.append(node)
+            else:
+                same.update(zip(node.results, known, strict=True))
+        loop.hoisted = [same.get(n, n) for n in loop.hoisted]
+        for inside in loop.bodies:
+            inside.replace(same)
 
     def _fold(self, node: Node) -> None:
         """Note that a node of constants is constant; the sum of a constant over devices is a product."""
@@ -197,12 +210,12 @@ CONTROL_FLOW = {
 
 def _cse_key(node: Node, body: int) -> Hashable:
     """Equal for equations of one body that compute the same; None for those that must not be merged."""
-    # For JAX, collectives and `axis_index` have the effect of reading an axis. Callbacks have real effects.
-    has_effects = node.eqn.effects and node.fusion is Fusion.LOOP and not node.row.collective
-    if has_effects or node.primitive == "optimization_barrier":
+    if node.has_side_effects or node.primitive == "optimization_barrier":
         return None
-    avals = tuple(cast(ShapedArray, v.aval) for v in node.eqn.outvars)
-    key = (body, node.primitive, tuple(node.operands), avals, tuple(sorted(node.eqn.params.items())))
+    # The types of JAX's two kinds of psum and all_gather differ, but not the HLO that they lower to.
+    name = node.primitive.removesuffix("_invariant")
+    avals = tuple((aval.shape, aval.dtype) for aval in map(primitives.aval_of, node.eqn.outvars))
+    key = (body, name, tuple(node.operands), avals, tuple(sorted(node.eqn.params.items())))
     try:
         hash(key)
     except TypeError:

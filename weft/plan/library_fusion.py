@@ -1,8 +1,8 @@
-"""Library fusion: the reductions that XLA's CPU backend computes by calls of YNNPACK, with the work around them.
+"""Library fusion: the reductions that XLA's CPU backend computes by calls of YNNPACK.
 
 A call starts at a reduction. It grows to operands that nothing else reads, and to the only reader of its
 result, as long as the library has these operations. Values at its border are in memory: loop fusion, which
-comes next, does not fuse into library calls. Matmuls are calls as well, without the work around them.
+comes next, does not fuse into library calls.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _MIN_ELEMENTS = 4096  # a call of the library costs more than it saves for small
 def fuse_library_calls(kernels: Kernels) -> None:
     """Fuse the work around reductions into library calls."""
     for kernel in reversed([*kernels.alive]):
-        if kernel in kernels.alive and not kernel.is_library and kernel.root.primitive in _REDUCTIONS:
-            if _is_supported(kernel.root, kernels):
-                kernel.is_library = True
-                _grow(kernel, kernels)
+        is_new = kernel in kernels.alive and not kernel.is_library
+        if is_new and kernel.root.primitive in _REDUCTIONS and _is_supported(kernel.root, kernels):
+            kernel.is_library = True
+            _grow(kernel, kernels)
 
 
 def _grow(call: Kernel, kernels: Kernels) -> None:

@@ -28,7 +28,8 @@ def hoist_loop_invariants(loop: Node, graph: Graph) -> Iterator[Node]:
     deferred: dict[int, Node] = {}
     remaining, hoisted = [], list[int]()
     for node in body.nodes:
-        if node.bodies or _must_stay(node) or not varying.isdisjoint(node.operands):
+        must_stay = node.bodies or node.has_side_effects or node.primitive == "optimization_barrier"
+        if must_stay or not varying.isdisjoint(node.operands):
             varying.update(node.results)
             remaining.append(node)
         elif node.fusion in _MOVED_WITH_CONSUMERS or node.primitive in _SLICES:
@@ -66,11 +67,6 @@ def _invariant_inputs(loop: Node, body: Body) -> dict[int, int]:
         if n == result
     }
     return constants | stacked | unchanged
-
-
-def _must_stay(node: Node) -> bool:
-    has_effects = node.eqn.effects and node.fusion is Fusion.LOOP and not node.row.collective
-    return bool(has_effects) or node.primitive == "optimization_barrier"
 
 
 def _copied(n: int, deferred: dict[int, Node], outside: dict[int, int], graph: Graph) -> Iterator[Node]:

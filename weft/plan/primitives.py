@@ -166,8 +166,8 @@ PRIMITIVES: dict[str, Primitive] = {
     **_rows(
         Fusion.CALL,
         """
-        call checkpoint closed_call composite core_call custom_jvp_call custom_lin custom_vjp_call custom_vjp_call_jaxpr jit
-        linear_call pjit remat2 shard_map
+        call checkpoint closed_call composite core_call custom_jvp_call custom_lin custom_vjp_call
+        custom_vjp_call_jaxpr jit linear_call pjit remat2 shard_map
         """,
     ),
     **_rows(Fusion.CONTROL, "cond scan while"),

@@ -59,8 +59,8 @@ def required_dim_orders(eqn: JaxprEqn) -> list[list[int]]:
     """For each operand the dim order that XLA requires, or an empty list if it accepts any.
 
     XLA lowers a matmul to one contracted and one free dim. Several dims are merged, so they must be adjacent:
-    contracted dims last on the left, first on the right. Batch dims come first. Convolutions require features last. Collectives that
-    split or join a dim require it first.
+    contracted dims last on the left, first on the right. Batch dims come first. Convolutions require features
+    last. Collectives that split or join a dim require it first.
     """
     if eqn.primitive.name == "dot_general":
         orders = []

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 from jax.extend import core as jax_core
@@ -61,7 +61,7 @@ def _drop_reshaping_broadcasts(body: Body, graph: Graph) -> Iterator[Node]:
                 same[result] = same.get(source, source)
                 continue
         yield node
-    _replace_values(body, same)
+    body.replace(same)
 
 
 def _broadcast_explicitly(body: Body, graph: Graph) -> Iterator[Node]:
@@ -98,7 +98,7 @@ def _merge_equal_nodes(body: Body, graph: Graph) -> Iterator[Node]:
                 continue
             seen[key] = node.results
         yield node
-    _replace_values(body, same)
+    body.replace(same)
 
 
 def _multiply_outer_products(body: Body, graph: Graph) -> Iterator[Node]:
@@ -203,15 +203,3 @@ def _uses(body: Body) -> Counter[int]:
     for one in bodies(body):
         uses.update([*one.inputs, *one.outputs, *(n for pair in one.aliases for n in pair)])
     return uses
-
-
-def _replace_values(body: Body, same: dict[int, int]) -> None:
-    """Replace values in a body and in the bodies of its loops."""
-    if not same:
-        return
-    replace: Callable[[list[int]], list[int]] = lambda values: [same.get(n, n) for n in values]
-    for node in body.walk():
-        node.operands, node.hoisted = replace(node.operands), replace(node.hoisted)
-    for one in bodies(body):
-        one.inputs, one.outputs = replace(one.inputs), replace(one.outputs)
-        one.aliases = [(same.get(old, old), same.get(new, new)) for old, new in one.aliases]

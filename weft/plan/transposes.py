@@ -67,7 +67,7 @@ def _permutes_alike(node: Node, views: dict[int, _View], broadcast: set[int], gr
 
 
 def _accepts_any_order(node: Node, graph: Graph) -> bool:
-    """Whether a node can read its operands in any order: its result is small, or it says which dims it uses."""
+    """Whether a node can read its operands in any order."""
     ranks = [len(getattr(graph.avals[n], "shape", ())) for n in node.operands]
     is_required_copy = node.primitive == "transpose"
     is_product = node.primitive == "dot_general" and max(ranks) <= 2
