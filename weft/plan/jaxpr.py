@@ -215,7 +215,8 @@ def _cse_key(node: Node, body: int) -> Hashable:
     # The types of JAX's two kinds of psum and all_gather differ, but not the HLO that they lower to.
     name = node.primitive.removesuffix("_invariant")
     avals = tuple((aval.shape, aval.dtype) for aval in map(primitives.aval_of, node.eqn.outvars))
-    key = (body, name, tuple(node.operands), avals, tuple(sorted(node.eqn.params.items())))
+    params = tuple(sorted((key, value) for key, value in node.eqn.params.items() if value is not None))
+    key = (body, name, tuple(node.operands), avals, params)
     try:
         hash(key)
     except TypeError:
