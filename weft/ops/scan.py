@@ -43,7 +43,12 @@ from ..core.types import PyTree
 Leaf = Tensor | jax.Array
 
 
-@op(functions=True)
+@op(
+    example=lambda op, x, d: op(lambda c, row: (c + row, c * row), d * 1.0, x, "a"),
+    mixes_rows=True,
+    split_invariant=True,
+    functions=True,
+)
 def scan(
     f: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     carry: PyTree,
