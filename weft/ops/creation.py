@@ -82,7 +82,7 @@ def ones(dims: DimsLike, dtype: DTypeLike = jnp.float32) -> Tensor:
     return full(dims, 1, dtype)
 
 
-@op(example=lambda op, x: op(x, 3, jnp.bfloat16))
+@op(example=lambda op, x: op(x, 3))
 def full_like(x: Tensor, value: Operand, dtype: DTypeLike | None = None) -> Tensor:
     """A tensor filled with one value, with the dims of another tensor and by default its dtype.
 
