@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compare import assert_same, real
-from op_examples import EVERY_OP, OPERANDS
+from every_op import EVERY_OP
+from op_examples import OPERANDS
 from tiers import slow
 
 import weft as wf

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from compare import assert_same
-from op_examples import EVERY_OP, OPERANDS
+from every_op import EVERY_OP
+from op_examples import OPERANDS
 
 import weft as wf
 

@@ -1,15 +1,9 @@
-"""Every op, and operands for its example (`weft/core/registry.py`)."""
+"""Operands for the examples of ops, by name (`weft/core/registry.py`)."""
 
 import jax
 from compare import booleans, integers, real
 
 import weft as wf
-from weft.core.registry import OPS
-
-for _name in wf.__all__:  # a module adds the rows of its ops when it is imported
-    getattr(wf, _name)
-
-EVERY_OP = dict(OPS)
 
 OPERANDS = {
     "x": real(0, "a=6 b=3"),

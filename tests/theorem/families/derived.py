@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from op_examples import EVERY_OP, OPERANDS
+from every_op import EVERY_OP
+from op_examples import OPERANDS
 
 import weft as wf
 from weft.core.registry import OpInfo
