@@ -15,7 +15,7 @@ OPERANDS = {
     "j": integers(6, "a=6", 0, 5),
     "c": booleans(7, "a=6 b=3"),
     "d": booleans(8, "b=3"),
-    "ids": integers(9, "n=2", 0, 5),
+    "ids": integers(9, "m=2", 0, 5),
     "start": wf.tensor(2, ""),
     "kernel": real(10, "w=3 b=3 f=2"),
     "key": jax.random.key(7),

@@ -11,7 +11,7 @@ An example takes the op and operands, by the names of its parameters:
     p, u, g       floats [a=6, b=3]: positive, between -1 and 1, above 1
     i, j          integers from 0 to 4: [a=6, b=3] and [a=6]
     c, d          booleans [a=6, b=3] and [b=3]
-    ids, start    integers [n=2], and one without dims
+    ids, start    integers [m=2], and one without dims
     kernel        floats [w=3, b=3, f=2]
     key           a JAX key
 

@@ -265,7 +265,7 @@ def _own_part(array: jax.Array, dim_index: int, axes: Axes, start: jax.Array, le
     return lax.dynamic_slice_in_dim(array, first, length, dim_index)
 
 
-@op(example=lambda op, x, ids: op(x, "a", 1, ids.rename(n="a") * 0.5), mixes_rows=True)
+@op(example=lambda op, x, ids: op(x, "a", 1, ids.rename(m="a") * 0.5), mixes_rows=True)
 def update(x: Tensor, dim: DimLike, start: int | Tensor, value: Operand) -> Tensor:
     """Replace the elements of a dim from `start` on by `value`.
 
