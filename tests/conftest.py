@@ -63,15 +63,20 @@ hypothesis.settings.load_profile("default")  # --hypothesis-profile, read later,
 
 
 @pytest.fixture
-def golden(request):
+def golden(golden_file):
     """`golden(name, text)` compares text with tests/messages/NAME.txt, or rewrites that file.
 
-    `folder` is another folder under tests/. Trailing whitespace is ignored.
+    `folder` is another folder under tests/.
     """
+    return lambda name, text, folder="messages": golden_file(TESTS / folder / f"{name}.txt", text)
+
+
+@pytest.fixture
+def golden_file(request):
+    """`golden_file(path, text)` compares text with a file, or rewrites it. Trailing whitespace is ignored."""
     update = request.config.getoption("--update-golden")
 
-    def check(name, text, folder="messages"):
-        path = TESTS / folder / f"{name}.txt"
+    def check(path, text):
         text = "".join(line.rstrip() + "\n" for line in text.rstrip().splitlines())
         if update:
             path.parent.mkdir(parents=True, exist_ok=True)

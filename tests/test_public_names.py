@@ -1,13 +1,14 @@
 """The public names: one lazy table, and a stub with the same names for type checkers."""
 
-import ast
 import importlib
+import inspect
 import types
 from pathlib import Path
 
 import pytest
 
 import weft
+from weft.ops import elementwise
 
 pytestmark = pytest.mark.nodevice
 
@@ -35,16 +36,24 @@ def test_no_name_is_hidden_by_a_module():
     assert type(weft) is types.ModuleType
 
 
-def test_the_stub_has_the_same_names():
-    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
-    imported = {
-        alias.asname: ("." * node.level + (node.module or "")).lstrip(".")
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom) and node.level
-        for alias in node.names
-    }
-    defined = {node.name: "ops.elementwise" for node in stub.body if isinstance(node, ast.FunctionDef)}
-    assert imported | defined == LISTED | dict.fromkeys(weft.MODULES.split(), "")
+def stub():
+    """The text of the stub. Functions that a loop defines are declared, as type checkers can't import them."""
+    tables = [rows for table in (elementwise.UNARY, elementwise.BINARY) for rows in table.values()]
+    defined = {*elementwise.ALIASES}.union(*tables)
+    yield '"""The public names, for type checkers and editors; at run time they come from `NAMES` in `__init__.py`."""'
+    yield "\nfrom typing import Any\n"
+    yield from (f"from . import {name} as {name}" for name in sorted(weft.MODULES.split()))
+    imported = sorted((module, name) for name, module in LISTED.items() if name not in defined)
+    yield from (f"from .{module} import {name} as {name}" for module, name in imported)
+    yield "\nNAMES: dict[str, str]\nMODULES: str\nELSEWHERE: dict[str, str]\n__version__: str\n"
+    for name in sorted(defined):
+        parameters = inspect.signature(getattr(weft, name)).parameters.values()
+        given = ", ".join(f"{str(p).partition(':')[0]}: Any" for p in parameters)
+        yield f"def {name}({given}) -> Tensor: ..."
+
+
+def test_the_stub_has_the_same_names(golden_file):
+    golden_file(PACKAGE / "__init__.pyi", "\n".join(stub()))
 
 
 def test_names_of_other_libraries_are_explained():

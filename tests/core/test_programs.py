@@ -9,120 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import assert_same, booleans, integers, real
-from theorem.families import OPS
+from compare import assert_same, real
+from every_op import EVERY_OP
+from op_examples import OPERANDS
 from tiers import slow
 
 import weft as wf
 from weft.core.errors import LayoutError, MeshError, ProgramError, TensorTypeError, WeftError
+from weft.ops.elementwise import ALIASES
 
-KEY = jax.random.key(7)
-A, B = wf.dims("a=6 b=3")
-# x has any floats, p positive ones, u those within (-1, 1); i and j are integers, c and d booleans.
-TENSORS = {
-    "x": real(0, "a=6 b=3"),
-    "y": real(1, "b=3 a=6"),
-    "p": real(2, "a=6 b=3", 0.2, 2.0),
-    "u": real(3, "a=6 b=3", -0.9, 0.9),
-    "i": integers(4, "a=6 b=3", 0, 5),
-    "j": integers(5, "a=6", 1, 5),
-    "c": booleans(6, "a=6 b=3"),
-    "d": booleans(7, "b=3"),
-    "k": real(8, "w=3 b=3 f=2"),
-}
-
-# Every public op, with the names of its operands above or with a function that calls it.
-OPERANDS = {
-    "x": "zeros_like ones_like abs ceil cos cosh elu erf erfc exp exp2 expm1 floor gelu isfinite isinf isnan leaky_relu "
-    "log_sigmoid logical_not negative reciprocal relu relu6 round selu sigmoid sign silu sin sinh swish "
-    "softplus softsign square tan tanh arcsinh arctan stop_gradient sum mean max min prod any all "
-    "logsumexp var std debug",
-    "p": "cbrt lgamma log log10 log1p log2 rsqrt sqrt",
-    "u": "arccos arcsin arctanh erfinv",
-    "i": "bitwise_not",
-    "x y": "add arctan2 divide equal floor_divide greater greater_equal hypot less less_equal logaddexp "
-    "maximum minimum multiply not_equal mod remainder subtract",
-    "p x": "power pow",
-    "i j": "bitwise_and bitwise_or bitwise_xor left_shift right_shift",
-    "c d": "logical_and logical_or logical_xor",
-    "c x y": "where",
-    "x u p": "clip",
-}
-CALLS = {
-    name: lambda t, name=name, operands=operands: getattr(wf, name)(*[t[n] for n in operands.split()])
-    for operands, names in OPERANDS.items()
-    for name in names.split()
-}
-CALLS |= {
-    "arccosh": lambda t: wf.arccosh(t["p"] + 1.0),
-    "arange": lambda t: wf.arange(A) + wf.arange(B, float),
-    "argmax": lambda t: wf.argmax(t["x"], "a"),
-    "argmin": lambda t: wf.argmin(t["x"], "b"),
-    "argsort": lambda t: wf.argsort(t["x"], "a"),
-    "astype": lambda t: wf.astype(t["x"], jnp.bfloat16),
-    "avg_pool": lambda t: wf.avg_pool(t["x"], {"a": 2}),
-    "broadcast_to": lambda t: wf.broadcast_to(t["x"], "s=2 a=6 b=3"),
-    "callback": lambda t: wf.callback(lambda a: a * 2, t["x"], out=wf.spec([A, B])),
-    "concat": lambda t: wf.concat([t["x"], t["p"]], "a"),
-    "cond": lambda t: wf.cond(wf.any(t["x"] > 0), lambda x: x * 2.0, lambda x: x, t["x"]),
-    "conv": lambda t: wf.conv(t["x"], t["k"], window={"a": "w"}, out=["a", "f"]),
-    "cumprod": lambda t: wf.cumprod(t["x"], "a"),
-    "cumsum": lambda t: wf.cumsum(t["x"], "a", exclusive=True),
-    "custom_vjp": lambda t: _custom(t["x"]),
-    "dropout": lambda t: wf.dropout(t["x"], 0.5, KEY),
-    "einsum": lambda t: wf.einsum(t["x"], t["y"], t["p"], out=["b"]),
-    "flip": lambda t: wf.flip(t["x"], "a"),
-    "fori_loop": lambda t: wf.fori_loop(0, 3, lambda n, x: x * 0.5 + n, t["x"]),
-    "full": lambda t: wf.full([A, B], 2.5),
-    "full_like": lambda t: wf.full_like(t["x"], 3, jnp.bfloat16),
-    "grad": lambda t: wf.grad(lambda x: wf.sum(wf.sin(x)))(t["x"]),
-    "index": lambda t: wf.index(t["x"], ("a", 2)),
-    "jvp": lambda t: wf.jvp(wf.sin, (t["x"],), (t["p"],)),
-    "local": lambda t: wf.local(lambda a: a * 2, t["x"], out=["a", "b"], splittable=["a", "b"]),
-    "log_softmax": lambda t: wf.log_softmax(t["x"], "a"),
-    "max_pool": lambda t: wf.max_pool(t["x"], {"a": 3}, stride=1),
-    "merge": lambda t: wf.merge(t["x"], ["b", "a"], "ba"),
-    "one_hot": lambda t: wf.one_hot(t["j"], wf.Dim("n", 5)),
-    "ones": lambda t: wf.ones([A]),
-    "pipeline": lambda t: wf.pipeline(lambda x, w: x * w, t["p"], t["k"]["f", 0], "w", batch="a"),
-    "pad": lambda t: wf.pad(t["x"], "a", 1, 2, value=3.0),
-    "rename": lambda t: wf.rename(t["x"], {"a": "n"}),
-    "remat": lambda t: wf.remat(wf.sin)(t["x"]),
-    "reshape": lambda t: wf.reshape(t["x"], "m=9 n=2"),
-    "roll": lambda t: wf.roll(t["x"], "a", 2),
-    "scan": lambda t: wf.scan(lambda c, x: (c + x, c * x), t["x"]["a", 0], t["x"], "a"),
-    "scatter_add": lambda t: wf.scatter_add(wf.zeros("n=5 b=3"), t["j"], t["x"], "n"),
-    "shift": lambda t: wf.shift(t["x"], "a", -1),
-    "slice": lambda t: wf.slice(t["x"], "a", t["j"]["a", 0], 2),
-    "softmax": lambda t: wf.softmax(t["x"], "a"),
-    "sort": lambda t: wf.sort(t["x"], "a"),
-    "split": lambda t: wf.split(t["x"], "a", "m=2 n=3"),
-    "stack": lambda t: wf.stack([t["x"], t["p"]], "n"),
-    "take": lambda t: wf.take(t["x"].rename(a="n"), t["j"], "n"),
-    "tensor": lambda t: wf.tensor(np.arange(6.0, dtype=np.float32), "a=6") * t["x"],
-    "top_k": lambda t: wf.top_k(t["x"], "a", wf.Dim("n", 2)),
-    "transpose": lambda t: wf.transpose(t["x"], ["b", "a"]),
-    "unstack": lambda t: wf.unstack(t["x"], "a"),
-    "update": lambda t: wf.update(t["x"], "a", 1, t["p"]["a", 0:2]),
-    "value_and_grad": lambda t: wf.value_and_grad(lambda x: wf.sum(x * x))(t["x"]),
-    "vjp": lambda t: wf.vjp(wf.sin, t["x"])[1](t["p"]),
-    "vmap": lambda t: wf.vmap(lambda x: x * wf.max(x), "a")(t["x"]),
-    "while_loop": lambda t: wf.while_loop(lambda x: wf.sum(x) < 50, lambda x: x * 2.0, t["p"]),
-    "windows": lambda t: wf.windows(t["x"], "a", wf.Dim("w", 2)),
-    "zeros": lambda t: wf.zeros([A]),
-}  # fmt: skip
-DRAWS = {
-    "bernoulli": lambda t: wf.random.bernoulli(KEY, [A, B], 0.3),
-    "bits": lambda t: wf.random.bits(KEY, [A, B]),
-    "categorical": lambda t: wf.random.categorical(KEY, t["x"], "b"),
-    "gumbel": lambda t: wf.random.gumbel(KEY, [A, B]),
-    "normal": lambda t: wf.random.normal(KEY, [A, B]),
-    "randint": lambda t: wf.random.randint(KEY, [A, B], -3, 9),
-    "truncated_normal": lambda t: wf.random.truncated_normal(KEY, [A, B]),
-    "uniform": lambda t: wf.random.uniform(KEY, [A, B], -1.0, 2.0),
-}
-# Tested in test_elementwise.py and test_optimizer.py, or no ops.
-NOT_HERE = {"cpu_devices", "dims", "from_callback", "is_tensor", "optimizer", "parameter", "place", "search", "spec", "spmd", "verify"}  # fmt: skip
+# Public functions and classes of the language that are no ops, or that cannot run inside a program.
+NOT_OPS = {"custom_vjp", "from_callback", "optimizer"}
 
 
 @wf.custom_vjp
@@ -138,53 +35,48 @@ def leaves(tree):
 
 
 def test_every_op_has_a_row():
-    """A new op without a row fails here."""
-    public = {
-        name
-        for name, thing in ((n, getattr(wf, n)) for n in dir(wf))
-        if callable(thing) and not name.startswith("_") and not inspect.isclass(thing)
-    }
-    assert public - NOT_HERE == set(CALLS) - {"custom_vjp"}
-    assert public | {"Dim", "random"} <= set(dir(wf)) and "spmd" in dir(wf)
+    """Every public function of the language has a row, with the module that the public table lists it under."""
+    language = ("ops.", "random.", "autodiff.", "pipelines.")
+    public = {n: module for module, names in wf.NAMES.items() for n in names.split()}
+    public = {n: f"weft.{module}" for n, module in public.items() if module.startswith(language)}
+    draws = {n for n, f in vars(wf.random).items() if inspect.isfunction(f)}
+    public |= dict.fromkeys(draws, "weft.random.draws")
+    rows = {name: info.module for name, info in EVERY_OP.items()}
+    assert rows == {n: module for n, module in public.items() if n not in NOT_OPS | {*ALIASES}}
+    assert all(info.public.__name__ == name for name, info in EVERY_OP.items())
+
+
+def test_names_of_the_language():
+    assert {"Dim", "random", "spmd"} <= set(dir(wf))
     assert not {"autodiff", "ops", "contract", "Any"} & set(dir(wf))
-    drawn = {n for n, f in vars(wf.random).items() if getattr(f, "__module__", "") == "weft.random.draws"}
-    public = {n for n in drawn if not n.startswith("_") and n not in CALLS}
-    assert public == set(DRAWS)
 
 
-# Not in random programs: creation ops, aliases, bits of integers, tests for values that they lack,
-# functions that are undefined near 0, and ops with their own random tests.
-NOT_DRAWN = set(
-    "arange full full_like ones ones_like tensor zeros zeros_like astype mod pow swish bitwise_and bitwise_not "
-    "bitwise_or bitwise_xor left_shift right_shift isinf isnan arccos arccosh callback debug pipeline value_and_grad "
-    "bits gumbel".split()
-)
-
-
-def test_every_op_is_drawn_into_random_programs():
-    """A new op without a row in `tests/theorem/families` fails here."""
-    missing = (set(CALLS) | set(DRAWS)) - set(OPS) - NOT_DRAWN
-    assert not missing, f"{sorted(missing)} are in no family of tests/theorem/families"
+def run_examples(tensors):
+    """The results of every op's example, and of a custom_vjp and a constant."""
+    calls = {name: info.run_example(tensors) for name, info in EVERY_OP.items()}
+    constant = wf.tensor(np.arange(6.0, dtype=np.float32), "a=6") * tensors["x"]
+    calls |= {"custom_vjp": _custom(tensors["x"]), "tensor": constant}
+    return {name: leaves(result) for name, result in calls.items()}
 
 
 @pytest.fixture(scope="module")
 def staged():
     """Every op, in one program on four devices."""
-    every = {**CALLS, **DRAWS}
-    program = wf.spmd(lambda t: {n: leaves(call(t)) for n, call in every.items()}, "x=2 y=2", "a:x b:y")
-    return program(TENSORS)
+    return wf.spmd(run_examples, "x=2 y=2", "a:x b:y")(OPERANDS)
 
 
 @pytest.mark.parametrize("placed", [slow(False), True], ids=["one device", "placed"])
 def test_eager_equals_staged(staged, placed):
-    tensors = TENSORS
+    operands = OPERANDS
     if placed:
-        tensors = {n: wf.place(t, "x=2 y=2", "a:x b:y") for n, t in TENSORS.items()}
-    for name, call in {**CALLS, **DRAWS}.items():
-        for got, want in zip(leaves(call(tensors)), staged[name], strict=True):
+        operands = {
+            n: wf.place(t, "x=2 y=2", "a:x b:y") if wf.is_tensor(t) else t for n, t in operands.items()
+        }
+    for name, results in run_examples(operands).items():
+        for got, want in zip(results, staged[name], strict=True):
             assert got.dims == want.dims, name
             assert got.dtype == want.dtype, name
-            if name in DRAWS or name == "dropout":
+            if name in EVERY_OP and EVERY_OP[name].family == "draws":
                 np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
             else:
                 assert_same(got, want.array, name=name)
@@ -192,18 +84,18 @@ def test_eager_equals_staged(staged, placed):
 
 def test_eager_results_stay_placed():
     mesh, layout = wf.Mesh("x=2"), wf.Layout("a:x")
-    x = wf.place(TENSORS["x"], mesh, layout)
+    x = wf.place(OPERANDS["x"], mesh, layout)
     assert x.storage.addressable_shards[0].data.shape == (3, 3)
-    y = wf.exp(x) + TENSORS["y"]  # an unplaced operand adopts the placed one's mesh
+    y = wf.exp(x) + OPERANDS["y"]  # an unplaced operand adopts the placed one's mesh
     assert (y.mesh, y.layout) == (mesh, layout)
     assert y.storage.addressable_shards[0].data.shape == (3, 3)
     back = wf.place(y, None, None)
     assert back.mesh is None and len(back.array.devices()) == 1
-    assert_same(back, np.exp(TENSORS["x"].numpy()) + TENSORS["y"].numpy().T)
+    assert_same(back, np.exp(OPERANDS["x"].numpy()) + OPERANDS["y"].numpy().T)
 
 
 def test_a_tree_is_placed_and_taken_off():
-    given = {"x": TENSORS["x"], "rest": (TENSORS["j"], wf.zeros(""))}
+    given = {"x": OPERANDS["x"], "rest": (OPERANDS["j"], wf.zeros(""))}
     placed = wf.place(given, "x=2 y=2", "a:x b:y")
     leaves = jax.tree.leaves(placed, is_leaf=wf.is_tensor)
     assert {str(t.mesh) for t in leaves} == {"x=2 y=2"}
@@ -216,7 +108,7 @@ def test_a_tree_is_placed_and_taken_off():
         assert one.mesh is None
         np.testing.assert_array_equal(one.numpy(), other.numpy())
     with pytest.raises(TensorTypeError, match="a float is not a tensor"):
-        wf.place({"x": TENSORS["x"], "rate": 0.1}, "x=2", "a:x")
+        wf.place({"x": OPERANDS["x"], "rate": 0.1}, "x=2", "a:x")
 
 
 # Traces
@@ -230,7 +122,7 @@ def test_a_signature_is_traced_once():
         return x * scale + (1.0 if flag else 0.0)
 
     program = wf.spmd(fn, "x=2", "a:x", static="scale")
-    x = TENSORS["x"]
+    x = OPERANDS["x"]
     calls = [
         (lambda: program(x), "first call: f32[a=6, b=3]"),
         (lambda: program(x * 2.0), None),
@@ -263,7 +155,7 @@ def test_a_signature_is_traced_once():
 
 def test_numbers_and_arrays_are_inputs():
     program = wf.spmd(lambda x, n, a, key: (x * n + wf.random.uniform(key, x.dims), a + n), "x=2", "a:x")
-    x = TENSORS["x"]
+    x = OPERANDS["x"]
     for n in (1.0, 2.5):
         for seed in (0, 1):
             got, raw = program(x, n, np.arange(3.0), jax.random.key(seed))
@@ -282,7 +174,7 @@ def test_what_a_program_returns_can_be_handed_in_again():
         return x + 1.0, n + 1, jax.random.split(key)[0]
 
     program = wf.spmd(step, "x=2", "a:x")
-    state = (TENSORS["x"], jnp.int32(0), jax.random.key(0))
+    state = (OPERANDS["x"], jnp.int32(0), jax.random.key(0))
     for _ in range(3):
         state = program(*state)
     assert state[1] == 3 and len(count) == len(program.traces) == 1
@@ -299,8 +191,8 @@ def test_trees_none_and_other_results():
             True,
         )
 
-    got, (is_on,) = wf.spmd(fn, "x=2", "a:x")({"pair": (TENSORS["x"], None)}, name="n")
-    assert_same(got["x"], TENSORS["x"].array * 2)
+    got, (is_on,) = wf.spmd(fn, "x=2", "a:x")({"pair": (OPERANDS["x"], None)}, name="n")
+    assert_same(got["x"], OPERANDS["x"].array * 2)
     assert got["none"] is None and got["text"] == "n" and is_on is True
     assert got["number"] == 3 and got["float"] == 0.5
     np.testing.assert_array_equal(got["raw"], np.ones(2))
@@ -308,14 +200,14 @@ def test_trees_none_and_other_results():
 
 def test_raw_results_that_differ_between_devices_are_errors():
     with pytest.raises(ProgramError, match="differs between devices along x"):
-        wf.spmd(lambda x: x.array, "x=2", "a:x")(TENSORS["x"])
+        wf.spmd(lambda x: x.array, "x=2", "a:x")(OPERANDS["x"])
 
 
 def test_captured_tensors_become_inputs():
-    x, w = TENSORS["x"], TENSORS["p"]
-    placed = wf.place(TENSORS["u"], "x=2", "a:x")
+    x, w = OPERANDS["x"], OPERANDS["p"]
+    placed = wf.place(OPERANDS["u"], "x=2", "a:x")
     program = wf.spmd(lambda x: x * w + placed + w, "x=2", "a:x")
-    want = x.array * w.array + TENSORS["u"].array + w.array
+    want = x.array * w.array + OPERANDS["u"].array + w.array
     assert_same(program(x), want)
     assert_same(program(x), want)
     assert len(program.jaxpr(x).in_avals) == 3
@@ -340,7 +232,7 @@ def _precisely(program, x):
 @pytest.mark.parametrize("use", USES)
 def test_captured_tensors_that_were_not_met_before(mesh, layout, use):
     """When jit retraced, newly captured tensors were zeros."""
-    now, x = [wf.full("b=3", 1.0)], TENSORS["x"]
+    now, x = [wf.full("b=3", 1.0)], OPERANDS["x"]
     program = wf.spmd(lambda x: x + now[0], mesh, layout)
     assert_same(program(x), x.array + 1.0)
     now[0] = wf.full("b=3", 5.0)
@@ -354,7 +246,7 @@ def test_captured_tensors_that_were_not_met_before(mesh, layout, use):
 def test_tensors_captured_in_turn_stop_retracing():
     turns = itertools.cycle([wf.full("b=3", 2.0), wf.full("b=3", 4.0)])
     program = wf.spmd(lambda x: wf.zeros_like(x) + next(turns), "x=2", "a:x")
-    assert_same(program(TENSORS["x"]), np.full((6, 3), 2.0, np.float32))
+    assert_same(program(OPERANDS["x"]), np.full((6, 3), 2.0, np.float32))
 
 
 def test_captured_tensors_that_hold_one_array():
@@ -409,8 +301,8 @@ def test_decorator_and_bare_forms():
 
     assert double.__name__ == "double" and double.__doc__ == "Twice."
     assert repr(double) == '<program double on mesh "x=2" with layout "a:x">'
-    assert_same(double(TENSORS["x"]), TENSORS["x"].array * 2)
-    assert_same(wf.spmd(lambda x: x * 2.0)(TENSORS["x"]), TENSORS["x"].array * 2)
+    assert_same(double(OPERANDS["x"]), OPERANDS["x"].array * 2)
+    assert_same(wf.spmd(lambda x: x * 2.0)(OPERANDS["x"]), OPERANDS["x"].array * 2)
 
 
 SHOWN = {
@@ -436,7 +328,7 @@ def test_programs_nest_and_compose_with_eager_code():
     inner = wf.spmd(lambda x: wf.sum(x * x, "b"), "x=2", "a:x")
     outer = wf.spmd(lambda x: wf.exp(inner(x)) + inner(x * 2.0), "x=2", "a:x")
     free = wf.spmd(lambda x: wf.max(x, "b"))
-    x = TENSORS["x"]
+    x = OPERANDS["x"]
     squares = np.sum(x.numpy() ** 2, 1)
     assert_same(outer(x), np.exp(squares) + 4 * squares)
     assert_same(
@@ -448,12 +340,12 @@ def test_programs_nest_and_compose_with_eager_code():
 
 
 def test_another_layout_of_the_same_mesh_is_laid_out_again():
-    x = wf.place(TENSORS["x"], "x=2", "b:x")
-    assert_same(wf.spmd(lambda x: x * 2.0, "x=2", "a:x")(x), TENSORS["x"].array * 2)
+    x = wf.place(OPERANDS["x"], "x=2", "b:x")
+    assert_same(wf.spmd(lambda x: x * 2.0, "x=2", "a:x")(x), OPERANDS["x"].array * 2)
 
 
 def test_two_meshes_are_an_error_that_names_both():
-    x, y = wf.place(TENSORS["x"], "x=2", "a:x"), wf.place(TENSORS["x"], "z=4", "a:z")
+    x, y = wf.place(OPERANDS["x"], "x=2", "a:x"), wf.place(OPERANDS["x"], "z=4", "a:z")
     both = ("x=2", "z=4")
     for call in (
         lambda: x + y,
@@ -465,15 +357,15 @@ def test_two_meshes_are_an_error_that_names_both():
             call()
         assert all(mesh in str(error.value) for mesh in both)
     with pytest.raises(LayoutError, match="b:x"):
-        x + wf.place(TENSORS["x"], "x=2", "b:x")  # two layouts on one mesh
+        x + wf.place(OPERANDS["x"], "x=2", "b:x")  # two layouts on one mesh
 
 
 def test_slices_do_not_leave_their_program():
     slices = []
-    wf.spmd(lambda x: slices.append(x) or x, "x=2", "a:x")(TENSORS["x"])
+    wf.spmd(lambda x: slices.append(x) or x, "x=2", "a:x")(OPERANDS["x"])
     for use in (
         lambda: slices[0] + 1.0,
-        lambda: wf.spmd(lambda x: x + slices[0], "x=2", "a:x")(TENSORS["x"]),
+        lambda: wf.spmd(lambda x: x + slices[0], "x=2", "a:x")(OPERANDS["x"]),
     ):
         with pytest.raises(WeftError):
             use()
@@ -485,13 +377,13 @@ def test_slices_do_not_leave_their_program():
 @pytest.mark.parametrize("static", [(1,), ("n",), 1, "n"], ids=repr)
 def test_static_by_position_and_by_name(static):
     program = wf.spmd(lambda x, n: [x] * n, "x=2", "a:x", static=static)
-    assert len(program(TENSORS["x"], 2)) == 2
-    assert len(program(TENSORS["x"], n=3)) == 3
+    assert len(program(OPERANDS["x"], 2)) == 2
+    assert len(program(OPERANDS["x"], n=3)) == 3
 
 
 def test_static_arguments_have_to_be_hashable():
     with pytest.raises(TensorTypeError, match="can't be hashed"):
-        wf.spmd(lambda x, n: x, "x=2", "a:x", static="n")(TENSORS["x"], [1])
+        wf.spmd(lambda x, n: x, "x=2", "a:x", static="n")(OPERANDS["x"], [1])
     with pytest.raises(ProgramError, match="static= names argument m"):
         wf.spmd(lambda x, n: x, "x=2", "a:x", static="m")
 
@@ -509,7 +401,7 @@ def test_a_copy_of_what_is_donated_can_be_given_too():
 @pytest.mark.parametrize("donate", [(0,), "x"], ids=repr)
 def test_donated_memory_is_used_again(donate):
     program = wf.spmd(lambda x, y: (x + y, wf.sum(y)), "x=2", "a:x", donate=donate)
-    x, y = (wf.place(TENSORS[n], "x=2", "a:x") * 1.0 for n in ("x", "p"))
+    x, y = (wf.place(OPERANDS[n], "x=2", "a:x") * 1.0 for n in ("x", "p"))
     storage = x.storage
     x, _ = program(x, y)
     assert storage.is_deleted()
@@ -517,7 +409,7 @@ def test_donated_memory_is_used_again(donate):
     storage = x.storage
     x, _ = program(y=y, x=x)
     assert storage.is_deleted() and not y.storage.is_deleted()
-    assert_same(x, TENSORS["x"].array + 3 * TENSORS["p"].array)
+    assert_same(x, OPERANDS["x"].array + 3 * OPERANDS["p"].array)
 
 
 # Looking at programs
@@ -555,7 +447,7 @@ def test_lower_and_compile():
 
 def test_export_round_trip():
     program = wf.spmd(lambda x, y: (wf.einsum(x, y, out=["b"]), x * 2.0), "x=2", "a:x")
-    x, y = (wf.place(TENSORS[n], "x=2", "a:x") for n in ("x", "y"))
+    x, y = (wf.place(OPERANDS[n], "x=2", "a:x") for n in ("x", "y"))
     exported = program.export(x, y)
     assert exported.nr_devices == 2
     pytest.importorskip("flatbuffers")

@@ -1,7 +1,7 @@
 """Types: an op gives the same dtype and the same weak type on one device and under every layout.
 
 A type is known once a program is traced, so nothing here is compiled unless values are compared: one trace has
-hundreds of ops. Rows are every op of `test_programs.py`, with its operands in narrow and weak types, and ops mixed with
+hundreds of ops. Rows are the examples of all ops, with their operands in narrow and weak types, and ops mixed with
 Python numbers.
 """
 
@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_programs import CALLS, DRAWS
+from every_op import EVERY_OP
+from op_examples import OPERANDS
 
 import weft as wf
 from weft.core.errors import WeftError
 
-SIZES = {"a": 6, "b": 3, "w": 3, "f": 2, "r": 3}
 LAYOUTS = {
     "even": ("x=2 y=3 z=3", "a:x b:y r:z"),
     "uneven": ("x=4 z=2", "a:x r:z"),
@@ -40,20 +40,21 @@ TYPES = {
 }
 FLOATS = ("bf16", "f16", "weak float", "f32")
 
-SHAPES = {n: "a b" for n in "xypui"} | {"j": "a", "c": "a b", "d": "b", "k": "w b f"}
-
 
 def tensors(kind, more=""):
-    """The operands of the rows, in one type; `more` are dims in front of all."""
+    """The operands of the examples, in one type; `more` are dims in front of all."""
     given = {}
-    for seed, (name, dims) in enumerate(SHAPES.items()):
-        dims = [wf.Dim(n, SIZES[n]) for n in (*more.split(), *dims.split())]
+    for seed, (name, like) in enumerate(OPERANDS.items()):
+        if not wf.is_tensor(like):
+            continue
+        dims = [*wf.dims(more), *like.dims]
         shape = [d.size for d in dims]
         random = np.random.default_rng(seed)
-        values = random.integers(1, 5, shape) if name in "pij" else random.integers(-4, 5, shape)
-        of = {"c": "bool", "d": "bool", "i": "int8", "j": "uint8"}.get(name, kind)
-        if name in "ij" and kind not in (*FLOATS, "bool"):
-            of = kind
+        integers = like.dtype == jnp.int32
+        values = random.integers(1, 5, shape) if integers or name in "pg" else random.integers(-4, 5, shape)
+        of = "bool" if like.dtype == jnp.bool_ else kind
+        if integers and kind in (*FLOATS, "bool"):
+            of = "uint8" if name == "j" else "int8"
         given[name] = wf.tensor(TYPES[of](values), dims)
     return given
 
@@ -157,7 +158,7 @@ MIXED = {
     "max_pool of weak": lambda t: wf.max_pool(t["c"] * 0.5, {"a": 3}, stride=1, padding="SAME"),
     "avg_pool of weak": lambda t: wf.avg_pool(t["c"] * 0.5, {"a": 3}, stride=1, padding="SAME"),
     "avg_pool": lambda t: wf.avg_pool(t["x"], {"a": 3}, stride=1, padding="SAME"),
-    "conv with weak": lambda t: wf.conv(t["x"], t["k"] * 0.5, window={"a": "w"}, out=["a", "f"]),
+    "conv with weak": lambda t: wf.conv(t["x"], t["kernel"] * 0.5, window={"a": "w"}, out=["a", "f"]),
     "dropout of weak": lambda t: wf.dropout(t["c"] * 0.5, 0.5, jax.random.key(0)),
     "draws": lambda t: wf.random.normal(jax.random.key(0), [A], jnp.bfloat16) * 0.5,
     "whole draws": lambda t: wf.random.randint(jax.random.key(0), [A], 0, 9, jnp.int8) + 1,
@@ -213,7 +214,11 @@ def twice(x):
 
 twice.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 2,))
 
-ROWS = {**CALLS, **DRAWS, **MIXED, **SLOPES}
+EXAMPLES = {
+    name: lambda t, info=info: info.run_example({"key": OPERANDS["key"], **t})
+    for name, info in EVERY_OP.items()
+}
+ROWS = {**EXAMPLES, **MIXED, **SLOPES}
 # A few of each sort, for what takes time.
 WORDS = (
     "where",
@@ -288,7 +293,7 @@ def types(rows, kind, mesh, layout, around=plain):
                 found[name] = f"{type(error).__name__}: {error}"
         return outs
 
-    t = tensors(kind, "r" if around is in_vmap else "")
+    t = tensors(kind, "r=3" if around is in_vmap else "")
     with warnings.catch_warnings():  # a rule for a dim that no row has
         warnings.simplefilter("ignore", wf.LayoutWarning)
         avals = wf.spmd(program, mesh, layout).jaxpr(t).out_avals

@@ -1,10 +1,13 @@
 """pipeline: unsupported uses and their error messages."""
 
-import inspect
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
+from compare import assert_same
+from every_op import EVERY_OP
+from op_examples import OPERANDS
 
 import weft as wf
 
@@ -95,83 +98,63 @@ def test_every_text_is_of_a_mistake():
     assert here == set(MISTAKES)
 
 
-def summed_up(x):
-    return wf.scan(lambda total, row: (total + row, None), wf.zeros("d=4"), x, "batch")[0]
-
-
-FIRST = wf.tensor([0], "pick=1")
-MIXING = {  # of four rows by one stage, of two by two stages
-    "sum": lambda x: x - wf.sum(x, "batch"),
-    "sum of all": lambda x: x * wf.sum(x),
-    "mean": lambda x: x - wf.mean(x, "batch"),
-    "any": lambda x: wf.where(wf.any(x > 0, "batch"), x, 0.0),
-    "all": lambda x: wf.where(wf.all(x > 0, "batch"), x, 0.0),
-    "max": lambda x: x - wf.max(x, "batch"),
-    "min": lambda x: x - wf.min(x, "batch"),
-    "prod": lambda x: x - wf.prod(x, "batch"),
-    "var": lambda x: x - wf.var(x, "batch"),
-    "std": lambda x: x - wf.std(x, "batch"),
-    "logsumexp": lambda x: x - wf.logsumexp(x, "batch"),
-    "argmax": lambda x: x + wf.argmax(x, "batch"),
-    "argmin": lambda x: x + wf.argmin(x, "batch"),
-    "top_k": lambda x: x + wf.sum(wf.top_k(x, "batch", wf.Dim("best", 1))[0], "best"),
-    "sort": lambda x: wf.sort(x, "batch"),
-    "argsort": lambda x: x + wf.argsort(x, "batch"),
-    "softmax": lambda x: wf.softmax(x, "batch"),
-    "log_softmax": lambda x: wf.log_softmax(x, "batch"),
-    "einsum": lambda x: x + wf.einsum(x, x, out=["d"]),
-    "cumsum": lambda x: wf.cumsum(x, "batch"),
-    "cumprod": lambda x: wf.cumprod(x, "batch"),
-    "index": lambda x: x + x["batch", 0],
-    "slice": lambda x: x + wf.sum(wf.slice(x, "batch", 0, 1).rename(batch="one"), "one"),
-    "update": lambda x: wf.update(x, "batch", 0, wf.zeros("batch=1 d=4")),
-    "roll": lambda x: wf.roll(x, "batch", 1),
-    "shift": lambda x: wf.shift(x, "batch", 1),
-    "flip": lambda x: wf.flip(x, "batch"),
-    "pad": lambda x: x + wf.sum(wf.pad(x, "batch", 1, 1).rename(batch="rows"), "rows"),
-    "concat": lambda x: x + wf.sum(wf.concat([x, x], "batch").rename(batch="rows"), "rows"),
-    "take": lambda x: x + wf.take(x, 0, "batch"),
-    "scatter_add": lambda x: wf.scatter_add(x, FIRST, wf.ones("pick=1 d=4"), "batch"),
-    "merge": lambda x: x - wf.mean(wf.merge(x, ["batch", "d"], "all"), "all"),
-    "split": lambda x: (
-        x - wf.mean(wf.split(x, "batch", [wf.Dim("pairs", x.dims[0].size // 2), wf.Dim("pair", 2)]))
-    ),
-    "reshape": lambda x: wf.reshape(wf.transpose(x, ["d", "batch"]), x.dims),
-    "unstack": lambda x: x - wf.unstack(x, "batch")[0],
-    "scan": lambda x: x - summed_up(x),
-    "max_pool": lambda x: wf.max_pool(x, {"batch": 3}, stride=1, padding="SAME"),
-    "avg_pool": lambda x: wf.avg_pool(x, {"batch": 3}, stride=1, padding="SAME"),
-    "windows": lambda x: wf.sum(wf.windows(x, "batch", wf.Dim("w", 3), padding="SAME"), "w"),
-    "conv": lambda x: wf.conv(x, wf.ones("tap=3"), window={"batch": "tap"}, padding="SAME"),
-    "local": lambda x: x - wf.local(lambda a: a.sum(0), x, out="d", splittable=["d"]),
-    "callback": lambda x: x - wf.callback(lambda a: a.sum(0), x, out=wf.spec("d=4")),
+# Operands of the ops' examples. Those with the dim a are twice as long: a micro-batch has the usual size.
+BATCHES = {
+    name: wf.concat([t, t], "a")
+    for name, t in OPERANDS.items()
+    if wf.is_tensor(t) and "a" in {d.name for d in t.dims}
+}
+OF_ROWS = {  # a pipeline in a pipeline is an error for another reason
+    name: info for name, info in EVERY_OP.items() if BATCHES.keys() & {*info.operands} and name != "pipeline"
+}
+MIXING = {name: info.run_example for name, info in OF_ROWS.items() if info.mixes_rows} | {
+    "sum of all": lambda t: wf.sum(t["x"]),
+    "sum of renamed": lambda t: wf.sum(t["x"].rename(a="n"), "n"),
+    "local along the batch": lambda t: wf.local(lambda a: a.sum(0), t["x"], out="b", splittable=["b"]),
 }
 
 
-# Their dims are new ones, all that there are, or mapped over one by one.
-NOT_ALONG = set(
-    "arange broadcast_to from_callback full ones one_hot pipeline stack tensor transpose vmap zeros".split()
-)
+def layers(calls, mesh, layout):
+    """A program of two layers, whose results are those of some functions of the examples' operands."""
+
+    def layer(rows, w):
+        operands, totals = rows
+        results = {name: per_row(call(OPERANDS | operands)) for name, call in calls.items()}
+        return operands, {name: totals[name] + w * result for name, result in results.items()}
+
+    def run(operands, w):
+        totals = dict.fromkeys(calls, wf.zeros_like(operands["x"]))
+        return wf.pipeline(layer, (operands, totals), w, micro=2, batch="a")[1]
+
+    return wf.spmd(run, mesh, layout)
 
 
-def test_all_that_works_along_a_dim_is_here():
-    """An op that takes dims has a row in `MIXING`: it must raise for the batch (`operands.check_along`)."""
-    public = {name: getattr(wf, name) for name in dir(wf)}
-    ops = {n: f for n, f in public.items() if inspect.isfunction(f) and f.__module__.startswith("weft.ops")}
-    along = {
-        n for n, f in ops.items() if {"dim", "dims", "into", "window"} & {*inspect.signature(f).parameters}
-    }
-    assert along - NOT_ALONG <= set(MIXING), sorted(along - NOT_ALONG - set(MIXING))
+def per_row(tree):
+    """The sum of the tensors in a tree, averaged over dims other than a (which an example renames to n) and b."""
+    total = wf.zeros("")
+    for t in jax.tree.leaves(tree, is_leaf=wf.is_tensor):
+        names = {d.name for d in t.dims}
+        t = t.astype(jnp.float32).rename(**{"n": "a"} if "n" in names and "a" not in names else {})
+        total = total + wf.mean(t, [d for d in t.dims if d.name not in ("a", "b")])
+    return total
+
+
+WEIGHTS = wf.tensor([1.0, 0.5], "layers=2")
 
 
 @pytest.mark.parametrize("name", MIXING)
 def test_a_layer_that_mixes_rows_is_an_error(name):
     """A layout must not change results, and a stage has some of the rows at a time."""
-    x, w = wf.ones("batch=4 d=4"), wf.ones("layers=2")
+    calls = {name: lambda operands: (operands["x"], MIXING[name](operands))[0]}
+    without_stages = layers(calls, "data=2", "b:data")  # a scan
+    without_stages.jaxpr({n: OPERANDS[n] for n in BATCHES}, WEIGHTS)
+    with pytest.raises(wf.ProgramError, match=r"works along [an], and it sees one micro-batch at a time"):
+        layers(calls, "pipe=2", "layers:pipe").jaxpr(BATCHES, WEIGHTS)
 
-    def run(x, w):
-        return wf.pipeline(lambda x, w: MIXING[name](x) * w, x, w, micro=2)
 
-    wf.spmd(run, "data=2", "d:data")(x, w)  # without stages it is a scan
-    with pytest.raises(wf.ProgramError, match="works along batch, and it sees one micro-batch at a time"):
-        wf.spmd(run, "pipe=2", "layers:pipe")(x, w)
+def test_other_layers_give_the_same_results_in_stages():
+    """An op that mixes rows, and neither raises an error (`check_along`) nor declares it, fails here."""
+    calls = {name: info.run_example for name, info in OF_ROWS.items() if not info.mixes_rows}
+    staged = layers(calls, "pipe=2", "layers:pipe")(BATCHES, WEIGHTS)
+    for name, want in layers(calls, "data=2", "b:data")(BATCHES, WEIGHTS).items():
+        assert_same(staged[name], want.array, name=name)

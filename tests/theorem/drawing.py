@@ -172,16 +172,10 @@ class Drawer:
             groups = [x.names for x in (*given, *results)]
             if not OPS[name].apart:
                 groups = [[n for group in groups for n in group]]
-            if name == "conv":
-                groups += _conv_groups(given, options)
+            if OPS[name].groups is not None:
+                groups += OPS[name].groups(given, results, **options)
             self.note(groups)
             return
-
-
-def _conv_groups(given: Sequence[Named], options: dict[str, Any]) -> list[list[str]]:
-    kernel = [options["names"][n] for n in given[1].names]
-    rest = [n for n in kernel if n not in options["window"].values()]
-    return [kernel, [*given[0].names, *rest]]
 
 
 # Cases

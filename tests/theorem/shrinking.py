@@ -13,6 +13,7 @@ import weft as wf
 from weft.core.errors import LayoutError, LayoutWarning
 
 from .checking import check
+from .families import OPS
 from .program import Body, Case, Named, Step, run_oracle
 
 
@@ -145,7 +146,7 @@ def _count(step: Step) -> int:
     """The number of results of a step."""
     if step.op == "scan":
         return 1 if step.options["keep"] is None else 2
-    return {"top_k": 2, "unstack": 2, "jvp": 2, "grad": len(step.operands)}.get(step.op, 1)
+    return len(step.operands) if step.op == "grad" else OPS[step.op].count
 
 
 def _shorter(

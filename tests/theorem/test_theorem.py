@@ -4,7 +4,9 @@ import hypothesis
 import jax
 import pytest
 
-from theorem import cases, check, reduced
+from theorem import Case, Input, Step, cases, check, reduced
+from theorem.families import FAMILIES
+from theorem.families.derived import kinds_of
 
 SHARDS, EXAMPLES = 10, 4
 
@@ -43,6 +45,17 @@ def test_layouts_never_change_types():
     phases = [hypothesis.Phase.generate]
     settings = hypothesis.settings(max_examples=EXAMPLES, database=None, phases=phases)
     hypothesis.seed(0)(settings(hypothesis.given(cases(typed=True))(holds)))()
+
+
+@pytest.mark.timeout(1800)
+def test_layouts_never_change_results_of_examples():
+    """Every op without a row of its own, in one program: random programs rarely contain a certain one."""
+    inputs = {"f": Input("a=6 b=3"), "i": Input("b=3", "index"), "b": Input("a=6", "boolean")}
+    given = {kind: n for n, kind in enumerate(inputs)}
+    rows = FAMILIES["derived"]
+    steps = tuple(Step(name, tuple(given[kind] for kind in kinds_of(name))) for name in rows)
+    results = range(len(inputs), len(inputs) + sum(row.count for row in rows.values()))
+    holds(Case((*inputs.values(),), steps, (*results,), mesh="x=2 y=2", layout="a:x b:y"))
 
 
 @pytest.mark.slow

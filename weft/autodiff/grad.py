@@ -29,9 +29,11 @@ from ..core.layout import axes_of
 from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding
 from ..core.placement import place, with_role
+from ..core.registry import register
 from ..core.reshard import materialize
 from ..core.tensor import Tensor, check_has_values, is_tensor
 from ..core.types import PyTree, cast_like
+from ..ops.einsum import einsum
 from ..ops.elementwise import add
 from ..ops.shape import transpose
 
@@ -44,6 +46,7 @@ LeafFunction = Callable[[list[Leaf]], tuple[PyTree, PyTree]]
 _NO_AXES: AxisSet = frozenset()
 
 
+@register(example=lambda op, x: op(lambda x: einsum(x, x, out=[]))(x), mixes_rows=True)
 def grad(
     f: Callable[..., PyTree], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., PyTree]:
@@ -63,6 +66,7 @@ def grad(
     return run
 
 
+@register(example=lambda op, x: op(lambda x: einsum(x, x, out=[]))(x), mixes_rows=True)
 def value_and_grad(
     f: Callable[..., PyTree], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., PyTree]:
@@ -337,6 +341,7 @@ def _varying_variants(ctx: Context, t: Tensor) -> list[Variant]:
     return [(axes, collectives.pvary(t._read(), axes)) for axes in sets]
 
 
+@register(example=lambda op, x, p: op(lambda x: x * x, (x,), (p,)))
 @reports_call
 def jvp(
     f: Callable[..., PyTree], primals: Sequence[PyTree], tangents: Sequence[PyTree]
@@ -363,6 +368,7 @@ def jvp(
     return value, _cast_derivatives(tangent, value)
 
 
+@register(example=lambda op, x, p: op(lambda x: x * x, x)[1](p))
 @reports_call
 def vjp(f: Callable[..., PyTree], *primals: PyTree, has_aux: bool = False, zeros: bool = True) -> PyTree:
     """The value of a function and its pullback, as `jax.vjp`.

@@ -13,6 +13,7 @@ from ..core.context import active
 from ..core.describe import reports_call
 from ..core.errors import ProgramError, nearest
 from ..core.operands import as_slice
+from ..core.registry import register
 from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
 
@@ -29,6 +30,7 @@ REMAT_POLICIES = {
 }
 
 
+@register(example=lambda op, x: op(lambda x: x * x)(x))
 @reports_call
 def remat(f: Callable[..., PyTree], policy: str | Callable[..., bool] | None = None) -> Callable[..., PyTree]:
     """The same function, whose backward pass recomputes the values it needs, as `jax.checkpoint`.

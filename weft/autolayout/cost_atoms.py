@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from jax.core import ShapedArray
 
 from ..core.errors import LayoutError
-from ..core.labels import OpLabel, Scope
+from ..core.labels import GRADIENT, OPTIMIZER, OpLabel, Scope
 from ..core.layout import Layout
 from ..core.mesh import Mesh
 from ..core.observations import Observations, Pipeline
+from ..core.registry import OPS
 from ..core.types import PyTree
-from ..ops import elementwise
 from ..plan import primitives
 from ..plan.buffers import Buffer, BufferAssignment
 from ..plan.events import TracedEvent
@@ -34,15 +34,6 @@ from .universal_trace import UniversalLayout, UniversalMesh, program_on
 FEW_DIMS = 8  # with more dims there are too many candidates to include dims that hardly matter
 NEGLIGIBLE_RATIO = 500  # splitting a dim with less than 1/500 of every cost can't save 0.2%
 
-# Ops whose total work does not depend on which dims are split. Most others do more work when split: a
-# convolution over a split spatial dim computes halos.
-SPLIT_INVARIANT_OPS = {
-    *elementwise.__all__,
-    *"einsum sum mean var max min prod softmax log_softmax logsumexp take dropout scan arange".split(),
-    *"transpose optimizer gradient".split(),
-}
-# Ops that contain other ops: their bodies can have dims that the op's own label does not list.
-OUTER_OPS = frozenset("scan while_loop fori_loop cond vmap local".split())
 _NO_DIMS: DimGroup = frozenset()
 
 
@@ -261,7 +252,14 @@ def _cap_traffic(atoms: Sequence[WorkAtom], single: Sequence[Work]) -> list[Work
 
 def is_split_invariant(work: Work) -> bool:
     """Whether the total work stays the same when dims are split; true for work outside all ops."""
-    return not work.op.name or work.op.name in SPLIT_INVARIANT_OPS
+    name = work.op.name
+    return name in ("", GRADIENT, OPTIMIZER) or (name in OPS and OPS[name].split_invariant)
+
+
+def contains_ops(work: Work) -> bool:
+    """Whether the op of some work contains others, which may have dims that its own label does not list."""
+    name = work.op.name
+    return name in OPS and OPS[name].takes_functions
 
 
 def dims_in_label(op: OpLabel | None, known: DimGroup) -> DimGroup:
@@ -343,7 +341,7 @@ class _DimAttribution:
         """The atom of some work in the universal trace."""
         work = traced.event
         assert isinstance(work, Work)
-        inside = self.on_axes(work.varies) if work.op.name in OUTER_OPS else _NO_DIMS
+        inside = self.on_axes(work.varies) if contains_ops(work) else _NO_DIMS
         pipeline = self.pipeline_of(traced.scope, work.varies)
         layers = frozenset([pipeline]) if pipeline else _NO_DIMS
         accesses = tuple(

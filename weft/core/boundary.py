@@ -25,7 +25,7 @@ from .dims import Dim, DimLike, format_dims, select_dim
 from .errors import DimError, ProgramError, ShapeError, TensorTypeError
 from .labels import OpLabel
 from .layout import Splits, axes_of
-from .operands import as_slice, check_along, slice_tensor
+from .operands import as_slice, slice_tensor
 from .reshard import materialize
 from .retrace import Retrace
 from .tensor import Tensor, is_tensor
@@ -225,5 +225,4 @@ def _scanned_dim(items: Sequence[Leaf], dim: DimLike) -> Dim:
             rule="all scanned tensors have the same size of the dim",
             hint="slice the longer ones",
         )
-    check_along(found)
     return found.pop()

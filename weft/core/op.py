@@ -24,6 +24,7 @@ from .layers import running
 from .layout import Placement
 from .operands import check_same_placement
 from .program import Program
+from .registry import Example, register
 from .retrace import trace_with_guess
 from .signature import NUMBER_TYPES
 from .staging import UNPLACED
@@ -42,20 +43,30 @@ _EAGER_PROGRAMS: dict[Any, Program] = {}
 
 
 def op(
-    fn: Lowering | None = None, *, numbers: str = "static", functions: bool = False, cached: bool = True
-) -> Any:
+    *,
+    example: Example,
+    mixes_rows: bool = False,
+    split_invariant: bool = False,
+    numbers: str = "static",
+    functions: bool = False,
+    cached: bool = True,
+) -> Callable[[Lowering], Any]:
     """Turn a lowering into a public op: called directly inside a program, as a program of one op outside.
 
     Args:
-      fn: the lowering; without it, `op` returns a decorator.
+      example, mixes_rows, split_invariant: the op's row of metadata (`core/registry.py`).
       numbers: "static" if a Python number is part of the signature (a shift, a size), "dynamic" if it is an
         operand, "static integers" if an integer is the former and a float the latter.
       functions: whether functions among the arguments are called while the op is traced. Their cache key is
         their code and the values they capture (`core/captures.py`).
       cached: whether the eager program is cached; not for an op that calls a function when it runs.
     """
-    if fn is None:
-        return functools.partial(op, numbers=numbers, functions=functions, cached=cached)
+    row = register(example, mixes_rows=mixes_rows, split_invariant=split_invariant, takes_functions=functions)
+    return lambda fn: row(_public(fn, numbers, functions, cached))
+
+
+def _public(fn: Lowering, numbers: str, functions: bool, cached: bool) -> Any:
+    """The function that users call."""
 
     @functools.wraps(fn)
     def call(*args: PyTree, **kwargs: PyTree) -> Any:

@@ -55,7 +55,10 @@ def _predicate(predicate: Tensor | ArrayLike, op_name: str) -> jax.Array:
     return array
 
 
-@op(functions=True)
+@op(
+    example=lambda op, x, start: op(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2.0), (start, x)),
+    functions=True,
+)
 def while_loop(
     condition: Callable[[PyTree], Tensor], body: Callable[[PyTree], PyTree], carry: PyTree
 ) -> PyTree:
@@ -68,7 +71,7 @@ def while_loop(
     return _loop(carry, lax.while_loop, condition, body)
 
 
-@op(functions=True)
+@op(example=lambda op, x: op(0, 3, lambda n, x: x * 0.5 + n, x), functions=True)
 def fori_loop(
     low: int | Tensor, high: int | Tensor, body: Callable[[Tensor, PyTree], PyTree], carry: PyTree
 ) -> PyTree:
@@ -138,7 +141,7 @@ def _loop(
     return rebuild(run(go, step, [leaf_array(c) for c in leaves]))
 
 
-@op(functions=True)
+@op(example=lambda op, x, start: op(start > 0, lambda x: x * 2.0, lambda x: x, x), functions=True)
 def cond(
     predicate: Tensor | ArrayLike,
     true_fn: Callable[..., PyTree],

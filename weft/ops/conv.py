@@ -42,7 +42,7 @@ class _Roles:
 
 
 @accept_dim_keys
-@op
+@op(example=lambda op, x, kernel: op(x, kernel, window={"a": "w"}, out=["a", "f"]), mixes_rows=True)
 def conv(
     x: Tensor,
     kernel: Tensor,

@@ -20,6 +20,7 @@ from ..core.op import op
 from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding, global_positions
 from ..core.placement import canonical_dtype, partition_spec
+from ..core.registry import register
 from ..core.reshard import reshard
 from ..core.tensor import Tensor
 from ..core.types import cast_like
@@ -37,7 +38,7 @@ def full(dims: DimsLike, value: Operand, dtype: DTypeLike | None = None) -> Tens
     return _full(as_dims(dims), value, dtype)
 
 
-@op(numbers="dynamic")
+@op(example=lambda op: op("a=6 b=3", 2.5), numbers="dynamic")
 def _full(dims: tuple[Dim, ...], value: Operand, dtype: DTypeLike | None) -> Tensor:
     ctx = active.context
     splits = ctx.splits(dims)
@@ -55,6 +56,7 @@ def _full(dims: tuple[Dim, ...], value: Operand, dtype: DTypeLike | None) -> Ten
     return slice_tensor(fill_padding(array, dims, splits), dims)
 
 
+@register(example=lambda op: op("a=6 b=3"))
 @reports_call
 def zeros(dims: DimsLike, dtype: DTypeLike = jnp.float32) -> Tensor:
     """A tensor of zeros.
@@ -68,6 +70,7 @@ def zeros(dims: DimsLike, dtype: DTypeLike = jnp.float32) -> Tensor:
     return full(dims, 0, dtype)
 
 
+@register(example=lambda op: op("a=6 b=3"))
 @reports_call
 def ones(dims: DimsLike, dtype: DTypeLike = jnp.float32) -> Tensor:
     """A tensor of ones.
@@ -79,7 +82,7 @@ def ones(dims: DimsLike, dtype: DTypeLike = jnp.float32) -> Tensor:
     return full(dims, 1, dtype)
 
 
-@op
+@op(example=lambda op, x: op(x, 3))
 def full_like(x: Tensor, value: Operand, dtype: DTypeLike | None = None) -> Tensor:
     """A tensor filled with one value, with the dims of another tensor and by default its dtype.
 
@@ -94,7 +97,7 @@ def full_like(x: Tensor, value: Operand, dtype: DTypeLike | None = None) -> Tens
     return slice_tensor(cast_like(filled._read(), x._data), filled.dims, filled.splits)
 
 
-@op
+@op(example="x")
 def zeros_like(x: Tensor, dtype: DTypeLike | None = None) -> Tensor:
     """Zeros with the dims of a tensor and by default its dtype.
 
@@ -105,13 +108,13 @@ def zeros_like(x: Tensor, dtype: DTypeLike | None = None) -> Tensor:
     return full_like(x, 0, dtype)
 
 
-@op
+@op(example="x")
 def ones_like(x: Tensor, dtype: DTypeLike | None = None) -> Tensor:
     """Ones with the dims of a tensor and by default its dtype."""
     return full_like(x, 1, dtype)
 
 
-@op
+@op(example=lambda op: op(Dim("a", 6)), split_invariant=True)
 def arange(dim: Dim, dtype: DTypeLike = jnp.int32) -> Tensor:
     """0, 1, 2, … along a dim.
 

@@ -1,8 +1,9 @@
 """Element-wise functions, broadcasting by name: local work, no collectives.
 
-`UNARY` and `BINARY` have one row per function: the JAX function; whether f(0) = 0 (if not, the padding of the
-result is reset to zero); and whether f or its derivative is infinite or undefined at 0 (if so, f sees ones in
-the padding, so that no 0 · ∞ reaches a gradient).
+`UNARY` and `BINARY` have one row per function, grouped as on the reference page: the JAX function; whether
+f(0) = 0 (if not, the padding of the result is reset to zero); whether f or its derivative is infinite or
+undefined at 0 (if so, f sees ones in the padding, so that no 0 · ∞ reaches a gradient); and the operands of
+its example (`core/registry.py`).
 """
 
 from __future__ import annotations
@@ -186,104 +187,132 @@ def with_saved_derivative(f: ArrayFn) -> ArrayFn:
     return call
 
 
-UNARY: dict[str, tuple[ArrayFn, bool, bool]] = {
-    # name: (function, f(0) = 0, infinite or undefined at 0)
-    "abs": (jnp.abs, True, False),
-    "arccos": (jnp.arccos, False, False),
-    "arccosh": (jnp.arccosh, False, True),
-    "arcsin": (jnp.arcsin, True, False),
-    "arcsinh": (jnp.arcsinh, True, False),
-    "arctan": (jnp.arctan, True, False),
-    "arctanh": (jnp.arctanh, True, False),
-    "bitwise_not": (jnp.bitwise_not, False, False),
-    "cbrt": (jnp.cbrt, True, True),
-    "ceil": (jnp.ceil, True, False),
-    "cos": (jnp.cos, False, False),
-    "cosh": (jnp.cosh, False, False),
-    "elu": (jax.nn.elu, True, False),
-    "erf": (jax.scipy.special.erf, True, False),
-    "erfc": (jax.scipy.special.erfc, False, False),
-    "erfinv": (jax.scipy.special.erfinv, True, False),
-    "exp": (jnp.exp, False, False),
-    "exp2": (jnp.exp2, False, False),
-    "expm1": (jnp.expm1, True, False),
-    "floor": (jnp.floor, True, False),
-    "gelu": (with_saved_derivative(jax.nn.gelu), True, False),
-    "isfinite": (jnp.isfinite, False, False),
-    "isinf": (jnp.isinf, True, False),
-    "isnan": (jnp.isnan, True, False),
-    "leaky_relu": (jax.nn.leaky_relu, True, False),
-    "lgamma": (jax.scipy.special.gammaln, False, True),
-    "log": (jnp.log, False, True),
-    "log10": (jnp.log10, False, True),
-    "log1p": (jnp.log1p, True, False),
-    "log2": (jnp.log2, False, True),
-    "log_sigmoid": (jax.nn.log_sigmoid, False, False),
-    "logical_not": (jnp.logical_not, False, False),
-    "reciprocal": (jnp.reciprocal, False, True),
-    "relu": (jax.nn.relu, True, False),
-    "relu6": (jax.nn.relu6, True, False),
-    "rsqrt": (jax.lax.rsqrt, False, True),
-    "selu": (jax.nn.selu, True, False),
-    "sigmoid": (jax.nn.sigmoid, False, False),
-    "sign": (jnp.sign, True, False),
-    "silu": (with_saved_derivative(jax.nn.silu), True, False),
-    "sin": (jnp.sin, True, False),
-    "sinh": (jnp.sinh, True, False),
-    "softplus": (jax.nn.softplus, False, False),
-    "softsign": (jax.nn.soft_sign, True, False),
-    "sqrt": (jnp.sqrt, True, True),
-    "square": (jnp.square, True, False),
-    "tan": (jnp.tan, True, False),
-    "tanh": (jnp.tanh, True, False),
+Rows = dict[str, dict[str, tuple[ArrayFn, bool, bool, str]]]
+
+UNARY: Rows = {
+    # kind: {name: (function, f(0) = 0, infinite or undefined at 0, the operand of its example)}
+    "powers and roots": {
+        "square": (jnp.square, True, False, "x"),
+        "sqrt": (jnp.sqrt, True, True, "p"),
+        "rsqrt": (jax.lax.rsqrt, False, True, "p"),
+        "cbrt": (jnp.cbrt, True, True, "p"),
+        "reciprocal": (jnp.reciprocal, False, True, "x"),
+    },
+    "exponentials": {
+        "exp": (jnp.exp, False, False, "x"),
+        "exp2": (jnp.exp2, False, False, "x"),
+        "expm1": (jnp.expm1, True, False, "x"),
+        "log": (jnp.log, False, True, "p"),
+        "log2": (jnp.log2, False, True, "p"),
+        "log10": (jnp.log10, False, True, "p"),
+        "log1p": (jnp.log1p, True, False, "p"),
+        "lgamma": (jax.scipy.special.gammaln, False, True, "p"),
+    },
+    "trigonometric": {
+        "sin": (jnp.sin, True, False, "x"),
+        "cos": (jnp.cos, False, False, "x"),
+        "tan": (jnp.tan, True, False, "x"),
+        "arcsin": (jnp.arcsin, True, False, "u"),
+        "arccos": (jnp.arccos, False, False, "u"),
+        "arctan": (jnp.arctan, True, False, "x"),
+    },
+    "hyperbolic": {
+        "sinh": (jnp.sinh, True, False, "x"),
+        "cosh": (jnp.cosh, False, False, "x"),
+        "tanh": (jnp.tanh, True, False, "x"),
+        "arcsinh": (jnp.arcsinh, True, False, "x"),
+        "arccosh": (jnp.arccosh, False, True, "g"),
+        "arctanh": (jnp.arctanh, True, False, "u"),
+    },
+    "error functions": {
+        "erf": (jax.scipy.special.erf, True, False, "x"),
+        "erfc": (jax.scipy.special.erfc, False, False, "x"),
+        "erfinv": (jax.scipy.special.erfinv, True, False, "u"),
+    },
+    "rounding and sign": {
+        "abs": (jnp.abs, True, False, "x"),
+        "sign": (jnp.sign, True, False, "x"),
+        "ceil": (jnp.ceil, True, False, "x"),
+        "floor": (jnp.floor, True, False, "x"),
+    },
+    "activations": {
+        "relu": (jax.nn.relu, True, False, "x"),
+        "relu6": (jax.nn.relu6, True, False, "x"),
+        "leaky_relu": (jax.nn.leaky_relu, True, False, "x"),
+        "elu": (jax.nn.elu, True, False, "x"),
+        "selu": (jax.nn.selu, True, False, "x"),
+        "gelu": (with_saved_derivative(jax.nn.gelu), True, False, "x"),
+        "silu": (with_saved_derivative(jax.nn.silu), True, False, "x"),
+        "sigmoid": (jax.nn.sigmoid, False, False, "x"),
+        "log_sigmoid": (jax.nn.log_sigmoid, False, False, "x"),
+        "softplus": (jax.nn.softplus, False, False, "x"),
+        "softsign": (jax.nn.soft_sign, True, False, "x"),
+    },
+    "tests": {
+        "isfinite": (jnp.isfinite, False, False, "x"),
+        "isinf": (jnp.isinf, True, False, "x"),
+        "isnan": (jnp.isnan, True, False, "x"),
+    },
+    "bits and logic": {
+        "bitwise_not": (jnp.bitwise_not, False, False, "i"),
+        "logical_not": (jnp.logical_not, False, False, "x"),
+    },
 }
 
-BINARY: dict[str, tuple[ArrayFn, bool, bool]] = {
-    "arctan2": (jnp.arctan2, True, True),
-    "bitwise_and": (jnp.bitwise_and, True, False),
-    "bitwise_or": (jnp.bitwise_or, True, False),
-    "bitwise_xor": (jnp.bitwise_xor, True, False),
-    "equal": (jnp.equal, False, False),
-    "floor_divide": (jnp.floor_divide, False, True),
-    "greater": (jnp.greater, True, False),
-    "greater_equal": (jnp.greater_equal, False, False),
-    "hypot": (jnp.hypot, True, True),
-    "left_shift": (jnp.left_shift, True, False),
-    "less": (jnp.less, True, False),
-    "less_equal": (jnp.less_equal, False, False),
-    "logaddexp": (jnp.logaddexp, False, False),
-    "logical_and": (jnp.logical_and, True, False),
-    "logical_or": (jnp.logical_or, True, False),
-    "logical_xor": (jnp.logical_xor, True, False),
-    "maximum": (jnp.maximum, True, False),
-    "minimum": (jnp.minimum, True, False),
-    "not_equal": (jnp.not_equal, True, False),
-    "remainder": (jnp.remainder, False, True),
-    "right_shift": (jnp.right_shift, True, False),
+BINARY: Rows = {
+    "arithmetic": {
+        "remainder": (jnp.remainder, False, True, "x y"),
+        "floor_divide": (jnp.floor_divide, False, True, "x y"),
+        "maximum": (jnp.maximum, True, False, "x y"),
+        "minimum": (jnp.minimum, True, False, "x y"),
+    },
+    "comparison": {
+        "equal": (jnp.equal, False, False, "x y"),
+        "not_equal": (jnp.not_equal, True, False, "x y"),
+        "less": (jnp.less, True, False, "x y"),
+        "less_equal": (jnp.less_equal, False, False, "x y"),
+        "greater": (jnp.greater, True, False, "x y"),
+        "greater_equal": (jnp.greater_equal, False, False, "x y"),
+    },
+    "logic": {
+        "logical_and": (jnp.logical_and, True, False, "c d"),
+        "logical_or": (jnp.logical_or, True, False, "c d"),
+        "logical_xor": (jnp.logical_xor, True, False, "c d"),
+    },
+    "bits": {
+        "bitwise_and": (jnp.bitwise_and, True, False, "i j"),
+        "bitwise_or": (jnp.bitwise_or, True, False, "i j"),
+        "bitwise_xor": (jnp.bitwise_xor, True, False, "i j"),
+        "left_shift": (jnp.left_shift, True, False, "i j"),
+        "right_shift": (jnp.right_shift, True, False, "i j"),
+    },
+    "others": {
+        "arctan2": (jnp.arctan2, True, True, "x y"),
+        "hypot": (jnp.hypot, True, True, "x y"),
+        "logaddexp": (jnp.logaddexp, False, False, "x y"),
+    },
 }
 
 
-def _unary(name: str) -> Callable[..., Tensor]:
-    fn, keeps_zero, undefined = UNARY[name]
-
+def _unary(name: str, fn: ArrayFn, keeps_zero: bool, undefined: bool, operand: str) -> Callable[..., Tensor]:
     def lowering(x: Operand, **options: bool | float) -> Tensor:
         with_options = (lambda a: fn(a, **options)) if options else fn
         return elementwise(with_options, [x], keeps_zero=keeps_zero, undefined_at_zero=undefined)
 
     lowering.__name__ = lowering.__qualname__ = name
     lowering.__doc__ = f"Element-wise `{name}`, like `{_jax_name(fn)}`."
-    return op(lowering, numbers="dynamic")
+    return op(example=operand, split_invariant=True, numbers="dynamic")(lowering)
 
 
-def _binary(name: str) -> Callable[..., Tensor]:
-    fn, keeps_zero, undefined = BINARY[name]
-
+def _binary(
+    name: str, fn: ArrayFn, keeps_zero: bool, undefined: bool, operands: str
+) -> Callable[..., Tensor]:
     def lowering(x: Operand, y: Operand) -> Tensor:
         return elementwise(fn, [x, y], keeps_zero=keeps_zero, undefined_at_zero=undefined)
 
     lowering.__name__ = lowering.__qualname__ = name
     lowering.__doc__ = f"Element-wise `{name}`, broadcasting by name, like `jax.numpy.{name}`."
-    return op(lowering, numbers="dynamic")
+    return op(example=operands, split_invariant=True, numbers="dynamic")(lowering)
 
 
 def _jax_name(fn: ArrayFn) -> str:
@@ -292,19 +321,19 @@ def _jax_name(fn: ArrayFn) -> str:
     return next(f"{module.__name__}.{fn.__name__}" for module in modules if hasattr(module, fn.__name__))
 
 
-for _name in UNARY:
-    globals()[_name] = _unary(_name)
-for _name in BINARY:
-    globals()[_name] = _binary(_name)
+for _build, _table in ((_unary, UNARY), (_binary, BINARY)):
+    for _rows in _table.values():
+        for _name, _row in _rows.items():
+            globals()[_name] = _build(_name, *_row)
 
 
-@op(numbers="dynamic")
+@op(example="x y", split_invariant=True, numbers="dynamic")
 def add(x: Operand, y: Operand) -> Tensor:
     """`x + y`, broadcasting by name. The sum of two pending sums is one pending sum."""
     return _add(jnp.add, x, y)
 
 
-@op(numbers="dynamic")
+@op(example="x y", split_invariant=True, numbers="dynamic")
 def subtract(x: Operand, y: Operand) -> Tensor:
     """`x - y`, broadcasting by name. The difference of two pending sums is one pending sum."""
     return _add(jnp.subtract, x, y)
@@ -325,14 +354,14 @@ def _add(fn: ArrayFn, x: Operand, y: Operand) -> Tensor:
     return elementwise(fn, [x, y])
 
 
-@op(numbers="dynamic")
+@op(example="x", split_invariant=True, numbers="dynamic")
 def negative(x: Operand) -> Tensor:
     """`-x`. A pending sum stays pending."""
     x = as_slice(x)
     return _linear(jnp.negative, [x]) if x.pending else elementwise(jnp.negative, [x])
 
 
-@op(numbers="dynamic")
+@op(example="x y", split_invariant=True, numbers="dynamic")
 def multiply(x: Operand, y: Operand) -> Tensor:
     """`x * y`, broadcasting by name. A pending sum times a number stays pending."""
     for one, other in ((x, y), (y, x)):
@@ -344,7 +373,7 @@ def multiply(x: Operand, y: Operand) -> Tensor:
     return elementwise(jnp.multiply, [x, y])
 
 
-@op(numbers="dynamic")
+@op(example="x y", split_invariant=True, numbers="dynamic")
 def divide(x: Operand, y: Operand) -> Tensor:
     """`x / y`, broadcasting by name. A pending sum divided by a number stays pending."""
     if isinstance(y, NUMBER_TYPES) and isinstance(x, Tensor):
@@ -356,7 +385,7 @@ def divide(x: Operand, y: Operand) -> Tensor:
     return elementwise(jnp.divide, [x, y], keeps_zero=False, undefined_at_zero=True)
 
 
-@op(numbers="static integers")
+@op(example="p x", split_invariant=True, numbers="static integers")
 def power(x: Operand, y: Operand) -> Tensor:
     """`x ** y`, broadcasting by name, like `jax.numpy.power`.
 
@@ -393,7 +422,7 @@ def _power(x: jax.Array, y: jax.Array | Number) -> jax.Array:
     return jnp.where(y < 0, jnp.where(jnp.abs(base) == 1, sign, 0).astype(result.dtype), result)
 
 
-@op
+@op(example=lambda op, x: op(x, jnp.bfloat16), split_invariant=True)
 def astype(x: Tensor, dtype: DTypeLike) -> Tensor:
     """Cast to a dtype. Between floating-point dtypes a pending sum stays pending.
 
@@ -415,7 +444,7 @@ def astype(x: Tensor, dtype: DTypeLike) -> Tensor:
     return elementwise(lambda a: a.astype(dtype), [x])
 
 
-@op(numbers="dynamic")
+@op(example="c x y", split_invariant=True, numbers="dynamic")
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
     """`x` where the condition is true and `y` elsewhere, broadcasting by name in the dim order of the values.
 
@@ -435,7 +464,7 @@ def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
     return elementwise(lambda x, y, c: jnp.where(c, x, y), [x, y, condition])
 
 
-@op(numbers="dynamic")
+@op(example="x u p", split_invariant=True, numbers="dynamic")
 def clip(
     x: Operand,
     low: Operand | None = None,
@@ -464,13 +493,13 @@ def clip(
     return as_slice(x)
 
 
-@op
+@op(example="x", split_invariant=True)
 def round(x: Tensor, decimals: int = 0) -> Tensor:
     """Round to a number of decimals, halves to even, like `jax.numpy.round`."""
     return elementwise(lambda a: jnp.round(a, decimals), [x])
 
 
-@op(numbers="dynamic")
+@op(example="x", split_invariant=True, numbers="dynamic")
 def stop_gradient(x: PyTree) -> PyTree:
     """Treat a tensor, or a pytree of tensors, as constant for differentiation.
 
@@ -494,9 +523,3 @@ def stop_gradient(x: PyTree) -> PyTree:
 ALIASES = {"mod": "remainder", "pow": "power", "swish": "silu"}
 for _name, _original in ALIASES.items():
     globals()[_name] = globals()[_original]
-
-
-__all__ = [
-    "add", "astype", "clip", "divide", "multiply", "negative", "power", "round", "stop_gradient", "subtract",
-    "where", *UNARY, *BINARY, *ALIASES,
-]  # fmt: skip

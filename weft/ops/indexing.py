@@ -155,7 +155,7 @@ def _index_lowering(x: Tensor, where: Pairs) -> Tensor:
 
 
 _index_lowering.__name__ = "index"  # the name in errors and plans
-_index = op(_index_lowering)
+_index = op(example=lambda op, x: op(x, ("a", 2)), mixes_rows=True)(_index_lowering)
 
 
 def _at(x: Tensor, dim: Dim, position: Position) -> Tensor:
@@ -215,7 +215,7 @@ def _range(array: jax.Array, dim_index: int, dim: Dim, axes: Axes, positions: ra
     return lax.slice_in_dim(array, 0, length, positions.step, dim_index)
 
 
-@op
+@op(example=lambda op, x, start: op(x, "a", start, 2), mixes_rows=True)
 def slice(x: Tensor, dim: DimLike, start: int | Tensor, size: int | Dim) -> Tensor:
     """`size` elements of a dim, beginning at `start`.
 
@@ -265,7 +265,7 @@ def _own_part(array: jax.Array, dim_index: int, axes: Axes, start: jax.Array, le
     return lax.dynamic_slice_in_dim(array, first, length, dim_index)
 
 
-@op
+@op(example=lambda op, x, ids: op(x, "a", 1, ids.rename(m="a") * 0.5), mixes_rows=True)
 def update(x: Tensor, dim: DimLike, start: int | Tensor, value: Operand) -> Tensor:
     """Replace the elements of a dim from `start` on by `value`.
 

@@ -24,7 +24,7 @@ from ..core.retrace import Retrace
 from ..core.tensor import Tensor
 
 
-@op(functions=True)
+@op(example=lambda op, x: op(lambda array: array * 2, x, out=x.dims, splittable=x.dims), functions=True)
 def local(
     fn: Callable[..., jax.Array | Sequence[jax.Array]],
     *tensors: Tensor,
@@ -153,7 +153,7 @@ def callback(fn: Callable[..., ArrayLike], *tensors: Tensor, out: Tensor) -> Ten
     return _callback(fn, *tensors, dims=out.dims, dtype=out.dtype)
 
 
-@op(cached=False)
+@op(example=lambda op, x: op(lambda array: array * 2, x, out=x), mixes_rows=True, cached=False)
 def _callback(
     fn: Callable[..., ArrayLike], *tensors: Tensor, dims: tuple[Dim, ...], dtype: np.dtype
 ) -> Tensor:
@@ -195,7 +195,7 @@ def _unsplit(t: Tensor) -> jax.Array:
     return reshard(t, ((),) * len(t.dims))
 
 
-@op
+@op(example="x")
 def debug(x: Tensor, label: str = "") -> Tensor:
     """Print a tensor when the program runs, and return it unchanged. A split tensor is gathered.
 

@@ -55,7 +55,7 @@ def take(table: Tensor, ids: Operand, dim: DimLike, fill: Number | None = None) 
         raise error.located(format_call("take", (table, ids, dim), {})) from None
 
 
-@op(numbers="dynamic")
+@op(example=lambda op, x, ids: op(x, ids, "a"), mixes_rows=True, split_invariant=True, numbers="dynamic")
 def _take(table: Tensor, ids: Operand, dim: DimLike, fill: Number | None) -> Tensor:
     table, ids = as_slice(table), _as_ids(ids)
     chosen = _index_dim(table, ids, dim)
@@ -85,7 +85,7 @@ def _look_up(table: Tensor, ids: Tensor, chosen: Dim, fill: Number | None) -> Te
     return slice_tensor(result, dims, pending=splits[chosen])
 
 
-@op
+@op(example=lambda op, j: op(j, Dim("n", 5)))
 def one_hot(ids: Operand, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
     """One-hot vectors along a new last dim. An index out of range gives zeros.
 
@@ -110,7 +110,7 @@ def one_hot(ids: Operand, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
     return slice_tensor(fill_padding(result, dims, splits), dims)
 
 
-@op(numbers="dynamic")
+@op(example=lambda op, x, ids: op(x, ids, 1.5, "a"), mixes_rows=True, numbers="dynamic")
 def scatter_add(x: Tensor, ids: Operand, updates: Operand, dim: DimLike) -> Tensor:
     """Add updates to `x` at the given indices along a dim. Updates at indices out of range are dropped.
 

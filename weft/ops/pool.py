@@ -33,7 +33,7 @@ from .typing import ArrayFn, Number
 
 
 @accept_dim_keys
-@op
+@op(example=lambda op, x: op(x, {"a": 3}, stride=1), mixes_rows=True)
 def max_pool(
     x: Tensor,
     window: Mapping[DimLike, int],
@@ -70,7 +70,7 @@ def max_pool(
 
 
 @accept_dim_keys
-@op
+@op(example=lambda op, x: op(x, {"a": 2}), mixes_rows=True)
 def avg_pool(
     x: Tensor,
     window: Mapping[DimLike, int],
@@ -154,7 +154,7 @@ def _pooled(
 
 
 @accept_dim_keys
-@op
+@op(example=lambda op, x: op(x, "a", Dim("w", 2)), mixes_rows=True)
 def windows(
     x: Tensor,
     dim: DimLike,

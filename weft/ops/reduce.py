@@ -71,7 +71,7 @@ def _linear_sum(x: Tensor, dims: DimsLike | None, scale: float | None) -> Tensor
     return slice_tensor(result, _remaining(x, reduced), pending=pending | set(_split_axes(x, reduced)))
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
 def sum(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """The sum over dims, by default all of them.
 
@@ -82,7 +82,7 @@ def sum(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     return _linear_sum(x, dims, None)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
 def mean(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """The mean over dims, by default all of them.
 
@@ -97,7 +97,7 @@ def mean(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     return _linear_sum(x, dims, 1.0 / count)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
 def var(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """The (population) variance over dims, by default all of them.
 
@@ -111,7 +111,7 @@ def var(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     return mean(centered * centered, dims)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True)
 def std(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """The (population) standard deviation over dims, by default all of them.
 
@@ -190,7 +190,7 @@ def _max_or_min(x: Tensor, dims: DimsLike | None, sign: int) -> Tensor:
     return slice_tensor(fill_padding(result, remaining, active.context.splits(remaining)), remaining)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
 def max(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """The maximum over dims. Ties share the gradient, as in `jax.numpy`.
 
@@ -201,7 +201,7 @@ def max(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     return _max_or_min(x, dims, +1)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
 def min(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """The minimum over dims. Ties share the gradient, as in `jax.numpy`."""
     return _max_or_min(x, dims, -1)
@@ -214,19 +214,19 @@ def _any_or_all(x: Tensor, dims: DimsLike | None, sign: int) -> Tensor:
     return _max_or_min(x, dims, sign)
 
 
-@op
+@op(example=lambda op, c: op(c, "a"), mixes_rows=True)
 def any(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """Whether any element along the dims is true."""
     return _any_or_all(x, dims, +1)
 
 
-@op
+@op(example=lambda op, c: op(c, "a"), mixes_rows=True)
 def all(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """Whether all elements along the dims are true."""
     return _any_or_all(x, dims, -1)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
 def prod(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """The product over dims. Devices gather each other's partial products.
 
@@ -286,7 +286,7 @@ def _pvary_like(array: jax.Array, other: jax.Array) -> jax.Array:
     return collectives.pvary(array, collectives.varying_axes(other))
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
 def logsumexp(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """`log(sum(exp(x)))` over dims, without overflow.
 
@@ -323,7 +323,7 @@ def _softmax_jvp(
     return result, result * (tangent - mean_tangent)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
 def softmax(x: Tensor, dim: DimLike) -> Tensor:
     """`exp(x) / sum(exp(x))` along a dim.
 
@@ -338,7 +338,7 @@ def softmax(x: Tensor, dim: DimLike) -> Tensor:
     return slice_tensor(fill_padding(result, x.dims, layout_splits(x)), x.dims)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
 def log_softmax(x: Tensor, dim: DimLike) -> Tensor:
     """`x - logsumexp(x)` along a dim.
 

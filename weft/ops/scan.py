@@ -34,7 +34,7 @@ from ..core.context import Frame, active
 from ..core.dims import Dim, DimLike, check_distinct
 from ..core.errors import ProgramError
 from ..core.op import op
-from ..core.operands import slice_tensor
+from ..core.operands import check_along, slice_tensor
 from ..core.reshard import materialize, reshard
 from ..core.retrace import Retrace, trace_with_guess
 from ..core.tensor import Tensor
@@ -43,7 +43,12 @@ from ..core.types import PyTree
 Leaf = Tensor | jax.Array
 
 
-@op(functions=True)
+@op(
+    example=lambda op, x, d: op(lambda c, row: (c + row, c * row), d * 1.0, x, "a"),
+    mixes_rows=True,
+    split_invariant=True,
+    functions=True,
+)
 def scan(
     f: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     carry: PyTree,
@@ -75,6 +80,7 @@ def scan(
     carries, carry_tree = flatten(carry)
     items, items_tree = flatten(xs)
     dim = common_dim(items, dim)
+    check_along([dim])
     carries = [materialize(c) if isinstance(c, Tensor) else numbers_as_tensors(c) for c in carries]
     carries = [strip_weak_type(c) for c in carries]
     attempt = _Scan(f, dim, carries, carry_tree, items, items_tree, reverse, unroll)

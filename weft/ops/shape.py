@@ -37,7 +37,7 @@ from .elementwise import align
 from .refinement import DimGroup, refine_dims
 
 
-@op
+@op(example=lambda op, x: op(x, {"a": "n"}))
 def rename(x: Tensor, names: Mapping[str, DimLike]) -> Tensor:
     """Rename dims. This is the way to change how a dim is split.
 
@@ -67,7 +67,7 @@ def rename(x: Tensor, names: Mapping[str, DimLike]) -> Tensor:
     return linear_result(x, x._read(), dims, x.splits)
 
 
-@op
+@op(example=lambda op, x: op(x, ["b", "a"]), split_invariant=True)
 def transpose(x: Tensor, dims: DimsLike) -> Tensor:
     """Reorder the dims of a tensor.
 
@@ -90,7 +90,7 @@ def transpose(x: Tensor, dims: DimsLike) -> Tensor:
     return linear_result(x, x._read().transpose(permutation), order, tuple(x.splits[n] for n in permutation))
 
 
-@op
+@op(example=lambda op, x: op(x, [Dim("n", 2), *x.dims]))
 def broadcast_to(x: Tensor, dims: DimsLike) -> Tensor:
     """Repeat a tensor along the dims that it lacks. `dims` are all dims of the result.
 
@@ -122,7 +122,7 @@ def _expand(array: jax.Array, have: Sequence[Dim], want: Sequence[Dim]) -> jax.A
     return array.reshape((1,) * (len(want) - array.ndim) + array.shape)
 
 
-@op
+@op(example=lambda op, x: op(x, "m=9 n=2"), mixes_rows=True)
 def reshape(x: Tensor, dims: DimsLike) -> Tensor:
     """Reshape to other dims of the same total size, in row-major order.
 
@@ -142,7 +142,7 @@ def reshape(x: Tensor, dims: DimsLike) -> Tensor:
     return _reshape(x, new)
 
 
-@op
+@op(example=lambda op, x: op(x, "a", "m=2 n=3"), mixes_rows=True)
 def split(x: Tensor, dim: DimLike, into: DimsLike) -> Tensor:
     """Split one dim into several, in row-major order: `split(x, "length", [blocks, block])`.
 
@@ -159,7 +159,7 @@ def split(x: Tensor, dim: DimLike, into: DimsLike) -> Tensor:
     return _reshape(x, x.dims[:n] + parts + x.dims[n + 1 :])
 
 
-@op
+@op(example=lambda op, x: op(x, ["b", "a"], "n"), mixes_rows=True)
 def merge(x: Tensor, dims: DimsLike, into: DimLike) -> Tensor:
     """Merge several dims into one, in row-major order: `merge(x, ["a", "b"], ab)`. It replaces the first one.
 
@@ -271,7 +271,7 @@ def _reshard_refined(
     return slice_tensor(reshard(finer, target).reshape(ctx.slice_shape(new, splits)), new, splits)
 
 
-@op
+@op(example=lambda op, x, p: op([x, p], "n"))
 def stack(tensors: Sequence[Tensor], dim: DimLike) -> Tensor:
     """Stack tensors with the same dims along a new first dim.
 
@@ -304,7 +304,7 @@ def stack(tensors: Sequence[Tensor], dim: DimLike) -> Tensor:
     return slice_tensor(array, (new, *dims), ((), *rest))
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True)
 def unstack(x: Tensor, dim: DimLike) -> list[Tensor]:
     """Split a tensor along a dim into a list of tensors without it.
 

@@ -29,7 +29,7 @@ from .elementwise import align
 from .typing import Number
 
 
-@op
+@op(example=lambda op, x, p: op([x, p], "a"), mixes_rows=True)
 def concat(tensors: Sequence[Tensor], dim: DimLike) -> Tensor:
     """Concatenate tensors along a dim that all of them have. A split dim stays split.
 
@@ -95,7 +95,7 @@ def _check_parts(slices: list[Tensor], name: str) -> list[Dim]:
     return parts
 
 
-@op
+@op(example=lambda op, x: op(x, "a", 1, 2, value=3.0), mixes_rows=True)
 def pad(x: Tensor, dim: DimLike, before: int, after: int, value: Number = 0) -> Tensor:
     """Extend a dim at both ends, by default with zeros.
 
@@ -134,7 +134,7 @@ def pad(x: Tensor, dim: DimLike, before: int, after: int, value: Number = 0) -> 
     return slice_tensor(fill_padding(array, dims, splits), dims, splits)
 
 
-@op
+@op(example=lambda op, x: op(x, "a", -1), mixes_rows=True)
 def shift(x: Tensor, dim: DimLike, by: int, wrap: bool = False) -> Tensor:
     """Shift the elements along a dim: `out[i] = x[i - by]`.
 
@@ -166,7 +166,7 @@ def shift(x: Tensor, dim: DimLike, by: int, wrap: bool = False) -> Tensor:
     return slice_tensor(fill_padding(array, x.dims, splits, only=[dim]), x.dims)
 
 
-@op
+@op(example=lambda op, x: op(x, "a", 2), mixes_rows=True)
 def roll(x: Tensor, dim: DimLike, by: int) -> Tensor:
     """Roll the elements along a dim by `by` positions, like `numpy.roll`.
 
@@ -177,7 +177,7 @@ def roll(x: Tensor, dim: DimLike, by: int) -> Tensor:
     return shift(x, dim, by, wrap=True)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True)
 def flip(x: Tensor, dim: DimLike) -> Tensor:
     """Reverse the elements along a dim.
 

@@ -67,7 +67,7 @@ def _arg_extreme(x: Tensor, dim: DimLike, sign: int) -> Tensor:
     return slice_tensor(best.squeeze(dim_index), _replace(x.dims, dim_index))
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True)
 def argmax(x: Tensor, dim: DimLike) -> Tensor:
     """The index of the maximum along a dim. The first one wins ties; NaN counts as the maximum.
 
@@ -78,7 +78,7 @@ def argmax(x: Tensor, dim: DimLike) -> Tensor:
     return _arg_extreme(x, dim, +1)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True)
 def argmin(x: Tensor, dim: DimLike) -> Tensor:
     """The index of the minimum along a dim. The first one wins ties; NaN counts as the minimum.
 
@@ -89,7 +89,7 @@ def argmin(x: Tensor, dim: DimLike) -> Tensor:
     return _arg_extreme(x, dim, -1)
 
 
-@op
+@op(example=lambda op, x: op(x, "a", Dim("k", 2)), mixes_rows=True)
 def top_k(x: Tensor, dim: DimLike, k_dim: Dim) -> tuple[Tensor, Tensor]:
     """The k largest elements along a dim, in descending order, and their indices, like `jax.lax.top_k`.
 
@@ -134,7 +134,7 @@ def _lowest(dtype: DTypeLike) -> float | int | bool:
     return -math.nan if jnp.issubdtype(dtype, jnp.inexact) else extreme_value(dtype, -1)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True)
 def sort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
     """Sort the elements along a dim. A split dim is gathered.
 
@@ -149,7 +149,7 @@ def sort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
     return slice_tensor(array, x.dims, splits)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True)
 def argsort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
     """The indices that sort a dim; the sort is stable. A split dim is gathered.
 
@@ -241,7 +241,7 @@ def _cumulative(x: Tensor, dim: DimLike, exclusive: bool, reverse: bool, kind: _
     return slice_tensor(fill_padding(result, x.dims, layout_splits(x)), x.dims)
 
 
-@op
+@op(example=lambda op, x: op(x, "a", exclusive=True), mixes_rows=True)
 def cumsum(x: Tensor, dim: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """The cumulative sum along a dim. If the dim is split, devices exchange the sums of their blocks only.
 
@@ -258,7 +258,7 @@ def cumsum(x: Tensor, dim: DimLike, exclusive: bool = False, reverse: bool = Fal
     return _cumulative(as_slice(x), dim, exclusive, reverse, _SUM)
 
 
-@op
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True)
 def cumprod(x: Tensor, dim: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """The cumulative product along a dim; arguments as for `cumsum`.
 

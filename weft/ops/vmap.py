@@ -39,7 +39,7 @@ def vmap(f: Callable[..., PyTree], dim: DimLike) -> Callable[..., PyTree]:
     return functools.partial(_vmap, f, dim)
 
 
-@op(functions=True)
+@op(example=lambda op, x: op(lambda row: row * row["b", 0], "a")(x), functions=True)
 def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
     ctx = active.context
     leaves, tree = flatten((args, kwargs))

@@ -40,7 +40,7 @@ from .schedules import SCHEDULES
 from .stages import Leaf, PipelineSpec, StageRunner, without_leading_dim
 
 
-@op(functions=True)
+@op(example=lambda op, p, kernel: op(lambda x, w: x * w, p, kernel["f", 0], "w", batch="a"), functions=True)
 def pipeline(
     f: Callable[..., PyTree],
     x: PyTree,

@@ -68,7 +68,7 @@ def _block_of_batch(
     return tuple(zip(*blocks, strict=True)) if blocks else ((), (), ())  # type: ignore[return-value]
 
 
-@op
+@op(example=lambda op, key: op(key, "a=6 b=3"))
 def bits(key: jax.Array, dims: DimsLike, bit_width: int = 32) -> Tensor:
     """Random bits as unsigned integers, equal to `jax.random.bits`."""
     if str(bit_width) not in map(str, BIT_WIDTHS):
@@ -80,7 +80,7 @@ def bits(key: jax.Array, dims: DimsLike, bit_width: int = 32) -> Tensor:
     return _draw(threefry.block_bits, key, dims, bit_width)
 
 
-@op
+@op(example=lambda op, key: op(key, "a=6 b=3", -1.0, 2.0))
 def uniform(
     key: jax.Array, dims: DimsLike, low: float = 0.0, high: float = 1.0, dtype: DTypeLike = jnp.float32
 ) -> Tensor:
@@ -94,13 +94,13 @@ def uniform(
     return _draw(threefry.block_uniform, key, dims, dtype, low, high)
 
 
-@op
+@op(example=lambda op, key: op(key, "a=6 b=3"))
 def normal(key: jax.Array, dims: DimsLike, dtype: DTypeLike = jnp.float32) -> Tensor:
     """Standard normal random numbers, equal to `jax.random.normal`."""
     return _draw(threefry.block_normal, key, dims, dtype)
 
 
-@op
+@op(example=lambda op, key: op(key, "a=6 b=3"))
 def truncated_normal(
     key: jax.Array, dims: DimsLike, low: float = -2.0, high: float = 2.0, dtype: DTypeLike = jnp.float32
 ) -> Tensor:
@@ -119,7 +119,7 @@ def truncated_normal(
     return _draw(block_draw, key, dims)
 
 
-@op
+@op(example=lambda op, key: op(key, "a=6 b=3"))
 def gumbel(key: jax.Array, dims: DimsLike, dtype: DTypeLike = jnp.float32) -> Tensor:
     """Gumbel random numbers: `-log(-log(uniform))`."""
     canonical_dtype(dtype)
@@ -132,14 +132,14 @@ def gumbel(key: jax.Array, dims: DimsLike, dtype: DTypeLike = jnp.float32) -> Te
     return _draw(block_draw, key, dims)
 
 
-@op(numbers="dynamic")
+@op(example=lambda op, key: op(key, "a=6 b=3", 0.3), numbers="dynamic")
 def bernoulli(key: jax.Array, dims: DimsLike, p: Operand = 0.5) -> Tensor:
     """Random booleans that are true with probability p, a number or a tensor."""
     drawn = _draw(threefry.block_uniform, key, dims, jnp.float32)
     return elementwise(jnp.less, [drawn, p], keeps_zero=False)
 
 
-@op
+@op(example=lambda op, key: op(key, "a=6 b=3", -3, 9))
 def randint(key: jax.Array, dims: DimsLike, low: int, high: int, dtype: DTypeLike = jnp.int32) -> Tensor:
     """Random integers in [low, high), uniform to within 2⁻³².
 
@@ -190,7 +190,7 @@ def _add_modular(a: jax.Array, b: jax.Array, size: jax.Array) -> jax.Array:
     return jnp.where((total < a) | (total >= size), total - size, total)
 
 
-@op
+@op(example=lambda op, key, x: op(key, x, "a"), mixes_rows=True)
 def categorical(key: jax.Array, logits: Tensor, dim: DimLike) -> Tensor:
     """Sample an index along a dim with the probabilities `softmax(logits)`."""
     logits = as_slice(logits)
@@ -198,7 +198,7 @@ def categorical(key: jax.Array, logits: Tensor, dim: DimLike) -> Tensor:
     return argmax(elementwise(jnp.add, [logits, noise]), dim)
 
 
-@op
+@op(example=lambda op, x, key: op(x, 0.5, key), split_invariant=True)
 def dropout(x: Tensor, rate: float, key: jax.Array) -> Tensor:
     """Set random elements of `x` to zero, and scale the others by 1 / (1 - rate).
 

@@ -1,11 +1,26 @@
-"""All families of ops. Each op has a row: how to draw it, its Weft function, and its oracle in plain JAX.
+"""All families of ops. A row has a function that draws an op, its Weft function, and its oracle in plain JAX.
+
+An op without a row gets one that is derived from its example, with Weft on one device as its oracle.
 
 Oracles work on NumPy and JAX arrays (`rows.A` picks the module). Programs are drawn with concrete NumPy values, which
 compile nothing, so that steps which would depend on rounding (a comparison of nearly equal numbers, a logarithm near 0)
 are detected and not drawn.
 """
 
-from . import calculus, control, elementwise, lookup, moves, neighbours, numbers, order, random, reduce, shape
+from . import (
+    calculus,
+    control,
+    derived,
+    elementwise,
+    lookup,
+    moves,
+    neighbours,
+    numbers,
+    order,
+    random,
+    reduce,
+    shape,
+)
 from .rows import Op as Op
 from .rows import Rows
 
@@ -24,6 +39,7 @@ FAMILIES: dict[str, Rows] = {
     "control": control.CONTROL,
     "calculus": calculus.CALCULUS,
 }
+FAMILIES["derived"] = derived.derived_rows(name for rows in FAMILIES.values() for name in rows)
 # Typed programs draw exact ops more often, and mix Python numbers with tensors.
 TYPED: dict[str, Rows] = FAMILIES | {"mixed": numbers.MIXED}
 TYPED |= {

@@ -180,7 +180,7 @@ CALCULUS: Rows = {
         _inline,
         apart=True,
     ),
-    "jvp": Op(draw_body(), _jvp_weft, _jvp, _sound_forward, apart=True),
+    "jvp": Op(draw_body(), _jvp_weft, _jvp, _sound_forward, apart=True, count=2),
     "vjp": Op(draw_body(), _vjp_weft, _vjp, _sound_inside, apart=True),
     "grad": Op(draw_body(), _grad_weft, _grad, _sound_inside, apart=True),
     "custom_vjp": Op(several(2), _own_rule_weft, _own_rule),

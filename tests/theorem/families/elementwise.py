@@ -204,13 +204,13 @@ DISCRETE: Rows = (
     | {
         "logical_not": Op(one("b"), wf.logical_not, lambda x: Named(~x.array, x.names)),
         "isfinite": Op(one("f"), wf.isfinite, lambda x: Named(A.isfinite(x.array), x.names)),
-        "to float": Op(
+        "astype float": Op(
             one("bi"),
             lambda x: x.astype(jnp.float64),
             lambda x: Named(x.array.astype(np.float64), x.names),
             exact=True,
         ),
-        "to whole": Op(
+        "astype integer": Op(
             one("f"),
             lambda x: x.astype(jnp.int32),
             lambda x: Named(x.array.astype(np.int32), x.names),

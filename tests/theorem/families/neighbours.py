@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,6 +149,14 @@ def _spread(x: Named, dim: str, by: int) -> Named:
     return Named(A.moveaxis(A.tensordot(x.array, rows, axes=([axis], [1])), -1, axis), x.names)
 
 
+def _conv_groups(
+    given: Sequence[Named], results: Sequence[Named], names: Any, window: Any, **_: Any
+) -> list[list[str]]:
+    kernel = [names[n] for n in given[1].names]
+    rest = [n for n in kernel if n not in window.values()]
+    return [kernel, [*given[0].names, *rest]]
+
+
 NEIGHBOURS: Rows = {
     "windows": Op(
         draw_windows,
@@ -163,5 +171,5 @@ NEIGHBOURS: Rows = {
         lambda x, **_: distinct(x) and not x.exact,
     ),
     "avg_pool": Op(draw_pool, wf.avg_pool, _pool("nanmean", np.nan)),
-    "conv": Op(draw_conv, _conv_weft, _conv, exact=True, adds=True, apart=True),
+    "conv": Op(draw_conv, _conv_weft, _conv, exact=True, adds=True, apart=True, groups=_conv_groups),
 }

@@ -77,5 +77,6 @@ ORDER: Rows = {
         distinct,
         exact=True,
         apart=True,
+        count=2,
     ),
 }

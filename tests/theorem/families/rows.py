@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,9 @@ class Op:
       adds: whether elements are summed, so that a result is narrow only if the sum of absolute values is.
       apart: whether a dim of an operand and a dim of a result may share a mesh axis, because no tensor has both;
         otherwise all dims of the op need different axes.
+      groups: takes the operands, the results and, by keyword, the options. Returns further groups of dims that need
+        different axes, because a tensor inside the op has them.
+      count: the number of results.
     """
 
     draw: Callable[..., Any]
@@ -42,6 +45,8 @@ class Op:
     exact: bool = False
     adds: bool = False
     apart: bool = False
+    groups: Callable[..., Iterable[Collection[str]]] | None = None
+    count: int = 1
 
     def apply(self, operands: Sequence[Named], options: dict[str, Any]) -> list[Named]:
         """The oracle's results. Concrete operands are checked to be sound."""

@@ -20,9 +20,11 @@ def _fit(x: Named, dims: Any) -> Named:
     return Named(A.broadcast_to(lined(x, names), shape), tuple(names))
 
 
-def _fit_weft(x: wf.Tensor, dims: Any) -> wf.Tensor:
+def fit_weft(x: wf.Tensor, dims: Any) -> wf.Tensor:
+    """The same for tensors; the maximum of integers, and whether any of booleans is true."""
     gone = [d for d in x.dims if (d.name, d.size) not in dims]
-    return wf.broadcast_to(wf.mean(x, gone) if gone else x, as_dims(dims))
+    reduce = {"i": wf.max, "u": wf.max, "b": wf.any}.get(x.dtype.kind, wf.mean)
+    return wf.broadcast_to(reduce(x, gone) if gone else x, as_dims(dims))
 
 
 def draw_rename(d: Any) -> Any:
@@ -164,7 +166,7 @@ SHAPE: Rows = {
     ),
     "fit": Op(
         lambda d: (lambda n: ((n,), {"dims": d.dims(2)}))(d.value("f")),
-        _fit_weft,
+        fit_weft,
         _fit,
         apart=True,
     ),
@@ -174,5 +176,6 @@ SHAPE: Rows = {
         lambda x, dim: [wf.unstack(x, dim)[n] for n in (0, -1)],
         _unstack,
         exact=True,
+        count=2,
     ),
 }

@@ -1,0 +1,22 @@
+"""Operands for the examples of ops, by name (`weft/core/registry.py`)."""
+
+import jax
+from compare import booleans, integers, real
+
+import weft as wf
+
+OPERANDS = {
+    "x": real(0, "a=6 b=3"),
+    "y": real(1, "b=3 a=6"),
+    "p": real(2, "a=6 b=3", 0.2, 2.0),
+    "u": real(3, "a=6 b=3", -0.9, 0.9),
+    "g": real(4, "a=6 b=3", 1.1, 3.0),
+    "i": integers(5, "a=6 b=3", 0, 5),
+    "j": integers(6, "a=6", 0, 5),
+    "c": booleans(7, "a=6 b=3"),
+    "d": booleans(8, "b=3"),
+    "ids": integers(9, "m=2", 0, 5),
+    "start": wf.tensor(2, ""),
+    "kernel": real(10, "w=3 b=3 f=2"),
+    "key": jax.random.key(7),
+}
