@@ -22,11 +22,13 @@ from trained_runs import stored
 
 from weft.cli.main import main
 from weft.core.errors import ProgramError
+from weft.core.field_text import flag_types, group_flags
 from weft.data import SentencePiece
 from weft.models import preset
 from weft.train import config_io
-from weft.train.config import DataConfig, build_schedule, recipe, recipes
+from weft.train.config import DataConfig, TrainConfig, recipe, recipes
 from weft.train.data_setup import RUN_TOKENIZER_FILE
+from weft.train.optimizer_setup import build_schedule
 from weft.train.progress import PlannedSpeed, ProgressReporter
 
 TINY = "--model.d-model 16 --model.d-ff 32 --model.heads 2 --model.d-kv 8 --model.layers 1"
@@ -68,7 +70,7 @@ def folder(tmp_path, monkeypatch):
 def weft(capsys, line, *more):
     """`weft train` in this process: exit code, stdout, stderr. Of a flag that comes twice the last counts."""
     once = {}
-    for flag, values in config_io._group_flags([*line.split(), *more]):
+    for flag, values in group_flags([*line.split(), *more]):
         once.pop(flag, None)
         once[flag] = values
     return weft_exactly(capsys, *(word for flag, values in once.items() for word in (flag, *values) if word))
@@ -557,7 +559,7 @@ def test_printed_settings_print_the_same(start, folder, capsys):
 def test_every_setting_can_be_had_as_a_flag(folder, capsys):
     code, out, _ = weft(capsys, "lm --help")
     assert code == 0
-    missing = [flag for flag in config_io.flag_types() if f"{flag} " not in out]
+    missing = [flag for flag in flag_types(TrainConfig) if f"{flag} " not in out]
     assert not missing
     bare = re.findall(r"(--\S+) \S+\s+│?\n?│?\s*\(default", out)
     assert not bare, "settings that nothing is said of"

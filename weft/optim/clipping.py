@@ -9,7 +9,7 @@ from weft.core.errors import ProgramError
 from weft.core.tensor import Tensor
 from weft.core.types import PyTree
 
-from ..core.fields import is_finite_number
+from ..core.field_types import is_finite_number
 from .named_tree import error_context, named_tensors, replace_tensors
 from .update_layout import (
     at_least_float32,

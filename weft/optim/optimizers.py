@@ -32,7 +32,8 @@ from weft.core.dims import Dim
 from weft.core.tensor import Tensor
 from weft.core.types import PyTree
 
-from ..core.fields import check_fields
+from ..core.field_types import NonNegative, Share
+from ..core.fields import documented, validate
 from .named_tree import (
     any_specs,
     check_patterns,
@@ -52,7 +53,7 @@ from .update_layout import (
     update_scope,
 )
 
-LearningRate = float | Schedule | Callable[[Tensor], Tensor]
+LearningRate = NonNegative | Schedule | Callable[[Tensor], Tensor]
 Dims = tuple[Dim, ...]
 State = dict[str, Any]  # {"step": Tensor, quantity: {parameter name: Tensor}}
 ParamState = dict[str, Tensor]  # of one parameter, by quantity
@@ -71,30 +72,27 @@ class StepInfo:
     count: Any
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """The base class of optimizers. A subclass defines its state per parameter and the update rule.
-
-    Attributes:
-      learning_rate: a number, a schedule, or a function from a step (a tensor) to a learning rate.
-      weight_decay: decoupled weight decay, multiplied by the learning rate.
-      decayed: name patterns of the parameters with weight decay; `*` matches any characters. The default is
-        every parameter with at least two dims, not counting stacked dims, that is not called `bias`.
-      stacked_dims: names of the dims along which layers or experts are stacked.
-    """
+    """The base class of optimizers. A subclass defines its state per parameter and the update rule."""
 
     learning_rate: LearningRate = field(kw_only=False)
-    weight_decay: float = 0.0
+    """A number, a schedule, or a function from a step (a tensor) to a learning rate."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay, multiplied by the learning rate."""
     decayed: tuple[str, ...] | None = None
+    """Name patterns of the parameters with weight decay; `*` matches any characters. The default is every
+    parameter with at least two dims, not counting stacked dims, that is not called `bias`."""
     stacked_dims: tuple[str, ...] = ("layers", "experts")
+    """Names of the dims along which layers or experts are stacked."""
 
     def __post_init__(self) -> None:
         for name in ("decayed", "stacked_dims"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        rate = {} if callable(self.learning_rate) else {"learning_rate": "not negative"}
-        check_fields(self, rate | {"weight_decay": "not negative"} | self.field_rules(), self.example_call())
+        validate(self, hint=f"for example {self.example_call()}")
 
     def init(self, params: PyTree) -> State:
         """The initial state. If the parameters are specs, so is the state."""
@@ -132,10 +130,6 @@ class Optimizer:
 
     # Defined by each subclass
 
-    def field_rules(self) -> dict[str, str]:
-        """For each field the name of its rule in `core.fields.FIELD_RULES`."""
-        raise NotImplementedError
-
     def example_call(self) -> str:
         """A valid constructor call, for error messages."""
         raise NotImplementedError
@@ -151,24 +145,20 @@ class Optimizer:
         raise NotImplementedError
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Momentum(Optimizer):
     """Gradient descent with momentum. Without momentum its only state is the step, if a schedule needs it.
-
-    Attributes:
-      momentum: the decay of the accumulated gradients.
-      nesterov: whether to use Nesterov momentum.
 
     >>> w = wf.parameter(wf.ones("a=2"))
     >>> Momentum(0.5).update(wf.ones("a=2"), {}, w)
     (f32[a=2] [0.5, 0.5], {})
     """
 
-    momentum: float = 0.0
+    momentum: Share = 0.0
+    """The decay of the accumulated gradients."""
     nesterov: bool = False
-
-    def field_rules(self) -> dict[str, str]:
-        return {"momentum": "share"}
+    """Whether to use Nesterov momentum."""
 
     def example_call(self) -> str:
         return "Momentum(0.1, momentum=0.9)"
@@ -186,22 +176,18 @@ class Momentum(Optimizer):
         return direction * info.rate, {"momentum": momentum}
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Optimizer):
-    """Adam with bias correction and decoupled weight decay (Loshchilov and Hutter, 2019).
+    """Adam with bias correction and decoupled weight decay (Loshchilov and Hutter, 2019)."""
 
-    Attributes:
-      beta1, beta2: the decay of the first and of the second moment.
-      epsilon: added to the square root of the second moment.
-    """
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
-
-    def field_rules(self) -> dict[str, str]:
-        return {"beta1": "share", "beta2": "share", "epsilon": "not negative"}
+    beta1: Share = 0.9
+    """The decay of the first moment."""
+    beta2: Share = 0.999
+    """The decay of the second moment."""
+    epsilon: NonNegative = 1e-8
+    """Added to the square root of the second moment."""
+    weight_decay: NonNegative = 0.01
 
     def example_call(self) -> str:
         return "AdamW(3e-4, beta1=0.9, beta2=0.95, weight_decay=0.1)"
@@ -223,20 +209,15 @@ class AdamW(Optimizer):
         return step * info.rate, {"mean": mean, "variance": variance}
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Lion(Optimizer):
-    """Lion: the sign of an interpolated momentum (Chen et al., 2023).
+    """Lion: the sign of an interpolated momentum (Chen et al., 2023)."""
 
-    Attributes:
-      beta1: the weight of the momentum in the interpolation whose sign is the update.
-      beta2: the decay of the momentum.
-    """
-
-    beta1: float = 0.9
-    beta2: float = 0.99
-
-    def field_rules(self) -> dict[str, str]:
-        return {"beta1": "share", "beta2": "share"}
+    beta1: Share = 0.9
+    """The weight of the momentum in the interpolation whose sign is the update."""
+    beta2: Share = 0.99
+    """The decay of the momentum."""
 
     def example_call(self) -> str:
         return "Lion(1e-4, beta1=0.9, beta2=0.99)"

@@ -29,7 +29,8 @@ from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
 from weft.ops.optax import OptaxOptimizer
 
-from ..core.fields import check_fields
+from ..core.field_types import NonNegative, PositiveInt, Share
+from ..core.fields import documented, validate
 from ..optim.ema import init_ema, with_ema_params
 from ..optim.named_tree import any_specs, error_context, named_tensors, replace_tensors
 from ..optim.optimizers import Momentum
@@ -48,31 +49,24 @@ from .step import TrainStep
 METRIC_REDUCTIONS = {"loss": wf.mean, "grad_norm": wf.mean, "tokens": wf.sum, "finite": wf.all}
 
 
+@documented
 @dataclass(frozen=True)
 class DiLoCo:
-    """Inner steps of each replica, and outer steps of all replicas together.
-
-    Attributes:
-      inner: the optimizer of the inner steps, or a `train_step` with further options.
-      replicas: the number of replicas.
-      every: the number of inner steps before each outer step.
-      outer_rate, outer_momentum: the learning rate and Nesterov momentum of the outer steps.
-    """
+    """Inner steps of each replica, and outer steps of all replicas together."""
 
     inner: Any
-    replicas: int
-    every: int
-    outer_rate: float = 0.7
-    outer_momentum: float = 0.9
+    """The optimizer of the inner steps, or a `train_step` with further options."""
+    replicas: PositiveInt
+    """The number of replicas."""
+    every: PositiveInt
+    """The number of inner steps before each outer step."""
+    outer_rate: NonNegative = 0.7
+    """The learning rate of the outer steps."""
+    outer_momentum: Share = 0.9
+    """The Nesterov momentum of the outer steps."""
 
     def __post_init__(self) -> None:
-        rules = {
-            "replicas": "count",
-            "every": "count",
-            "outer_rate": "not negative",
-            "outer_momentum": "share",
-        }
-        check_fields(self, rules, "DiLoCo(AdamW(4e-4), replicas=4, every=500)")
+        validate(self, hint="for example DiLoCo(AdamW(4e-4), replicas=4, every=500)")
         if not isinstance(self.inner, TrainStep):
             object.__setattr__(self, "inner", TrainStep(self.inner))
         if isinstance(self.inner.optimizer, OptaxOptimizer):

@@ -25,7 +25,7 @@ from weft.core.errors import ProgramError
 from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
 
-from ..core.fields import is_finite_number
+from ..core.field_types import is_finite_number
 from ..optim.update_layout import at_least_float32
 
 WeightFunction = Callable[[Any], Any]

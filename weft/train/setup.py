@@ -28,8 +28,9 @@ from ..checkpoint.manifest import CHECKPOINTS_FOLDER
 from ..distributed import rendezvous
 from . import data_setup
 from .auto_layout import AUTO, search_layout
-from .config import TrainConfig, build_schedule
+from .config import TrainConfig
 from .evaluate import eval_step
+from .optimizer_setup import build_schedule
 from .trainer import Trainer, build_trainer
 
 RATES_PER_CHUNK = 1 << 12  # steps whose learning rates are computed together

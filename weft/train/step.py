@@ -23,7 +23,8 @@ from weft.core.types import PyTree
 from weft.ops.optax import OptaxOptimizer
 from weft.random import keys
 
-from ..core.fields import check_fields
+from ..core.field_types import Positive, PositiveInt, Share
+from ..core.fields import validate
 from ..optim.clipping import clip_by_global_norm, global_norm
 from ..optim.ema import init_ema, update_ema
 from ..optim.named_tree import error_context
@@ -42,9 +43,9 @@ class TrainStep:
     """
 
     optimizer: Any
-    clip: float | None = None
-    micro: int = 1
-    average: float | None = None
+    clip: Positive | None = None
+    micro: PositiveInt = 1
+    average: Share | None = None
     skip_nonfinite: bool = False
     norm: bool = False
     weight: WeightFunction | None = None
@@ -58,17 +59,11 @@ class TrainStep:
                 rule="the optimizer is one of weft.optim's, or an optax transformation",
                 hint="train_step(AdamW(1e-3))",
             ).located(f"train_step({self.optimizer!r})")
-        optional = {"clip": "positive", "average": "share"}
-        given = {name: rule for name, rule in optional.items() if getattr(self, name) is not None}
-        check_fields(
-            self, {"micro": "count"} | given, "train_step(optimizer, clip=1.0, micro=4, average=0.999)"
+        validate(
+            self,
+            hint="for example train_step(optimizer, clip=1.0, micro=4, average=0.999, "
+            'weight=lambda batch: wf.sum(batch["weights"]))',
         )
-        if self.weight is not None and not callable(self.weight):
-            raise ProgramError(
-                f"train_step was given weight={self.weight!r}",
-                rule="weight= is a function from a batch to the divisor of its loss",
-                hint='weight=lambda batch: wf.sum(batch["weights"])',
-            ).located("train_step(optimizer, weight=…)")
 
     @property
     def __name__(self) -> str:

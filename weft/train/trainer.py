@@ -14,8 +14,9 @@ from weft.core.tensor import Tensor
 from weft.core.types import PyTree
 
 from ..optim.ema import with_ema_params
-from .config import TrainConfig, build_optimizer
+from .config import TrainConfig
 from .diloco import DiLoCo
+from .optimizer_setup import build_optimizer
 from .step import TrainStep, train_step
 
 Metrics = dict[str, Tensor]
