@@ -179,6 +179,8 @@ class FieldType:
         noun = SCALARS[self.kind][0] if self.kind in SCALARS else f"a {self.kind.__name__}"
         if self.kind is float and isinstance(value, Real) and not is_finite_number(value):
             noun = "a finite number"
+        if self.kind is Path and value == "":
+            noun = "a path: it is empty"
         return noun if self.range is None else self.range.describe(noun)
 
     # Conversions. The text of a ValueError completes the sentence "VALUE is not ...".

@@ -220,26 +220,27 @@ class TrainConfig:
     def check(self) -> None:
         """Raise an error if settings of different sections contradict each other."""
         if offenders := [*self._contradictions()]:
-            raise field_error(ProgramError, offenders, PYTHON, hint="")
+            hint = "help(weft.train.config.TrainConfig) describes each field"
+            raise field_error(ProgramError, offenders, PYTHON, hint)
 
     def _contradictions(self) -> Iterator[Offender]:
         d, m, replicas, micro = self.data, self.model, self.diloco.replicas or 1, self.optimizer.micro
         parts = replicas * micro
         if d.rows % parts:
             rule = (
-                f"a multiple of {parts}, because a batch is split evenly over {replicas} replicas "
-                f"with {micro} micro-batches each: {d.rows} = {parts} · {d.rows // parts} + {d.rows % parts}"
+                f"a multiple of {parts}, the number of replicas times micro-batches: "
+                f"{d.rows} = {parts} · {d.rows // parts} + {d.rows % parts}"
             )
             yield Offender(("data", "rows"), d.rows, rule, fix=-(-d.rows // parts) * parts)
         if self.diloco.replicas and self.optimizer.average:
             rule = (
-                "0 with DiLoCo, which evaluates the outer parameters: an EMA of each replica would never be "
-                "used"
+                "0 with DiLoCo, which evaluates the outer parameters: an EMA of a replica would never be used"
             )
-            yield Offender(("optimizer", "average"), self.optimizer.average, rule, fix=0.0)
+            yield Offender(("optimizer", "average"), self.optimizer.average, rule)
+            yield Offender(("diloco", "replicas"), replicas, "0 with an EMA")
         longest = max(d.length, d.input_length or 0)
         if m.positions == "learned" and longest > m.longest:
-            rule = f"at least the sequence length, {longest}, because each position is learned"
+            rule = f"at least the sequence length, {longest}; positions that are not learned have no limit"
             yield Offender(("model", "longest"), m.longest, rule, fix=longest)
 
 

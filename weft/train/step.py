@@ -59,11 +59,7 @@ class TrainStep:
                 rule="the optimizer is one of weft.optim's, or an optax transformation",
                 hint="train_step(AdamW(1e-3))",
             ).located(f"train_step({self.optimizer!r})")
-        validate(
-            self,
-            hint="for example train_step(optimizer, clip=1.0, micro=4, average=0.999, "
-            'weight=lambda batch: wf.sum(batch["weights"]))',
-        )
+        validate(self, hint="for example train_step(optimizer, clip=1.0, micro=4, weight=train.count_rows)")
 
     @property
     def __name__(self) -> str:
