@@ -197,9 +197,7 @@ class FieldType:
                 converted = tuple(t.convert(x) for t, x in zip(self._item_types(value), value, strict=True))
             except ValueError as error:
                 raise ValueError(f"a list in which each item is {error}") from None
-        elif (
-            self.kind is Path and isinstance(value, str) and value
-        ):  # Path("") would be the working directory
+        elif self.kind is Path and isinstance(value, str) and value:  # Path("") is the working directory
             converted = Path(value)
         elif self.kind is float and type(value) is int and is_finite_number(value):
             converted = float(value)
@@ -212,10 +210,10 @@ class FieldType:
         if self.optional and words in (["None"], ["none"]):
             return None
         if self.items:
-            return self.convert([self._item_types(words)[0]._parse_word(word) for word in words])
-        return self.convert(self._parse_word(words[0]))
+            return self.convert([self._item_types(words)[0].parse_word(word) for word in words])
+        return self.convert(self.parse_word(words[0]))
 
-    def _parse_word(self, word: str) -> Any:
+    def parse_word(self, word: str) -> Any:
         """The value that TOML would have; a word that does not parse stays as it is, and is invalid."""
         if self.kind is bool:
             return FLAG_WORDS.get(word, word)

@@ -43,6 +43,12 @@ def field_types(config_class: type) -> dict[str, FieldType]:
     return {field.name: FieldType.of(hints[field.name]) for field in dataclasses.fields(config_class)}
 
 
+@functools.cache
+def argument_types(fn: Callable[..., Any]) -> dict[str, FieldType]:
+    """The types of a function's arguments, by name."""
+    return {name: FieldType.of(hint) for name, hint in typing.get_type_hints(fn, include_extras=True).items()}
+
+
 # Errors
 
 
@@ -100,13 +106,17 @@ def validate(
     kind = type(owner)
     hint = hint or f"help({kind.__module__}.{kind.__name__}) describes each field"
     values = {name: getattr(owner, name) for name in field_types(kind)}
-    check_values(field_types(kind), values, kind.__name__, error, hint)
+    check_values(field_types(kind), values, error, hint, kind.__name__)
     if offenders := tuple(more):
         raise field_error(error, offenders, PYTHON, hint).located(kind.__name__)
 
 
 def check_values(
-    known: dict[str, FieldType], values: dict[str, Any], call: str, error: type[WeftError], hint: str
+    known: Mapping[str, FieldType],
+    values: Mapping[str, Any],
+    error: type[WeftError] = ProgramError,
+    hint: str = "",
+    call: str = "",
 ) -> None:
     """Raise an error that lists the values, of fields or arguments, that their types don't accept."""
     offenders = [
@@ -116,7 +126,7 @@ def check_values(
     ]
     if offenders:
         given = ", ".join(PYTHON.setting(*one.path, one.value) for one in offenders)
-        raise field_error(error, offenders, PYTHON, hint).located(f"{call}({given})")
+        raise field_error(error, offenders, PYTHON, hint).located(f"{call}({given})" if call else "")
 
 
 def field_error(

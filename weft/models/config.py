@@ -62,7 +62,8 @@ class Config:
     scale_logits: bool = False
     """Whether the final hidden states are multiplied by d_model^-½ (T5 v1.0)."""
     attention: Literal["full", "local", "lsh"] = "full"
-    """To all positions ("full"), to those within `window` ("local"), or the Reformer's ("lsh", decoder only)."""
+    """To all positions ("full"), to those within `window` ("local"), or the Reformer's ("lsh", decoder
+    only)."""
     window: PositiveInt = 128
     """The window of local attention."""
     lsh_chunk: PositiveInt = 64
@@ -70,8 +71,8 @@ class Config:
     lsh_rounds: PositiveInt = 2
     """The number of hashes of LSH attention."""
     block: Literal["serial", "parallel"] = "serial"
-    """Attention before feed-forward ("serial"), or both side by side, with one all-reduce for both ("parallel";
-    attention to an encoder comes before them)."""
+    """Attention before feed-forward ("serial"), or both side by side, with one all-reduce for both
+    ("parallel"; attention to an encoder comes before them)."""
     residual: Literal["plain", "reversible"] = "plain"
     """With "reversible", the backward pass recomputes activations layer by layer."""
     remat: Annotated[str, OneOf(REMAT_POLICIES)] | None = None
