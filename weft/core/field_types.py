@@ -12,7 +12,7 @@ TOML files and JSON bodies are all checked by `accepts`, and all messages quote 
 from __future__ import annotations
 
 import functools
-import sys
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -67,7 +67,12 @@ class OneOf:
         object.__setattr__(self, "choices", tuple(choices))
 
 
-# The usual ranges.
+class NotEmpty:
+    """A string has at least one character."""
+
+
+# The usual rules.
+Text = Annotated[str, NotEmpty()]
 PositiveInt = Annotated[int, Range(at_least=1)]
 NonNegativeInt = Annotated[int, Range(at_least=0)]
 Positive = Annotated[float, Range(above=0)]
@@ -78,7 +83,12 @@ Fraction = Annotated[float, Range(at_least=0, at_most=1)]
 
 def is_finite_number(x: object) -> bool:
     """Whether x is a real number, not a boolean, that is finite as a float."""
-    return isinstance(x, Real) and not isinstance(x, bool) and abs(x) <= sys.float_info.max
+    if not isinstance(x, Real) or isinstance(x, bool):
+        return False
+    try:
+        return math.isfinite(x)
+    except OverflowError:  # an integer that is too large for a float
+        return False
 
 
 # For each type, its name in messages and its test. Values of NumPy's types are numbers too.
@@ -101,6 +111,7 @@ class FieldType:
     Attributes:
       kind: a key of `SCALARS`, `tuple`, or a class.
       range: the range of a number.
+      not_empty: whether a string has at least one character.
       choices: the valid values, if they are listed.
       items: the types of a tuple's items; one for all of them if it is `variadic`.
       variadic: whether a tuple has any number of items.
@@ -110,6 +121,7 @@ class FieldType:
 
     kind: Any
     range: Range | None = None
+    not_empty: bool = False
     choices: tuple[Any, ...] = ()
     items: tuple[FieldType, ...] = ()
     variadic: bool = False
@@ -156,15 +168,19 @@ class FieldType:
             return counted and all(t.accepts(x) for t, x in zip(self._item_types(value), value, strict=True))
         if self.kind not in SCALARS:
             return isinstance(value, self.kind)
+        if self.not_empty and value == "":
+            return False
         return SCALARS[self.kind][1](value) and (self.range is None or value in self.range)
 
     def _item_types(self, values: Any) -> tuple[FieldType, ...]:
         return self.items * len(values) if self.variadic else self.items
 
     def describe(self, value: object = 0) -> str:
-        """The valid values; about an invalid one it adds the nearest choice, or that numbers are finite."""
+        """The valid values; about an invalid one it adds the nearest choice, or that numbers are finite.
+
+        None is not mentioned: it is always a default.
+        """
         shown = [self._describe(value), *(other.describe(value) for other in self.others)]
-        shown += ["None"] if self.optional else []
         return ", or ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
     def _describe(self, value: object) -> str:
@@ -179,8 +195,8 @@ class FieldType:
         noun = SCALARS[self.kind][0] if self.kind in SCALARS else f"a {self.kind.__name__}"
         if self.kind is float and isinstance(value, Real) and not is_finite_number(value):
             noun = "a finite number"
-        if self.kind is Path and value == "":
-            noun = "a path: it is empty"
+        if value == "" and (self.kind is Path or self.not_empty):
+            noun = f"{noun}: it is empty"
         return noun if self.range is None else self.range.describe(noun)
 
     # Conversions. The text of a ValueError completes the sentence "VALUE is not ...".
@@ -229,6 +245,8 @@ def _constrain(field_type: FieldType, constraint: object) -> FieldType:
     """Apply the metadata of an `Annotated`; that of other libraries has no effect."""
     if isinstance(constraint, OneOf):
         return replace(field_type, choices=constraint.choices)
+    if isinstance(constraint, NotEmpty):
+        return replace(field_type, not_empty=True)
     if not isinstance(constraint, Range):
         return field_type
     if field_type.items:

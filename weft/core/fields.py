@@ -155,7 +155,7 @@ def field_error(
     ]
     error = kind(
         ", ".join(spelling.setting(name, one.value) for name, one in zip(names, offenders, strict=True)),
-        rule="; ".join(f"{name} is {one.rule}" for name, one in zip(names, offenders, strict=True)),
+        rule="\n  ".join(f"{name} is {one.rule}" for name, one in zip(names, offenders, strict=True)),
         hint=f"for example {', '.join(fixes)}" if fixes else hint,
     )
     error.offenders = offenders

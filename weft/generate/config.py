@@ -42,7 +42,7 @@ class Beams:
 class GenerationConfig:
     """How to generate a completion."""
 
-    limit: PositiveInt | None = None
+    limit: Annotated[int, Range(at_least=1, below=2**31)] | None = None
     """The maximum number of tokens to generate. The default for translations is 1.5 times the input's length
     plus 10, at most 256; for prompts 128, at most half of the context length."""
     temperature: NonNegative = 0.0
