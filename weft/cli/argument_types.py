@@ -14,8 +14,10 @@ REGISTRY = ConstructorRegistry()
 @REGISTRY.primitive_rule
 def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How to parse an int or a float, an optional one, or a list of them. Commands check the ranges."""
-    several = FieldType.of(info.type).variadic
-    (item,) = FieldType.of(info.type).items if several else (FieldType.of(info.type),)
+    annotation: Any = info.type
+    kind = FieldType.of(annotation)
+    several = kind.variadic
+    (item,) = kind.items if several else (kind,)
     if item.kind not in (int, float) or item.choices:
         return None
     noun, is_valid = SCALARS[item.kind]

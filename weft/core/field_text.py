@@ -45,12 +45,11 @@ def flag_types(
     config_class: type, path: tuple[str, ...] = ()
 ) -> dict[str, tuple[tuple[str, ...], FieldType]]:
     """The flags of all fields, with the path and the type of each."""
-    flags = {}
+    flags: dict[str, tuple[tuple[str, ...], FieldType]] = {}
     for name, kind in field_types(config_class).items():
-        if dataclasses.is_dataclass(kind.kind):
-            flags |= flag_types(kind.kind, (*path, name))
-        else:
-            flags[flag_name((*path, name))] = (*path, name), kind
+        inner, section = (*path, name), kind.kind
+        is_section = dataclasses.is_dataclass(section)
+        flags |= flag_types(section, inner) if is_section else {flag_name(inner): (inner, kind)}
     return flags
 
 

@@ -103,7 +103,7 @@ def validate(
       hint: how to find valid values; by default the help of the dataclass.
       more: fields that contradict each other; these are reported if each field is valid on its own.
     """
-    kind = type(owner)
+    kind: type = type(owner)
     hint = hint or f"help({kind.__module__}.{kind.__name__}) describes each field"
     values = {name: getattr(owner, name) for name in field_types(kind)}
     check_values(field_types(kind), values, error, hint, kind.__name__)
@@ -125,8 +125,8 @@ def check_values(
         if not known[name].accepts(value)
     ]
     if offenders:
-        given = ", ".join(PYTHON.setting(*one.path, one.value) for one in offenders)
-        raise field_error(error, offenders, PYTHON, hint).located(f"{call}({given})" if call else "")
+        found = field_error(error, offenders, PYTHON, hint)
+        raise found.located(f"{call}({found.fact})" if call else "")
 
 
 def field_error(

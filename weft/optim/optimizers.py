@@ -29,8 +29,9 @@ from jax.typing import DTypeLike
 
 import weft as wf
 from weft.core.dims import Dim
+from weft.core.op import call_in_program
 from weft.core.tensor import Tensor
-from weft.core.types import PyTree
+from weft.core.types import PyTree, at_least_float32
 
 from ..core.field_types import NonNegative, Share
 from ..core.fields import documented, validate
@@ -44,14 +45,6 @@ from .named_tree import (
     replace_tensors,
 )
 from .schedules import Schedule
-from .update_layout import (
-    at_least_float32,
-    call_in_program,
-    to_optimizer_layout,
-    to_stored_layout,
-    under_optimizer_layout,
-    update_scope,
-)
 
 LearningRate = NonNegative | Schedule | Callable[[Tensor], Tensor]
 Dims = tuple[Dim, ...]
@@ -242,9 +235,8 @@ def moving_average(old: Tensor, new: Tensor, decay: float | Tensor) -> Tensor:
 
 def _init(optimizer: Optimizer, params: PyTree) -> State:
     def zeros(dims: Dims, dtype: DTypeLike) -> Tensor:
-        with under_optimizer_layout("init"):
-            created = wf.zeros(dims, dtype)
-        return to_stored_layout(created, "optimizer")
+        with wf.under_layout("optimizer", "init"):
+            return wf.store(wf.zeros(dims, dtype), "optimizer")
 
     return _build_state(optimizer, params, zeros)
 
@@ -266,25 +258,21 @@ def _update(optimizer: Optimizer, grads: PyTree, state: State, params: PyTree) -
     new_state: State = {}
     info = StepInfo(optimizer.learning_rate, None)
     if optimizer.uses_step_count():
-        step = to_optimizer_layout(state["step"])
-        with under_optimizer_layout("step"):
+        with wf.under_layout("optimizer", "step"):
+            step = wf.store(state["step"], "optimizer")
             rate = optimizer.learning_rate(step) if callable(optimizer.learning_rate) else info.rate
-            next_step = step + 1
-            info = StepInfo(rate, next_step.astype(jnp.float32))
-        new_state["step"] = to_stored_layout(next_step, "optimizer")
+            info = StepInfo(rate, (step + 1).astype(jnp.float32))
+            new_state["step"] = wf.store(step + 1, "optimizer")
     for name, p in by_name.items():
-        label = ",".join(d.name for d in p.dims)
-        with update_scope(label):
-            grad, param = to_optimizer_layout(grads_by_name[name]), to_optimizer_layout(p)
-            old = {key: to_optimizer_layout(state[key][name]) for key in optimizer.state_dims(p.dims)}
-        with under_optimizer_layout(label):
+        with wf.under_layout("optimizer", ",".join(d.name for d in p.dims)):
+            # Before the cast: a pending sum would stay pending, and be sent in the wider type.
+            grad, param = wf.store(grads_by_name[name], "optimizer"), wf.store(p, "optimizer")
+            old = {key: wf.store(state[key][name], "optimizer") for key in optimizer.state_dims(p.dims)}
             grad, wide = (t.astype(at_least_float32(t.dtype)) for t in (grad, param))
             change, new = optimizer.compute_update(grad, old, wide, info)
             if optimizer.weight_decay and optimizer.has_weight_decay(name, p.dims):
                 change = change + wide * (info.rate * optimizer.weight_decay)
-            updated = (wide - change).astype(p.dtype)
-        with update_scope(label):
-            new_params[name] = to_stored_layout(updated, p.role)
+            new_params[name] = wf.store((wide - change).astype(p.dtype), p.role)
             for key, t in new.items():
-                new_state.setdefault(key, {})[name] = to_stored_layout(t, "optimizer")
+                new_state.setdefault(key, {})[name] = wf.store(t, "optimizer")
     return replace_tensors(params, new_params), new_state
