@@ -11,9 +11,9 @@ tensor to where the program stores a role: a pending sum is reduce-scattered the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from .context import active
+from .context import Context, active
 from .describe import reports_call
 from .dims import Dim
 from .errors import ProgramError
@@ -38,8 +38,8 @@ class RoleLayout(Layout):
         self.base = base
 
 
-@contextmanager
-def under_layout(role: str, name: str | None = None) -> Iterator[None]:
+@reports_call
+def under_layout(role: str, name: str | None = None) -> AbstractContextManager[None]:
     """Inside a program, split tensors by the layout's rules for a role.
 
     Layouts never change results, so this changes only where the work is done: under "optimizer" each device
@@ -63,13 +63,17 @@ def under_layout(role: str, name: str | None = None) -> Iterator[None]:
     ['reduce-scatter over data: 16 bytes (sum[batch,d])']
     """
     check_role(role)
-    ctx = active.context
-    if ctx is None:
+    if active.context is None:
         raise ProgramError(
             f'under_layout("{role}") outside a program',
             rule="outside programs each op runs in the layout of its operands",
             hint="call it in a function that is staged: wf.spmd(fn, mesh, layout)",
-        ).located("under_layout")
+        )
+    return _under(active.context, role, name)
+
+
+@contextmanager
+def _under(ctx: Context, role: str, name: str | None) -> Iterator[None]:
     base = program_layout(ctx.placement.layout)
     is_same = base.rules_for(role) == base.rules_for("value")
     label = nullcontext() if name is None else ctx.lowering(OpLabel(OPTIMIZER, [tuple(name.split(","))]))
