@@ -45,7 +45,7 @@ EXPECTED = wf.spmd(update)(STATE, X, Y)
 def test_results_are_the_same(mesh, layout):
     given = wf.store(wf.place(STATE, mesh, layout), "optimizer")
     found = wf.spmd(update, mesh, layout)(given, X, Y)
-    same = lambda a, b: np.testing.assert_array_equal(a.numpy(*b.dims), b.numpy())  # noqa: E731
+    same = lambda a, b: np.testing.assert_array_equal(a.numpy(*b.dims), b.numpy())
     jax.tree.map(same, found, EXPECTED, is_leaf=wf.is_tensor)
     for t, role in zip(found[:2], ("optimizer", "param"), strict=True):
         assert t.role == role
@@ -79,7 +79,8 @@ def test_work_keeps_its_labels_without_a_name():
             return wf.exp(total)
 
     layout = Layout("batch:data", optimizer="d:data")
-    assert [label for *_, label in collectives(layout, step, wf.spec([batch, d]))][0] == "sum[batch,d]"
+    (*_, first), *_ = collectives(layout, step, wf.spec([batch, d]))
+    assert first == "sum[batch,d]"
 
 
 def test_outside_programs_store_reshards():

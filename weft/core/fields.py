@@ -23,6 +23,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -201,14 +202,15 @@ def field_docs(config_class: type) -> dict[str, str]:
     own: dict[str, str] = {}
     for base in reversed(config_class.__mro__):
         if dataclasses.is_dataclass(base):
-            own |= _docs_by_class(inspect.getsourcefile(base) or "").get(base.__qualname__, {})
+            file = getattr(sys.modules.get(base.__module__), "__file__", None) or ""
+            own |= _docs_by_class(file).get(base.__qualname__, {})
     return {field.name: own[field.name] for field in dataclasses.fields(config_class) if field.name in own}
 
 
 @functools.cache
 def _docs_by_class(file: str) -> dict[str, dict[str, str]]:
     """The strings below the fields of each class in a file."""
-    if not file:  # installed without sources
+    if not file.endswith(".py"):  # an interactive session, or installed without sources
         return {}
     with open(file, encoding="utf-8") as source:
         tree = ast.parse(source.read())

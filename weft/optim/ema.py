@@ -97,8 +97,7 @@ def _init(params: PyTree) -> Ema:
 
 
 def _copy(t: Tensor) -> Tensor:
-    """A new array. JAX returns an input that a program does not change as it is: donating the parameters would
-    delete the EMA as well."""
+    """A new array: JAX returns an unchanged input as it is, and donating the parameters would delete both."""
     return t * 1
 
 
