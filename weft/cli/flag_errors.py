@@ -29,7 +29,7 @@ def naming_flags(hint: str = HINT, names: Mapping[str, str] | None = None) -> It
         raise field_error(UsageError, error.offenders, FLAGS, hint, names) from None
 
 
-def validate_flags(command: Any) -> None:
+def validate_flags(command: Any, hint: str = HINT) -> None:
     """Raise a usage error that lists the flags of a command that are out of range."""
-    with naming_flags():
+    with naming_flags(hint):
         validate(command)

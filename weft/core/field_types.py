@@ -257,4 +257,4 @@ def _constrain(field_type: FieldType, constraint: object) -> FieldType:
 
 
 def _number(x: float) -> str:
-    return str(x) if isinstance(x, int) else f"{x:g}"
+    return str(int(x)) if x == int(x) else f"{x:g}"
