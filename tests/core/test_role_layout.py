@@ -122,4 +122,4 @@ MISTAKES = Mistakes(
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_messages(name, mistake):
-    mistake(name, MISTAKES[name], "messages")
+    mistake(name, MISTAKES[name], "messages/role_layout")
