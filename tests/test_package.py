@@ -10,7 +10,8 @@ from depends import depends
 
 from weft import optim
 from weft.cli.dispatch import COMMANDS, DESCRIPTION
-from weft.train.config import OPTIMIZERS, OptimizerConfig
+from weft.train.config import OptimizerConfig
+from weft.train.optimizer_setup import OPTIMIZERS
 
 pytestmark = pytest.mark.nodevice
 

@@ -38,6 +38,8 @@ from .core.placement import spec as spec
 from .core.placement import tensor as tensor
 from .core.program import Program as Program
 from .core.program import spmd as spmd
+from .core.role_layout import store as store
+from .core.role_layout import under_layout as under_layout
 from .core.tensor import Tensor as Tensor
 from .core.tensor import is_tensor as is_tensor
 from .ops.control import cond as cond

@@ -433,10 +433,10 @@ def test_a_run_keeps_all_that_it_needs(here):
 
 def test_a_mesh_that_is_too_large_becomes_one_device(here, weft, tmp_path):
     config = load.load_config("lm")
-    assert load.resolve_placement(config)[0].size == 1
+    assert load.resolve_placement(config).mesh.size == 1
     large = config_io.apply_flags(config, ["--layout.mesh", "data=16", "--layout.rules", "batch:data"])
-    assert load.resolve_placement(large)[0].size == 1
-    assert load.resolve_placement(large, "data=4")[0].size == 4
+    assert load.resolve_placement(large).mesh.size == 1
+    assert load.resolve_placement(large, "data=4").mesh.size == 4
     drawn(tmp_path / "large", large)
     code, _, err = weft("score", tmp_path / "large", "in.txt", "--rows", "4")
     assert code == 0 and 'not enough devices for "data=16": using one device' in err
@@ -447,7 +447,7 @@ def test_models_in_the_optimizer_state_are_used(tmp_path, flag):
     """The running mean of the parameters, and that of DiLoCo's replicas as they last met."""
     config = given("lm", f"{TINY} --model.vocab 259 {flag}").replace(folder=tmp_path)
     (tmp_path / "config.toml").write_text(config_io.config_to_toml(config))
-    how = build_trainer(config, *load.resolve_placement(config))
+    how = build_trainer(config, load.resolve_placement(config))
     declared = Transformer(config.model)
     model, state = how.init(nn.init(declared, jax.random.key(0)))
     if "average" in state:

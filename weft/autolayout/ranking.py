@@ -12,11 +12,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-
-import numpy as np
+from typing import Annotated, Any
 
 from ..core.dims import Dim
-from ..core.errors import DimError, LayoutError, MeshError, nearest
+from ..core.errors import DimError, MeshError, nearest
+from ..core.field_types import OneOf, PositiveInt, Range
+from ..core.fields import argument_types, check_values
 from ..core.mesh import Mesh
 from ..core.types import PyTree
 from ..hardware.profile import Hardware
@@ -32,16 +33,16 @@ def search(
     fn: Callable[..., PyTree],
     args: Sequence[PyTree] = (),
     *,
-    devices: int | None = None,
+    devices: PositiveInt | None = None,
     hardware: Hardware | str | os.PathLike[str],
     mesh: Mesh | str | None = None,
-    memory: int | None = None,
-    axes: int = 2,
+    memory: PositiveInt | None = None,
+    axes: Annotated[int, Range(at_least=1, at_most=3)] = 2,
     dims: str | Sequence[str | Dim] | None = None,
     stored: bool = True,
-    objective: str = "time",
+    objective: Annotated[str, OneOf(OBJECTIVES)] = "time",
     variants: Mapping[str, tuple[PyTree, ...]] | None = None,
-    top: int = 1,
+    top: PositiveInt = 1,
     front: bool = False,
     progress: Callable[[int, RankedLayout | None], None] | None = None,
 ) -> SearchResult:
@@ -78,8 +79,14 @@ def search(
     given_mesh = Mesh.of(mesh) if mesh is not None else None
     if given_mesh is not None and devices is None:
         devices = given_mesh.size
-    _check_arguments(devices, given_mesh, memory, axes, objective, top)
+    check_arguments(devices=devices, memory=memory, axes=axes, objective=objective, top=top)
     assert devices is not None
+    if given_mesh is not None and devices != given_mesh.size:
+        raise MeshError(
+            f'mesh "{given_mesh}" has {given_mesh.size} devices, and devices={devices}',
+            rule="a search tries either one mesh, or all meshes of a number of devices",
+            hint=f"leave one of them out, or set devices={given_mesh.size}",
+        ).located("search")
     machine = Hardware.of(hardware)
     cap = machine.memory_bytes if memory is None else memory
     programs: dict[str, tuple[PyTree, ...]] = {"": (fn, args), **(variants or {})}
@@ -100,35 +107,11 @@ def search(
     return replace(result, front=tuple(run.front(result))) if front else result
 
 
-def _check_arguments(
-    devices: int | None, mesh: Mesh | None, memory: int | None, axes: int, objective: str, top: int
-) -> None:
-    target = f'mesh="{mesh}"' if mesh is not None else f"devices={devices}"
-    call = f"search({target}, axes={axes}, objective={objective!r}, top={top})"
-    for name, value, largest, hint in (
-        ("devices", devices, None, "devices=8, or mesh='data=4 model=2'"),
-        ("axes", axes, 3, "axes=2"),
-        ("top", top, None, "top=1"),
-        ("memory", 1 if memory is None else memory, None, "memory=8 * 2**30, or leave it out"),
-    ):
-        if not isinstance(value, int | np.integer) or value < 1 or (largest and value > largest):
-            raise MeshError(
-                f"{name}={value!r}",
-                rule=f"{name} is an integer, {f'1 to {largest}' if largest else 'at least 1'}",
-                hint=hint,
-            ).located(call)
-    if mesh is not None and devices != mesh.size:
-        raise MeshError(
-            f'mesh "{mesh}" has {mesh.size} devices, and devices={devices}',
-            rule="a search tries either one mesh, or all meshes of a number of devices",
-            hint=f"leave one of them out, or set devices={mesh.size}",
-        ).located(call)
-    if objective not in OBJECTIVES:
-        raise LayoutError(
-            f"unknown objective: {objective}{nearest(objective, OBJECTIVES)}",
-            rule=f"the objective is one of {', '.join(OBJECTIVES)}",
-            hint='objective="time"',
-        ).located(call)
+def check_arguments(**given: Any) -> None:
+    """Raise an error that lists the arguments of a search that are invalid. One mesh gives `devices`, too."""
+    known = argument_types(search)
+    hint = 'for example wf.search(fn, args, devices=8, hardware="h100", axes=2)'
+    check_values({**known, "devices": known["devices"].required}, given, MeshError, hint, "search")
 
 
 def _check_dims(dims: Sequence[str], spaces: Iterable[CandidateSpace]) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from .targets import UsageError
+from ..core.field_types import PositiveInt
+from .flag_errors import validate_flags
 
 if TYPE_CHECKING:
     from ..train.config import TrainConfig
@@ -37,17 +38,12 @@ class DemoCommand:
     """Training steps; more steps give a better model."""
     folder: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """Keep checkpoints and curves in this folder (default: a temporary folder)."""
-    phrases: Annotated[int, arg(metavar="N")] = 500
+    phrases: Annotated[PositiveInt, arg(metavar="N")] = 500
     """The number of held-out phrases to translate for the score."""
 
     def run(self) -> None:
         """Train, translate, and score."""
-        if self.phrases < 1:
-            raise UsageError(
-                f"--phrases {self.phrases}",
-                rule="the score needs at least one phrase",
-                hint="--phrases 500",
-            )
+        validate_flags(self)
         if self.folder is not None:
             run_demo(self.folder, self.steps, self.phrases)
             return

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from ..core.field_types import NonNegative, NonNegativeInt, PositiveInt
+from ..core.fields import check_values, field_types, flag_name
 from . import resumable_output
+from .flag_errors import naming_flags, validate_flags
 from .input_lines import STDIN, InputLines, read_lines
 from .progress import LineProgress
 from .targets import UsageError
@@ -42,7 +44,7 @@ class ModelFlags:
 
     step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """The step of the checkpoint (default: the latest)."""
-    average: Annotated[int, arg(metavar="N", help_behavior_hint="")] = 1
+    average: Annotated[PositiveInt, arg(metavar="N", help_behavior_hint="")] = 1
     """Average the parameters of the last N checkpoints up to --step."""
     ensemble: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="FOLDER", help_behavior_hint="")] = ()
     """Add another run to the ensemble, which averages the models' probabilities.
@@ -52,21 +54,21 @@ class ModelFlags:
     The default is the mesh of training if there are enough devices, else a single device."""
     layout: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
     """Which dims are split over which axes, "batch:data heads:model" (default: as in training)."""
-    rows: Annotated[int, arg(metavar="N", help_behavior_hint="")] = 32
+    rows: Annotated[PositiveInt, arg(metavar="N", help_behavior_hint="")] = 32
     """The number of texts in a batch. It affects memory, not results."""
 
     def __post_init__(self) -> None:
-        _check_minimums({"--average": (self.average, 1), "--rows": (self.rows, 1)})
+        validate_flags(self)
 
 
 @dataclass(frozen=True)
 class GenerationFlags:
-    """How to generate text."""
+    """How to generate text. Flags with the names of `GenerationConfig`'s fields have their ranges."""
 
-    beams: Annotated[int | None, arg(metavar="K", help_behavior_hint="")] = None
+    beams: Annotated[NonNegativeInt | None, arg(metavar="K", help_behavior_hint="")] = None
     """The number of beams of a beam search; 0 generates token by token.
     The default is 4 for translations (0 with one of the sampling flags below) and 0 otherwise."""
-    alpha: Annotated[float | None, arg(metavar="X", help_behavior_hint="")] = None
+    alpha: Annotated[NonNegative | None, arg(metavar="X", help_behavior_hint="")] = None
     """The length penalty of beam search: higher values prefer longer texts (default: 0.6)."""
     limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """The maximum number of tokens to generate. The default for translations is
@@ -82,18 +84,20 @@ class GenerationFlags:
     seed: Annotated[int, arg(metavar="N", help_behavior_hint="")] = 0
     """The random seed. Samples depend on it and on the line number."""
 
-    def __post_init__(self) -> None:
-        _check_minimums({"--beams": (self.beams, 0), "--seed": (self.seed, 0), "--alpha": (self.alpha, 0)})
-
     def to_config(self, translates: bool) -> GenerationConfig:
         """Fill in the defaults; raise an error if a flag has no effect."""
-        from ..core.errors import ModelError
         from ..generate import Beams, GenerationConfig
 
+        given = dataclasses.asdict(self)
+        # A flag that is not given is None. --beams is a number here, and a Beams there.
+        shared = {n: t for n, t in field_types(GenerationConfig).items() if n in given and n != "beams"}
+        optional = {n: dataclasses.replace(t, optional=True) for n, t in shared.items()}
+        with naming_flags():
+            check_values(field_types(GenerationFlags) | optional, given)
         sampling = {
-            _flag(name): value
+            flag_name([name]): given[name]
             for name in ("temperature", "top_k", "top_p", "penalty")
-            if (value := getattr(self, name)) is not None
+            if given[name] is not None
         }
         beams = self.beams
         if beams is None:
@@ -116,17 +120,10 @@ class GenerationFlags:
                 rule="at temperature 0 the most likely token is taken, with no sampling",
                 hint="--temperature 1 samples from the model's probabilities",
             )
-        given = {name.removeprefix("--").replace("-", "_"): value for name, value in sampling.items()}
         alpha = Beams.alpha if self.alpha is None else self.alpha
         search = Beams(beams, alpha) if beams else None
-        try:
-            return GenerationConfig(limit=self.limit, seed=self.seed, beams=search, **given)
-        except ModelError as error:  # it names Python parameters, limit=0: translate them to flags
-            raise UsageError(
-                re.sub(r"(\w+)=", lambda found: f"{_flag(found[1])} ", error.fact),
-                rule=re.sub(r"\btop_[kp]\b", lambda found: _flag(found[0]), error.rule),
-                hint="omit the flag to use its default; see --help",
-            ) from None
+        settings = {name: given[name] for name in shared if given[name] is not None}
+        return GenerationConfig(beams=search, **settings)
 
 
 def check_beams(folder: str, config: GenerationConfig) -> None:
@@ -142,20 +139,6 @@ def check_beams(folder: str, config: GenerationConfig) -> None:
             "because the work grows with its square",
             hint=f"--beams {DEFAULT_BEAMS} is usual; the maximum here is {most}",
         )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _check_minimums(minimums: dict[str, tuple[float | None, float]]) -> None:
-    wrong = [
-        f"{flag} {value}: must be at least {least}"
-        for flag, (value, least) in minimums.items()
-        if value is not None and not value >= least  # `not >=` also catches NaN
-    ]
-    if wrong:
-        raise UsageError(*wrong, hint="see --help")
 
 
 # Models

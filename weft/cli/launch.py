@@ -25,6 +25,8 @@ from typing import IO, Annotated
 from tyro.conf import Positional, arg
 
 from ..core.errors import nearest
+from ..core.field_types import NonNegative, NonNegativeInt, PositiveInt
+from .flag_errors import validate_flags
 from .launch_child import PIPE_VARIABLE
 from .targets import UsageError
 
@@ -46,13 +48,13 @@ class LaunchCommand:
 
     command: Annotated[Positional[tuple[str, ...]], arg(metavar="COMMAND ...")] = ()
     """A weft command and its arguments, after --."""
-    processes: Annotated[int, arg(aliases=["-n"], metavar="N")] = 1
+    processes: Annotated[PositiveInt, arg(aliases=["-n"], metavar="N")] = 1
     """The number of processes."""
-    restarts: Annotated[int, arg(metavar="N")] = 0
+    restarts: Annotated[NonNegativeInt, arg(metavar="N")] = 0
     """How often to restart all processes after a failure. The command resumes from its last checkpoint."""
-    devices_per_process: Annotated[int, arg(metavar="K")] = 1
+    devices_per_process: Annotated[PositiveInt, arg(metavar="K")] = 1
     """The number of devices per process: virtual devices on a CPU, the next K GPUs otherwise."""
-    grace: Annotated[float, arg(metavar="SECONDS")] = 10.0
+    grace: Annotated[NonNegative, arg(metavar="SECONDS")] = 10.0
     """How long to wait for a process to stop, after another failed or stopped, before killing it."""
 
     def run(self) -> None:
@@ -75,16 +77,7 @@ class LaunchCommand:
             raise SystemExit(code)
 
     def _check(self) -> None:
-        counts = {"-n": self.processes, "--devices-per-process": self.devices_per_process}
-        wrong = [f"{flag} {count}" for flag, count in counts.items() if count < 1]
-        wrong += [f"--restarts {self.restarts}"] if self.restarts < 0 else []
-        wrong += [f"--grace {self.grace:g}"] if not self.grace >= 0 else []
-        if wrong:
-            raise UsageError(
-                ", ".join(wrong),
-                rule="at least 1 process with 1 device; restarts and seconds must not be negative",
-                hint=EXAMPLE,
-            )
+        validate_flags(self, EXAMPLE)
         if not self.command:
             raise UsageError(
                 "no command to run",

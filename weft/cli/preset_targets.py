@@ -75,7 +75,8 @@ def load_verify_target(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]
 def optimizer_by_name(name: str) -> Optimizer:
     """An optimizer with default settings; `sgd` is Momentum without momentum."""
     from ..optim import Momentum
-    from ..train.config import OPTIMIZERS, OptimizerConfig
+    from ..train.config import OptimizerConfig
+    from ..train.optimizer_setup import OPTIMIZERS
 
     kinds = {**OPTIMIZERS, "sgd": lambda rate, _: Momentum(rate)}
     if name not in kinds:

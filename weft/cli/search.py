@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from ..core.errors import nearest
+from ..core.field_types import PositiveInt
+from .flag_errors import naming_flags, validate_flags
 from .output_files import check_output_path, write_output
 from .preset_targets import is_preset, load_plan_target
 from .targets import CommandFailure, UsageError, user_code
@@ -66,11 +67,11 @@ class SearchCommand:
     """Sequence length of a preset's batch."""
     remat: Annotated[tuple[str, ...], arg(metavar="POLICY", help_behavior_hint="")] = ()
     """With --train: remat policies to try, besides saving everything: nothing, dots, sums."""
-    micro: Annotated[tuple[int, ...], arg(metavar="N", help_behavior_hint="")] = ()
+    micro: Annotated[tuple[PositiveInt, ...], arg(metavar="N", help_behavior_hint="")] = ()
     """With --train: numbers of micro-batches (gradient accumulation) to try, besides 1."""
     pipeline: Annotated[tuple[str, ...], arg(metavar="SCHEDULE", help_behavior_hint="")] = ()
     """With --train: pipeline schedules to try, besides gpipe, where layers are split: 1f1b."""
-    pipeline_micro: Annotated[tuple[int, ...], arg(metavar="N", help_behavior_hint="")] = ()
+    pipeline_micro: Annotated[tuple[PositiveInt, ...], arg(metavar="N", help_behavior_hint="")] = ()
     """With --train: numbers of pipeline micro-batches to try, besides the default."""
     top: Annotated[int, arg(help_behavior_hint="")] = 1
     """The number of top candidates that are guaranteed to be the best."""
@@ -100,20 +101,17 @@ class SearchCommand:
                 hint="weft search lm-4.9b --train adafactor --devices 512 --hardware tpu-v2",
             )
         cap = _parse_bytes(self.memory) if self.memory is not None else None
-        self._check_numbers(cap)
-        if self.html is not None:
-            check_output_path(self.html)
+        validate_flags(self)
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # planning needs no devices
         from ..autolayout import search
-        from ..autolayout.ranking import OBJECTIVES
+        from ..autolayout.ranking import check_arguments
         from ..hardware.profile import Hardware
 
-        if self.objective not in OBJECTIVES:
-            raise UsageError(
-                f"--objective {self.objective}{nearest(self.objective, OBJECTIVES)}",
-                rule=f"the objective is one of {', '.join(OBJECTIVES)}",
-                hint="omit it; the default is time",
-            )
+        with naming_flags():
+            devices = {} if self.devices is None else {"devices": self.devices}
+            check_arguments(**devices, axes=self.axes, objective=self.objective, top=self.top, memory=cap)
+        if self.html is not None:
+            check_output_path(self.html)
         profile = Hardware.of(self.hardware)
         fn, args = load_plan_target(self.target, self.train, self.batch, self.length)
         with user_code(f"tracing {self.target} failed"):
@@ -150,25 +148,6 @@ class SearchCommand:
                 print(f"\nto train with it: {_train_flags(found.best) or 'no flags needed'}")
         if found.best is None:
             raise CommandFailure(self._suggest_memory_savings(fn, args, profile, cap))
-
-    def _check_numbers(self, cap: int | None) -> None:
-        """Raise errors that name flags; `wf.search` would name Python parameters."""
-        rules = {
-            f"--devices {self.devices}": (self.devices, None, "--devices 8"),
-            f"--axes {self.axes}": (self.axes, 3, "--axes 2"),
-            f"--top {self.top}": (self.top, None, "--top 1"),
-            f"--memory {self.memory}": (cap, None, "--memory 6GiB"),
-        }
-        for flag, given in (("--micro", self.micro), ("--pipeline-micro", self.pipeline_micro)):
-            rules |= {f"{flag} {one}": (one, None, f"{flag} 4") for one in given}
-        wrong = {
-            shown: (f"{shown.split()[0]} must be {f'from 1 to {most}' if most else 'at least 1'}", hint)
-            for shown, (value, most, hint) in rules.items()
-            if value is not None and (value < 1 or (most is not None and value > most))
-        }
-        if wrong:
-            violated, hints = zip(*wrong.values(), strict=True)
-            raise UsageError(" and ".join(wrong), rule="; ".join(violated), hint=" ".join(hints))
 
     def _variants(self, fn: Any, args: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
         """The same step with other remat policies, micro-batches and pipeline schedules."""

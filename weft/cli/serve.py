@@ -11,22 +11,15 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from ..core.field_types import Range
+from .flag_errors import validate_flags
 from .generation import check_single_process, report_mesh_fallback
 from .targets import CommandFailure, UsageError
 
 TOKEN_VARIABLE = "WEFT_SERVE_TOKEN"
 
-# The minimum and the maximum of each flag.
-RANGES: dict[str, tuple[float, float]] = {
-    "port": (0, 65535),
-    "rows": (1, 2**20),
-    "longest": (2, 2**20),
-    "stride": (1, 2**20),
-    "average": (1, 2**20),
-    "most_waiting": (1, 2**31 - 1),
-    "timeout": (0.001, 1e6),
-    "body_limit": (1, 2**40),
-}
+# Larger numbers are typing errors: they would not fit into any memory.
+Size = Annotated[int, Range(at_least=1, at_most=2**20)]
 
 
 @dataclass
@@ -47,19 +40,19 @@ class ServeCommand:
 
     folder: Annotated[Positional[str], arg(metavar="FOLDER")]
     """The folder of a run, or a Hugging Face folder."""
-    port: Annotated[int, arg(metavar="N")] = 8000
+    port: Annotated[int, Range(at_least=0, at_most=65535), arg(metavar="N")] = 8000
     """The port; 0 picks a free port and prints it."""
     host: Annotated[str, arg(metavar="ADDRESS")] = "127.0.0.1"
     """The address to listen on."""
-    rows: Annotated[int, arg(metavar="N")] = 16
+    rows: Annotated[Size, arg(metavar="N")] = 16
     """The maximum batch size: texts generated concurrently. It affects memory, not results."""
-    longest: Annotated[int, arg(metavar="TOKENS")] = 256
+    longest: Annotated[int, Range(at_least=2, at_most=2**20), arg(metavar="TOKENS")] = 256
     """The maximum number of tokens of an input and of an output (for a language model, of both together)."""
-    stride: Annotated[int, arg(metavar="N")] = 8
+    stride: Annotated[Size, arg(metavar="N")] = 8
     """The number of tokens to decode before checking the queue for new requests."""
     step: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """The step of the checkpoint (default: the latest)."""
-    average: Annotated[int, arg(metavar="N")] = 1
+    average: Annotated[Size, arg(metavar="N")] = 1
     """Average the parameters of the last N checkpoints up to --step."""
     mesh: Annotated[str | None, arg(metavar="AXES", help_behavior_hint="")] = None
     """The device mesh, such as "data=4 model=2"; "" is a single device.
@@ -68,16 +61,16 @@ class ServeCommand:
     """The layout (default: as in training)."""
     token_file: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """A file with the token that requests must send."""
-    most_waiting: Annotated[int, arg(metavar="N")] = 256
+    most_waiting: Annotated[int, Range(at_least=1, below=2**31), arg(metavar="N")] = 256
     """The maximum number of queued texts; further requests get status 503."""
-    timeout: Annotated[float, arg(metavar="SECONDS")] = 60.0
+    timeout: Annotated[float, Range(at_least=0.001, at_most=1e6), arg(metavar="SECONDS")] = 60.0
     """The time limit for a response, for a client that stops reading, and for shutting down."""
-    body_limit: Annotated[int, arg(metavar="BYTES")] = 1 << 20
+    body_limit: Annotated[int, Range(at_least=1, at_most=2**40), arg(metavar="BYTES")] = 1 << 20
     """The maximum size of a request body."""
 
     def run(self) -> None:
         """Serve until a signal arrives."""
-        self._check()
+        validate_flags(self)
         token = self._token()
         from ..generate import TextGenerator
         from ..serve import build_app, listen_socket, serve
@@ -122,15 +115,6 @@ class ServeCommand:
 
         if not serve(app, sock, self.timeout, ready):
             raise app.state.engine.failure
-
-    def _check(self) -> None:
-        wrong = [
-            f"--{name.replace('_', '-')} {getattr(self, name)}: must be between {least:,} and {most:,}"
-            for name, (least, most) in RANGES.items()
-            if not least <= getattr(self, name) <= most
-        ]
-        if wrong:
-            raise UsageError(*wrong, hint="see weft serve --help")
 
     def _token(self) -> str | None:
         """The token, from a file or the environment; other users can read a command line."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from .flag_errors import naming_flags
 from .output_files import probe_writable
 from .targets import CommandFailure, UsageError
 
@@ -99,7 +100,8 @@ def run_training(config: TrainConfig, *, temporary: bool = False) -> TrainResult
 
     _check_writable(config.folder)
     try:
-        result = run(config)
+        with naming_flags("weft train lm --help explains each setting"):
+            result = run(config)
     except (
         TrainingError,
         PeerTimeoutError,

@@ -131,6 +131,11 @@ def defer(fn: Callable[..., PyTree], args: tuple[PyTree, ...], results: PyTree) 
     return jax.tree.unflatten(out_tree, outs)
 
 
+def is_deferred(leaf: object) -> bool:
+    """Whether a leaf will exist only after the SPMD part."""
+    return _as_deferred(leaf) is not None
+
+
 def _is_leaf(x: object) -> bool:
     return isinstance(x, Tensor | Deferred)
 

@@ -18,7 +18,10 @@ import os
 import sys
 from collections.abc import Iterable
 from types import FrameType, TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
+
+if TYPE_CHECKING:
+    from .fields import Offender
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -30,7 +33,10 @@ class WeftError(Exception):
       fact, details, rule, hint: the parts of the message.
       call: the failing call, as text.
       where: `file:line` of the user's line.
+      offenders: the fields of a config that the error is about; `core/fields.py` writes the message.
     """
+
+    offenders: tuple[Offender, ...] = ()
 
     def __init__(self, fact: str, *details: str, rule: str = "", hint: str = ""):
         super().__init__(fact)

@@ -80,7 +80,11 @@ class Layout:
         stored = base | (_parse(params) if params is not None else {})
         # Without rules of its own, optimizer state follows the parameters: ZeRO-3 must not replicate it.
         state = base | _parse(optimizer) if optimizer is not None else stored
-        self._rules = {"value": base, "param": stored, "optimizer": state}
+        self._set_rules({"value": base, "param": stored, "optimizer": state})
+
+    def _set_rules(self, rules: dict[str, dict[str, tuple[str, ...]]]) -> None:
+        """Set the rules of each role."""
+        self._rules = rules
         self._key = tuple(tuple(sorted(self._rules[role].items())) for role in ROLES)
         self._hash = hash(self._key)  # once: layouts are part of every cache key
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -32,6 +32,7 @@ from .tensor import Tensor, is_tensor
 from .types import PyTree
 
 Lowering = Callable[..., PyTree]
+Result = TypeVar("Result")
 
 STATIC_NUMBERS: dict[str, tuple[type, ...]] = {
     "static": NUMBER_TYPES,
@@ -118,6 +119,11 @@ def run_eagerly(
             with bind_functions(captured):
                 return _call_adopting(fn, placement, numbers, cached, *keyed)
     return _call_adopting(fn, placement, numbers, cached, args, kwargs)
+
+
+def call_in_program(fn: Callable[..., Result], *args: PyTree) -> Result:
+    """`fn(*args)`: directly inside a program, otherwise as a program on the mesh of the arguments."""
+    return fn(*args) if active.context is not None else run_eagerly(fn, args, {}, "dynamic")
 
 
 def _keyed(leaf: object) -> object:

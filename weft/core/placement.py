@@ -230,12 +230,7 @@ def spec(dims: DimsLike, dtype: DTypeLike = jnp.float32, role: str = "value") ->
     >>> wf.spec("batch=64 d_model=256")
     f32[batch=64, d_model=256]
     """
-    if role not in ROLES:
-        raise TensorTypeError(
-            f"there is no role {role!r}{nearest(str(role), ROLES)}",
-            rule="a tensor is a value, a param or optimizer state",
-            hint=f"use one of {', '.join(ROLES)}",
-        )
+    check_role(role)
     dims = as_dims(dims)
     shape = tuple(dim.size for dim in dims)
     return Tensor(jax.ShapeDtypeStruct(shape, canonical_dtype(dtype)), dims, role=role)
@@ -269,6 +264,21 @@ def with_role(t: Tensor, role: str) -> Tensor:
     if isinstance(t._read(), jax.ShapeDtypeStruct):
         return place(with_role(without_values(t), role), t.mesh, t.layout)
     return place(Tensor(t.array, t.dims, role=role), t.mesh, t.layout)
+
+
+def check_role(role: str) -> None:
+    """Raise an error if there is no such role."""
+    if role not in ROLES:
+        raise TensorTypeError(
+            f"there is no role {role!r}{nearest(str(role), ROLES)}",
+            rule="a tensor is a value, a param or optimizer state",
+            hint=f"use one of {', '.join(ROLES)}",
+        )
+
+
+def is_spec(t: Tensor) -> bool:
+    """Whether a tensor is a spec: it has no values."""
+    return isinstance(t._data, jax.ShapeDtypeStruct)
 
 
 def _check_tensor(t: object) -> None:

@@ -24,8 +24,9 @@ from typing import Any, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 PyTree = Any  # a JAX pytree; Python's type system cannot express nested containers of unknown depth
 
@@ -74,3 +75,8 @@ def preserves_type(fn: Function) -> Function:
         return cast_like(fn(array, *args, **kwargs), array)
 
     return cast(Function, call)
+
+
+def at_least_float32(dtype: DTypeLike) -> np.dtype:
+    """The dtype to compute and accumulate in: float32, or the given dtype if it is wider."""
+    return jnp.promote_types(dtype, jnp.float32)

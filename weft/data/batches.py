@@ -18,12 +18,16 @@ import contextlib
 import functools
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 import weft as wf
 from weft.core.errors import DataError
+from weft.core.field_types import NonNegativeInt, PositiveInt, Range
+from weft.core.fields import documented, validate
+from weft.core.layout import LayoutLike
+from weft.core.mesh import MeshLike
 from weft.models import Batch
 
 from .prefetch import prefetch
@@ -45,38 +49,38 @@ class HostRows(NamedTuple):
     position: int
 
 
+@documented
 @dataclass(frozen=True)
 class BatchStream(abc.ABC):
-    """A stream of batches that can start at any position.
-
-    Attributes:
-      examples: the examples to batch.
-      tokenizer: encodes the texts.
-      rows: rows per batch, over all hosts.
-      length: positions per row.
-      seed: seeds the shuffle order.
-      shuffle: whether to shuffle the examples of each epoch.
-      epochs: how many epochs to run; None means forever. The last batch may have empty rows.
-      process_index, process_count: this host's index and the number of hosts. A batch then contains only
-        this host's rows.
-      mesh, layout: where to place batches instead. Batches are then global tensors, and each host builds
-        only the rows that its devices hold.
-    """
+    """A stream of batches that can start at any position."""
 
     examples: Sequence[Any]
+    """The examples to batch."""
     tokenizer: Tokenizer
-    rows: int
-    length: int
+    """Encodes the texts."""
+    rows: PositiveInt
+    """Rows per batch, over all hosts."""
+    length: PositiveInt
+    """Positions per row."""
     _: KW_ONLY
-    seed: int = 0
+    seed: Annotated[int, Range(at_least=0, below=2**32)] = 0
+    """Seeds the shuffle order."""
     shuffle: bool = True
-    epochs: int | None = None
-    process_index: int = 0
-    process_count: int = 1
-    mesh: wf.Mesh | str | None = None
-    layout: wf.Layout | str | None = None
+    """Whether to shuffle the examples of each epoch."""
+    epochs: PositiveInt | None = None
+    """How many epochs to run; None repeats them forever. The last batch may have empty rows."""
+    process_index: NonNegativeInt = 0
+    """The index of this host. A batch then contains only this host's rows."""
+    process_count: PositiveInt = 1
+    """The number of hosts."""
+    mesh: MeshLike = None
+    """The mesh to place batches on instead. Batches are then global tensors, and each host builds only the
+    rows that its devices hold."""
+    layout: LayoutLike = None
+    """The layout to place batches with."""
 
     def __post_init__(self) -> None:
+        validate(self, DataError)
         for wrong, fact, rule, hint in self._rules():
             if wrong:
                 raise DataError(fact, rule=rule, hint=hint).located(f"{self}")
@@ -85,23 +89,11 @@ class BatchStream(abc.ABC):
         return f"{type(self).__name__}(rows={self.rows}, length={self.length}, ...)"
 
     def _rules(self) -> Iterator[tuple[bool, str, str, str]]:
-        """Validation rules: whether the rule is violated, the fact, the rule and a hint."""
-        count, index, sizes = self.process_count, self.process_index, self._sizes()
+        """Rules about several fields: whether the rule is violated, the fact, the rule and a hint."""
+        count, index = self.process_count, self.process_index
         yield not len(self.examples), "no examples", "a stream needs at least one example", "check the source"
         yield (
-            min(size for size in sizes.values() if size is not None) < 1,
-            f"{', '.join(sizes)} = {', '.join(map(str, sizes.values()))}",
-            "each must be at least 1",
-            "epochs=None repeats forever",
-        )
-        yield (
-            not 0 <= self.seed < 2**32,
-            f"seed is {self.seed}",
-            "a seed is between 0 and 2³² - 1",
-            "any such value works, for example seed=0",
-        )
-        yield (
-            not 0 <= index < count or count > self.rows,
+            index >= count or count > self.rows,
             f"{self.rows} rows for process {index} of {count}",
             "process indices start at 0, and each process needs at least one row",
             "process_index=jax.process_index(), process_count=jax.process_count()",
@@ -112,10 +104,6 @@ class BatchStream(abc.ABC):
             "mesh and layout go together, and they determine which host builds which rows",
             "omit process_index and process_count, or omit mesh and layout",
         )
-
-    def _sizes(self) -> dict[str, int | None]:
-        """Settings that must be at least 1."""
-        return {"rows": self.rows, "length": self.length, "epochs": self.epochs}
 
     # Each kind of stream implements these
 

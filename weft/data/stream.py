@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.core.field_types import PositiveInt
+from weft.core.fields import documented
 from weft.models.batch import START_TOKEN
 
 from .batches import BatchStream, HostRows
@@ -32,25 +34,23 @@ class BatchPlan(NamedTuple):
     position: int
 
 
+@documented
 @dataclass(frozen=True)
 class ExampleStream(BatchStream):
-    """A stream of batches of complete examples. See `BatchStream` for the other settings.
+    """A stream of batches of complete examples: texts, or pairs of texts for encoder-decoders.
 
-    Attributes:
-      examples: texts, or pairs of texts for encoder-decoders.
-      tokenizer: encodes the texts, both texts of a pair.
-      length: positions per row; longer examples are truncated.
-      input_length: positions per row of encoder inputs; None means `length`.
-      packed: whether several examples share a row.
-      buckets: without packing, further row lengths below `length`. Examples of similar length share a batch,
-        and a batch has the length of the smallest bucket that fits them.
-      window: with buckets, the number of batches whose examples are sorted by length together.
+    The tokenizer encodes both texts of a pair. Examples that are longer than a row are truncated.
     """
 
-    input_length: int | None = None
+    input_length: PositiveInt | None = None
+    """Positions per row of encoder inputs; None means `length`."""
     packed: bool = True
+    """Whether several examples share a row."""
     buckets: tuple[int, ...] = ()
-    window: int = 32
+    """Without packing, further row lengths below `length`. Examples of similar length share a batch, and a
+    batch has the length of the smallest bucket that fits them."""
+    window: PositiveInt = 32
+    """With buckets, the number of batches whose examples are sorted by length together."""
 
     def _rules(self) -> Iterator[tuple[bool, str, str, str]]:
         yield from super()._rules()
@@ -66,9 +66,6 @@ class ExampleStream(BatchStream):
             f"buckets are positive, strictly increasing and below length ({self.length}), the last bucket",
             f"for example buckets=({self.length // 4}, {self.length // 2})",
         )
-
-    def _sizes(self) -> dict[str, int | None]:
-        return super()._sizes() | {"input_length": self.input_length, "window": self.window}
 
     @property
     def size(self) -> int:

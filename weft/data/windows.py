@@ -26,19 +26,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.core.errors import DataError
+from weft.core.fields import documented
 
 from .batches import BatchStream, HostRows
 from .corpus import tokenize
 from .tokenizers import check_ids, start_id
 
 
+@documented
 @dataclass(frozen=True)
 class TokenWindows(BatchStream):
-    """A stream of batches of windows; positions count windows. See `BatchStream` for the other settings.
+    """A stream of batches of windows; positions count windows.
 
-    Attributes:
-      examples: texts, or all tokens in one array, as returned by `tokenize`.
-      length: tokens per window.
+    The examples are texts, or all tokens in one array, as returned by `tokenize`. A window has `length`
+    tokens.
 
     >>> from weft.data import ByteTokenizer
     >>> windows = TokenWindows(["abc", "de"], ByteTokenizer(), rows=2, length=4, shuffle=False, epochs=1)

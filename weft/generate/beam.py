@@ -9,7 +9,6 @@ K of them with the best length-penalized scores are kept. All beams of a row sha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,11 +16,11 @@ import jax
 import jax.numpy as jnp
 
 import weft as wf
-from weft.core.errors import ShapeError, nearest
 from weft.core.tensor import Tensor
 from weft.models import Transformer
 
 from .cache import KVCache, unstack_layers
+from .config import Beams
 from .decode_loop import DecodeState, ensemble_logits
 
 IMPOSSIBLE = -1e9  # the score of an unused slot; finite, so that differences are not NaN
@@ -31,58 +30,6 @@ LENGTH_PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "transformer": lambda count, alpha: ((5.0 + count) / 6.0) ** alpha,
     "plain": lambda count, alpha: count**alpha,
 }
-STOPS = ("certain", "likely", "first")
-
-
-@dataclass(frozen=True)
-class Beams:
-    """Settings of a beam search.
-
-    Attributes:
-      size: the number of beams.
-      alpha: the exponent of the length penalty; larger values prefer longer sequences, 0 disables it.
-      penalty: the divisor of scores: "transformer", ((5 + count) / 6)^alpha as in the Transformer's paper
-        (Wu et al. 2016), or "plain", count^alpha.
-      stop: when a row is done. "certain": when no beam can still beat the finished sequences; "likely": when
-        no beam would beat them if it ended now; "first": as soon as enough sequences have finished.
-      window: an end counts if it is among the best `window * size` candidates of a step: 2 as in
-        Mesh-TensorFlow, 1 as in transformers.
-    """
-
-    size: int = 4
-    alpha: float = 0.6
-    penalty: str = "transformer"
-    stop: str = "certain"
-    window: int = 2
-
-    def __post_init__(self) -> None:
-        call = f"Beams(size={self.size}, alpha={self.alpha}, penalty={self.penalty!r}, stop={self.stop!r})"
-        if self.size < 1:
-            raise ShapeError(
-                f"a search with {self.size} beams", rule="there is at least one beam", hint="4 is usual"
-            ).located(call)
-        if self.window not in (1, 2):
-            raise ShapeError(
-                f"a search whose ends are among the best {self.window} * {self.size} candidates",
-                rule="window is 1 or 2",
-                hint="2 is as in Mesh-TensorFlow, 1 as in transformers",
-            ).located(call)
-        if not math.isfinite(self.alpha):
-            raise ShapeError(
-                f"the exponent of the length penalty is alpha={self.alpha}",
-                rule="alpha is a finite number",
-                hint="0.6 is the value of the Transformer's paper; 0 disables the penalty",
-            ).located(call)
-        for field, name, known in (
-            ("penalty", self.penalty, tuple(LENGTH_PENALTIES)),
-            ("stop", self.stop, STOPS),
-        ):
-            if name not in known:
-                raise ShapeError(
-                    f"unknown {field}: {name}{nearest(name, known)}",
-                    rule=f"{field} is one of {', '.join(known)}",
-                    hint=f"{known[0]} is as in the Transformer's paper",
-                ).located(call)
 
 
 @jax.tree_util.register_dataclass

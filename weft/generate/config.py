@@ -2,73 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from weft.core.errors import ModelError
-
-from .beam import Beams
+from weft.core.field_types import NonNegative, NonNegativeInt, PositiveInt, Range
+from weft.core.fields import Offender, documented, validate
 
 MAX_END_TOKENS = 4  # per row, with the tokenizer's own
-PENALTY_RANGE = (1e-3, 1e3)  # a stronger repetition penalty pushes logits out of float32
-SEED_LIMIT = 2**63  # NumPy's Philox takes smaller seeds exactly
 
 
+@documented
 @dataclass(frozen=True)
-class GenerationConfig:
-    """How to generate a completion.
+class Beams:
+    """Settings of a beam search."""
 
-    Attributes:
-      limit: the maximum number of tokens. None: 128 after a prompt, and at most half of the model's length;
-        for a translation 1.5 times the tokens of the text plus 10, and at most 256.
-      temperature, top_k, top_p, penalty: see `SamplingParams`.
-      beams: run this beam search instead of sampling.
-      seed: for sampling; the tokens drawn for a text depend on the seed and on the number of the text.
-      ends: tokens that end the completion, in addition to the tokenizer's own.
-    """
-
-    limit: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    penalty: float = 1.0
-    beams: Beams | None = None
-    seed: int = 0
-    ends: tuple[int, ...] = ()
+    size: PositiveInt = 4
+    """The number of beams."""
+    alpha: float = 0.6
+    """The exponent of the length penalty: higher values prefer longer texts, 0 disables it. The paper of the
+    Transformer has 0.6."""
+    penalty: Literal["transformer", "plain"] = "transformer"
+    """The divisor of scores: "transformer", ((5 + count) / 6)^alpha as in the Transformer's paper (Wu et al.
+    2016), or "plain", count^alpha."""
+    stop: Literal["certain", "likely", "first"] = "certain"
+    """When a row is done. "certain": when no beam can still beat the finished sequences; "likely": when no
+    beam would beat them if it ended now; "first": as soon as enough sequences have finished."""
+    window: Annotated[int, Range(at_least=1, at_most=2)] = 2
+    """An end counts if it is among the best `window * size` candidates of a step: 2 as in Mesh-TensorFlow,
+    1 as in transformers."""
 
     def __post_init__(self) -> None:
-        low, high = PENALTY_RANGE
-        checks = {
-            f"limit={self.limit}": (self.limit is None or self.limit >= 1, "limit is at least 1"),
-            f"temperature={self.temperature}": (
-                0 <= self.temperature < float("inf"),
-                "temperature is at least 0 and finite; 0 takes the most likely token",
-            ),
-            f"top_k={self.top_k}": (self.top_k >= 0, "top_k is at least 0; 0 samples from all tokens"),
-            f"top_p={self.top_p}": (
-                0 < self.top_p <= 1,
-                "top_p is above 0 and at most 1; 1 samples from all tokens",
-            ),
-            f"penalty={self.penalty}": (
-                low <= self.penalty <= high,
-                f"penalty is from {low:g} to {high:g}; 1 is no penalty",
-            ),
-            f"seed={self.seed}": (0 <= self.seed < SEED_LIMIT, "seed is from 0 to 2^63 - 1"),
-            f"{len(self.ends)} ends": (
-                len(self.ends) < MAX_END_TOKENS,
-                f"there are at most {MAX_END_TOKENS - 1} ends",
-            ),
-            f"beams={self.beams}": (
-                isinstance(self.beams, Beams | None),
-                "beams is a Beams, such as Beams(4)",
-            ),
-        }
-        wrong = {fact: rule for fact, (fits, rule) in checks.items() if not fits}
-        if wrong:
-            raise ModelError(
-                f"invalid generation settings: {' and '.join(wrong)}",
-                rule="\n  ".join(wrong.values()),
-                hint="omit a setting to use its default: GenerationConfig() takes the most likely tokens",
-            ).located("GenerationConfig")
+        validate(self, ModelError, "help(weft.generate.Beams) describes each field")
+
+
+@documented
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How to generate a completion."""
+
+    limit: Annotated[int, Range(at_least=1, below=2**31)] | None = None
+    """The maximum number of tokens to generate. The default for translations is 1.5 times the input's length
+    plus 10, at most 256; for prompts 128, at most half of the context length."""
+    temperature: NonNegative = 0.0
+    """The sampling temperature, which divides the logits; 0 always takes the most likely token."""
+    top_k: NonNegativeInt = 0
+    """Sample from the K most likely tokens only; 0: from all tokens."""
+    top_p: Annotated[float, Range(above=0, at_most=1)] = 1.0
+    """Nucleus sampling: sample from the most likely tokens with total probability P; 1: from all tokens."""
+    # A stronger penalty pushes logits out of float32.
+    penalty: Annotated[float, Range(at_least=1e-3, at_most=1e3)] = 1.0
+    """The repetition penalty: values above 1, such as 1.2, make tokens already in the text less likely."""
+    beams: Beams | None = None
+    """Run this beam search instead of sampling."""
+    # NumPy's Philox takes these seeds exactly.
+    seed: Annotated[int, Range(at_least=0, below=2**63)] = 0
+    """The random seed. Samples depend on it and on the number of the text."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end the completion, in addition to the tokenizer's own."""
+
+    def __post_init__(self) -> None:
+        hint = "omit a setting to use its default: GenerationConfig() takes the most likely tokens"
+        validate(self, ModelError, hint, more=self._contradictions())
+
+    def _contradictions(self) -> Iterator[Offender]:
+        if len(self.ends) >= MAX_END_TOKENS:
+            yield Offender(("ends",), self.ends, f"a tuple of at most {MAX_END_TOKENS - 1} tokens")
 
 
 @dataclass(frozen=True)

@@ -35,38 +35,43 @@ A name is looked up in `~/.config/weft/` first, then among the profiles that com
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from ..core.errors import HardwareError, nearest
+from ..core.field_types import FieldType, NonNegative, NonNegativeInt, Positive, PositiveInt, Range, Text
+from ..core.fields import documented, field_types, validate
 from .toml import TomlTable
 
 PROFILES = Path(__file__).parent / "profiles"  # those that come with Weft
 
 
+@documented
 @dataclass(frozen=True)
 class NetworkLevel:
-    """One level of a machine's network.
+    """One level of a machine's network. A new field is read from TOML files, too."""
 
-    Attributes:
-      name: `ICI`, `NVLink`.
-      bandwidth: bytes/s of one device (for a torus: of one of its links), in one direction.
-      latency: seconds for one step from device to device.
-      devices: the number of devices it connects, inner levels included; None: any number.
-      torus: the number of torus directions; 0 is a switch.
-      wrap: in a torus, a length that is a multiple of this closes to a ring, which sends in both
-        directions at once; any other length is a line.
-    """
+    name: Text
+    """`ICI`, `NVLink`."""
+    bandwidth: Positive
+    """Bytes/s of one device (for a torus: of one of its links), in one direction."""
+    latency: NonNegative
+    """Seconds for one step from device to device."""
+    devices: PositiveInt | None = None
+    """The number of devices it connects, inner levels included; None: any number."""
+    torus: NonNegativeInt = 0
+    """The number of torus directions; 0 is a switch."""
+    wrap: PositiveInt = 1
+    """In a torus, a length that is a multiple of this closes to a ring, which sends in both directions at
+    once; any other length is a line."""
 
-    name: str
-    bandwidth: float
-    latency: float
-    devices: int | None = None
-    torus: int = 0
-    wrap: int = 1
+    def __post_init__(self) -> None:
+        validate(self, HardwareError)
 
     def length(self, ways: int, inside: int) -> tuple[int, float]:
         """The number of torus directions that a group uses, and its length along each.
@@ -87,34 +92,37 @@ class NetworkLevel:
         return 2 if self.torus and ways > 2 and ways % self.wrap**directions == 0 else 1
 
 
+@documented
 @dataclass(frozen=True)
 class Hardware:
     """A machine, by the numbers of one device.
-
-    Attributes:
-      name: the name of the profile.
-      source: the source of the numbers.
-      devices_per_node: the number of devices of one host.
-      peak_flops: FLOP/s by dtype.
-      matmul_efficiency: the share of the peak that large matmuls achieve.
-      memory_bytes, memory_bandwidth: bytes of memory, and bytes/s.
-      network: the levels, innermost first.
-      shared_cores: the number of cores that virtual devices share; all numbers are then those of one
-        core. 0: real devices.
 
     >>> Hardware.of("tpu-v4").peak("bf16")
     275000000000000.0
     """
 
-    name: str
-    source: str
-    devices_per_node: int
-    peak_flops: Mapping[str, float]
-    matmul_efficiency: float
-    memory_bytes: int
-    memory_bandwidth: float
+    name: Text
+    """The name of the profile."""
+    source: Text
+    """The source of the numbers."""
+    devices_per_node: PositiveInt
+    """The number of devices of one host."""
+    peak_flops: Mapping[str, Positive]
+    """FLOP/s by dtype."""
+    matmul_efficiency: Annotated[float, Range(above=0, at_most=1)]
+    """The share of the peak that large matmuls achieve."""
+    memory_bytes: PositiveInt
+    """Bytes of memory."""
+    memory_bandwidth: Positive
+    """Bytes/s of the memory."""
     network: tuple[NetworkLevel, ...]
-    shared_cores: int = 0
+    """The levels, innermost first."""
+    shared_cores: NonNegativeInt = 0
+    """The number of cores that virtual devices share; all numbers are then those of one core. 0: real
+    devices."""
+
+    def __post_init__(self) -> None:
+        validate(self, HardwareError)
 
     @classmethod
     def of(cls, given: HardwareLike) -> Hardware:
@@ -173,6 +181,11 @@ def find_profile(name: str | os.PathLike[str]) -> Path:
 
 # Reading
 
+PEAK = FieldType.of(Positive)
+# Tables in a file have these fields. The others are at its top, with the same names.
+TABLE_FIELDS = ("peak_flops", "memory_bytes", "memory_bandwidth", "network")
+SCALAR_FIELDS = [name for name in field_types(Hardware) if name not in TABLE_FIELDS]
+
 
 def load_profile(path: Path) -> Hardware:
     """Read a TOML file."""
@@ -188,35 +201,19 @@ def load_profile(path: Path) -> Hardware:
 def parse_profile(text: str, where: str = "hardware") -> Hardware:
     """Parse TOML text; `where` names it in messages."""
     top = TomlTable.read(text, where)
-    peaks, memory = top.table("peak_flops"), top.table("memory")
+    kinds, peaks, memory = field_types(Hardware), top.table("peak_flops"), top.table("memory")
+    levels = top.tables("network")
     hardware = Hardware(
-        name=top.text("name"),
-        source=top.text("source"),
-        devices_per_node=top.integer("devices_per_node"),
-        peak_flops={dtype: peaks.number(dtype) for dtype in dict.fromkeys(["f32", *peaks.data])},
-        matmul_efficiency=top.number("matmul_efficiency", most=1),
-        memory_bytes=int(memory.number("bytes")),
-        memory_bandwidth=memory.number("bandwidth"),
-        network=tuple(_level(table) for table in top.tables("network")),
-        shared_cores=top.integer("shared_cores", 0),
+        **top.fields(Hardware, *SCALAR_FIELDS),
+        peak_flops={dtype: peaks.value(dtype, PEAK) for dtype in dict.fromkeys(["f32", *peaks.data])},
+        memory_bytes=memory.value("bytes", kinds["memory_bytes"]),
+        memory_bandwidth=memory.value("bandwidth", kinds["memory_bandwidth"]),
+        network=tuple(NetworkLevel(**level.fields(NetworkLevel)) for level in levels),
     )
-    top.done()
-    memory.done()
+    for table in (top, memory, *levels):
+        table.done()
     _check_levels(hardware, where)
     return hardware
-
-
-def _level(table: TomlTable) -> NetworkLevel:
-    level = NetworkLevel(
-        table.text("name"),
-        table.number("bandwidth"),
-        table.number("latency", least=0),
-        table.optional_integer("devices"),
-        table.integer("torus", 0),
-        table.integer("wrap", 1),
-    )
-    table.done()
-    return level
 
 
 def _check_levels(hardware: Hardware, where: str) -> None:
@@ -236,22 +233,30 @@ def _check_levels(hardware: Hardware, where: str) -> None:
 
 def to_toml(hardware: Hardware) -> str:
     """The profile as TOML; numbers have four significant digits."""
-    lines = [
-        f"name = {_quoted(hardware.name)}",
-        f"source = {_quoted(hardware.source)}",
-        f"devices_per_node = {hardware.devices_per_node}",
-        f"matmul_efficiency = {hardware.matmul_efficiency:.4g}",
-    ]
-    lines += [f"shared_cores = {hardware.shared_cores}"] if hardware.shared_cores else []
+    lines = _rows(hardware, *SCALAR_FIELDS)
     lines += ["", "[peak_flops]", *(f"{d} = {v:.4g}" for d, v in hardware.peak_flops.items())]
     lines += ["", "[memory]", f"bytes = {hardware.memory_bytes}"]
     lines += [f"bandwidth = {hardware.memory_bandwidth:.4g}"]
     for level in hardware.network:
-        lines += ["", "[[network]]", f"name = {_quoted(level.name)}", f"bandwidth = {level.bandwidth:.4g}"]
-        lines += [f"latency = {level.latency:.4g}"]
-        lines += [f"devices = {level.devices}"] if level.devices is not None else []
-        lines += [f"torus = {level.torus}", f"wrap = {level.wrap}"] if level.torus else []
+        lines += ["", "[[network]]", *_rows(level)]
     return "\n".join(lines) + "\n"
+
+
+def _rows(owner: Hardware | NetworkLevel, *names: str) -> list[str]:
+    """The fields of a dataclass that differ from their defaults."""
+    fields = [field for field in dataclasses.fields(owner) if field.name in names or not names]
+    values = {field.name: (getattr(owner, field.name), field.default) for field in fields}
+    return [f"{name} = {_toml_value(value)}" for name, (value, default) in values.items() if value != default]
+
+
+def _toml_value(value: str | float) -> str:
+    return (
+        _quoted(value)
+        if isinstance(value, str)
+        else f"{value:.4g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _quoted(text: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import re
 import tomllib
-from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import HardwareError, caret, nearest
+from ..core.field_types import FieldType
+from ..core.fields import field_types
 
 _EXAMPLE = "weft hardware show tpu-v4 prints a complete profile"
 
@@ -36,42 +37,36 @@ class TomlTable:
         except tomllib.TOMLDecodeError as error:
             raise _syntax_error(text, where, str(error)) from None
 
-    def text(self, key: str) -> str:
-        """A non-empty string."""
-        return self._get(key, "text in quotes", lambda v: isinstance(v, str) and v != "")
+    def fields(self, config_class: type, *names: str) -> dict[str, Any]:
+        """The values of a dataclass's fields, by name; those that have a default may be missing."""
+        types = field_types(config_class)
+        defaults = {f.name: f.default for f in dataclasses.fields(config_class)}
+        return {name: self.value(name, types[name], defaults[name]) for name in names or types}
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer; 0 is allowed if it is the default."""
-        smallest = 0 if default == 0 else 1
-        valid = lambda v: _is_number(v) and v == int(v) and v >= smallest  # noqa: E731
-        return int(self._get(key, "an integer", valid, *(() if default is None else (default,))))
-
-    def optional_integer(self, key: str) -> int | None:
-        """A positive integer, or None if the field is missing."""
-        if key in self.data:
-            return self.integer(key)
-        self._read_keys.add(key)
-        return None
-
-    def number(self, key: str, *, least: float | None = None, most: float = math.inf) -> float:
-        """A number above 0, or of at least `least`, and of at most `most`."""
-        what = "a number" if least is not None else "a number above 0"
-        what += f", at most {most:g}" if most < math.inf else ""
-        in_range = lambda v: (v >= least if least is not None else v > 0) and v <= most  # noqa: E731
-        return float(self._get(key, what, lambda v: _is_number(v) and in_range(v)))
+    def value(self, key: str, kind: FieldType, default: Any = dataclasses.MISSING) -> Any:
+        """The value of a field of this type."""
+        given = self._get(key, kind.describe(), default)
+        if given is default:
+            return default
+        # Large integers are often written as floats, 80e9.
+        is_integral = kind.kind is int and isinstance(given, float) and given.is_integer()
+        try:
+            return kind.required.convert(int(given) if is_integral else given)
+        except ValueError as error:
+            raise self._invalid(key, str(error)) from None
 
     def table(self, key: str) -> TomlTable:
         """A nested table."""
-        data = self._get(key, f"a table: [{key}]", lambda v: isinstance(v, dict))
+        data = self._get(key, f"a table: [{key}]")
+        if not isinstance(data, dict):
+            raise self._invalid(key, f"a table: [{key}]")
         return TomlTable(data, self._text, self._where, self._full_key(key))
 
     def tables(self, key: str) -> list[TomlTable]:
         """An array of tables with at least one entry."""
-
-        def valid(v: object) -> bool:
-            return isinstance(v, list) and bool(v) and all(isinstance(x, dict) for x in v)
-
-        array = self._get(key, f"a list of tables: [[{key}]]", valid)
+        array = self._get(key, f"a list of tables: [[{key}]]")
+        if not isinstance(array, list) or not array or not all(isinstance(x, dict) for x in array):
+            raise self._invalid(key, f"a list of tables: [[{key}]]")
         return [TomlTable(t, self._text, self._where, self._full_key(key), n) for n, t in enumerate(array)]
 
     def done(self) -> None:
@@ -92,11 +87,11 @@ class TomlTable:
     def _full_key(self, key: str) -> str:
         return f"{self._name}.{key}" if self._name else key
 
-    def _get(self, key: str, what: str, valid: Callable[[Any], bool], *default: int) -> Any:
+    def _get(self, key: str, what: str, default: Any = dataclasses.MISSING) -> Any:
         self._read_keys.add(key)
         if key not in self.data:
-            if default:
-                return default[0]
+            if default is not dataclasses.MISSING:
+                return default
             close = nearest(key, set(self.data) - self._read_keys).replace("did you mean", "misspelled as")
             raise HardwareError(
                 f"{self._full_key(key)} is missing from {self._where}{close}",
@@ -104,14 +99,11 @@ class TomlTable:
                 rule=f"{self._full_key(key)} is {what}",
                 hint=_EXAMPLE,
             )
-        value = self.data[key]
-        if not valid(value):
-            raise HardwareError(
-                f"{self._full_key(key)} = {value!r} is not {what}",
-                *self._quote(key),
-                hint=_EXAMPLE,
-            )
-        return value
+        return self.data[key]
+
+    def _invalid(self, key: str, what: str) -> HardwareError:
+        fact = f"{self._full_key(key)} = {self.data[key]!r} is not {what}"
+        return HardwareError(fact, *self._quote(key), hint=_EXAMPLE)
 
     def _quote(self, key: str, *, value: bool = True) -> list[str]:
         """The field's line in the file, with a caret under its value or name.
@@ -130,10 +122,6 @@ class TomlTable:
             if here and (field := re.match(rf"(\s*)\"?{re.escape(key)}\"?\s*=\s*", line)):
                 return _point_at(self._where, n, line, field.end() if value else field.end(1))
         return [f"in {self._where}"]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _point_at(where: str, line: int, text: str, column: int) -> list[str]:

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 import weft as wf
 from weft.core.dims import Dim
+from weft.core.field_types import NonNegative, Positive, PositiveInt, Share
+from weft.core.fields import documented
 from weft.core.tensor import Tensor
 
 from .optimizers import Dims, Optimizer, ParamState, StepInfo, moving_average
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(Optimizer):
     """Adam with a factored second moment, in sublinear memory (Shazeer and Stern, 2018).
@@ -18,29 +21,22 @@ class Adafactor(Optimizer):
     The second moment of a matrix is approximated by rows · columns / mean, so only two vectors are stored.
     The two largest dims of a tensor, not counting stacked dims, form the matrix; there is one pair of vectors
     for each index of the other dims. Updates are clipped, and scaled by the size of the parameter.
-
-    Attributes:
-      decay_power: the second moment decays by 1 - t^-decay_power at update t.
-      clipping_threshold: the maximum root mean square of an update before the learning rate; None: no limit.
-      scale_by_parameter: whether an update is multiplied by the root mean square of the parameter.
-      beta1: the decay of the first moment; 0 disables it.
-      epsilon1: added to the squared gradients.
-      epsilon2: the minimum root mean square of a parameter, for `scale_by_parameter`.
-      min_dim_size_to_factor: a tensor is factored if its two largest dims have at least this size.
     """
 
-    decay_power: float = 0.8
-    clipping_threshold: float | None = 1.0
+    decay_power: Positive = 0.8
+    """The second moment decays by 1 - t^-decay_power at update t."""
+    clipping_threshold: Positive | None = 1.0
+    """The maximum root mean square of an update before the learning rate; None: no limit."""
     scale_by_parameter: bool = True
-    beta1: float = 0.0
-    epsilon1: float = 1e-30
-    epsilon2: float = 1e-3
-    min_dim_size_to_factor: int = 128
-
-    def field_rules(self) -> dict[str, str]:
-        threshold = {} if self.clipping_threshold is None else {"clipping_threshold": "positive"}
-        rest = {"epsilon1": "positive", "epsilon2": "not negative", "min_dim_size_to_factor": "at least one"}
-        return {"decay_power": "positive", "beta1": "share"} | threshold | rest
+    """Whether an update is multiplied by the root mean square of the parameter."""
+    beta1: Share = 0.0
+    """The decay of the first moment; 0 disables it."""
+    epsilon1: Positive = 1e-30
+    """Added to the squared gradients."""
+    epsilon2: NonNegative = 1e-3
+    """The minimum root mean square of a parameter, for `scale_by_parameter`."""
+    min_dim_size_to_factor: PositiveInt = 128
+    """A tensor is factored if its two largest dims have at least this size."""
 
     def example_call(self) -> str:
         return "Adafactor(0.01, beta1=0.9)"

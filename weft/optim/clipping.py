@@ -6,20 +6,12 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft.core.errors import ProgramError
+from weft.core.op import call_in_program
 from weft.core.tensor import Tensor
-from weft.core.types import PyTree
+from weft.core.types import PyTree, at_least_float32
 
-from ..core.fields import is_finite_number
+from ..core.field_types import is_finite_number
 from .named_tree import error_context, named_tensors, replace_tensors
-from .update_layout import (
-    at_least_float32,
-    call_in_program,
-    to_optimizer_layout,
-    to_stored_layout,
-    under_optimizer_layout,
-    update_scope,
-    with_program_layout,
-)
 
 
 def global_norm(grads: PyTree) -> Tensor:
@@ -56,35 +48,31 @@ def clip_by_global_norm(grads: PyTree, limit: float, norm: Tensor | None = None)
 
 
 def _global_norm(grads: PyTree) -> Tensor:
-    return _norm(_in_optimizer_layout(grads))
+    with wf.under_layout("optimizer", "global norm"):
+        return wf.store(_norm(_stored(grads)), "value")
 
 
 def _clip(grads: PyTree, limit: Tensor, norm: Tensor | None) -> PyTree:
-    slices = _in_optimizer_layout(grads)
-    norm = _norm(slices) if norm is None else norm
-    with under_optimizer_layout("global norm"):
-        scale = wf.minimum(limit / norm, 1.0)
+    with wf.under_layout("optimizer", "global norm"):
+        slices = _stored(grads)
+        scale = wf.minimum(limit / (_norm(slices) if norm is None else norm), 1.0)
+        # The slices stay where the update needs them; any other consumer gathers them.
         clipped = {
-            n: (t.astype(at_least_float32(t.dtype)) * scale).astype(t.dtype) for n, t in slices.items()
+            n: wf.store((t.astype(at_least_float32(t.dtype)) * scale).astype(t.dtype), "optimizer")
+            for n, t in slices.items()
         }
-    # The slices stay in the optimizer's layout, which the update needs; any other consumer gathers them.
-    return replace_tensors(
-        grads, {n: with_program_layout(clipped[n], t.role) for n, t in named_tensors(grads).items()}
-    )
+    return replace_tensors(grads, clipped)
 
 
-def _in_optimizer_layout(grads: PyTree) -> dict[str, Tensor]:
-    with update_scope("global norm"):
-        return {name: to_optimizer_layout(t) for name, t in named_tensors(grads).items()}
+def _stored(grads: PyTree) -> dict[str, Tensor]:
+    return {name: wf.store(t, "optimizer") for name, t in named_tensors(grads).items()}
 
 
 def _norm(slices: dict[str, Tensor]) -> Tensor:
-    with under_optimizer_layout("global norm"):
-        # Sums that are pending over the same axes are added first, so that one all-reduce resolves them all.
-        totals: dict[frozenset[str], Tensor] = {}
-        for t in slices.values():
-            squares = wf.sum(wf.square(t.astype(jnp.float32)))
-            axes = squares.pending
-            totals[axes] = totals[axes] + squares if axes in totals else squares
-        norm = wf.sqrt(sum(totals.values(), start=0.0))
-    return to_stored_layout(norm, "value")
+    # Sums that are pending over the same axes are added first, so that one all-reduce resolves them all.
+    totals: dict[frozenset[str], Tensor] = {}
+    for t in slices.values():
+        squares = wf.sum(wf.square(t.astype(jnp.float32)))
+        axes = squares.pending
+        totals[axes] = totals[axes] + squares if axes in totals else squares
+    return wf.sqrt(sum(totals.values(), start=0.0))

@@ -10,25 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import jax.numpy as jnp
-
 import weft as wf
-from weft.core.deferred import Deferred, ResultSpec, defer
+from weft.core.deferred import ResultSpec, defer, is_deferred
 from weft.core.errors import ProgramError
-from weft.core.operands import linear_result
+from weft.core.op import call_in_program
 from weft.core.tensor import Tensor
-from weft.core.types import PyTree
+from weft.core.types import PyTree, at_least_float32
 
 from .named_tree import any_specs, error_context, named_tensors, replace_tensors
 from .optimizers import moving_average
-from .update_layout import (
-    at_least_float32,
-    call_in_program,
-    to_optimizer_layout,
-    to_stored_layout,
-    under_optimizer_layout,
-    update_scope,
-)
 
 Ema = dict[str, Tensor]  # by the name of the parameter
 
@@ -99,38 +89,33 @@ def average_models(models: Iterable[PyTree]) -> PyTree:
 
 
 def _init(params: PyTree) -> Ema:
-    with update_scope("average"):
+    with wf.under_layout("optimizer", "average"):
         return {
-            n: _copy(to_stored_layout(p.astype(at_least_float32(p.dtype)), "optimizer"))
+            n: wf.store(_copy(wf.store(p, "optimizer")).astype(at_least_float32(p.dtype)), "optimizer")
             for n, p in named_tensors(params).items()
         }
 
 
 def _copy(t: Tensor) -> Tensor:
-    """A copy of the array: without it, donating the parameters would delete the EMA as well."""
-    copied = linear_result(t, jnp.copy(t._read()), t.dims, t.splits)
-    copied.role = t.role
-    return copied
+    """A new array: JAX returns an unchanged input as it is, and donating the parameters would delete both."""
+    return t * 1
 
 
 def _update(ema: Ema, params: PyTree, decay: float) -> Ema:
     updated = {}
     for name, p in named_tensors(params).items():
         old = ema[name]
-        if isinstance(p._data, Deferred):  # optax computes it after the SPMD part, so the EMA follows there
+        if is_deferred(p):  # optax computes it after the SPMD part, so the EMA follows there
             arrays = lambda old, p: moving_average(old, p.astype(old.dtype), decay)  # noqa: E731
             updated[name] = defer(arrays, (old, p), ResultSpec(old.dims, "optimizer"))
             continue
-        with update_scope("average"):
-            old, p = to_optimizer_layout(old), to_optimizer_layout(p)
-        with under_optimizer_layout("average"):
-            new = moving_average(old, p.astype(old.dtype), decay)
-        updated[name] = to_stored_layout(new, "optimizer")
+        with wf.under_layout("optimizer", "average"):
+            old, new = wf.store(old, "optimizer"), wf.store(p, "optimizer")
+            updated[name] = wf.store(moving_average(old, new.astype(old.dtype), decay), "optimizer")
     return updated
 
 
 def _replace_params(model: PyTree, ema: Ema) -> PyTree:
-    params = {
-        n: _copy(to_stored_layout(ema[n].astype(p.dtype), p.role)) for n, p in named_tensors(model).items()
-    }
+    with wf.under_layout("optimizer", "average"):
+        params = {n: wf.store(_copy(ema[n]).astype(p.dtype), p.role) for n, p in named_tensors(model).items()}
     return replace_tensors(model, params)

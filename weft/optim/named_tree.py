@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 import weft as wf
-from weft.core.context import active
 from weft.core.describe import describe
 from weft.core.errors import DimError, ProgramError, TensorTypeError, WeftError, nearest
+from weft.core.placement import is_spec
 from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
 from weft.nn.module import check_initialized, path_name
@@ -74,9 +74,7 @@ def replace_tensors(tree: PyTree, new: Mapping[str, Tensor]) -> PyTree:
 
 def any_specs(params: Mapping[str, Tensor]) -> bool:
     """Whether some tensors are specs (without values); their optimizer state then consists of specs too."""
-    # Inside a program every tensor has a value, even if it is traced.
-    specs = (isinstance(p._data, jax.ShapeDtypeStruct) for p in params.values())
-    return active.context is None and any(specs)
+    return any(is_spec(p) for p in params.values())
 
 
 def match_grads(grads: dict[str, Tensor], params: dict[str, Tensor]) -> dict[str, Tensor]:

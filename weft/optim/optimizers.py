@@ -29,10 +29,12 @@ from jax.typing import DTypeLike
 
 import weft as wf
 from weft.core.dims import Dim
+from weft.core.op import call_in_program
 from weft.core.tensor import Tensor
-from weft.core.types import PyTree
+from weft.core.types import PyTree, at_least_float32
 
-from ..core.fields import check_fields
+from ..core.field_types import NonNegative, Share
+from ..core.fields import documented, validate
 from .named_tree import (
     any_specs,
     check_patterns,
@@ -43,16 +45,8 @@ from .named_tree import (
     replace_tensors,
 )
 from .schedules import Schedule
-from .update_layout import (
-    at_least_float32,
-    call_in_program,
-    to_optimizer_layout,
-    to_stored_layout,
-    under_optimizer_layout,
-    update_scope,
-)
 
-LearningRate = float | Schedule | Callable[[Tensor], Tensor]
+LearningRate = NonNegative | Schedule | Callable[[Tensor], Tensor]
 Dims = tuple[Dim, ...]
 State = dict[str, Any]  # {"step": Tensor, quantity: {parameter name: Tensor}}
 ParamState = dict[str, Tensor]  # of one parameter, by quantity
@@ -71,30 +65,27 @@ class StepInfo:
     count: Any
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """The base class of optimizers. A subclass defines its state per parameter and the update rule.
-
-    Attributes:
-      learning_rate: a number, a schedule, or a function from a step (a tensor) to a learning rate.
-      weight_decay: decoupled weight decay, multiplied by the learning rate.
-      decayed: name patterns of the parameters with weight decay; `*` matches any characters. The default is
-        every parameter with at least two dims, not counting stacked dims, that is not called `bias`.
-      stacked_dims: names of the dims along which layers or experts are stacked.
-    """
+    """The base class of optimizers. A subclass defines its state per parameter and the update rule."""
 
     learning_rate: LearningRate = field(kw_only=False)
-    weight_decay: float = 0.0
+    """A number, a schedule, or a function from a step (a tensor) to a learning rate."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay, multiplied by the learning rate."""
     decayed: tuple[str, ...] | None = None
+    """Name patterns of the parameters with weight decay; `*` matches any characters. The default is every
+    parameter with at least two dims, not counting stacked dims, that is not called `bias`."""
     stacked_dims: tuple[str, ...] = ("layers", "experts")
+    """Names of the dims along which layers or experts are stacked."""
 
     def __post_init__(self) -> None:
         for name in ("decayed", "stacked_dims"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        rate = {} if callable(self.learning_rate) else {"learning_rate": "not negative"}
-        check_fields(self, rate | {"weight_decay": "not negative"} | self.field_rules(), self.example_call())
+        validate(self, hint=f"for example {self.example_call()}")
 
     def init(self, params: PyTree) -> State:
         """The initial state. If the parameters are specs, so is the state."""
@@ -132,10 +123,6 @@ class Optimizer:
 
     # Defined by each subclass
 
-    def field_rules(self) -> dict[str, str]:
-        """For each field the name of its rule in `core.fields.FIELD_RULES`."""
-        raise NotImplementedError
-
     def example_call(self) -> str:
         """A valid constructor call, for error messages."""
         raise NotImplementedError
@@ -151,24 +138,20 @@ class Optimizer:
         raise NotImplementedError
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Momentum(Optimizer):
     """Gradient descent with momentum. Without momentum its only state is the step, if a schedule needs it.
-
-    Attributes:
-      momentum: the decay of the accumulated gradients.
-      nesterov: whether to use Nesterov momentum.
 
     >>> w = wf.parameter(wf.ones("a=2"))
     >>> Momentum(0.5).update(wf.ones("a=2"), {}, w)
     (f32[a=2] [0.5, 0.5], {})
     """
 
-    momentum: float = 0.0
+    momentum: Share = 0.0
+    """The decay of the accumulated gradients."""
     nesterov: bool = False
-
-    def field_rules(self) -> dict[str, str]:
-        return {"momentum": "share"}
+    """Whether to use Nesterov momentum."""
 
     def example_call(self) -> str:
         return "Momentum(0.1, momentum=0.9)"
@@ -186,22 +169,18 @@ class Momentum(Optimizer):
         return direction * info.rate, {"momentum": momentum}
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Optimizer):
-    """Adam with bias correction and decoupled weight decay (Loshchilov and Hutter, 2019).
+    """Adam with bias correction and decoupled weight decay (Loshchilov and Hutter, 2019)."""
 
-    Attributes:
-      beta1, beta2: the decay of the first and of the second moment.
-      epsilon: added to the square root of the second moment.
-    """
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
-
-    def field_rules(self) -> dict[str, str]:
-        return {"beta1": "share", "beta2": "share", "epsilon": "not negative"}
+    beta1: Share = 0.9
+    """The decay of the first moment."""
+    beta2: Share = 0.999
+    """The decay of the second moment."""
+    epsilon: NonNegative = 1e-8
+    """Added to the square root of the second moment."""
+    weight_decay: NonNegative = 0.01
 
     def example_call(self) -> str:
         return "AdamW(3e-4, beta1=0.9, beta2=0.95, weight_decay=0.1)"
@@ -223,20 +202,15 @@ class AdamW(Optimizer):
         return step * info.rate, {"mean": mean, "variance": variance}
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Lion(Optimizer):
-    """Lion: the sign of an interpolated momentum (Chen et al., 2023).
+    """Lion: the sign of an interpolated momentum (Chen et al., 2023)."""
 
-    Attributes:
-      beta1: the weight of the momentum in the interpolation whose sign is the update.
-      beta2: the decay of the momentum.
-    """
-
-    beta1: float = 0.9
-    beta2: float = 0.99
-
-    def field_rules(self) -> dict[str, str]:
-        return {"beta1": "share", "beta2": "share"}
+    beta1: Share = 0.9
+    """The weight of the momentum in the interpolation whose sign is the update."""
+    beta2: Share = 0.99
+    """The decay of the momentum."""
 
     def example_call(self) -> str:
         return "Lion(1e-4, beta1=0.9, beta2=0.99)"
@@ -261,9 +235,8 @@ def moving_average(old: Tensor, new: Tensor, decay: float | Tensor) -> Tensor:
 
 def _init(optimizer: Optimizer, params: PyTree) -> State:
     def zeros(dims: Dims, dtype: DTypeLike) -> Tensor:
-        with under_optimizer_layout("init"):
-            created = wf.zeros(dims, dtype)
-        return to_stored_layout(created, "optimizer")
+        with wf.under_layout("optimizer", "init"):
+            return wf.store(wf.zeros(dims, dtype), "optimizer")
 
     return _build_state(optimizer, params, zeros)
 
@@ -285,25 +258,21 @@ def _update(optimizer: Optimizer, grads: PyTree, state: State, params: PyTree) -
     new_state: State = {}
     info = StepInfo(optimizer.learning_rate, None)
     if optimizer.uses_step_count():
-        step = to_optimizer_layout(state["step"])
-        with under_optimizer_layout("step"):
+        with wf.under_layout("optimizer", "step"):
+            step = wf.store(state["step"], "optimizer")
             rate = optimizer.learning_rate(step) if callable(optimizer.learning_rate) else info.rate
-            next_step = step + 1
-            info = StepInfo(rate, next_step.astype(jnp.float32))
-        new_state["step"] = to_stored_layout(next_step, "optimizer")
+            info = StepInfo(rate, (step + 1).astype(jnp.float32))
+            new_state["step"] = wf.store(step + 1, "optimizer")
     for name, p in by_name.items():
-        label = ",".join(d.name for d in p.dims)
-        with update_scope(label):
-            grad, param = to_optimizer_layout(grads_by_name[name]), to_optimizer_layout(p)
-            old = {key: to_optimizer_layout(state[key][name]) for key in optimizer.state_dims(p.dims)}
-        with under_optimizer_layout(label):
+        with wf.under_layout("optimizer", ",".join(d.name for d in p.dims)):
+            # Before the cast: a pending sum would stay pending, and be sent in the wider type.
+            grad, param = wf.store(grads_by_name[name], "optimizer"), wf.store(p, "optimizer")
+            old = {key: wf.store(state[key][name], "optimizer") for key in optimizer.state_dims(p.dims)}
             grad, wide = (t.astype(at_least_float32(t.dtype)) for t in (grad, param))
             change, new = optimizer.compute_update(grad, old, wide, info)
             if optimizer.weight_decay and optimizer.has_weight_decay(name, p.dims):
                 change = change + wide * (info.rate * optimizer.weight_decay)
-            updated = (wide - change).astype(p.dtype)
-        with update_scope(label):
-            new_params[name] = to_stored_layout(updated, p.role)
+            new_params[name] = wf.store((wide - change).astype(p.dtype), p.role)
             for key, t in new.items():
-                new_state.setdefault(key, {})[name] = to_stored_layout(t, "optimizer")
+                new_state.setdefault(key, {})[name] = wf.store(t, "optimizer")
     return replace_tensors(params, new_params), new_state

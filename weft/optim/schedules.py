@@ -12,15 +12,19 @@ import functools
 import math
 import operator
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 import weft as wf
 from weft.core.errors import ProgramError
+from weft.core.field_types import Fraction, NonNegative, Range, is_finite_number
+from weft.core.fields import validate
 from weft.core.tensor import Tensor
 
-from ..core.fields import check_fields, is_finite_number
+# A number of steps that something takes. It may be computed, so it need not be an integer.
+Duration = Annotated[float, Range(at_least=1)]
 
 
 class Schedule:
@@ -51,10 +55,10 @@ class Constant(Schedule):
     0.5
     """
 
-    value: float
+    value: NonNegative
 
     def __post_init__(self) -> None:
-        check_fields(self, {"value": "not negative"}, "Constant(3e-4)")
+        validate(self, hint="for example Constant(3e-4)")
 
     def at(self, t: Tensor) -> Tensor:
         return wf.full((), self.value, jnp.float32)
@@ -68,10 +72,10 @@ class LinearWarmup(Schedule):
     [0.0, 0.25, 1.0, 1.0]
     """
 
-    steps: int
+    steps: Duration
 
     def __post_init__(self) -> None:
-        check_fields(self, {"steps": "at least one"}, "LinearWarmup(10_000)")
+        validate(self, hint="for example LinearWarmup(10_000)")
 
     def at(self, t: Tensor) -> Tensor:
         return wf.minimum(t / float(self.steps), 1.0)
@@ -85,10 +89,10 @@ class RsqrtDecay(Schedule):
     [0.5, 0.5, 0.25]
     """
 
-    warmup: int = 1
+    warmup: Duration = 1
 
     def __post_init__(self) -> None:
-        check_fields(self, {"warmup": "at least one"}, "RsqrtDecay(10_000)")
+        validate(self, hint="for example RsqrtDecay(10_000)")
 
     def at(self, t: Tensor) -> Tensor:
         return wf.rsqrt(wf.maximum(t, float(self.warmup)))
@@ -102,15 +106,11 @@ class LinearDecay(Schedule):
     [1.0, 1.0, 0.75, 0.0, 0.0]
     """
 
-    total: int
-    steps: int
+    total: Duration
+    steps: Duration
 
     def __post_init__(self) -> None:
-        check_fields(
-            self,
-            {"total": "at least one", "steps": "at least one"},
-            "LinearDecay(total=136_000, steps=13_600)",
-        )
+        validate(self, hint="for example LinearDecay(total=136_000, steps=13_600)")
 
     def at(self, t: Tensor) -> Tensor:
         return wf.clip((self.total - t) / float(self.steps), 0.0, 1.0)
@@ -124,13 +124,12 @@ class Cosine(Schedule):
     [1.0, 0.75, 0.5, 0.5]
     """
 
-    steps: int
-    floor: float = 0.0
-    after: int = 0
+    steps: Duration
+    floor: Fraction = 0.0
+    after: NonNegative = 0
 
     def __post_init__(self) -> None:
-        rules = {"steps": "at least one", "floor": "part", "after": "not negative"}
-        check_fields(self, rules, "Cosine(99_000, floor=0.1, after=1_000)")
+        validate(self, hint="for example Cosine(99_000, floor=0.1, after=1_000)")
 
     def at(self, t: Tensor) -> Tensor:
         done = wf.clip((t - float(self.after)) / float(self.steps), 0.0, 1.0)

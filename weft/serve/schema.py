@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from weft.core.errors import WeftError, nearest
-from weft.generate.config import PENALTY_RANGE, SEED_LIMIT
+from weft.core.field_types import FieldType, Range
+from weft.core.fields import field_types
+from weft.generate.config import GenerationConfig
 
 
 class APIError(Exception):
@@ -74,26 +75,19 @@ class SchemaField:
     code: str = "invalid_value"
 
 
-def integer(low: int, high: int | None = None, default: int | None = None) -> SchemaField:
-    """An integer in a range."""
-    description = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
-    return SchemaField(
-        description,
-        lambda x: type(x) is int and x >= low and (high is None or x <= high),
-        default,
-    )
+def schema_field(kind: FieldType, default: Any = None) -> SchemaField:
+    """A field of this type; null, as in every field, stands for the default."""
+    return SchemaField(kind.describe(), kind.required.accepts, default)
 
 
-def number(description: str, is_valid: Callable[[float], bool], default: float) -> SchemaField:
-    """A number that fits into a float."""
-    return SchemaField(
-        description, lambda x: type(x) in (int, float) and abs(x) <= MAX_FLOAT and is_valid(x), default
-    )
+def of_type(annotation: Any, default: Any = None) -> SchemaField:
+    """A field that an annotation describes, `Annotated[int, Range(at_least=1)]`."""
+    return schema_field(FieldType.of(annotation), default)
 
 
-def boolean(default: bool = False) -> SchemaField:
-    """true or false."""
-    return SchemaField("true or false", lambda x: type(x) is bool, default)
+def of_config(name: str, default: Any = None) -> SchemaField:
+    """A field with the type and range of a field of `GenerationConfig`. OpenAI's defaults differ."""
+    return schema_field(field_types(GenerationConfig)[name], default)
 
 
 def unsupported(default: bool | int | None) -> SchemaField:
@@ -121,35 +115,30 @@ def _is_stop(x: object) -> bool:
 
 MAX_TEXTS, MAX_STOPS = 64, 4  # in one request
 MAX_QUOTED = 60  # characters of an invalid value that a message repeats
-MAX_COUNT = 2**31 - 1
-MAX_FLOAT = sys.float_info.max
+Count = Annotated[int, Range(at_least=1, below=2**31)]
 TEXTS_FIELD = SchemaField(f"a text, or a list of 1 to {MAX_TEXTS} texts", _is_texts, required=True)
 STRING_FIELD = SchemaField("a text", _is_text)
-COUNT_FIELD = integer(1, MAX_COUNT)
+COUNT_FIELD = of_type(Count)
 
 COMPLETION_FIELDS: dict[str, SchemaField] = {
     "prompt": TEXTS_FIELD,
-    "max_tokens": COUNT_FIELD,
-    "temperature": number("a number of at least 0", lambda x: x >= 0, 1.0),
-    "top_p": number("a number above 0 and at most 1", lambda x: 0 < x <= 1, 1.0),
-    "top_k": integer(0, MAX_COUNT, 0),
-    "repetition_penalty": number(
-        f"a number from {PENALTY_RANGE[0]:g} to {PENALTY_RANGE[1]:g}",
-        lambda x: PENALTY_RANGE[0] <= x <= PENALTY_RANGE[1],
-        1.0,
-    ),
-    "seed": integer(0, SEED_LIMIT - 1),
+    "max_tokens": of_config("limit"),
+    "temperature": of_config("temperature", 1.0),
+    "top_p": of_config("top_p", 1.0),
+    "top_k": of_config("top_k", 0),
+    "repetition_penalty": of_config("penalty", 1.0),
+    "seed": of_config("seed"),
     "stop": SchemaField(f"a text, or a list of at most {MAX_STOPS} texts, none of them empty", _is_stop),
-    "stream": boolean(),
+    "stream": of_type(bool, False),
     "stream_options": SchemaField(
         'an object with "include_usage": true or false',
         lambda x: (
             isinstance(x, dict) and set(x) <= {"include_usage"} and all(type(v) is bool for v in x.values())
         ),
     ),
-    "logprobs": integer(0, 1),
+    "logprobs": of_type(Annotated[int, Range(at_least=0, at_most=1)]),
     "beams": COUNT_FIELD,
-    "n": integer(1, MAX_COUNT, 1),
+    "n": of_type(Count, 1),
     "model": STRING_FIELD,
     "user": STRING_FIELD,
     "echo": unsupported(False),
@@ -162,10 +151,10 @@ COMPLETION_FIELDS: dict[str, SchemaField] = {
 TRANSLATE_FIELDS: dict[str, SchemaField] = {
     "text": TEXTS_FIELD,
     "beams": COUNT_FIELD,
-    "best": integer(1, MAX_COUNT, 1),
-    "max_tokens": COUNT_FIELD,
-    "stream": boolean(),
-    "attention": boolean(),
+    "best": of_type(Count, 1),
+    "max_tokens": of_config("limit"),
+    "stream": of_type(bool, False),
+    "attention": of_type(bool, False),
 }
 SCORE_FIELDS: dict[str, SchemaField] = {
     "text": TEXTS_FIELD,

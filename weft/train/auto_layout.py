@@ -11,7 +11,7 @@ import weft as wf
 from weft import nn
 from weft.autolayout.report import describe_candidate
 from weft.core.errors import LayoutError
-from weft.core.layout import Layout
+from weft.core.layout import Placement
 from weft.core.mesh import Mesh
 from weft.core.placement import without_values
 from weft.core.types import PyTree
@@ -56,7 +56,7 @@ def search_layout(config: TrainConfig, batch: PyTree) -> LayoutConfig:
             rule="the search finds the rules for all tensors, including stored ones",
             hint="omit them, or give all rules: --layout.rules",
         ).located("--layout auto")
-    trainer = build_trainer(config, Mesh(), Layout())
+    trainer = build_trainer(config, Placement.of(None, None))
     model, state = trainer.init(nn.specs(Transformer(config.model)))
     rows = jax.tree.map(without_values, batch, is_leaf=wf.is_tensor)
     mesh = Mesh(c.mesh) if c.mesh else None

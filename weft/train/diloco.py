@@ -23,24 +23,18 @@ from typing import Any
 import jax
 
 import weft as wf
-from weft.core.context import active
 from weft.core.errors import ProgramError
+from weft.core.op import call_in_program
+from weft.core.role_layout import allow_unused_rules
 from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
 from weft.ops.optax import OptaxOptimizer
 
-from ..core.fields import check_fields
+from ..core.field_types import NonNegative, PositiveInt, Share
+from ..core.fields import documented, validate
 from ..optim.ema import init_ema, with_ema_params
 from ..optim.named_tree import any_specs, error_context, named_tensors, replace_tensors
 from ..optim.optimizers import Momentum
-from ..optim.update_layout import (
-    call_in_program,
-    to_optimizer_layout,
-    to_stored_layout,
-    under_optimizer_layout,
-    update_scope,
-    with_program_layout,
-)
 from .microbatch import distribute_rows
 from .step import TrainStep
 
@@ -48,31 +42,24 @@ from .step import TrainStep
 METRIC_REDUCTIONS = {"loss": wf.mean, "grad_norm": wf.mean, "tokens": wf.sum, "finite": wf.all}
 
 
+@documented
 @dataclass(frozen=True)
 class DiLoCo:
-    """Inner steps of each replica, and outer steps of all replicas together.
-
-    Attributes:
-      inner: the optimizer of the inner steps, or a `train_step` with further options.
-      replicas: the number of replicas.
-      every: the number of inner steps before each outer step.
-      outer_rate, outer_momentum: the learning rate and Nesterov momentum of the outer steps.
-    """
+    """Inner steps of each replica, and outer steps of all replicas together."""
 
     inner: Any
-    replicas: int
-    every: int
-    outer_rate: float = 0.7
-    outer_momentum: float = 0.9
+    """The optimizer of the inner steps, or a `train_step` with further options."""
+    replicas: PositiveInt
+    """The number of replicas."""
+    every: PositiveInt
+    """The number of inner steps before each outer step."""
+    outer_rate: NonNegative = 0.7
+    """The learning rate of the outer steps."""
+    outer_momentum: Share = 0.9
+    """The Nesterov momentum of the outer steps."""
 
     def __post_init__(self) -> None:
-        rules = {
-            "replicas": "count",
-            "every": "count",
-            "outer_rate": "not negative",
-            "outer_momentum": "share",
-        }
-        check_fields(self, rules, "DiLoCo(AdamW(4e-4), replicas=4, every=500)")
+        validate(self, hint="for example DiLoCo(AdamW(4e-4), replicas=4, every=500)")
         if not isinstance(self.inner, TrainStep):
             object.__setattr__(self, "inner", TrainStep(self.inner))
         if isinstance(self.inner.optimizer, OptaxOptimizer):
@@ -132,13 +119,9 @@ class DiLoCo:
 
 def _replicate(diloco: DiLoCo, tree: PyTree) -> PyTree:
     def add_dim(t: PyTree) -> PyTree:
-        return (
-            to_stored_layout(wf.broadcast_to(t, (diloco.dim, *t.dims)), t.role)
-            if isinstance(t, Tensor)
-            else t
-        )
+        return wf.store(wf.broadcast_to(t, (diloco.dim, *t.dims)), t.role) if isinstance(t, Tensor) else t
 
-    with update_scope("replicas"):
+    with wf.under_layout("value", "replicas"):
         return jax.tree.map(add_dim, tree, is_leaf=is_tensor)
 
 
@@ -155,24 +138,16 @@ def _step(
 
 
 def _outer(diloco: DiLoCo, model: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-    ctx = active.context
-    # The outer step has no rows, but it shares its layout with the inner steps: mark all dims of the rules as
-    # used, or the program would warn about the rule for `batch`.
-    for name in ctx.placement.layout.dim_names:
-        ctx.observations.seen_dims.setdefault(name, wf.Dim(name, 1))
+    allow_unused_rules()  # it has no rows, and shares its layout with the inner steps
     outer_params, outer_grads, new_params = state["outer"], {}, {}
     for name, p in named_tensors(model).items():
-        with update_scope(name):
-            p, old = to_optimizer_layout(p), to_optimizer_layout(outer_params[name])
-        with under_optimizer_layout(name):
-            difference = old - wf.mean(p.astype(old.dtype), diloco.dim)
-        outer_grads[name] = with_program_layout(difference, "optimizer")
+        with wf.under_layout("optimizer", name):
+            old, new = wf.store(outer_params[name], "optimizer"), wf.store(p, "optimizer")
+            difference = old - wf.mean(new.astype(old.dtype), diloco.dim)
+            outer_grads[name] = wf.store(difference, "optimizer")
     outer, momentum = diloco._momentum().update(outer_grads, state["momentum"], outer_params)
     for name, p in named_tensors(model).items():
-        with update_scope(name):
-            new = to_optimizer_layout(outer[name])
-        with under_optimizer_layout(name):
-            new = wf.broadcast_to(new.astype(p.dtype), p.dims)
-        with update_scope(name):
-            new_params[name] = to_stored_layout(new, p.role)
+        with wf.under_layout("optimizer", name):
+            new = wf.store(outer[name], "optimizer").astype(p.dtype)
+            new_params[name] = wf.store(wf.broadcast_to(new, p.dims), p.role)
     return replace_tensors(model, new_params), state | {"outer": outer, "momentum": momentum}

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
+from weft.core.op import call_in_program
 from weft.core.tensor import Tensor, is_tensor
-from weft.core.types import PyTree
+from weft.core.types import PyTree, at_least_float32
 
-from ..optim.update_layout import at_least_float32, call_in_program, to_stored_layout
 from .loss_weight import (
     WeightFunction,
     batch_weight,
@@ -102,7 +102,7 @@ class _Accumulate:
             return jax.tree.map(lambda t, n: t + n.astype(t.dtype), sums, new, is_leaf=is_tensor), None
 
         def zeros(p: Tensor) -> Tensor:
-            return to_stored_layout(wf.zeros(p.dims, at_least_float32(p.dtype)), p.role)
+            return wf.store(wf.zeros(p.dims, at_least_float32(p.dtype)), p.role)
 
         start = wf.zeros((), widest_float()), jax.tree.map(zeros, model, is_leaf=is_tensor)
         loss, grads = wf.scan(accumulate, start, (scanned, share, keys), micro)[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from weft import data, nn
 from weft.core.errors import DataError, MeshError, ModelError
-from weft.core.layout import Layout
+from weft.core.layout import Layout, Placement
 from weft.core.mesh import Mesh
 from weft.core.types import PyTree
 from weft.models import Config, Transformer, huggingface
@@ -141,12 +141,13 @@ def load_run(
         return _load_huggingface(Path(folder), step, average, mesh, layout)
     config = load_config(folder)
     tokenizer = load_tokenizer(config)
-    mesh, layout = resolve_placement(config, mesh, layout)
-    trainer = build_trainer(config, mesh, layout)
+    placement = resolve_placement(config, mesh, layout)
+    trainer = build_trainer(config, placement)
     like_model, like_state = trainer.init(nn.specs(Transformer(config.model)))
     checkpoints = CheckpointManager(config.folder / CHECKPOINTS_FOLDER)
     like_state = like_state if _needs_state(config) else None
-    restore = functools.partial(checkpoints.restore, like_model, like_state, mesh, trainer.layout)
+    mesh = placement.mesh
+    restore = functools.partial(checkpoints.restore, like_model, like_state, mesh, placement.layout)
     steps: list[int | None] = [step]
     if average > 1:
         steps = list(_last_steps(checkpoints, step, average))
@@ -200,7 +201,7 @@ def load_tokenizer(config: TrainConfig) -> data.Tokenizer:
 
 def resolve_placement(
     config: TrainConfig, mesh: Mesh | str | None = None, layout: Layout | str | None = None
-) -> tuple[Mesh, Layout]:
+) -> Placement:
     """The placement of a run's model: on the given mesh, or on the run's own, or else on one device.
 
     A layout without a mesh is for the run's own mesh; a mesh without a layout uses the run's rules.
@@ -218,9 +219,7 @@ def resolve_placement(
         mesh = mesh_with_devices(mesh)
     if layout is None:
         layout = rules if mesh.axes else ""
-    layout = Layout.of(layout)
-    layout.check(mesh)
-    return mesh, layout
+    return Placement.of(mesh, layout)
 
 
 def _last_steps(checkpoints: CheckpointManager, step: int | None, count: int) -> list[int]:

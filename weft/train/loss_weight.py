@@ -23,10 +23,9 @@ import weft as wf
 from weft.core.describe import describe
 from weft.core.errors import ProgramError
 from weft.core.tensor import Tensor, is_tensor
-from weft.core.types import PyTree
+from weft.core.types import PyTree, at_least_float32
 
-from ..core.fields import is_finite_number
-from ..optim.update_layout import at_least_float32
+from ..core.field_types import is_finite_number
 
 WeightFunction = Callable[[Any], Any]
 

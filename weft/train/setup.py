@@ -16,7 +16,7 @@ import weft as wf
 from weft import data, nn
 from weft.core import devices
 from weft.core.errors import LayoutError, ModelError
-from weft.core.layout import Layout
+from weft.core.layout import Layout, Placement
 from weft.core.mesh import Mesh
 from weft.core.placement import without_values
 from weft.distributed.shared_folder import check_shared_folder
@@ -28,8 +28,9 @@ from ..checkpoint.manifest import CHECKPOINTS_FOLDER
 from ..distributed import rendezvous
 from . import data_setup
 from .auto_layout import AUTO, search_layout
-from .config import TrainConfig, build_schedule
+from .config import TrainConfig
 from .evaluate import eval_step
+from .optimizer_setup import build_schedule
 from .trainer import Trainer, build_trainer
 
 RATES_PER_CHUNK = 1 << 12  # steps whose learning rates are computed together
@@ -73,7 +74,7 @@ def prepare_run(config: TrainConfig) -> Run:
     check_shared_folder(config.folder)
     mesh = mesh_with_devices(config.layout.mesh)
     if config.layout.rules != AUTO:
-        _check_rows(config, mesh, _layout(config, mesh))
+        _check_rows(config, Placement(mesh, _layout(config)))
         _check_dims(config, mesh)
     texts = data_setup.load_examples(config.data, held_out=False)
     held_out = data_setup.load_examples(config.data, held_out=True)
@@ -87,16 +88,15 @@ def prepare_run(config: TrainConfig) -> Run:
         example = data_setup.build_batches(config.data, texts, tokenizer, seed=config.seed).step(0).batch
         config = config.replace(layout=search_layout(config, example))
         mesh = mesh_with_devices(config.layout.mesh)
-    layout = _layout(config, mesh)
-    placement = {"mesh": mesh, "layout": layout}
-    train = data_setup.build_batches(config.data, texts, tokenizer, seed=config.seed, **placement)
+    layout = _layout(config)
+    placement = Placement(mesh, layout)
+    build = functools.partial(data_setup.build_batches, config.data, mesh=mesh, layout=layout)
+    train = build(texts, tokenizer, seed=config.seed)
     valid = None
     if held_out is not None:
-        valid = data_setup.build_batches(
-            config.data, held_out, tokenizer, shuffle=False, epochs=1, **placement
-        )
+        valid = build(held_out, tokenizer, shuffle=False, epochs=1)
 
-    model, trainer = Transformer(config.model), build_trainer(config, mesh, layout)
+    model, trainer = Transformer(config.model), build_trainer(config, placement)
     eval_program = wf.spmd(eval_step, mesh, trainer.eval_layout)
     rates = _learning_rates(config)
     return Run(config, mesh, layout, tokenizer, train, valid, model, trainer, eval_program, rates)
@@ -114,11 +114,9 @@ def _learning_rates(config: TrainConfig) -> Callable[[int], float]:
     return lambda step: float(chunk(step // RATES_PER_CHUNK)[step % RATES_PER_CHUNK])
 
 
-def _layout(config: TrainConfig, mesh: Mesh) -> Layout:
+def _layout(config: TrainConfig) -> Layout:
     c = config.layout
-    layout = Layout(c.rules, params=c.params or None, optimizer=c.optimizer or None)
-    layout.check(mesh)
-    return layout
+    return Layout(c.rules, params=c.params or None, optimizer=c.optimizer or None)
 
 
 def mesh_with_devices(axes: str) -> Mesh:
@@ -135,13 +133,13 @@ def mesh_with_devices(axes: str) -> Mesh:
     return mesh
 
 
-def _check_rows(config: TrainConfig, mesh: Mesh, layout: Layout) -> None:
+def _check_rows(config: TrainConfig, placement: Placement) -> None:
     rows = wf.Dim("batch", config.data.rows)
-    ways = mesh.ways(layout.splits((rows,), mesh, "value")[0])
+    ways = placement.mesh.ways(placement.splits((rows,))[0])
     if rows.size < ways:
         raise LayoutError(
             f"a batch of {rows.size} rows is split {ways} ways",
-            f'mesh: "{mesh}"; rules: "{config.layout.rules}"',
+            f'mesh: "{placement.mesh}"; rules: "{config.layout.rules}"',
             rule="each device that the batch is split over needs at least one row",
             hint=f"--data.rows {ways} or more, or a smaller mesh",
         )
@@ -153,7 +151,7 @@ def _check_dims(config: TrainConfig, mesh: Mesh) -> None:
     layout = CheckedLayout(c.rules, params=c.params or None, optimizer=c.optimizer or None)
     if not layout.suspects:  # tracing takes seconds
         return
-    trainer = build_trainer(config, mesh, layout)
+    trainer = build_trainer(config, Placement(mesh, layout))
     rows = batch_specs(config.model, config.data.rows, config.data.length)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", wf.LayoutWarning)  # the program of the run warns itself

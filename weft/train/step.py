@@ -16,19 +16,20 @@ import jax.numpy as jnp
 import optax
 
 import weft as wf
-from weft.core.deferred import Deferred, ResultSpec, defer
+from weft.core.deferred import Deferred, ResultSpec, defer, is_deferred
 from weft.core.errors import ProgramError
+from weft.core.op import call_in_program
 from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
 from weft.ops.optax import OptaxOptimizer
 from weft.random import keys
 
-from ..core.fields import check_fields
+from ..core.field_types import Positive, PositiveInt, Share
+from ..core.fields import validate
 from ..optim.clipping import clip_by_global_norm, global_norm
 from ..optim.ema import init_ema, update_ema
 from ..optim.named_tree import error_context
 from ..optim.optimizers import Optimizer
-from ..optim.update_layout import call_in_program, to_stored_layout, update_scope
 from .grad_accum import accumulate_gradients
 from .loss_weight import WeightFunction
 
@@ -42,9 +43,9 @@ class TrainStep:
     """
 
     optimizer: Any
-    clip: float | None = None
-    micro: int = 1
-    average: float | None = None
+    clip: Positive | None = None
+    micro: PositiveInt = 1
+    average: Share | None = None
     skip_nonfinite: bool = False
     norm: bool = False
     weight: WeightFunction | None = None
@@ -58,17 +59,7 @@ class TrainStep:
                 rule="the optimizer is one of weft.optim's, or an optax transformation",
                 hint="train_step(AdamW(1e-3))",
             ).located(f"train_step({self.optimizer!r})")
-        optional = {"clip": "positive", "average": "share"}
-        given = {name: rule for name, rule in optional.items() if getattr(self, name) is not None}
-        check_fields(
-            self, {"micro": "count"} | given, "train_step(optimizer, clip=1.0, micro=4, average=0.999)"
-        )
-        if self.weight is not None and not callable(self.weight):
-            raise ProgramError(
-                f"train_step was given weight={self.weight!r}",
-                rule="weight= is a function from a batch to the divisor of its loss",
-                hint='weight=lambda batch: wf.sum(batch["weights"])',
-            ).located("train_step(optimizer, weight=…)")
+        validate(self, hint="for example train_step(optimizer, clip=1.0, micro=4, weight=train.count_rows)")
 
     @property
     def __name__(self) -> str:
@@ -154,14 +145,14 @@ def _select(finite: Tensor, new: PyTree, old: PyTree) -> PyTree:
     """`new` if `finite`, otherwise `old`; both trees have the same structure."""
     leaves, tree = jax.tree.flatten(new, is_leaf=_is_leaf)
     old_leaves = jax.tree.leaves(old, is_leaf=_is_leaf)
-    if any(isinstance(getattr(t, "_data", t), Deferred) for t in leaves):
+    if any(map(is_deferred, leaves)):
         # optax computes the new values after the SPMD part, so the selection follows there.
         kinds = [ResultSpec(t.dims, t.role) if isinstance(t, Tensor) else ResultSpec(None) for t in leaves]
         select = lambda finite, new, old: [jnp.where(finite, n, o) for n, o in zip(new, old, strict=True)]  # noqa: E731
         return jax.tree.unflatten(tree, defer(select, (finite, leaves, old_leaves), kinds))
-    with update_scope("finite"):
+    with wf.under_layout("value", "finite"):
         pairs = zip(leaves, old_leaves, strict=True)
-        selected = [to_stored_layout(wf.where(finite, n, o), n.role) if is_tensor(n) else n for n, o in pairs]
+        selected = [wf.store(wf.where(finite, n, o), n.role) if is_tensor(n) else n for n, o in pairs]
     return jax.tree.unflatten(tree, selected)
 
 

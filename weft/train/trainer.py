@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 
 import weft as wf
-from weft.core.layout import ROLES, Layout
-from weft.core.mesh import Mesh
+from weft.core.layout import ROLES, Layout, Placement
 from weft.core.tensor import Tensor
 from weft.core.types import PyTree
 
 from ..optim.ema import with_ema_params
-from .config import TrainConfig, build_optimizer
+from .config import TrainConfig
 from .diloco import DiLoCo
+from .optimizer_setup import build_optimizer
 from .step import TrainStep, train_step
 
 Metrics = dict[str, Tensor]
@@ -26,18 +27,21 @@ class Trainer:
     """Trains one model, step by step."""
 
     step: TrainStep
-    mesh: Mesh
-    layout: Layout
+    placement: Placement
 
     @functools.cached_property
     def program(self) -> wf.Program:
         """The staged step."""
-        return wf.spmd(self.step, self.mesh, self.layout, donate=(0, 1))
+        return self._stage(self.step)
+
+    def _stage(self, fn: Callable[..., PyTree]) -> wf.Program:
+        """A program that replaces the model and the state."""
+        return wf.spmd(fn, self.placement.mesh, self.placement.layout, donate=(0, 1))
 
     @property
     def eval_layout(self) -> Layout:
         """The layout of the result of `eval_model`."""
-        return self.layout
+        return self.placement.layout
 
     def init(self, model: PyTree) -> tuple[PyTree, PyTree]:
         """The model as it is trained, and the initial optimizer state. Specs give specs."""
@@ -66,16 +70,16 @@ class DiLoCoTrainer(Trainer):
 
     @functools.cached_property
     def program(self) -> wf.Program:
-        return wf.spmd(self.diloco.step, self.mesh, self.layout, donate=(0, 1))
+        return self._stage(self.diloco.step)
 
     @functools.cached_property
     def outer_program(self) -> wf.Program:
         """The staged outer step."""
-        return wf.spmd(self.diloco.outer, self.mesh, self.layout, donate=(0, 1))
+        return self._stage(self.diloco.outer)
 
     @property
     def eval_layout(self) -> Layout:
-        rules = [self.layout.rules_for(role) for role in ROLES]
+        rules = [self.placement.layout.rules_for(role) for role in ROLES]
         value, param, state = ({d: axes for d, axes in one.items() if d != "replicas"} for one in rules)
         return Layout(value, params=param, optimizer=state)
 
@@ -99,7 +103,7 @@ class DiLoCoTrainer(Trainer):
         return {"a step": self.program.plan(*given, batch, key), outer: self.outer_program.plan(*given)}
 
 
-def build_trainer(config: TrainConfig, mesh: Mesh, layout: Layout) -> Trainer:
+def build_trainer(config: TrainConfig, placement: Placement) -> Trainer:
     """The trainer that the settings describe."""
     o, d = config.optimizer, config.diloco
     step = train_step(
@@ -111,6 +115,6 @@ def build_trainer(config: TrainConfig, mesh: Mesh, layout: Layout) -> Trainer:
         norm=True,  # a gradient can be NaN while the loss is finite, and such a step must not be saved
     )
     if not d.replicas:
-        return Trainer(step, mesh, layout)
+        return Trainer(step, placement)
     diloco = DiLoCo(step, d.replicas, d.every, outer_rate=d.rate, outer_momentum=d.momentum)
-    return DiLoCoTrainer(step, mesh, layout, diloco)
+    return DiLoCoTrainer(step, placement, diloco)
