@@ -224,8 +224,8 @@ def _vjp_of_variants(
     # the operands it meets, so all of them have to exist beforehand: 2^k variants for k mesh axes over which
     # the argument does not vary yet. They cost nothing: `pvary` moves no data, and unused ones are dead code.
     variants = [_varying_variants(ctx, t) if _is_float(t) else [(_NO_AXES, leaf_array(t))] for t in slices]
-    # (leaf, axes) of each variant that the function read. JAX returns zeros for the others. Adding those
-    # zeros would make the gradient pending over axes that it has nothing to sum over: a wasted all-reduce.
+    # (leaf, axes) of each variant that the function read. The others have no cotangents: zeros would make the
+    # gradient pending over axes that it has nothing to sum over, a wasted all-reduce.
     used: set[tuple[int, AxisSet]] = set()
     traced: dict[str, Any] = {}
 
@@ -265,10 +265,19 @@ def _vjp_of_variants(
     values, pull_arrays, aux = jax.vjp(arrays, inputs, has_aux=True)
     value = jax.tree.unflatten(traced["tree"], list(map(rebuild_leaf, traced["specs"], values)))
 
+    # JAX would fill in zeros for the variants that were not read.
+    wanted = [
+        [
+            jax.ad.GradValue() if (n, axes) in used or not _is_float(t) else jax.ad.DontWant()
+            for axes, _ in own
+        ]
+        for n, (t, own) in enumerate(zip(slices, variants, strict=True))
+    ]
+
     def pull_back(cotangent: PyTree) -> list[Leaf | None]:
         given = jax.tree.leaves(match_primals(cotangent, value), is_leaf=is_tensor)
         with _reverse_mode_errors():
-            (cotangents,) = pull_arrays(list(map(leaf_array, given)))
+            (cotangents,) = pull_arrays.with_refs(wanted)(list(map(leaf_array, given)))
         grads = []
         for n, (t, own, found) in enumerate(zip(slices, variants, cotangents, strict=True)):
             parts = [(axes, g) for (axes, _), g in zip(own, found, strict=True) if (n, axes) in used]

@@ -156,7 +156,7 @@ class Program:
         if staged.donated:
             self._check_donated_once(staged, arrays, args, kwargs)
         try:
-            outs = staged.jitted(*arrays)
+            outs = staged(arrays)
         except jax.errors.UnexpectedTracerError:
             if not any(one.schedule == "1f1b" for one in staged.context.observations.pipelines):
                 raise
@@ -230,7 +230,6 @@ class Program:
                 )
             return captured | {key: self._put(t) for key, t in found.value.items()}
 
-        # A partial, not a lambda: JAX records the stack with every equation, so a frame costs tracing time.
         return trace_with_guess(functools.partial(use, args, kwargs), Captured(), revise)
 
     def _trace(self, args: Args, kwargs: Kwargs, captured: Captured) -> Traced:
@@ -418,7 +417,7 @@ class Program:
             static_numbers=self._static_numbers,
             is_eager=self._eager,
         )
-        staged.jitted.trace(*arrays, *[t._read() for t in staged.captured])
+        staged.trace([*arrays, *[t._read() for t in staged.captured]])
         if not self._eager:
             is_known = key in self._staged
             why = "it captures different tensors" if is_known else retrace_reason(key, list(self._staged))
