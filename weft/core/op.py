@@ -61,10 +61,12 @@ def op(
     def call(*args: PyTree, **kwargs: PyTree) -> Any:
         try:
             ctx = active.context
-            if ctx is not None:
-                with ctx.lowering(_label(fn.__name__, args, kwargs)):
-                    return fn(*args, **kwargs)
-            return run_eagerly(fn, args, kwargs, numbers, functions, cached)
+            if ctx is None:
+                return run_eagerly(fn, args, kwargs, numbers, functions, cached)
+            if ctx.op:  # a part of another op, whose label it has
+                return fn(*args, **kwargs)
+            with ctx.lowering(_label(fn.__name__, args, kwargs)):
+                return fn(*args, **kwargs)
         except WeftError as error:
             error.located(format_call(fn.__name__.lstrip("_"), args, kwargs))
             raise
