@@ -33,7 +33,7 @@ from .errors import LayoutError, LayoutWarning, ProgramError, WeftError, nearest
 from .layout import Layout, LayoutLike, Placement
 from .mesh import Mesh, MeshLike
 from .operands import check_same_placement
-from .placement import device_put, place_tensor, without_values
+from .placement import as_array, device_put, place_tensor, without_values
 from .retrace import Retrace, trace_with_guess
 from .signature import (
     CONCRETIZATION_ERRORS,
@@ -373,7 +373,7 @@ class Program:
         A call's results are on the mesh. If a raw array were on one device in the first call and, being its
         result, on the mesh in the second, JAX would retrace.
         """
-        array = jnp.asarray(given)
+        array = as_array(given)
         mesh = self.mesh.jax_mesh
         is_any_device = self.mesh.size == 1 and not self.mesh.is_chosen_device
         if is_any_device or not self.mesh.has_devices or context.is_traced(array):
