@@ -42,6 +42,8 @@ Variant = tuple[AxisSet, jax.Array]
 LeafFunction = Callable[[list[Leaf]], tuple[PyTree, PyTree]]
 
 _NO_AXES: AxisSet = frozenset()
+# For `with_refs` of JAX's pullback: whether to compute an input's cotangent.
+_WANTED, _UNWANTED = jax.ad.GradValue(), jax.ad.DontWant()  # type: ignore[attr-defined]
 
 
 def grad(
@@ -262,15 +264,13 @@ def _vjp_of_variants(
             return [leaf_array(v) for v in found], aux
 
     inputs = [[array for _, array in own] for own in variants]
+    pull_arrays: Any
     values, pull_arrays, aux = jax.vjp(arrays, inputs, has_aux=True)
     value = jax.tree.unflatten(traced["tree"], list(map(rebuild_leaf, traced["specs"], values)))
 
-    # JAX would fill in zeros for the variants that were not read.
+    # JAX would return zeros for the variants that were not read.
     wanted = [
-        [
-            jax.ad.GradValue() if (n, axes) in used or not _is_float(t) else jax.ad.DontWant()
-            for axes, _ in own
-        ]
+        [_WANTED if (n, axes) in used or not _is_float(t) else _UNWANTED for axes, _ in own]
         for n, (t, own) in enumerate(zip(slices, variants, strict=True))
     ]
 

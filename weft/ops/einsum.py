@@ -177,16 +177,17 @@ def _dot(
 
     jnp.einsum traces the same equations, but takes ten times as long to find them.
     """
-    x, y = operands
+    (x, y), (a, b) = operands, arrays
     batch = [d for d in out_dims if d in x and d in y]
     summed = [d for d in x if d in y and d not in out_dims]
-    made = [*batch, *(d for d in x if d not in y), *(d for d in y if d not in x)]
-    if made != list(out_dims):
+    if [*batch, *_without(x, y), *_without(y, x)] != list(out_dims):
         # Like jnp.einsum, exchange the operands: it may save the transpose.
-        (x, y), arrays = (y, x), arrays[::-1]
-        made = [*batch, *(d for d in x if d not in y), *(d for d in y if d not in x)]
-    numbers = [tuple([tuple(map(dims.index, some)) for dims in (x, y)]) for some in (summed, batch)]
-    result = lax.dot_general(
-        *arrays, tuple(numbers), precision=precision, preferred_element_type=arrays[0].dtype
-    )
+        x, y, a, b = y, x, b, a
+    pairs = [([x.index(d) for d in some], [y.index(d) for d in some]) for some in (summed, batch)]
+    result = lax.dot_general(a, b, (pairs[0], pairs[1]), precision, preferred_element_type=a.dtype)
+    made = [*batch, *_without(x, y), *_without(y, x)]
     return lax.transpose(result, [made.index(d) for d in out_dims])
+
+
+def _without(dims: tuple[Dim, ...], others: tuple[Dim, ...]) -> list[Dim]:
+    return [d for d in dims if d not in others]
