@@ -96,7 +96,8 @@ def first_steps(rounds: int) -> str:
     kinds = {f"{kind} {n}": case(kind, n) for n in MESHES for kind in ("shard_map", "weft")}
     samples = alternate(kinds | {"single 1": case("single", 1)}, rounds)
     pairs = {"1 device, `jit`": ("single 1", "weft 1")}
-    pairs |= {f"{n} devices, `shard_map`": (f"shard_map {n}", f"weft {n}") for n in MESHES}
+    for n in MESHES:
+        pairs[f"{n} device{'s' * (n > 1)}, `shard_map`"] = f"shard_map {n}", f"weft {n}"
     rows = {}
     for name, (theirs, ours) in pairs.items():
         rows[name] = samples[theirs], samples[ours]
@@ -135,4 +136,4 @@ Against hand-written `shard_map`, on a mesh data=4 model=2, called from that man
 
 Imports, parameters and a batch from NumPy, tracing, compiling, and one train step of `lm.py`.
 
-{first_steps(max(rounds // 4, 3))}"""
+{first_steps(max(rounds // 2, 3))}"""
