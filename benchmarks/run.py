@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -22,8 +21,19 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import weft as wf
-from benchmarks import decoding, handwritten, limit, lm, models, pipelines, searching, serving, training
-from benchmarks.measure import Spread, alternate
+from benchmarks import (
+    decoding,
+    handwritten,
+    limit,
+    lm,
+    models,
+    pipelines,
+    searching,
+    serving,
+    startup,
+    training,
+)
+from benchmarks.measure import alternate
 from weft.hardware.measure import measure_cpu
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
@@ -31,35 +41,6 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 def lm_case(mesh: str, layout: str) -> Callable[[], Any]:
     return lm.case(lm.step(mesh=mesh, layout=layout))
-
-
-def traces(repeats: int) -> str:
-    """Python to jaxpr, alternating, each time from a fresh function."""
-    mesh = handwritten.make_mesh()
-    params, tokens, targets = handwritten.init(0), *handwritten.batch(0)
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (params, tokens, targets))
-    specs = lm.specs()
-    fresh = {
-        "shard_map": lambda: handwritten.shard_map_step(mesh).trace(*shapes),
-        "jit": lambda: handwritten.jit_step(mesh).trace(*shapes),
-        "weft": lambda: lm.step().jaxpr(*specs),
-    }
-    samples: dict[str, list[float]] = {name: [] for name in fresh}
-    for turn in range(repeats + 1):
-        for name, trace in fresh.items():
-            start = time.perf_counter()
-            trace()
-            if turn:
-                samples[name].append(time.perf_counter() - start)
-    lines = ["| traced | median ms | quartiles | against shard_map |", "|---|---:|---:|---:|"]
-    base = statistics.median(samples["shard_map"])
-    for name, own in samples.items():
-        s = Spread.of(own)
-        lines.append(
-            f"| {name} | {1e3 * s.median:.0f} | {1e3 * s.low:.0f}–{1e3 * s.high:.0f} "
-            f"| {s.median / base:.2f} |"
-        )
-    return "\n".join(lines) + f"\n\n{repeats} traces of each, alternating."
 
 
 def eager_ops(rounds: int) -> str:
@@ -150,7 +131,7 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     ),
     "limit": limit.section,
     "models": models.sections,
-    "tracing": lambda rounds: f"## Tracing the train step of `lm.py`\n\n{traces(7)}",
+    "startup": startup.section,
     "eager": lambda rounds: f"## An eager op on a placed tensor\n\n{eager_ops(rounds * 20)}",
     "plans": lambda rounds: (
         f"""## Planned against measured

@@ -1,5 +1,6 @@
 """einsum against jax.numpy.einsum."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from compare import booleans, check, integers, real
 
 import weft as wf
 from weft.core.errors import DimError, LayoutError, TensorTypeError
+from weft.ops.einsum import _einsum
 
 # a=4 is even over 2; b=3, c=5 and d=3 are not; over 8, b and c leave devices with nothing but padding.
 PLACES = [
@@ -74,6 +76,22 @@ TENSORS["r"] = real(9, "")
 @places
 def test_einsum(mesh, layout):
     check(ROWS, mesh, layout, TENSORS, rtol=2e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    "formula",
+    ["ab,bc->ac", "ab,bc->ca", "ab,bc->abc", "ab,ab->ba", "ab,ba->", "a,b->ab", "abc,abd->dac", ",ab->ba"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
+def test_the_product_of_two_is_that_of_jax(formula, dtype):
+    """It bypasses jnp.einsum, which is slow to trace, and must not differ from it."""
+    terms, out = formula.split("->")
+    dims = {name: wf.Dim(name, size) for name, size in zip("abcd", (4, 3, 5, 2), strict=True)}
+    operands = [tuple(dims[name] for name in term) for term in terms.split(",")]
+    arrays = [jax.ShapeDtypeStruct([d.size for d in one], dtype) for one in operands]
+    ours = lambda *a: _einsum(operands, list(a), tuple(dims[name] for name in out), None)
+    theirs = lambda *a: jnp.einsum(formula, *a)
+    assert str(jax.make_jaxpr(ours)(*arrays)) == str(jax.make_jaxpr(theirs)(*arrays))
 
 
 TYPES = {

@@ -44,6 +44,8 @@ Variant = tuple[AxisSet, jax.Array]
 LeafFunction = Callable[[list[Leaf]], tuple[PyTree, PyTree]]
 
 _NO_AXES: AxisSet = frozenset()
+# For `with_refs` of JAX's pullback: whether to compute an input's cotangent.
+_WANTED, _UNWANTED = jax.ad.GradValue(), jax.ad.DontWant()  # type: ignore[attr-defined]
 
 
 @register(example=lambda op, x: op(lambda x: einsum(x, x, out=[]))(x), mixes_rows=True)
@@ -228,8 +230,8 @@ def _vjp_of_variants(
     # the operands it meets, so all of them have to exist beforehand: 2^k variants for k mesh axes over which
     # the argument does not vary yet. They cost nothing: `pvary` moves no data, and unused ones are dead code.
     variants = [_varying_variants(ctx, t) if _is_float(t) else [(_NO_AXES, leaf_array(t))] for t in slices]
-    # (leaf, axes) of each variant that the function read. JAX returns zeros for the others. Adding those
-    # zeros would make the gradient pending over axes that it has nothing to sum over: a wasted all-reduce.
+    # (leaf, axes) of each variant that the function read. The others have no cotangents: zeros would make the
+    # gradient pending over axes that it has nothing to sum over, a wasted all-reduce.
     used: set[tuple[int, AxisSet]] = set()
     traced: dict[str, Any] = {}
 
@@ -266,13 +268,20 @@ def _vjp_of_variants(
             return [leaf_array(v) for v in found], aux
 
     inputs = [[array for _, array in own] for own in variants]
+    pull_arrays: Any
     values, pull_arrays, aux = jax.vjp(arrays, inputs, has_aux=True)
     value = jax.tree.unflatten(traced["tree"], list(map(rebuild_leaf, traced["specs"], values)))
+
+    # JAX would return zeros for the variants that were not read.
+    wanted = [
+        [_WANTED if (n, axes) in used or not _is_float(t) else _UNWANTED for axes, _ in own]
+        for n, (t, own) in enumerate(zip(slices, variants, strict=True))
+    ]
 
     def pull_back(cotangent: PyTree) -> list[Leaf | None]:
         given = jax.tree.leaves(match_primals(cotangent, value), is_leaf=is_tensor)
         with _reverse_mode_errors():
-            (cotangents,) = pull_arrays(list(map(leaf_array, given)))
+            (cotangents,) = pull_arrays.with_refs(wanted)(list(map(leaf_array, given)))
         grads = []
         for n, (t, own, found) in enumerate(zip(slices, variants, cotangents, strict=True)):
             parts = [(axes, g) for (axes, _), g in zip(own, found, strict=True) if (n, axes) in used]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import Primitive
 
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
 from ..core.context import active
@@ -17,15 +18,18 @@ from ..core.registry import register
 from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
 
-# Resolved pending sums carry the checkpoint name "sum", so a policy can save exactly those.
+
+def _sums_saveable(primitive: Primitive, *_: object, **__: object) -> bool:
+    return primitive.name == "psum_invariant"  # the primitive of lax.psum inside a shard_map
+
+
 REMAT_POLICIES = {
     "nothing": jax.checkpoint_policies.nothing_saveable,
     "everything": jax.checkpoint_policies.everything_saveable,
     "dots": jax.checkpoint_policies.dots_saveable,
-    "sums": jax.checkpoint_policies.save_only_these_names("sum"),
+    "sums": _sums_saveable,
     "dots+sums": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_saveable,
-        jax.checkpoint_policies.save_only_these_names("sum"),
+        jax.checkpoint_policies.dots_saveable, _sums_saveable
     ),
 }
 

@@ -73,10 +73,12 @@ def _public(fn: Lowering, numbers: str, functions: bool, cached: bool) -> Any:
     def call(*args: PyTree, **kwargs: PyTree) -> Any:
         try:
             ctx = active.context
-            if ctx is not None:
-                with ctx.lowering(_label(fn.__name__, args, kwargs)):
-                    return fn(*args, **kwargs)
-            return run_eagerly(fn, args, kwargs, numbers, functions, cached)
+            if ctx is None:
+                return run_eagerly(fn, args, kwargs, numbers, functions, cached)
+            if ctx.op:  # a part of another op, whose label it has
+                return fn(*args, **kwargs)
+            with ctx.lowering(_label(fn.__name__, args, kwargs)):
+                return fn(*args, **kwargs)
         except WeftError as error:
             error.located(format_call(fn.__name__.lstrip("_"), args, kwargs))
             raise

@@ -201,9 +201,16 @@ def _check_no_keys(dtype: Any) -> None:
         )
 
 
+def as_array(given: Any) -> jax.Array:
+    """The array as a JAX array on the default device."""
+    # jnp.asarray compiles a program for each shape. jax.device_put does not, but it may use the memory of a
+    # NumPy array, which its owner can change; hence the copy.
+    return jax.device_put(np.array(given)) if isinstance(given, np.ndarray) else jnp.asarray(given)
+
+
 def _as_array(given: object) -> jax.Array:
     try:
-        return jnp.asarray(given)
+        return as_array(given)
     except (TypeError, ValueError) as error:
         text = repr(given)
         raise TensorTypeError(

@@ -33,7 +33,7 @@ from .errors import LayoutError, LayoutWarning, ProgramError, WeftError, nearest
 from .layout import Layout, LayoutLike, Placement
 from .mesh import Mesh, MeshLike
 from .operands import check_same_placement
-from .placement import device_put, place_tensor, without_values
+from .placement import as_array, device_put, place_tensor, without_values
 from .retrace import Retrace, trace_with_guess
 from .signature import (
     CONCRETIZATION_ERRORS,
@@ -156,7 +156,7 @@ class Program:
         if staged.donated:
             self._check_donated_once(staged, arrays, args, kwargs)
         try:
-            outs = staged.jitted(*arrays)
+            outs = staged(arrays)
         except jax.errors.UnexpectedTracerError:
             if not any(one.schedule == "1f1b" for one in staged.context.observations.pipelines):
                 raise
@@ -230,7 +230,6 @@ class Program:
                 )
             return captured | {key: self._put(t) for key, t in found.value.items()}
 
-        # A partial, not a lambda: JAX records the stack with every equation, so a frame costs tracing time.
         return trace_with_guess(functools.partial(use, args, kwargs), Captured(), revise)
 
     def _trace(self, args: Args, kwargs: Kwargs, captured: Captured) -> Traced:
@@ -374,7 +373,7 @@ class Program:
         A call's results are on the mesh. If a raw array were on one device in the first call and, being its
         result, on the mesh in the second, JAX would retrace.
         """
-        array = jnp.asarray(given)
+        array = as_array(given)
         mesh = self.mesh.jax_mesh
         is_any_device = self.mesh.size == 1 and not self.mesh.is_chosen_device
         if is_any_device or not self.mesh.has_devices or context.is_traced(array):
@@ -418,7 +417,7 @@ class Program:
             static_numbers=self._static_numbers,
             is_eager=self._eager,
         )
-        staged.jitted.trace(*arrays, *[t._read() for t in staged.captured])
+        staged.trace([*arrays, *[t._read() for t in staged.captured]])
         if not self._eager:
             is_known = key in self._staged
             why = "it captures different tensors" if is_known else retrace_reason(key, list(self._staged))

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from . import collectives
+from .call_stack import call_with_room
 from .captures import CapturedFunction, bound_function
 from .context import Context, entered
 from .deferred import Deferred
@@ -43,6 +44,7 @@ class Staged:
 
     Attributes:
       jitted: the jitted function.
+      is_compiled: whether it has run.
       captured: the captured tensors, placed.
       donated: the positions of donated inputs.
       is_stale: whether jit retraced the function and it captured different tensors.
@@ -70,13 +72,12 @@ class Staged:
         specs = [spec for leaf in leaves for spec in _in_specs(leaf, placement, static_numbers)]
         in_specs = (*specs, *(partition_spec(stored_splits(t)) for t in self.captured))
         mesh = placement.mesh
-        self.is_stale = False
+        self.is_stale = self.is_compiled = False
         self.context = Context(placement)
         self.out_tree: Any = None
         self.out_leaves: list[tuple[str, Any, Any]] = []
 
-        # JAX records the Python stack with every equation it traces, so there are few frames between the
-        # user's call and the function: `run` on global arrays, and `body` on slices inside the shard_map.
+        # `run` works on global arrays, and `body` on slices inside the shard_map.
         def run(*arrays: jax.Array) -> list[Any]:
             # shard_map compares out_specs with the results, so it reads the list after it has traced the
             # body, which fills it in. Otherwise the function would be traced twice to learn what it returns.
@@ -104,6 +105,18 @@ class Staged:
         run.__name__ = run.__qualname__ = getattr(fn, "__name__", "program")  # the name of the HLO module
         sharding = NamedSharding(mesh.jax_mesh, PartitionSpec()) if mesh.is_chosen_device else None
         self.jitted = jax.jit(run, donate_argnums=donated, out_shardings=sharding)
+
+    def trace(self, arrays: Sequence[Any]) -> Any:
+        """The traced function, as a `jax.stages.Traced`."""
+        return call_with_room(self.jitted.trace, *arrays)
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        """The output arrays for these inputs."""
+        if self.is_compiled:
+            return self.jitted(*arrays)
+        outs = call_with_room(self.jitted, *arrays)
+        self.is_compiled = True
+        return outs
 
     def _arguments(self, arrays: Sequence[jax.Array], ctx: Context) -> tuple[Any, Any]:
         """The function's arguments, rebuilt from arrays inside the program."""

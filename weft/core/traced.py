@@ -17,6 +17,7 @@ import jax
 from jax import export as jax_export
 
 from .arguments import Args, Kwargs
+from .call_stack import call_with_room
 from .dims import Dim
 from .layout import Placement
 from .observations import Observations
@@ -76,7 +77,7 @@ class Traced:
 
     def lower(self) -> Any:
         """JAX's lowered form (`.as_text()` is StableHLO)."""
-        return self._stage.lower()
+        return call_with_room(self._stage.lower)
 
     def export(self) -> Any:
         """The program exported by `jax.export`; `.serialize()` returns bytes."""
@@ -98,7 +99,7 @@ class Traced:
 
 def trace_staged(staged: Staged, arrays: Sequence[Any], args: Args, kwargs: Kwargs) -> Traced:
     """Trace a staged function for the inputs `arrays`, which stand for the given arguments."""
-    stage = staged.jitted.trace(*arrays)
+    stage = staged.trace(arrays)
     named = _named_tensors(staged.fn, args, kwargs)
     return Traced(
         getattr(staged.fn, "__name__", "program"),

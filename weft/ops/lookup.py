@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import DTypeLike
 
 from ..core import collectives
@@ -71,8 +72,11 @@ def _look_up(table: Tensor, ids: Tensor, chosen: Dim, fill: Number | None) -> Te
     array, index = reshard_together([table, ids])
     array = align(array, table.dims, (*shared, chosen, *rest))
     index = align(_signed(index), ids.dims, (*shared, *added))
-    gather = _gather_one if index.size == 1 else _gather
-    result = _vmap_leading(shared, gather)(array, _local_index(index, chosen, splits[chosen]))
+    local = _local_index(index, chosen, splits[chosen])
+    if index.size == 1:
+        result = _vmap_leading(shared, _gather_one)(array, local)
+    else:
+        result = _gather(array, local, len(shared))
     fill_value = constant_like(_default_fill(result.dtype) if fill is None else fill, result)
     outside = _out_of_range(index, chosen)
     if splits[chosen]:  # only one device adds the fill value, so that the sum contains it once
@@ -227,8 +231,22 @@ def _vmap_leading(shared: list[Dim], fn: ArrayFn) -> ArrayFn:
     return fn
 
 
-def _gather(table: jax.Array, index: jax.Array) -> jax.Array:
-    return table.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+def _gather(table: jax.Array, index: jax.Array, shared: int) -> jax.Array:
+    """The rows of a table at some indices, zeros for those out of range; the first dims are shared.
+
+    It is `table.at[index].get(mode="fill")` under a vmap for each shared dim, which JAX takes long to trace.
+    """
+    batch = tuple(range(shared))
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(index.ndim, index.ndim + table.ndim - shared - 1)),
+        collapsed_slice_dims=(shared,),
+        start_index_map=(shared,),
+        operand_batching_dims=batch,
+        start_indices_batching_dims=batch,
+    )
+    sizes = (*[1] * (shared + 1), *table.shape[shared + 1 :])
+    positions = lax.expand_dims(index, [index.ndim])
+    return lax.gather(table, positions, numbers, sizes, mode="fill", fill_value=0)
 
 
 def _scatter(x: jax.Array, index: jax.Array, updates: jax.Array) -> jax.Array:
