@@ -128,7 +128,9 @@ def section(rounds: int) -> str:
 
 ## Tracing the train step of `lm.py`
 
-Against hand-written `shard_map`, on a mesh data=4 model=2, called from that many nested functions.
+Against hand-written `shard_map`, on a mesh data=4 model=2, called from that many nested functions. Python is
+slow where a chunk of its stack ends; Weft traces in one chunk (`weft/core/call_stack.py`), so that the depth
+does not matter.
 
 {tracing(rounds)}
 

@@ -1,9 +1,9 @@
 """The call stack: calls a function with enough room for its frames.
 
-CPython (3.11 to 3.14) stores the frames of Python functions in chunks of 16 KB, about 60 frames. A call that
-does not fit maps a new chunk, and its return unmaps it. JAX traces and lowers in loops that are 40 to 80
-frames deep. If a chunk ends there, each iteration maps and unmaps memory, and tracing takes up to 1.7 times
-as long, depending on the depth of the caller (https://github.com/python/cpython/issues/142183).
+CPython stores the frames of Python functions in chunks of 16 KB, about 60 frames. A call that does not fit
+maps a new chunk, and until the latest releases of 3.13 its return unmaps it. JAX traces and lowers in loops
+that are 40 to 80 frames deep. If a chunk ends there, each iteration maps and unmaps memory, and tracing takes
+up to 1.7 times as long, depending on the depth of the caller (github.com/python/cpython/issues/142183).
 
 A frame that is larger than a chunk gets a larger chunk, and the calls inside it share the rest.
 """
