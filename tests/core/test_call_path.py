@@ -14,7 +14,7 @@ from weft.core.layout import Placement
 
 PACKAGE = Path(wf.__file__).parent
 # The vocabulary and the state that every file uses.
-VOCABULARY = {f"core/{name}.py" for name in ("dims", "mesh", "layout", "tensor", "context", "labels")}
+VOCABULARY = {f"core/{name}.py" for name in ("dims", "mesh", "layout", "tensor", "context")}
 PLACEMENT = "data=4 model=2", "batch:data io:model"
 batch, io, hidden = wf.Dim("batch", 8), wf.Dim("io", 4), wf.Dim("hidden", 6)
 

@@ -28,9 +28,9 @@ import numpy as np
 from ..core.labels import OpLabel
 from ..core.mesh import Mesh
 from ..hardware.profile import Hardware
-from ..plan.buffers import Buffer
 from ..plan.events import wire_bytes
 from ..plan.facts import Collective
+from ..plan.memory.buffers import Buffer
 from ..plan.time import can_overlap, collective_seconds, main_dtype, work_seconds
 from .cost_atoms import CostAtoms, WorkAtom
 from .space import Candidate, DimGroup, MeshShape, StorageLevels, extra_storage_dims

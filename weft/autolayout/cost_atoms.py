@@ -24,9 +24,9 @@ from ..core.observations import Observations, Pipeline
 from ..core.registry import OPS
 from ..core.types import PyTree
 from ..plan import primitives
-from ..plan.buffers import Buffer, BufferAssignment
 from ..plan.events import TracedEvent
 from ..plan.facts import Collective, PlannedTensor, Work
+from ..plan.memory.buffers import Buffer, BufferAssignment
 from ..plan.plan import Plan, TracedPlan, derive_plan
 from .space import DimGroup
 from .universal_trace import UniversalLayout, UniversalMesh, program_on

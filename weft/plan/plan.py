@@ -24,7 +24,6 @@ from ..core.layout import Placement, axes_of
 from ..core.mesh import Mesh
 from ..core.traced import Traced
 from ..hardware.profile import HardwareLike
-from .buffers import BufferAssignment, assign_buffers, summarize_memory
 from .events import TracedEvent, find_unbounded_loops, find_unknown_primitives, trace_events
 from .facts import (
     VERSION,
@@ -42,6 +41,7 @@ from .facts import (
 )
 from .inputs import find_resharded_inputs
 from .jaxpr import read_jaxpr
+from .memory.buffers import BufferAssignment, assign_buffers, summarize_memory
 from .pipelines import plan_pipelines
 from .units import human_bytes, human_count
 

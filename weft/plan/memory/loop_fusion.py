@@ -7,9 +7,9 @@ one that would increase the memory traffic, has a buffer.
 
 from __future__ import annotations
 
-from .graph import Node
+from ..graph import Node
+from ..primitives import ELEMENTWISE, Fusion
 from .kernels import Kernel, Kernels, is_broadcast, topological_order
-from .primitives import ELEMENTWISE, Fusion
 
 # A node of these has a loop over the elements of its result, which can compute its operands.
 _LOOPS = ELEMENTWISE | {Fusion.BROADCAST, Fusion.INDEX, Fusion.PERMUTE, Fusion.SLICE, Fusion.REDUCE}

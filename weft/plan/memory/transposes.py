@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .graph import Body, Graph, Node, like
-from .primitives import ELEMENTWISE, Fusion
+from ..graph import Body, Graph, Node, like
+from ..primitives import ELEMENTWISE, Fusion
 
 
 class _View(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .graph import Graph, Node, bodies, like
+from ..graph import Graph, Node, bodies, like
 
 
 def expand(graph: Graph) -> None:

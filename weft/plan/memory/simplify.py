@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterator
 import numpy as np
 from jax.extend import core as jax_core
 
-from .graph import Body, Graph, Node, bodies, like
-from .primitives import ELEMENTWISE, FUSIBLE, Fusion
+from ..graph import Body, Graph, Node, bodies, like
+from ..primitives import ELEMENTWISE, FUSIBLE, Fusion
 from .transposes import sink_transposes
 
 

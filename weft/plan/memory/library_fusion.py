@@ -7,7 +7,7 @@ comes next, does not fuse into library calls.
 
 from __future__ import annotations
 
-from .graph import Node
+from ..graph import Node
 from .kernels import Kernel, Kernels
 
 _FLOATS = frozenset(["float32", "bfloat16", "float64"])

@@ -18,10 +18,10 @@ from collections.abc import Hashable
 from jax.extend import core as jax_core
 from jax.extend.core import JaxprEqn
 
-from .events import is_no_op
+from ..events import is_no_op
+from ..graph import Body, Graph, Node, bodies, like
+from ..primitives import Fusion, aval_of
 from .expansions import expand
-from .graph import Body, Graph, Node, bodies, like
-from .primitives import Fusion, aval_of
 from .simplify import simplify
 
 

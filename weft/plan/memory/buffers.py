@@ -2,13 +2,14 @@
 
 The program goes through the stages of XLA's CPU compiler:
 
-1. `rewrites`  changes the graph as XLA does before fusion;
-2. `fusion`    computes elementwise chains inside their consumers, and orders the rest breadth first;
+1. `rewrites`  changes the graph as XLA does before fusion, with `expansions`, `simplify` and `transposes`;
+2. `fusion`    computes nodes inside their consumers (`library_fusion`, `loop_fusion`), and orders the rest
+               breadth first;
 3. `buffers`   assigns memory. A buffer is live from its node to its last reader. It reuses the buffer of an
                operand that dies there if it can, or the memory of a result that is not computed yet.
 
-The rules are those of XLA's CPU compiler, and are checked against it (docs/memory.md). Adding up the live
-values of a jaxpr does not work: fusion removes most of them, and reuse shrinks the rest.
+The rules are those of XLA's CPU compiler, and are checked against it (docs/memory.md, docs/limits.md). Adding
+up the live values of a jaxpr does not work: fusion removes most of them, and reuse shrinks the rest.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import NamedTuple
 
 from jax.extend.core import Jaxpr
 
-from ..core.describe import short_dtype
-from ..core.labels import OpLabel
-from .facts import LiveBuffer, Memory, PlannedTensor
+from ...core.describe import short_dtype
+from ...core.labels import OpLabel
+from ..facts import LiveBuffer, Memory, PlannedTensor
+from ..graph import Body, Graph, Node
+from ..primitives import FUSIBLE, Fusion, aval_of
 from .fusion import Reads, fuse
-from .graph import Body, Graph, Node
-from .primitives import FUSIBLE, Fusion, aval_of
 from .rewrites import rewrite_as_xla
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .graph import Body, Graph, Node
-from .primitives import Fusion
+from ..graph import Body, Graph, Node
+from ..primitives import Fusion
 
 
 @dataclass(eq=False)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from .graph import Body, Graph, Node
+from ..graph import Body, Graph, Node
+from ..primitives import Fusion
 from .kernels import Kernel, Kernels, is_broadcast, post_order, topological_order
 from .library_fusion import fuse_library_calls
 from .loop_fusion import fuse_loops
-from .primitives import Fusion
 
 Reads = dict[int, dict[int, bool]]
 
