@@ -145,7 +145,7 @@ def test_a_plan_is_as_wide_as_the_terminal(width, folder, capsys, monkeypatch):
     assert main(arguments) == 0
     text = terminal.getvalue()
     assert max(map(len, text.splitlines())) <= width
-    headers = "line" * 2 if width < 118 else ""  # narrow tables have no column for source lines
+    headers = "where" * 2 if width < 118 else ""  # narrow tables have no column for source lines
     letters, all_letters = (sorted("".join(one.replace("─", "").split())) for one in (text + headers, wide))
     assert letters == all_letters
     for words in ("predicted time", "all-reduce", "train.py:8", "train.py:9", "328 KFLOP"):

@@ -182,8 +182,7 @@ def test_memory_is_what_is_planned(stages, micro):
     assert abs(plan.peak / measured - 1) < 0.15
     other, other_measured, _ = memory(stages, "1f1b", micro)
     assert abs(other.peak / other_measured - 1) < 0.15
-    assert other_measured < measured
-    assert other.activations < plan.activations
+    assert other_measured < measured and other.peak < plan.peak
 
 
 @pytest.mark.slow

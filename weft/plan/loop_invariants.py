@@ -36,6 +36,7 @@ def hoist_loop_invariants(loop: Node, graph: Graph) -> Iterator[Node]:
             deferred[node.results[0]] = node
             remaining.append(node)
         else:
+            # Copies, because nodes that stay in the loop may read them as well, and compute them there.
             for n in node.operands:
                 yield from _copied(n, deferred, outside, graph)
             node.operands = [outside.get(n, n) for n in node.operands]

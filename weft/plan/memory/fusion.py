@@ -77,6 +77,7 @@ def _reads(kernel: Kernel) -> dict[int, bool]:
     in_place: dict[int, bool] = {}
     for node in reversed(topological_order(kernel.nodes)):
         same_position = not is_broadcast(node) and node.fusion not in _MOVES_DATA
+        # An update in the middle of a kernel writes a few elements, but the kernel writes all of its result.
         is_inner_update = node.fusion is Fusion.UPDATE and node is not kernel.root
         so_far = all(in_place.get(n, True) for n in node.results)
         for n in node.operands:

@@ -73,9 +73,11 @@ class Kernels:
 
     def fuse(self, producer: Kernel, consumer: Kernel) -> None:
         """Compute a producer inside a consumer; it remains if it has other users."""
+        # XLA appends the operands of what it fuses. Their order decides which one a result overwrites.
         results = set(producer.root.results)
         consumer.operands = [n for n in consumer.operands if n not in results]
         consumer.operands += [n for n in producer.operands if n not in consumer.operands]
+        # Another producer in this kernel may have brought in the same nodes.
         have = {id(node) for node in consumer.nodes}
         consumer.nodes = [*(node for node in producer.nodes if id(node) not in have), *consumer.nodes]
         self.users[producer].discard(consumer)

@@ -23,6 +23,7 @@ _MIN_ELEMENTS = 4096  # a call of the library costs more than it saves for small
 
 def fuse_library_calls(kernels: Kernels) -> None:
     """Fuse the work around reductions into library calls."""
+    # From the results on: a reduction may be absorbed by the call of a later one.
     for kernel in reversed([*kernels.alive]):
         is_new = kernel in kernels.alive and not kernel.is_library
         if is_new and kernel.root.primitive in _REDUCTIONS and _is_supported(kernel.root, kernels):
@@ -65,6 +66,7 @@ def _is_supported(node: Node, kernels: Kernels) -> bool:
     values = (*node.operands, *node.results)
     if any(kernels.dtype(n) not in _FLOATS for n in values):
         return False
+    # However small its operand: in the library a broadcast is only a stride of 0.
     if node.primitive == "broadcast_in_dim":
         return True
     if node.primitive == "dot_general":

@@ -55,6 +55,7 @@ def should_fuse(producer: Kernel, consumer: Kernel, kernels: Kernels) -> bool:
     # Rows are concatenated by copying memory, which is faster than a branch for each element.
     if copies_rows(node, kernels) or (len(consumer.nodes) == 1 and copies_rows(root, kernels)):
         return False
+    # The array that is updated must be in memory, or the update would compute all of it.
     if root.primitive == "dynamic_update_slice" and root.operands[0] in node.results:
         return False
     expensive = is_expensive(node, kernels)
@@ -73,6 +74,7 @@ def copies_rows(node: Node, kernels: Kernels) -> bool:
 
 def is_expensive(node: Node, kernels: Kernels) -> bool:
     """Whether a node is too expensive to compute twice."""
+    # CPUs have no instruction for it: rounding to bfloat16 checks for NaN.
     if node.primitive == "convert_element_type":
         types = kernels.dtype(node.operands[0]), kernels.dtype(node.results[0])
         return types == ("float32", "bfloat16")
@@ -114,6 +116,7 @@ class _Stored:
         for kernel in kernels.alive:
             producers = kernels.producers_of(kernel)
             self._ancestors[kernel] = {*producers}.union(*(self._ancestors[p] for p in producers))
+        # Users first: whether a path is fused depends on the kernels that were found to be stored.
         for kernel in reversed([*kernels.alive]):
             if self._is_stored(kernel):
                 self.kernels.add(kernel)

@@ -18,6 +18,7 @@ from .transposes import sink_transposes
 
 def simplify(graph: Graph) -> None:
     """Simplify all bodies of a graph."""
+    # Of the entire graph: a loop reads the constants of the bodies around it.
     constants = _constants(graph)
     for body in [*bodies(graph.body)]:
         for rule in (
@@ -55,6 +56,7 @@ def _drop_reshaping_broadcasts(body: Body, graph: Graph) -> Iterator[Node]:
     for node in body.nodes:
         is_broadcast = node.primitive == node.eqn.primitive.name == "broadcast_in_dim"
         is_literal = is_broadcast and isinstance(node.eqn.invars[0], jax_core.Literal)
+        # The array of a literal must be filled, even if it has one element only.
         if is_broadcast and not is_literal:
             source, result = node.operands[0], node.results[0]
             if elements(graph, source) == elements(graph, result):
@@ -90,6 +92,7 @@ def _merge_equal_nodes(body: Body, graph: Graph) -> Iterator[Node]:
         node.operands = [same.get(n, n) for n in node.operands]
         if node.fusion in _PURE and not node.bodies:
             avals = tuple((graph.avals[n].shape, str(graph.avals[n].dtype)) for n in node.results)
+            # The parameters of a node that XLA added are not those of its equation.
             is_added = node.primitive != node.eqn.primitive.name
             params = (id(node.eqn),) if is_added else tuple(sorted(map(str, node.eqn.params.items())))
             key = node.primitive, tuple(node.operands), avals, params
@@ -157,6 +160,7 @@ def _merge_constant_factors(body: Body, constants: set[int]) -> None:
             if inner is None or inner.primitive != "mul" or not is_broadcast or product in constant:
                 continue
             rest = [n for n in inner.operands if n not in constant]
+            # The inner product is not removed here: others may read it.
             if len(rest) == len(inner.operands) - 1 == 1:
                 node.operands = [rest[0], other]
                 break
@@ -174,6 +178,7 @@ def _multiply_by_reciprocals(body: Body, graph: Graph) -> Iterator[Node]:
             yield node
             continue
         wide = divisor.results[0]
+        # One reciprocal serves all divisions by the same array.
         if wide not in made:
             narrow, made[wide] = graph.copy_of(divisor.operands[0]), graph.copy_of(wide)
             yield like(node, "div", divisor.operands, [narrow])

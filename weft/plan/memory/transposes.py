@@ -39,6 +39,7 @@ def sink_transposes(body: Body, graph: Graph) -> None:
         viewed = [views[n] for n in node.operands if n in views]
         if node.primitive == node.eqn.primitive.name == "transpose":
             (n,), permutation = node.operands, tuple(node.eqn.params["permutation"])
+            # Of another length if a reshape, which is an alias, is in between.
             if n in views and len(views[n].permutation) == len(permutation):
                 permutation = tuple(views[n].permutation[i] for i in permutation)
                 n = views[n].source
@@ -46,11 +47,13 @@ def sink_transposes(body: Body, graph: Graph) -> None:
                 materialize([n])
             views[node.results[0]] = _View(n, permutation, node)
             continue
-        if viewed and node.fusion in ELEMENTWISE and _permutes_alike(node, views, broadcast, graph):
+        if viewed and node.fusion in ELEMENTWISE and _permutes_equally(node, views, broadcast, graph):
             (result,) = node.results
+            # The transpose moves below the node; if nothing needs its order, there will be no copy.
             views[result] = _View(graph.copy_of(result), viewed[0].permutation, viewed[0].node)
             node.operands, node.results = sources(node), [views[result].source]
         elif viewed and _accepts_any_order(node, graph):
+            # A reduction's result is small: the order of its dims needs no copy worth counting.
             node.operands = sources(node)
         else:
             materialize([*node.operands, *node.hoisted])
@@ -59,7 +62,7 @@ def sink_transposes(body: Body, graph: Graph) -> None:
     body.nodes = nodes
 
 
-def _permutes_alike(node: Node, views: dict[int, _View], broadcast: set[int], graph: Graph) -> bool:
+def _permutes_equally(node: Node, views: dict[int, _View], broadcast: set[int], graph: Graph) -> bool:
     """Whether an elementwise node can be computed before its operands are transposed."""
     permutations = {views[n].permutation for n in node.operands if n in views}
     others = [n for n in node.operands if n not in views and n not in broadcast]
