@@ -38,7 +38,7 @@ def has_loop(kernel: Kernel, kernels: Kernels) -> bool:
     """Whether a kernel can be fused with its operands or its consumers."""
     node = kernel.root
     if kernel.is_library or node.bodies or len(node.results) != 1:
-        return node.fusion is Fusion.REDUCE and not kernel.is_library
+        return False
     if node.fusion is Fusion.REDUCE:
         return not _is_tree(node, kernels)
     return node.fusion in _LOOPS or node.primitive == "dynamic_update_slice"
@@ -112,12 +112,13 @@ class _Stored:
         self.all = kernels
         self.kernels: set[Kernel] = set()
         self._ancestors: dict[Kernel, set[Kernel]] = {}
-        self._fused: dict[tuple[Kernel, Kernel], bool] = {}
+        self._ordered = [*kernels.alive]
+        self._position = {kernel: index for index, kernel in enumerate(self._ordered)}
         for kernel in kernels.alive:
             producers = kernels.producers_of(kernel)
             self._ancestors[kernel] = {*producers}.union(*(self._ancestors[p] for p in producers))
         # Users first: whether a path is fused depends on the kernels that were found to be stored.
-        for kernel in reversed([*kernels.alive]):
+        for kernel in reversed(self._ordered):
             if self._is_stored(kernel):
                 self.kernels.add(kernel)
 
@@ -131,24 +132,27 @@ class _Stored:
         if len(large) <= 1 or read <= sum(map(kernels.elements, node.results)):
             return False
         is_fused = has_loop(kernel, kernels) and kernel not in kernels.returned
-        return not (is_fused and all(self._fuses_all_paths(kernel, user) for user in kernels.users[kernel]))
+        return not (is_fused and self._is_fused_on_all_paths(kernel))
 
     def _is_broadcast(self, n: int) -> bool:
         return n in self.all.producer and is_broadcast(self.all.producer[n].root)
 
-    def _fuses_all_paths(self, producer: Kernel, consumer: Kernel) -> bool:
-        """Whether a consumer is fused with all kernels between a producer and itself."""
-        if producer is consumer:
-            return True
-        key = producer, consumer
-        if key not in self._fused:
-            between = [
-                k for k in self.all.producers_of(consumer) if k is producer or producer in self._ancestors[k]
-            ]
-            self._fused[key] = has_loop(consumer, self.all) and all(
-                k not in self.kernels
-                and should_fuse(k, consumer, self.all)
-                and self._fuses_all_paths(producer, k)
-                for k in between
-            )
-        return self._fused[key]
+    def _is_fused_on_all_paths(self, producer: Kernel) -> bool:
+        """Whether each user of a producer is fused with all kernels between the producer and itself."""
+        kernels, users = self.all, self.all.users[producer]
+        if not all(should_fuse(producer, user, kernels) for user in users):
+            return False
+        if len(users) == 1:
+            return True  # there is only one path
+        last = max((user.index for user in users), default=producer.index)
+        fused = {producer: True}
+        # In post-order, so that the kernels in between come first. Paths can be too long for a recursion.
+        for kernel in self._ordered[self._position[producer] + 1 :]:
+            if kernel.index > last:
+                break
+            if producer in self._ancestors[kernel]:
+                between = [k for k in kernels.producers_of(kernel) if k in fused]
+                fused[kernel] = has_loop(kernel, kernels) and all(
+                    fused[k] and k not in self.kernels and should_fuse(k, kernel, kernels) for k in between
+                )
+        return all(fused[user] for user in users)
