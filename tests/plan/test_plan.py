@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from every_op import EVERY_OP
 from hlo import collective_bytes, multiplications
 from networks import (
     PAPER,
@@ -21,6 +22,7 @@ from networks import (
     small,
     two_layers,
 )
+from op_examples import OPERANDS
 
 import weft as wf
 from benchmarks import lm
@@ -218,6 +220,17 @@ def test_advice_names_primitives_that_the_table_does_not_know():
     assert (unknown.primitive, unknown.op.name) == ("mystery", "local") and "test_plan.py" in unknown.source
     assert "JAX's primitive mystery, in local[batch,io], is not known" in plan.advice[0].text
     assert not wf.spmd(wf.exp, "x=2", "batch:x").plan(wf.spec([batch, io])).unknown
+
+
+def test_the_table_knows_the_primitives_of_all_ops():
+    """Under a layout that splits the dims of their examples; an op with a new primitive needs a row."""
+
+    def examples(operands):
+        results = {name: info.run_example(operands) for name, info in EVERY_OP.items()}
+        return {name: jax.tree.leaves(one, is_leaf=wf.is_tensor) for name, one in results.items()}
+
+    plan = wf.spmd(examples, "x=2 y=2", "a:x b:y").plan(OPERANDS)
+    assert not plan.unknown
 
 
 def test_every_primitive_in_the_table_has_its_facts():
