@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from .graph import Graph, Node, bodies, like
 
 
@@ -39,7 +41,28 @@ def _inverse_error_function(node: Node, graph: Graph) -> Iterator[Node]:
     yield like(node, "mul", [argument, x, root], [result])
 
 
+def _select_and_scatter(node: Node, graph: Graph) -> Iterator[Node]:
+    """The gradient of a max pool: find the position of each maximum, and scatter there.
+
+    The positions of all elements are arrays in memory, one for each dim. They depend on no data, so the
+    scheduler computes them first.
+    """
+    source, operand = node.operands
+    full, pooled = (graph.avals[n].update(dtype=np.dtype(np.int32)) for n in (operand, source))
+    positions = [graph.new_value(full) for _ in full.shape]
+    found = [graph.copy_of(source), *(graph.new_value(pooled) for _ in full.shape)]
+    indices = graph.new_value(pooled.update(shape=(*pooled.shape, full.ndim)))
+    zeros = graph.copy_of(node.results[0])
+    for n in positions:
+        yield like(node, "positions", [], [n])
+    yield like(node, "reduce_window", [operand, *positions], found)
+    yield like(node, "stack", found[1:], [indices])
+    yield like(node, "zeros", [], [zeros])
+    yield like(node, "scatter-add", [zeros, indices, source], node.results)
+
+
 EXPANSIONS: dict[str, Callable[[Node, Graph], Iterator[Node]]] = {
     "split": _split,
     "erf_inv": _inverse_error_function,
+    "select_and_scatter_add": _select_and_scatter,
 }

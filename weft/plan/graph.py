@@ -25,7 +25,7 @@ class Node:
     """One equation, or a loop with its bodies.
 
     Attributes:
-      primitive: the name of the primitive, or "zeros" or "bitcast", which XLA adds.
+      primitive: the name of the primitive, or "zeros", "positions" or "bitcast", which XLA adds.
       operands, results: ids of values.
       eqn: the equation it comes from.
       scope: the ops, layers and transformations around it.

@@ -262,5 +262,7 @@ def _absorb_scatters(body: Body) -> None:
 
 
 def _is_zeros(node: Node) -> bool:
+    if node.primitive == "zeros":
+        return True
     operand = node.eqn.invars[0] if node.primitive == "broadcast_in_dim" else None
     return isinstance(operand, jax_core.Literal) and operand.val == 0
