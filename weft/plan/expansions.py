@@ -61,8 +61,45 @@ def _select_and_scatter(node: Node, graph: Graph) -> Iterator[Node]:
     yield like(node, "scatter-add", [zeros, indices, source], node.results)
 
 
+_SCAN_BLOCK = 16
+
+
+def _cumulative(node: Node, graph: Graph) -> Iterator[Node]:
+    """A scan of each block of 16 elements, and the totals of the blocks, which the readers add.
+
+    XLA moves the scanned dim to the end and pads it to entire blocks.
+    """
+    axis, aval = node.eqn.params["axis"], graph.avals[node.results[0]]
+    length, is_last = aval.shape[axis], axis == aval.ndim - 1
+    if length <= _SCAN_BLOCK:
+        yield node
+        return
+    blocks = -(-length // _SCAN_BLOCK)
+    others = tuple(aval.shape[-1] if n == axis else aval.shape[n] for n in range(aval.ndim - 1))
+    padded = aval.update(shape=(*others, blocks * _SCAN_BLOCK))
+    totals = graph.new_value(aval.update(shape=(*others, blocks)))
+    scanned, wide = graph.new_value(padded), graph.new_value(padded)
+    is_padded = length % _SCAN_BLOCK > 0
+    before = ["transpose"] * (not is_last) + ["pad"] * is_padded
+    after = ["slice"] * is_padded + ["transpose"] * (not is_last)
+
+    operand = node.operands[0]
+    for primitive in before:
+        given, operand = operand, graph.new_value(padded)
+        yield like(node, primitive, [given], [operand])
+    yield like(node, "reduce_window", [operand], [scanned])
+    yield like(node, "reduce_window", [scanned], [totals])
+    yield like(node, "broadcast_in_dim", [totals], [wide])
+    # Only the last of these is read, so the others need not have their exact types.
+    results = [*(graph.new_value(padded) for _ in after), *node.results]
+    yield like(node, "add", [scanned, wide], results[:1])
+    for primitive, given, result in zip(after, results[:-1], results[1:], strict=True):
+        yield like(node, primitive, [given], [result])
+
+
 EXPANSIONS: dict[str, Callable[[Node, Graph], Iterator[Node]]] = {
     "split": _split,
     "erf_inv": _inverse_error_function,
+    **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin"], _cumulative),
     "select_and_scatter_add": _select_and_scatter,
 }
