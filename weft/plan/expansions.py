@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from jax.lax import GatherScatterMode
 
 from .graph import Graph, Node, bodies, like
+from .primitives import SCATTERS
 
 
 def expand(graph: Graph) -> None:
@@ -97,9 +99,38 @@ def _cumulative(node: Node, graph: Graph) -> Iterator[Node]:
         yield like(node, primitive, [given], [result])
 
 
+def _indices(node: Node, graph: Graph) -> Iterator[Node]:
+    """The indices of a gather or scatter with batch dims: XLA adds a column with the positions along each."""
+    batch = len(node.eqn.params["dimension_numbers"].operand_batching_dims)
+    if batch:
+        aval, given = graph.avals[node.operands[1]], node.operands[1]
+        node.operands[1] = graph.new_value(aval.update(shape=(*aval.shape[:-1], aval.shape[-1] + batch)))
+        yield like(node, "stack", [given], node.operands[1:2])
+
+
+def _scatter(node: Node, graph: Graph) -> Iterator[Node]:
+    yield from _indices(node, graph)
+    yield node
+
+
+def _gather(node: Node, graph: Graph) -> Iterator[Node]:
+    """A gather, and a select for the indices out of bounds."""
+    given, results = node.operands[1], node.results
+    yield from _indices(node, graph)
+    if node.eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:
+        node.results, mask = [graph.copy_of(results[0])], graph.copy_of(results[0])
+        yield node
+        yield like(node, "broadcast_in_dim", [given], [mask])
+        yield like(node, "select_n", [mask, *node.results], results)
+    else:
+        yield node
+
+
 EXPANSIONS: dict[str, Callable[[Node, Graph], Iterator[Node]]] = {
     "split": _split,
     "erf_inv": _inverse_error_function,
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin"], _cumulative),
+    "gather": _gather,
+    **dict.fromkeys(SCATTERS, _scatter),
     "select_and_scatter_add": _select_and_scatter,
 }
