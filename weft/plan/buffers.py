@@ -28,7 +28,6 @@ from .graph import Body, Graph, Node
 from .primitives import FUSIBLE, Fusion, aval_of
 from .rewrites import rewrite_as_xla
 
-
 Interval = tuple[int, int]
 
 

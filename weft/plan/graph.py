@@ -7,6 +7,7 @@ memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -130,6 +131,10 @@ class Graph:
         self.sizes.append(primitives.aval_bytes(aval))
         self.avals.append(aval)
         return len(self.sizes) - 1
+
+    def elements(self, n: int) -> int:
+        """The number of elements of a value."""
+        return math.prod(getattr(self.avals[n], "shape", ()))
 
     def copy_of(self, n: int) -> int:
         """The id of a new value with the type and size of another one."""

@@ -92,7 +92,7 @@ def _repeats_elements(consumer: Kernel, n: int, kernels: Kernels) -> bool:
     repeated: set[int] = set()
     for node in reversed(topological_order(consumer.nodes)):
         grows = node.fusion is Fusion.BROADCAST and (
-            kernels.elements(node.operands[0]) < kernels.elements(node.results[0])
+            kernels.graph.elements(node.operands[0]) < kernels.graph.elements(node.results[0])
         )
         if grows or not repeated.isdisjoint(node.results):
             repeated.update(node.operands)
@@ -124,8 +124,8 @@ class _Stored:
             return False
         rank = max(map(kernels.true_rank, node.results))
         large = [n for n in node.operands if kernels.true_rank(n) >= rank and not self._is_broadcast(n)]
-        read = sum(kernels.elements(n) for n in {*node.operands})
-        if len(large) <= 1 or read <= sum(map(kernels.elements, node.results)):
+        read = sum(kernels.graph.elements(n) for n in {*node.operands})
+        if len(large) <= 1 or read <= sum(map(kernels.graph.elements, node.results)):
             return False
         is_fused = has_loop(kernel, kernels) and kernel not in kernels.returned
         return not (is_fused and all(self._fuses_all_paths(kernel, user) for user in kernels.users[kernel]))
