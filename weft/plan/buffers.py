@@ -168,7 +168,7 @@ def _reusable_operands(node: Node, position: int, reads: dict[int, bool]) -> lis
     """The values whose buffers a result may overwrite."""
     # A loop updates its carries in place, and the zeros that stacked results are written into. `jaxpr` lists
     # these operands first, in the order of the results.
-    if node.primitive in ("scan", "while"):
+    if node.bodies and node.primitive != "cond":
         return node.operands[position : position + 1]
     # An update of one row must not copy all others.
     if node.fusion is Fusion.UPDATE:

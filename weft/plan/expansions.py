@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from .graph import Graph, Node, bodies, like
+from .graph import Body, Graph, Node, bodies, like
 from .primitives import SCATTERS
 
 
@@ -61,6 +61,18 @@ def _select_and_scatter(node: Node, graph: Graph) -> Iterator[Node]:
     yield like(node, "stack", found[1:], [indices])
     yield like(node, "zeros", [], [zeros])
     yield like(node, "scatter-add", [zeros, indices, source], node.results)
+
+
+def _threefry(node: Node, graph: Graph) -> Iterator[Node]:
+    """A loop of rounds that mix two arrays: each new array depends on both, so the old ones are copied."""
+    keys, counts = node.operands[:2], node.operands[2:]
+    mixed, old, new = ([graph.copy_of(n) for n in node.results] for _ in range(3))
+    for key, count, value in zip(keys, counts, mixed, strict=True):
+        yield like(node, "add", [key, count], [value])
+    rounds = like(node, "threefry_rounds", mixed, node.results)
+    mixes = [like(node, name, old, [n]) for name, n in zip(("add", "xor"), new, strict=True)]
+    rounds.bodies = [Body(old, mixes, aliases=[*zip(old, new, strict=True)])]
+    yield rounds
 
 
 _SCAN_BLOCK = 16
@@ -130,6 +142,7 @@ EXPANSIONS: dict[str, Callable[[Node, Graph], Iterator[Node]]] = {
     "split": _split,
     "erf_inv": _inverse_error_function,
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin"], _cumulative),
+    "threefry2x32": _threefry,
     "gather": _gather,
     **dict.fromkeys(SCATTERS, _scatter),
     "select_and_scatter_add": _select_and_scatter,
