@@ -335,7 +335,8 @@ def summarize_memory(assignment: BufferAssignment, inputs: Sequence[PlannedTenso
     peak = assignment.peak()
     stored = sum(assignment.graph.sizes[n] for n in assignment.graph.body.inputs)
     buffers = (*assignment.returned, *assignment.others)
-    live = sorted((b for b in buffers if b.start <= peak.when <= b.end), key=lambda b: -b.size)
+    now = [(peak.when, peak.when)]
+    live = sorted((b for b in buffers if overlap(b.intervals(), now)), key=lambda b: -b.size)
     by_role = {role: sum(t.bytes for t in inputs if t.role == role) for role in ("param", "optimizer")}
     return Memory(
         params=by_role["param"],
