@@ -7,6 +7,7 @@ memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ class Node:
     """One equation, or a loop with its bodies.
 
     Attributes:
-      primitive: the name of the primitive, or "zeros" or "bitcast", which XLA adds.
+      primitive: the name of the primitive, or "zeros", "positions" or "bitcast", which XLA adds.
       operands, results: ids of values.
       eqn: the equation it comes from.
       scope: the ops, layers and transformations around it.
@@ -130,6 +131,10 @@ class Graph:
         self.sizes.append(primitives.aval_bytes(aval))
         self.avals.append(aval)
         return len(self.sizes) - 1
+
+    def elements(self, n: int) -> int:
+        """The number of elements of a value."""
+        return math.prod(getattr(self.avals[n], "shape", ()))
 
     def copy_of(self, n: int) -> int:
         """The id of a new value with the type and size of another one."""

@@ -102,6 +102,8 @@ def _collectives(kind: str, names: str) -> dict[str, Primitive]:
     return dict.fromkeys(names.split(), Primitive(Fusion.LOOP, collective=kind))
 
 
+SCATTERS = "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub scatter_sub".split()
+
 PRIMITIVES: dict[str, Primitive] = {
     "dot_general": Primitive(Fusion.LOOP, matmul_flops, "matmul"),
     "conv_general_dilated": Primitive(Fusion.LOOP, conv_flops, "conv"),
@@ -148,10 +150,7 @@ PRIMITIVES: dict[str, Primitive] = {
         """,
     ),
     "dynamic_update_slice": Primitive(Fusion.UPDATE, window=1),
-    **dict.fromkeys(
-        ["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub", "scatter_sub"],
-        Primitive(Fusion.UPDATE, window=2),
-    ),
+    **dict.fromkeys(SCATTERS, Primitive(Fusion.UPDATE, window=2)),
     **_rows(
         Fusion.LOOP,
         """

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from jax.extend.core import Jaxpr
@@ -29,16 +29,36 @@ from ..primitives import FUSIBLE, Fusion, aval_of
 from .fusion import Reads, fuse
 from .rewrites import rewrite_as_xla
 
+Interval = tuple[int, int]
+
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory from time `start` to `end`, first written by `node` with `value`; `node` is None for inputs."""
+    """Memory from time `start` to `end`, first written by `node` with `value`; `node` is None for inputs.
+
+    In the intervals `gaps`, nothing needs its contents: XLA uses the memory for other values.
+    """
 
     size: int
     start: int
     end: int
     value: int
     node: Node | None
+    gaps: list[Interval] = field(default_factory=list)
+
+    def intervals(self) -> list[Interval]:
+        """The intervals in which it is live, without the gaps."""
+        intervals, start = [], self.start
+        for first, last in sorted(self.gaps):
+            if start <= first and last < self.end:
+                intervals.append((start, first - 1))
+                start = last + 1
+        return [*intervals, (start, self.end)]
+
+
+def overlap(these: list[Interval], others: list[Interval]) -> bool:
+    """Whether some of these intervals overlap with some of the others."""
+    return any(start <= last and first <= end for start, end in these for first, last in others)
 
 
 def assign_times(body: Body, now: int = 0) -> int:
@@ -95,10 +115,17 @@ def allocate_buffers(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[i
     aliased = overwriting_results(body, reads)
     updated = {node.operands[0] for node in body.walk() if node.fusion is Fusion.UPDATE}
     for node in body.walk():
+        gaps: dict[int, Interval] = {}
         for inside in node.bodies:
             aliased |= overwriting_results(inside, reads)
             copied = copied_inputs(inside, reads)
             copies += [Buffer(sizes[n], node.start, last_reads[n], n, node) for n in copied]
+            # A copied carry is read from its copy. Its memory is free until the next value is written there.
+            producer = {n: one for one in inside.nodes for n in one.results}
+            for position, (old, new) in enumerate(inside.aliases):
+                if old in copied and new in producer:
+                    aliased.add(new)
+                    gaps[position] = node.start + 1, producer[new].start - 1
         for position, n in enumerate(node.results):
             if n in aliased or not sizes[n]:
                 continue
@@ -120,6 +147,8 @@ def allocate_buffers(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[i
                 # The result of a cond replaces that of its branch, which is live until the cond ends.
                 start = node.end if node.primitive == "cond" else node.start
                 buffers[n] = Buffer(sizes[n], start, end, n, node)
+            if position in gaps:
+                buffers[n].gaps.append(gaps[position])
     return buffers, copies
 
 
@@ -140,7 +169,7 @@ def _reusable_operands(node: Node, position: int, reads: dict[int, bool]) -> lis
     """The values whose buffers a result may overwrite."""
     # A loop updates its carries in place, and the zeros that stacked results are written into. `jaxpr` lists
     # these operands first, in the order of the results.
-    if node.primitive in ("scan", "while"):
+    if node.bodies and node.primitive != "cond":
         return node.operands[position : position + 1]
     # An update of one row must not copy all others.
     if node.fusion is Fusion.UPDATE:
@@ -158,12 +187,12 @@ def pack_into_slots(buffers: list[Buffer], slots: list[Buffer]) -> list[Buffer]:
     copied stay allocated until it ends. XLA uses this memory for temporary buffers while it is free. It packs
     greedily, largest first, and so do we: an optimal packing could predict less memory than XLA uses.
     """
-    occupied = [(slot.size, [(slot.start, slot.end)]) for slot in sorted(slots, key=lambda s: -s.size)]
+    occupied = [(slot.size, slot.intervals()) for slot in sorted(slots, key=lambda s: -s.size)]
     unpacked = []
     for b in sorted(buffers, key=lambda b: -b.size):
         for size, intervals in occupied:
-            if size >= b.size and all(b.end < start or end < b.start for start, end in intervals):
-                intervals.append((b.start, b.end))
+            if size >= b.size and not overlap(b.intervals(), intervals):
+                intervals += b.intervals()
                 break
         else:
             unpacked.append(b)
@@ -174,8 +203,9 @@ def find_peak(buffers: list[Buffer]) -> tuple[int, int]:
     """The most bytes that are live at once, and when."""
     changes: Counter[int] = Counter()
     for b in buffers:
-        changes[b.start] += b.size
-        changes[b.end + 1] -= b.size  # at `end` its last reader still runs
+        for start, end in b.intervals():
+            changes[start] += b.size
+            changes[end + 1] -= b.size  # at `end` its last reader still runs
     live = peak = when = 0
     for time in sorted(changes):
         live += changes[time]
@@ -206,7 +236,7 @@ def _packed_size(buffers: list[Buffer]) -> int:
         overlapping = sorted(
             (offset, offset + other.size)
             for offset, other in placed
-            if other.start <= b.end and b.start <= other.end
+            if overlap(b.intervals(), other.intervals())
         )
         best, end = None, 0
         for low, high in overlapping:
@@ -306,7 +336,8 @@ def summarize_memory(assignment: BufferAssignment, inputs: Sequence[PlannedTenso
     peak = assignment.peak()
     stored = sum(assignment.graph.sizes[n] for n in assignment.graph.body.inputs)
     buffers = (*assignment.returned, *assignment.others)
-    live = sorted((b for b in buffers if b.start <= peak.when <= b.end), key=lambda b: -b.size)
+    now = [(peak.when, peak.when)]
+    live = sorted((b for b in buffers if overlap(b.intervals(), now)), key=lambda b: -b.size)
     by_role = {role: sum(t.bytes for t in inputs if t.role == role) for role in ("param", "optimizer")}
     return Memory(
         params=by_role["param"],

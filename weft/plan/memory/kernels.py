@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ..graph import Body, Graph, Node
 from ..primitives import Fusion
 
@@ -87,10 +85,6 @@ class Kernels:
             del self.alive[producer]
             for other in self.producers_of(producer):
                 self.users[other].discard(producer)
-
-    def elements(self, n: int) -> int:
-        """The number of elements of a value."""
-        return int(np.prod(getattr(self.graph.avals[n], "shape", ()), initial=1))
 
     def true_rank(self, n: int) -> int:
         """The number of dims of a value with more than one element."""

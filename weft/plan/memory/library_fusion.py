@@ -71,7 +71,7 @@ def _is_supported(node: Node, kernels: Kernels) -> bool:
         return True
     if node.primitive == "dot_general":
         return _is_matrix_product(node)
-    is_large = any(kernels.elements(n) >= _MIN_ELEMENTS for n in values)
+    is_large = any(kernels.graph.elements(n) >= _MIN_ELEMENTS for n in values)
     return is_large and node.primitive in (_ELEMENTWISE | _REDUCTIONS)
 
 

@@ -14,6 +14,8 @@ from .kernels import Kernel, Kernels, is_broadcast, topological_order
 # A node of these has a loop over the elements of its result, which can compute its operands.
 _LOOPS = ELEMENTWISE | {Fusion.BROADCAST, Fusion.INDEX, Fusion.PERMUTE, Fusion.SLICE, Fusion.REDUCE}
 _MAX_CONCATENATED = 8
+_MAX_GENERATED = 15
+_BRANCHES = frozenset(["concatenate", "stack", "pad", "dynamic_update_slice"])
 _TREE_REDUCTION = 32  # longer sums that no library computes are sums of sums of this length
 
 
@@ -58,6 +60,8 @@ def should_fuse(producer: Kernel, consumer: Kernel, kernels: Kernels) -> bool:
     # The array that is updated must be in memory, or the update would compute all of it.
     if root.primitive == "dynamic_update_slice" and root.operands[0] in node.results:
         return False
+    if len(consumer.nodes) > 1 and _duplicates_code(producer, consumer, kernels):
+        return False
     expensive = is_expensive(node, kernels)
     is_repeated = kernels.users[producer] != {consumer} or producer in kernels.returned
     return not (expensive and (is_repeated or _repeats_elements(consumer, node.results[0], kernels)))
@@ -94,11 +98,42 @@ def _repeats_elements(consumer: Kernel, n: int, kernels: Kernels) -> bool:
     repeated: set[int] = set()
     for node in reversed(topological_order(consumer.nodes)):
         grows = node.fusion is Fusion.BROADCAST and (
-            kernels.elements(node.operands[0]) < kernels.elements(node.results[0])
+            kernels.graph.elements(node.operands[0]) < kernels.graph.elements(node.results[0])
         )
         if grows or not repeated.isdisjoint(node.results):
             repeated.update(node.operands)
     return n in repeated
+
+
+def _duplicates_code(producer: Kernel, consumer: Kernel, kernels: Kernels) -> bool:
+    """Whether fusing a producer into a fused consumer would generate its code too often.
+
+    Its code is generated once for each index that it is read at. Producers with branches are not fused at all
+    if they are read more than once: values cannot be reused across branches.
+    """
+    node, (value,) = producer.root, producer.root.results
+    if node.fusion is Fusion.BROADCAST:
+        return False
+    count = _generated(consumer, kernels)[value]
+    if node.primitive in _BRANCHES or node.fusion is Fusion.REDUCE:
+        uses = sum(value in one.operands for user in kernels.users[producer] for one in user.nodes)
+        return count > 1 or uses > 1
+    return count > _MAX_GENERATED
+
+
+def _generated(kernel: Kernel, kernels: Kernels) -> dict[int, int]:
+    """How often the code of each value that a kernel computes or reads is generated."""
+    shapes = kernels.graph.avals
+    # The nodes that compute an index for a value: those that read it and change its shape, or their readers.
+    indexed_by: dict[int, set[Node]] = {n: {kernel.root} for n in kernel.root.results}
+    count = {kernel.root: 1}
+    for node in reversed(topological_order(kernel.nodes)):
+        own = indexed_by[node.results[0]]
+        count[node] = sum(count[user] for user in own)
+        for n in node.operands:
+            is_same = node.primitive == "transpose" or shapes[n].shape == shapes[node.results[0]].shape
+            indexed_by.setdefault(n, set()).update(own if is_same else {node})
+    return {n: sum(count[user] for user in users) for n, users in indexed_by.items()}
 
 
 class _Stored:
@@ -128,8 +163,8 @@ class _Stored:
             return False
         rank = max(map(kernels.true_rank, node.results))
         large = [n for n in node.operands if kernels.true_rank(n) >= rank and not self._is_broadcast(n)]
-        read = sum(kernels.elements(n) for n in {*node.operands})
-        if len(large) <= 1 or read <= sum(map(kernels.elements, node.results)):
+        read = sum(kernels.graph.elements(n) for n in {*node.operands})
+        if len(large) <= 1 or read <= sum(map(kernels.graph.elements, node.results)):
             return False
         is_fused = has_loop(kernel, kernels) and kernel not in kernels.returned
         return not (is_fused and self._is_fused_on_all_paths(kernel))

@@ -35,7 +35,8 @@ def rewrite_as_xla(graph: Graph) -> None:
     for body in bodies(graph.body):
         _merge_all_reduces(body)
         _transpose_products(body)
-        _absorb_scatters(body)
+        _absorb_scatters(body, graph)
+        _separate_zeros(body, graph)
     simplify(graph)
 
 
@@ -238,18 +239,28 @@ def _transpose_products(body: Body) -> None:
             body.nodes.append(product)
 
 
-def _absorb_scatters(body: Body) -> None:
-    """Rewrite `x + scatter_add(zeros, …)` to `scatter_add(x, …)`, which needs no buffer for the zeros."""
+def _absorb_scatters(body: Body, graph: Graph) -> None:
+    """Rewrite `x + scatter_add(zeros, …)` to `scatter_add(x, …)`, which needs no buffer for the zeros.
+
+    XLA does not add one scatter to another, unless their updates are few.
+    """
     producer = {n: node for node in body.nodes for n in node.results}
     uses = Counter([n for node in body.nodes for n in node.operands])
     uses.update([*body.outputs, *(new for _, new in body.aliases)])
+
+    def scatter_of(n: int) -> Node | None:
+        node = producer.get(n)
+        return node if node is not None and node.primitive == "scatter-add" and uses[n] == 1 else None
+
     for node in [node for node in body.nodes if node.primitive in ("add", "add_any")]:
+        scatters = [scatter for scatter in map(scatter_of, node.operands) if scatter]
+        updates = sum(graph.elements(scatter.operands[2]) for scatter in scatters)
+        if len(scatters) > 1 and updates >= graph.elements(node.results[0]):
+            continue
         for scattered, other in (node.operands, node.operands[::-1]):
-            scatter = producer.get(scattered)
-            if scatter is None or scatter.primitive != "scatter-add" or uses[scattered] > 1:
-                continue
-            zeros = producer.get(scatter.operands[0])
-            if zeros is None or not _is_zeros(zeros):
+            scatter = scatter_of(scattered)
+            zeros = producer.get(scatter.operands[0]) if scatter else None
+            if scatter is None or zeros is None or not _is_zeros(zeros):
                 continue
             uses[scatter.operands[0]] -= 1
             if not uses[scatter.operands[0]]:
@@ -261,6 +272,23 @@ def _absorb_scatters(body: Body) -> None:
             break
 
 
+def _separate_zeros(body: Body, graph: Graph) -> None:
+    """Give each scatter zeros of its own, since it overwrites them; XLA copies them as soon as they exist."""
+    producer = {n: node for node in body.nodes for n in node.results}
+    shared = Counter(n for node in body.nodes for n in node.operands)
+    nodes = []
+    for node in body.nodes:
+        zeros = producer.get(node.operands[0]) if node.primitive == "scatter-add" else None
+        if zeros is not None and _is_zeros(zeros) and shared[node.operands[0]] > 1:
+            shared[node.operands[0]] -= 1
+            node.operands[0] = graph.copy_of(node.operands[0])
+            nodes.append(like(zeros, "zeros", [], node.operands[:1]))
+        nodes.append(node)
+    body.nodes = nodes
+
+
 def _is_zeros(node: Node) -> bool:
+    if node.primitive == "zeros":
+        return True
     operand = node.eqn.invars[0] if node.primitive == "broadcast_in_dim" else None
     return isinstance(operand, jax_core.Literal) and operand.val == 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator
 
-import numpy as np
 from jax.extend import core as jax_core
 
 from ..graph import Body, Graph, Node, bodies, like
@@ -38,11 +37,6 @@ def simplify(graph: Graph) -> None:
 _PURE = FUSIBLE | {Fusion.REDUCE}
 
 
-def elements(graph: Graph, n: int) -> int:
-    """The number of elements of a value."""
-    return int(np.prod(getattr(graph.avals[n], "shape", ()), initial=1))
-
-
 def _constants(graph: Graph) -> set[int]:
     """The values that no node computes and that are not inputs: literals."""
     computed = {n for node in graph.body.walk() for n in node.results}
@@ -59,7 +53,7 @@ def _drop_reshaping_broadcasts(body: Body, graph: Graph) -> Iterator[Node]:
         # The array of a literal must be filled, even if it has one element only.
         if is_broadcast and not is_literal:
             source, result = node.operands[0], node.results[0]
-            if elements(graph, source) == elements(graph, result):
+            if graph.elements(source) == graph.elements(result):
                 same[result] = same.get(source, source)
                 continue
         yield node
@@ -74,7 +68,7 @@ def _broadcast_explicitly(body: Body, graph: Graph) -> Iterator[Node]:
             result = node.results[0]
             for position, n in enumerate(node.operands):
                 is_literal = isinstance(node.eqn.invars[position], jax_core.Literal)
-                if is_literal or elements(graph, n) >= elements(graph, result):
+                if is_literal or graph.elements(n) >= graph.elements(result):
                     continue
                 key = n, getattr(node.eqn.invars[position].aval, "shape", ()), graph.avals[result].shape
                 if key not in made:
@@ -117,7 +111,7 @@ def _multiply_outer_products(body: Body, graph: Graph) -> Iterator[Node]:
             continue
         operands = []
         for n in node.operands:
-            if elements(graph, n) < elements(graph, node.results[0]):
+            if graph.elements(n) < graph.elements(node.results[0]):
                 wide = graph.copy_of(node.results[0])
                 yield like(node, "broadcast_in_dim", [n], [wide])
                 operands.append(wide)
