@@ -69,13 +69,14 @@ def _threefry(node: Node, graph: Graph) -> Iterator[Node]:
     mixed, old, new = ([graph.copy_of(n) for n in node.results] for _ in range(3))
     for key, count, value in zip(keys, counts, mixed, strict=True):
         yield like(node, "add", [key, count], [value])
+    # Many operations in fact: only which arrays each result depends on matters here.
     rounds = like(node, "threefry_rounds", mixed, node.results)
     mixes = [like(node, name, old, [n]) for name, n in zip(("add", "xor"), new, strict=True)]
     rounds.bodies = [Body(old, mixes, aliases=[*zip(old, new, strict=True)])]
     yield rounds
 
 
-_SCAN_BLOCK = 16
+_SCAN_BLOCK = 16  # the base length of XLA's ReduceWindowRewriter on CPUs
 
 
 def _cumulative(node: Node, graph: Graph) -> Iterator[Node]:
@@ -102,6 +103,7 @@ def _cumulative(node: Node, graph: Graph) -> Iterator[Node]:
         given, operand = operand, graph.new_value(padded)
         yield like(node, primitive, [given], [operand])
     yield like(node, "reduce_window", [operand], [scanned])
+    # Totals of many blocks are scanned in blocks again, but these are small.
     yield like(node, "reduce_window", [scanned], [totals])
     yield like(node, "broadcast_in_dim", [totals], [wide])
     # Only the last of these is read, so the others need not have their exact types.

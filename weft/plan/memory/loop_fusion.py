@@ -14,7 +14,8 @@ from .kernels import Kernel, Kernels, is_broadcast, topological_order
 # A node of these has a loop over the elements of its result, which can compute its operands.
 _LOOPS = ELEMENTWISE | {Fusion.BROADCAST, Fusion.INDEX, Fusion.PERMUTE, Fusion.SLICE, Fusion.REDUCE}
 _MAX_CONCATENATED = 8
-_MAX_GENERATED = 15
+_MAX_GENERATED = 15  # more would take LLVM too long
+# Their code has branches, so what one branch computes is not available in the next.
 _BRANCHES = frozenset(["concatenate", "stack", "pad", "dynamic_update_slice"])
 _TREE_REDUCTION = 32  # longer sums that no library computes are sums of sums of this length
 
@@ -112,6 +113,7 @@ def _duplicates_code(producer: Kernel, consumer: Kernel, kernels: Kernels) -> bo
     if they are read more than once: values cannot be reused across branches.
     """
     node, (value,) = producer.root, producer.root.results
+    # A broadcast is always fused: its result would need far more memory than its operand.
     if node.fusion is Fusion.BROADCAST:
         return False
     count = _generated(consumer, kernels)[value]
