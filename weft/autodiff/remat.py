@@ -44,8 +44,9 @@ def remat(f: Callable[..., PyTree], policy: str | Callable[..., bool] | None = N
         that no collective runs twice), "dots", "dots+sums", "everything", or a JAX policy.
 
     >>> import weft as wf
-    >>> f = lambda x: wf.sum(wf.sin(wf.exp(x)))
-    >>> plans = [wf.spmd(wf.grad(g)).plan(wf.spec("a=1024")) for g in (f, wf.remat(f))]
+    >>> f = lambda w, x: wf.sum(wf.tanh(wf.einsum(x, w, reduce="b")))
+    >>> args = wf.spec("b=32 c=32"), wf.spec("a=32 b=32")
+    >>> plans = [wf.spmd(wf.grad(g)).plan(*args) for g in (f, wf.remat(f))]
     >>> [plan.memory.activations for plan in plans]
     [4096, 0]
     """
