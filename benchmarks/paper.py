@@ -164,7 +164,7 @@ def _shown(one: Any) -> str:
 
 def _stored(one: Any) -> str:
     """The rules of `params=`; those of `optimizer=` by its name."""
-    rules = one.candidate.stored
+    rules = one.candidate.storage_rules
     shown = [f"`{text}`" if name == "params" else f"{name}=`{text}`" for name, text in rules.items()]
     return ", ".join(shown) or "none"
 
