@@ -140,8 +140,8 @@ def against_pytorch(rounds: int, count: int = 20) -> str:
         return "PyTorch is not there to compare with: `make test-peers` installs it."
     with tempfile.TemporaryDirectory() as folder:
         run = loop.prepare_run(config(Path(folder)))
+        batch, key = run.train.step(0).batch, run.key(0)  # read while its files are there
     model, state = run.trainer.init(nn.init(run.model, jax.random.key(0), run.mesh, run.layout))
-    batch, key = run.train.step(0).batch, run.key(0)
 
     def steps(count: int) -> float:
         nonlocal model, state
