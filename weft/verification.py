@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,11 +13,14 @@ from jax.typing import DTypeLike
 
 from .core.describe import describe, short_dtype
 from .core.errors import ProgramError, WeftError
+from .core.field_types import NonNegative
+from .core.fields import argument_types, check_values
 from .core.layout import Layout
 from .core.mesh import Mesh
 from .core.placement import place
 from .core.program import Program, spmd
 from .core.tensor import Tensor, is_tensor
+from .core.traced import Traced, unpack_traced
 from .core.types import PyTree, weak_type
 from .plan.inputs import check_args_is_tuple
 
@@ -57,18 +60,20 @@ class Comparison:
 
 
 def verify(
-    fn: Callable[..., PyTree],
+    fn: Callable[..., PyTree] | Traced,
     args: Sequence[PyTree],
     mesh: Mesh | str | Sequence[Mesh | str],
     layouts: Layout | str | Sequence[Layout | str],
     *,
-    tolerance: float | None = None,
+    tolerance: NonNegative | None = None,
 ) -> list[Comparison]:
     """Run the same call on one device and under each layout, and compare every output's type and values.
 
     Args:
-      fn: a function or a program; to compare gradients too, pass `wf.value_and_grad(fn)`.
-      args: its arguments: tensors with values, on any mesh.
+      fn: a function, a program, or a traced program; to compare gradients too, pass
+        `wf.value_and_grad(fn)`.
+      args: its arguments: tensors with values, on any mesh. For a traced program, `()` stands for those
+        that it was traced for.
       mesh: the mesh, or one mesh for each layout.
       layouts: the layouts to compare.
       tolerance: the largest difference allowed, relative to an output's largest value; by default the
@@ -89,26 +94,29 @@ def verify(
     layouts = [layouts] if isinstance(layouts, str | Layout) else layouts
     example = 'wf.verify(fn, (x,), "data=4", ["batch:data"])'
     check_args_is_tuple(args, "verify", example)
+    function, args = unpack_traced(fn, args, "verify")
     if not layouts:
         raise ProgramError(
             "there are no layouts to compare", rule="each layout is compared with one device", hint=example
         ).located("verify")
-    if tolerance is not None and not tolerance >= 0:
-        raise ProgramError(
-            f"a tolerance of {tolerance}",
-            rule="a tolerance is at least 0",
-            hint="leave it out to allow rounding, or pass 0 for exact equality",
-        ).located("verify")
-    fn = fn.fn if isinstance(fn, Program) else fn
+    hint = "leave it out to allow rounding, or pass 0 for exact equality"
+    check_values(argument_types(verify), {"tolerance": tolerance}, ProgramError, hint, "verify")
+    function = function.fn if isinstance(function, Program) else function
     args = jax.tree.map(lambda x: place(x, None, None) if is_tensor(x) else x, args, is_leaf=is_tensor)
     # A list can also be one mesh: `[("data", 4), ("model", 2)]`.
     meshes: Sequence[PyTree] = [mesh] * len(layouts)
     if isinstance(mesh, list | tuple) and len(mesh) == len(layouts) and not all(map(_is_axis, mesh)):
         meshes = mesh
-    programs = [spmd(fn, *pair) for pair in zip(meshes, layouts, strict=True)]
+    elif isinstance(mesh, list | tuple) and any(isinstance(one, Mesh | str | Mapping) for one in mesh):
+        raise ProgramError(
+            f"there are {len(mesh)} meshes for {len(layouts)} layouts",
+            rule="mesh is one mesh for all layouts, or a list with one mesh for each layout",
+            hint=example,
+        ).located("verify")
+    programs = [spmd(function, *pair) for pair in zip(meshes, layouts, strict=True)]
     for program in programs:  # raise errors of any layout before the first compilation
         program.jaxpr(*args)
-    expected = spmd(fn, Mesh(), Layout())(*args)
+    expected = spmd(function, Mesh(), Layout())(*args)
     comparisons = []
     for program in programs:
         where = f'{program.layout!r} on mesh "{program.mesh}"'

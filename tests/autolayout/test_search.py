@@ -194,10 +194,12 @@ def test_of_two_variants_the_better_one_is_found():
 
 MISTAKES = {
     "no_devices": lambda: search(*chain(), devices=0, hardware="h100"),  # wrong
+    "neither_devices_nor_mesh": lambda: search(*chain(), hardware="h100"),  # wrong
+    "wrong_types": lambda: search(*chain(), devices=2, hardware="h100", memory="8G", top=True, stored="yes"),  # wrong
     "no_such_objective": lambda: search(*chain(), devices=2, hardware="h100", objective="tme"),  # wrong
     "args_of_one_tensor": lambda: search(wf.exp, wf.spec("a=4"), devices=2, hardware="h100"),  # wrong
     "too_many_axes": lambda: search(*chain(), devices=2, hardware="h100", axes=7),  # wrong
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -99,3 +99,17 @@ def test_traced_programs_know_their_inputs_and_outputs():
     assert str(traced.jaxpr) == str(program.jaxpr({"w": wf.spec([io, hidden])}, wf.spec([batch, io])))
     assert [c.kind for c in traced.collectives()] == [c.kind for c in traced.plan().collectives]
     assert "module" in traced.lower().as_text()
+    assert repr(traced) == f"<traced step on {program.placement}>"
+    assert traced.program is program and not traced.kwargs
+
+
+def test_a_traced_program_replaces_the_function_and_its_arguments():
+    program = wf.spmd(lambda x, n: wf.sum(x * n, "io"), *PLACEMENT, static=("n",))
+    traced = program.trace(wf.spec([batch, io]), 2)
+    assert wf.search(traced, devices=2, hardware="h100").best.mesh.size == 2
+    x = wf.ones([batch, io])
+    summed = wf.spmd(lambda x: wf.sum(x, "io"), *PLACEMENT)
+    for args in ((), (x,)):
+        assert all(one.agrees for one in wf.verify(summed.trace(x), args, *PLACEMENT))
+    with pytest.raises(wf.WeftError, match="keyword arguments: x"):
+        wf.search(summed.trace(x=x), devices=2, hardware="h100")

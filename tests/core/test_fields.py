@@ -1,6 +1,7 @@
 """A field is declared once: its annotation and the string below it serve Python, flags, TOML, JSON and help."""
 
 import contextlib
+import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import tyro
 
 from weft.cli.flag_errors import naming_flags
 from weft.cli.targets import UsageError
-from weft.core.errors import DataError, ProgramError
+from weft.core.errors import DataError, HardwareError, ModelError, ProgramError
 from weft.core.field_text import read_flags, read_table
 from weft.core.field_types import (
     FieldType,
@@ -36,7 +37,10 @@ from weft.core.fields import (
     respelled,
     validate,
 )
-from weft.serve.schema import APIError, parse_body, schema_field
+from weft.hardware.profile import Hardware
+from weft.models import Config
+from weft.serve.schema import COMPLETION_FIELDS, APIError, parse_body, schema_field
+from weft.train.config import DataConfig
 
 pytestmark = pytest.mark.nodevice
 
@@ -228,3 +232,39 @@ def test_wrong_words_of_flags(annotation, words, rule):
     with pytest.raises(ValueError) as error:
         FieldType.of(annotation).parse(words)
     assert str(error.value) == rule
+
+
+@pytest.mark.parametrize("name", ["train", "train_targets", "valid", "valid_targets", "fields", "buckets"])
+@pytest.mark.parametrize("value", [3, None, {}, b"x", "", ("",), (None,)], ids=repr)
+def test_settings_that_are_lists_are_checked(name, value):
+    """One path was converted to a tuple before anything was checked."""
+    with pytest.raises(ProgramError, match=f"{name} is a list in which each item is"):
+        DataConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "peaks", [{}, b"x", 3, None, {"f32": -1}, {"f32": float("nan")}, {"f32": True}, {3: 1.0}, {"bf16": 1e12}]
+)
+def test_peaks_of_hardware_are_checked(peaks):
+    with pytest.raises(HardwareError, match="peak_flops is a mapping"):
+        dataclasses.replace(Hardware.of("a100"), peak_flops=peaks)
+
+
+def test_contradictions_are_found_at_construction():
+    with pytest.raises(ModelError, match="kv_heads is a divisor of heads, 4"):
+        Config(heads=4, kv_heads=3)
+    with pytest.raises(ProgramError, match="fields is one field"):
+        DataConfig(fields=("a", "b", "c"))
+    with pytest.raises(
+        ProgramError, match="buckets is a list in which each item is an integer of at least 1"
+    ):
+        DataConfig(buckets=(-1,))
+
+
+def test_a_request_reports_every_invalid_field():
+    body = b'{"prompt": "a", "temperature": 1e999, "top_p": 0, "n": -1, "seed": "x"}'
+    with pytest.raises(APIError) as found:
+        parse_body(body, COMPLETION_FIELDS)
+    lines = found.value.message.split("\n")
+    assert [line.split()[0] for line in lines] == ["temperature", "top_p", "seed", "n"]
+    assert "a finite number" in lines[0] and found.value.param == "temperature"

@@ -105,6 +105,69 @@ def test_events_and_buffers_carry_their_layers():
     assert {e["layer"] for e in plan.to_data()["events"]} >= layers
 
 
+def test_scanned_modules_and_gradients_carry_their_layers():
+    """Two stacks of one class, and the gradients of all parameters, have the names of the parameters."""
+    batch, d, layers = wf.dims("batch=8 d=4 layers=3")
+
+    class Stacks(nn.Module):
+        one: nn.Linear
+        first: nn.Linear
+        second: nn.Linear
+
+        def __init__(self):
+            self.one = nn.Linear([d], [d.rename("e")])
+            self.first, self.second = (
+                nn.stack(nn.Linear([d.rename("e")], [d.rename("f")]), layers) for _ in range(2)
+            )
+
+        def loss(self, x):
+            for stack in (self.first, self.second):
+                x, _ = wf.scan(lambda x, m: (m(x).rename(f="e"), None), x, stack, layers)
+            return wf.sum(wf.square(x))
+
+        def __call__(self, x):
+            return self.loss(self.one(x))
+
+    program = wf.spmd(wf.grad(lambda m, x: m(x)), "x=4", "batch:x")
+    plan = program.plan(nn.specs(Stacks()), wf.spec([batch, d]))
+    names = {"one", "first", "second"}
+    assert {w.layer for w in plan.work if w.kind == "matmul"} == names
+    assert {c.layer for c in plan.collectives if c.op.name == "gradient"} == names
+    replicated = wf.spmd(wf.grad(lambda m, x: m(x)), "x=4", "").plan(nn.specs(Stacks()), wf.spec([batch, d]))
+    assert all(f"gradient[{dims}] in" in plan.diff(replicated) for dims in ("d,e", "layers,e,f"))
+
+
+def test_equal_ops_of_two_layers_are_two_labels():
+    """Also inside a loop, where JAX stores only the innermost part of the name stack."""
+    batch, d = wf.dims("batch=8 d=4")
+
+    class Loop(nn.Module):
+        weight: wf.Tensor
+
+        def __init__(self):
+            self.weight = nn.declare([d], nn.ones)
+
+        def __call__(self, x):
+            def body(_, array):
+                with jax.named_scope("mine"):
+                    return array @ jnp.ones((4, 4))
+
+            loop = lambda array: jax.lax.fori_loop(0, 3, body, array)
+            return wf.local(loop, x * self.weight, out=x.dims, splittable=["batch"])
+
+    class Two(nn.Module):
+        one: Loop
+        two: Loop
+
+        def __call__(self, x):
+            return self.two(self.one(x))
+
+    program = wf.spmd(lambda m, x: m(x), "x=2", "batch:x")
+    plan = program.plan(nn.specs(Two(Loop(), Loop())), wf.spec([batch, d]))
+    assert [w.layer for w in plan.work if w.kind == "matmul"] == ["one", "two"]
+    assert parse_label("local[batch]@one") != parse_label("local[batch]@two")
+
+
 def test_a_backward_rule_belongs_to_the_layer_that_called_the_function():
     @wf.custom_vjp
     def double(x):

@@ -51,6 +51,12 @@ def compile_for_too_large_a_mesh():
 
 
 @MISTAKES.add
+def lower_for_too_large_a_mesh():
+    traced = wf.spmd(lambda x: x + 1, "data=512", "batch:data").trace(wf.spec("batch=1024"))
+    traced.lower()  # wrong
+
+
+@MISTAKES.add
 def export_for_too_large_a_mesh():
     wf.spmd(lambda x: x + 1, "data=512", "batch:data").export(wf.spec("batch=1024"))  # wrong
 

@@ -107,7 +107,7 @@ def test_a_tree_is_placed_and_taken_off():
     ):
         assert one.mesh is None
         np.testing.assert_array_equal(one.numpy(), other.numpy())
-    with pytest.raises(TensorTypeError, match="a float is not a tensor"):
+    with pytest.raises(TensorTypeError, match="a value of type float is not a tensor"):
         wf.place({"x": OPERANDS["x"], "rate": 0.1}, "x=2", "a:x")
 
 

@@ -116,6 +116,9 @@ MISTAKES = Mistakes(
     under_layout_outside_a_program=lambda: wf.under_layout("optimizer"),  # wrong
     store_with_a_misspelt_role=lambda: wf.store(STATE, "optimiser"),  # wrong
     under_a_misspelt_layout=lambda: wf.spmd(lambda x: wf.under_layout("values"))(STATE),  # wrong
+    under_a_layout_with_a_number_as_name=lambda: wf.under_layout("optimizer", 3),  # wrong
+    under_a_layout_with_a_bracket_in_the_name=lambda: wf.under_layout("optimizer", "a]b@c"),  # wrong
+    store_of_a_number=lambda: wf.store(3, "param"),  # wrong
     store_of_an_array=lambda: wf.spmd(lambda x: wf.store(jnp.ones(3), "param"))(STATE),  # wrong
 )
 

@@ -162,6 +162,21 @@ def verify_with_a_negative_tolerance():
 
 
 @MISTAKES.add
+def verify_with_a_tolerance_that_is_a_word():
+    wf.verify(wf.exp, (ones("batch=4"),), MESH, "batch:data", tolerance="x")  # wrong
+
+
+@MISTAKES.add
+def verify_with_more_meshes_than_layouts():
+    wf.verify(wf.exp, (ones("batch=4"),), ["data=2", "data=4", "data=8"], ["batch:data", ""])  # wrong
+
+
+@MISTAKES.add
+def explain_of_no_width():
+    wf.spmd(wf.exp, MESH).plan(ones("batch=4")).explain(width=-3)  # wrong
+
+
+@MISTAKES.add
 def cpu_devices_of_no_number():
     wf.cpu_devices(0)  # wrong
 

@@ -77,6 +77,22 @@ def test_a_slice_takes_less_than_the_full_tensor():
     assert one.peak / 4 < four.peak < one.peak
 
 
+SINGLE_OPS = {
+    "a cumulative sum": (lambda x: wf.cumsum(x, "b"), "a:x"),
+    "cumulative sums along both dims": (lambda x: wf.cumsum(wf.cumsum(x, "a"), "b"), "a:x b:y"),
+    "the largest elements of a split dim": (lambda x: wf.top_k(x, "a", wf.Dim("k", 16)), "a:x"),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE_OPS)
+def test_single_ops(name):
+    fn, layout = SINGLE_OPS[name]
+    program, x = wf.spmd(fn, "x=4 y=2", layout), wf.spec("a=1024 b=1024")
+    xla = program.compile(x).memory_analysis()
+    used = xla.argument_size_in_bytes + xla.output_size_in_bytes + xla.temp_size_in_bytes
+    assert program.plan(x).memory.peak == pytest.approx(used, rel=0.05)
+
+
 def test_branches_do_not_live_together():
     a, b = wf.dims("a=64 b=64")
 

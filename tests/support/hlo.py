@@ -17,9 +17,15 @@ KINDS = {
     "all-to-all": "all-to-all",
     "collective-permute": "permute",
 }
-SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "f64": 8}
-SIZES |= {"s64": 8, "u64": 8}
-SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+SIZES = {
+    **dict.fromkeys(["pred", "s8", "u8"], 1),
+    **dict.fromkeys(["bf16", "f16", "s16", "u16"], 2),
+    **dict.fromkeys(["f32", "s32", "u32"], 4),
+    **dict.fromkeys(["c64", "f64", "s64", "u64"], 8),
+    "c128": 16,
+    "token": 0,
+}
+SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 OPCODE = re.compile(r"= (\([^=]*?\)|\S+) ([a-z\-]+)\(")
 
 
@@ -75,6 +81,8 @@ def _flops(computations, name):
             total += _convolution(line, *(_sizes(one) for one in (*sides, shape)))
         trips = re.search(r"known_trip_count[^\d]*(\d+)", line)
         times = int(trips[1]) if opcode == "while" and trips else 1
+        if opcode == "conditional":
+            total += max(_flops(computations, branch) for branch in _branches(line))
         if opcode not in ("reduce", "all-reduce", "sort", "scatter", "reduce-scatter"):
             for called in re.findall(r"(?:body|to_apply|calls)=%?([\w.\-]+)", line):
                 total += times * _flops(computations, called)
@@ -137,17 +145,40 @@ def _count(computations, name, times, mesh, total):
         trips = re.search(r"known_trip_count[^\d]*(\d+)", line)
         inner = times * int(trips[1]) if opcode == "while" and trips else times
         assert opcode != "while" or trips, f"a loop without a trip count: {line}"
+        if opcode == "conditional":
+            total.update(_largest_branch(computations, line, times, mesh))
         for called in re.findall(r"(?:body|condition|to_apply|calls)=%?([\w.\-]+)", line):
             if opcode not in ("reduce", "all-reduce", "sort", "scatter"):
                 _count(computations, called, inner, mesh, total)
 
 
+def _largest_branch(computations, line, times, mesh):
+    """The bytes of the branch that sends most; a plan counts the most expensive branch."""
+    counts = []
+    for branch in _branches(line):
+        counts.append(Counter())
+        _count(computations, branch, times, mesh, counts[-1])
+    return max(counts, key=Counter.total)
+
+
+def _branches(line):
+    listed = re.search(r"branch_computations=\{(.*?)\}", line)
+    named = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", line)
+    found = [name.strip().lstrip("%") for name in listed[1].split(",")] if listed else named
+    assert found, f"a conditional without branches: {line}"
+    return found
+
+
 def _bytes(shapes):
     return sum(
-        SIZES[kind] * math.prod(int(n) for n in sizes.split(",") if n)
+        _item_bytes(kind) * math.prod(int(n) for n in sizes.split(",") if n)
         for kind, sizes in SHAPE.findall(shapes)
-        if kind in SIZES
     )
+
+
+def _item_bytes(kind):
+    assert kind in SIZES or kind.startswith("f8"), f"unknown type in HLO: {kind}"
+    return SIZES.get(kind, 1)
 
 
 def _groups(line):

@@ -131,7 +131,7 @@ def test_mistakes(run, capsys, arguments, message):
 
 def test_nothing_to_evaluate_on(run, capsys):
     assert main(["eval", str(run), "--data.valid", ""]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert "each item is a non-empty string" in capsys.readouterr().err
 
 
 def test_the_demo_trains_nothing_if_no_phrase_is_to_be_translated(tmp_path, capsys):

@@ -25,6 +25,7 @@ from ..core.context import Context, active
 from ..core.describe import describe, reports_call
 from ..core.errors import DimError, ProgramError, TensorTypeError
 from ..core.labels import GRADIENT, OpLabel
+from ..core.layers import path_name
 from ..core.layout import axes_of
 from ..core.operands import as_slice, slice_tensor
 from ..core.padding import fill_padding
@@ -105,6 +106,10 @@ def value_and_grad(
             value, grads, aux = _eager(call, leaves)
         else:
             value, grads, aux = _staged(ctx, call, leaves)
+            paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(chosen, is_leaf=is_tensor)]
+            for path, gradient in zip(paths, grads, strict=True):
+                # A path starts with the position of the argument and ends with the name of the parameter.
+                label_gradient(gradient, layer=path_name(path[1:-1]))
         chosen = jax.tree.unflatten(tree, grads)
         value = (value, aux) if has_aux else value
         return value, chosen[0] if isinstance(argnums, int) else tuple(chosen)
@@ -311,10 +316,10 @@ def _gradient(t: Leaf, parts: list[Variant], cotangents: list[jax.Array]) -> Lea
     return total
 
 
-def label_gradient(gradient: PyTree) -> PyTree:
-    """Label a gradient for plans: a pending sum is reported under the op that it comes from."""
+def label_gradient(gradient: PyTree, layer: str = "") -> PyTree:
+    """Label a gradient for plans: a pending sum is reported under the op and the layer that it comes from."""
     if isinstance(gradient, Tensor):
-        gradient.origin = OpLabel(GRADIENT, [tuple(d.name for d in gradient.dims)])
+        gradient.origin = OpLabel(GRADIENT, [tuple(d.name for d in gradient.dims)], layer=layer)
     return gradient
 
 

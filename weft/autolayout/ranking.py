@@ -15,10 +15,11 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from ..core.dims import Dim
-from ..core.errors import DimError, MeshError, nearest
+from ..core.errors import DimError, MeshError, ProgramError, nearest
 from ..core.field_types import OneOf, PositiveInt, Range
 from ..core.fields import argument_types, check_values
 from ..core.mesh import Mesh
+from ..core.traced import Traced, unpack_traced
 from ..core.types import PyTree
 from ..hardware.profile import Hardware
 from ..plan.inputs import check_args_is_tuple
@@ -30,7 +31,7 @@ OBJECTIVES = ("time", "memory")
 
 
 def search(
-    fn: Callable[..., PyTree],
+    fn: Callable[..., PyTree] | Traced,
     args: Sequence[PyTree] = (),
     *,
     devices: PositiveInt | None = None,
@@ -49,8 +50,8 @@ def search(
     """Find the mesh and the layout with the lowest predicted time, or memory.
 
     Args:
-      fn: a function of tensors, or a program; a program's mesh and layout are ignored.
-      args: its arguments: tensors or `wf.spec(dims)`.
+      fn: a function of tensors, a program, or a traced program; a program's mesh and layout are ignored.
+      args: its arguments: tensors or `wf.spec(dims)`; by default those that a traced program was traced for.
       devices: the number of devices; all meshes of this size are tried.
       hardware: a profile's name, the path of a TOML file, or `Hardware`.
       mesh: the only mesh to try, in place of `devices`.
@@ -79,8 +80,22 @@ def search(
     given_mesh = Mesh.of(mesh) if mesh is not None else None
     if given_mesh is not None and devices is None:
         devices = given_mesh.size
-    check_arguments(devices=devices, memory=memory, axes=axes, objective=objective, top=top)
-    assert devices is not None
+    if devices is None:
+        raise ProgramError(
+            "neither devices= nor mesh= is given",
+            rule="a search tries either one mesh, or all meshes of a number of devices",
+            hint='give devices= or mesh=: wf.search(fn, args, devices=8, hardware="h100")',
+        ).located("search")
+    check_arguments(
+        devices=devices,
+        memory=memory,
+        axes=axes,
+        stored=stored,
+        objective=objective,
+        top=top,
+        front=front,
+        progress=progress,
+    )
     if given_mesh is not None and devices != given_mesh.size:
         raise MeshError(
             f'mesh "{given_mesh}" has {given_mesh.size} devices, and devices={devices}',
@@ -89,7 +104,10 @@ def search(
         ).located("search")
     machine = Hardware.of(hardware)
     cap = machine.memory_bytes if memory is None else memory
-    programs: dict[str, tuple[PyTree, ...]] = {"": (fn, args), **(variants or {})}
+    programs: dict[str, tuple[PyTree, ...]] = {
+        name: (*unpack_traced(one, one_args, "search"), *required_dim)
+        for name, (one, one_args, *required_dim) in {"": (fn, args), **(variants or {})}.items()
+    }
     for _, variant_args, *_ in programs.values():
         check_args_is_tuple(variant_args, "search", 'wf.search(fn, (x,), devices=8, hardware="h100")')
     spaces = {
@@ -111,7 +129,7 @@ def check_arguments(**given: Any) -> None:
     """Raise an error that lists the arguments of a search that are invalid. One mesh gives `devices`, too."""
     known = argument_types(search)
     hint = 'for example wf.search(fn, args, devices=8, hardware="h100", axes=2)'
-    check_values({**known, "devices": known["devices"].required}, given, MeshError, hint, "search")
+    check_values({**known, "devices": known["devices"].required}, given, ProgramError, hint, "search")
 
 
 def _check_dims(dims: Sequence[str], spaces: Iterable[CandidateSpace]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..plan.diff import diff
+from ..plan.diff import compare_totals
 from ..plan.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ def explain_difference(best: RankedLayout, other: RankedLayout) -> str:
     labels = ("compute", "memory traffic", "network", "of it overlapped")
     for label, before, after in zip(labels, _time_parts(other), _time_parts(best), strict=True):
         lines.append(f"  {label}: {human_seconds(before)} → {human_seconds(after)}")
-    lines += [line for line in diff(other.plan, best.plan).splitlines() if line.startswith("  ")]
-    return "\n".join(lines)
+    return "\n".join([*lines, *compare_totals(other.plan, best.plan)])
 
 
 def _time_parts(layout: RankedLayout) -> list[float]:

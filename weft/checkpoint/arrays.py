@@ -15,12 +15,13 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from jax.typing import DTypeLike
 
 from weft.core.errors import ModelError, ProgramError
+from weft.core.layers import path_name
 from weft.core.layout import Placement
 from weft.core.placement import device_put, partition_spec
 from weft.core.tensor import Tensor, check_has_values
 from weft.core.types import PyTree
 from weft.distributed import processes
-from weft.nn.module import Declared, check_initialized, is_parameter, path_name
+from weft.nn.module import Declared, check_initialized, is_parameter
 
 from .orbax import make_reader
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from ..core.field_types import PositiveInt
+from .flag_errors import validate_flags
 from .output_files import check_output_path, terminal_width, write_output
 from .preset_targets import load_plan_target
 from .targets import CommandFailure, UsageError, user_code, virtual_devices
@@ -59,9 +61,9 @@ class PlanCommand:
     """Predict the time on this hardware: a name from `weft hardware list`, or a TOML file."""
     train: Annotated[str | None, arg(metavar="OPTIMIZER", help_behavior_hint="")] = None
     """Plan a preset's train step: adafactor, adamw, lion, momentum or sgd."""
-    batch: Annotated[int | None, arg(metavar="ROWS", help_behavior_hint="")] = None
+    batch: Annotated[PositiveInt | None, arg(metavar="ROWS", help_behavior_hint="")] = None
     """Rows in a preset's batch (default: the preset's training batch)."""
-    length: Annotated[int | None, arg(metavar="LENGTH", help_behavior_hint="")] = None
+    length: Annotated[PositiveInt | None, arg(metavar="LENGTH", help_behavior_hint="")] = None
     """Sequence length of a preset's batch."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of text."""
@@ -76,6 +78,7 @@ class PlanCommand:
 
     def run(self) -> None:
         """Plan, and print or write the plan."""
+        validate_flags(self)
         outputs = [self.json, self.diff is not None, self.check is not None, self.compile]
         if sum(outputs) > 1:
             raise UsageError(

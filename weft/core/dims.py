@@ -236,12 +236,14 @@ def union_dims(groups: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
         for dim in group:
             if seen.setdefault(dim.name, dim).size != dim.size:
                 clash = [f"[{format_dims(g)}]" for g in groups if any(d.name == dim.name for d in g)]
-                raise DimError(
+                error = DimError(
                     f"dim {dim.name} has two sizes: {seen[dim.name].size} and {dim.size}",
                     *clash,
                     rule="operands are matched by name, so a name has one size in one operation",
                     hint=f'if they are different dims, rename one: x.rename({dim.name}="other")',
                 )
+                error.two_sizes = dim.name
+                raise error
     return tuple(seen.values())
 
 

@@ -80,7 +80,13 @@ class WeftError(Exception):
 
 
 class DimError(WeftError, ValueError):
-    """A dim that is misspelt, missing, repeated or of the wrong size."""
+    """A dim that is misspelt, missing, repeated or of the wrong size.
+
+    Attributes:
+      two_sizes: the name of a dim that occurs with two sizes, if that caused the error.
+    """
+
+    two_sizes: str | None = None
 
 
 class MeshError(WeftError, ValueError):

@@ -15,7 +15,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -109,11 +109,12 @@ class FieldType:
     """A parsed annotation.
 
     Attributes:
-      kind: a key of `SCALARS`, `tuple`, or a class.
+      kind: a key of `SCALARS`, `tuple`, `Mapping`, or a class.
       range: the range of a number.
       not_empty: whether a string has at least one character.
       choices: the valid values, if they are listed.
       items: the types of a tuple's items; one for all of them if it is `variadic`.
+      values: the type of the values of a mapping, whose keys are strings.
       variadic: whether a tuple has any number of items.
       optional: whether None is valid.
       others: the further types of a union.
@@ -124,6 +125,7 @@ class FieldType:
     not_empty: bool = False
     choices: tuple[Any, ...] = ()
     items: tuple[FieldType, ...] = ()
+    values: FieldType | None = None
     variadic: bool = False
     optional: bool = False
     others: tuple[FieldType, ...] = ()
@@ -144,6 +146,8 @@ class FieldType:
             variadic = arguments[1:] == (...,)
             items = arguments[:1] if variadic else arguments
             return cls(tuple, items=tuple(map(cls.of, items)), variadic=variadic)
+        if origin is Mapping and arguments[0] is str:
+            return cls(Mapping, values=cls.of(arguments[1]))
         if annotation in SCALARS or origin in SCALARS:
             return cls(origin or annotation)
         is_class = isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False)
@@ -162,13 +166,16 @@ class FieldType:
 
     def _accepts(self, value: Any) -> bool:
         if self.choices:
-            return any(value == one and type(value) is type(one) for one in self.choices)
+            return any(type(value) is type(one) and value == one for one in self.choices)
         if self.items:
             counted = isinstance(value, tuple) and (self.variadic or len(value) == len(self.items))
             return counted and all(t.accepts(x) for t, x in zip(self._item_types(value), value, strict=True))
+        if self.values is not None:
+            is_mapping = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+            return is_mapping and all(map(self.values.accepts, value.values()))
         if self.kind not in SCALARS:
             return isinstance(value, self.kind)
-        if self.not_empty and value == "":
+        if self.not_empty and is_empty_text(value):
             return False
         return SCALARS[self.kind][1](value) and (self.range is None or value in self.range)
 
@@ -192,18 +199,22 @@ class FieldType:
             return (
                 f"a list in which each item is {items}" if self.variadic else f"a list of {len(self.items)}"
             )
+        if self.values is not None:
+            return f"a mapping from strings, in which each value is {self.values.describe()}"
         noun = SCALARS[self.kind][0] if self.kind in SCALARS else f"a {self.kind.__name__}"
         if self.kind is float and isinstance(value, Real) and not is_finite_number(value):
             noun = "a finite number"
-        if value == "" and (self.kind is Path or self.not_empty):
+        if self.kind is Path and is_empty_text(value):
             noun = f"{noun}: it is empty"
+        if self.not_empty:
+            noun = "a non-empty string"
         return noun if self.range is None else self.range.describe(noun)
 
     # Conversions. The text of a ValueError completes the sentence "VALUE is not ...".
 
     def convert(self, value: Any) -> Any:
         """A value of TOML or JSON as this type; "none" stands for None."""
-        if self.optional and value == "none":
+        if self.optional and isinstance(value, str) and value == "none":
             return None
         converted = value
         if self.items and isinstance(value, list):
@@ -239,6 +250,11 @@ class FieldType:
             return self.kind(word)
         except ValueError:
             return word
+
+
+def is_empty_text(value: object) -> bool:
+    """Whether a value is the empty string. A comparison would not be boolean if the value is a tensor."""
+    return isinstance(value, str) and not value
 
 
 def _constrain(field_type: FieldType, constraint: object) -> FieldType:

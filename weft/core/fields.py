@@ -88,8 +88,13 @@ def flag_name(path: Iterable[str]) -> str:
     return "--" + ".".join(path).replace("_", "-")
 
 
+def _words(value: object) -> str:
+    """A value on the command line; the items of a tuple are separate words."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 PYTHON = Spelling(".".join, lambda name, value: f"{name}={value!r}")
-FLAGS = Spelling(flag_name, lambda name, value: f"{name} {value}")
+FLAGS = Spelling(flag_name, lambda name, value: f"{name} {_words(value)}")
 TOML = Spelling(".".join, lambda name, value: f"{name} = {value!r}")
 
 

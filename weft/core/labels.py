@@ -26,6 +26,9 @@ GRADIENT, OPTIMIZER = "gradient", "optimizer"
 class OpLabel(str):
     """The label of an op. As a string it is the text that plans show.
 
+    Two labels are equal if the layer is the same, too: the two feed-forward layers of a model do not become
+    one row of a plan.
+
     Attributes:
       name: the name of the op, `GRADIENT`, or `OPTIMIZER`.
       operands: the names of the dims of each operand.
@@ -64,6 +67,14 @@ class OpLabel(str):
         label = str.__new__(cls, text)
         label.name, label.operands, label.out, label.layer, label.scope = "", (), None, "", text
         return label
+
+    def __eq__(self, other: object) -> bool:
+        return self.scope == other.scope if isinstance(other, OpLabel) else str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:  # `str` defines its own, which would ignore the layer
+        return not self == other
+
+    __hash__ = str.__hash__
 
     @property
     def dims(self) -> frozenset[str]:

@@ -9,7 +9,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from typing import Any, TypeVar
+
+import jax
+
+from .tensor import is_tensor
+from .types import PyTree
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -25,9 +33,15 @@ class Layer:
 
 
 class _Running(threading.local):
-    """Per thread, as JAX's own trace state is."""
+    """Per thread, as JAX's own trace state is.
+
+    Attributes:
+      layer: the layer whose code is running.
+      rebuilt: (new, original) modules: a scan rebuilds a module from one slice of each parameter.
+    """
 
     layer = Layer()
+    rebuilt: tuple[tuple[object, object], ...] = ()
 
 
 running = _Running()
@@ -41,3 +55,32 @@ def entered(layer: Layer) -> Iterator[None]:
         yield
     finally:
         running.layer = before
+
+
+@contextlib.contextmanager
+def rebuilt(new: PyTree, from_tree: PyTree) -> Iterator[None]:
+    """Give the modules of a tree the layers of those in the tree that it was rebuilt from."""
+    before = running.rebuilt
+    running.rebuilt = (*before, *zip(_modules(new), _modules(from_tree), strict=True))
+    try:
+        yield
+    finally:
+        running.rebuilt = before
+
+
+def original(module: T) -> T:
+    """The module that a module was rebuilt from, or the module itself."""
+    found: Any = next((old for new, old in running.rebuilt if new is module), module)
+    return found
+
+
+def _modules(tree: PyTree) -> list[object]:
+    """The outermost modules in a tree; Equinox's are dataclasses."""
+    # Tensors are leaves: flattening one would materialize it.
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: is_dataclass(x) or is_tensor(x))
+    return [leaf for leaf in leaves if is_dataclass(leaf)]
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A tree path as a dotted name: `decoder.attention.query`."""
+    return ".".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", k)))) for k in path)

@@ -35,7 +35,8 @@ def slice_tensor(
       array: this device's slice.
       dims: its dims.
       splits: the axes that split each dim; by default those of the layout.
-      pending: axes over which the slices still have to be summed.
+      pending: axes over which the slices still have to be summed. The sum of booleans is "any", as in
+        `jax.numpy`, and is computed at once: a sum of integers would change the type.
     """
     ctx = active.context
     dims = tuple(dims)
@@ -47,6 +48,8 @@ def slice_tensor(
     # Constants start unvarying. Restoring the invariant here (an array varies over the axes that split it
     # and its pending axes) lets loop carries type-check, whatever the op computed from.
     array = collectives.pvary(array, split_axes | pending)
+    if pending and array.dtype == jnp.bool_:
+        array, pending = collectives.all_reduce_max(array, tuple(sorted(pending))), frozenset()
     ctx.register(array)
     clash = ctx.vmap.axes & (split_axes | pending)
     if clash:
@@ -134,7 +137,7 @@ def _varying_as_branch(t: Tensor) -> Tensor:
 
 
 def _not_a_tensor(x: object) -> TensorTypeError:
-    kind = "an array" if hasattr(x, "dtype") else f"a {type(x).__name__}"
+    kind = "an array" if hasattr(x, "dtype") else f"a value of type {type(x).__name__}"
     shape = f" of shape {tuple(x.shape)}" if hasattr(x, "shape") else ""
     return TensorTypeError(
         f"{'None' if x is None else kind + shape} is not a tensor",

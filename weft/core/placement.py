@@ -291,7 +291,7 @@ def is_spec(t: Tensor) -> bool:
 def _check_tensor(t: object) -> None:
     if not isinstance(t, Tensor):
         raise TensorTypeError(
-            f"a {type(t).__name__} is not a tensor",
+            f"{'an array' if hasattr(t, 'dtype') else f'a value of type {type(t).__name__}'} is not a tensor",
             rule="a tensor is an array with named dims",
             hint='name its dimensions: wf.tensor(array, "batch=64 d_model=256")',
         )

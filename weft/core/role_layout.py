@@ -10,6 +10,7 @@ tensor to where the program stores a role: a pending sum is reduce-scattered the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -23,6 +24,9 @@ from .operands import as_slice
 from .placement import check_role, with_role
 from .reshard import materialize
 from .tensor import Tensor, with_static
+
+# A name becomes part of an op's label, in which brackets, @, / and the signs · and → have a meaning.
+_LABEL_NAME = re.compile(r"[\w ,.'-]*")
 
 
 class RoleLayout(Layout):
@@ -47,7 +51,8 @@ def under_layout(role: str, name: str | None = None) -> AbstractContextManager[N
 
     Args:
       role: "param" or "optimizer"; "value" is the default of a program.
-      name: if given, plans show the work as `optimizer[name]`, and count it in the update phase.
+      name: if given, plans show the work as `optimizer[name]`, and count it in the update phase. It has
+        letters, digits, blanks, and the characters `_ , . ' -`.
 
     >>> import weft as wf
     >>> def update(average, x):
@@ -63,6 +68,12 @@ def under_layout(role: str, name: str | None = None) -> AbstractContextManager[N
     ['reduce-scatter over data: 16 bytes (sum[batch,d])']
     """
     check_role(role)
+    if name is not None and not (isinstance(name, str) and _LABEL_NAME.fullmatch(name)):
+        raise ProgramError(
+            f"name={name!r} is not a name for the work",
+            rule="a name is a string of letters, digits, blanks, and the characters _ , . ' -",
+            hint='for example wf.under_layout("optimizer", "average")',
+        )
     if active.context is None:
         raise ProgramError(
             f'under_layout("{role}") outside a program',

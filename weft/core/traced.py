@@ -3,7 +3,8 @@
     traced = program.trace(*args)
     traced.jaxpr, traced.plan(), traced.collectives(), traced.lower().compile()
 
-Everything that needs a trace but does not run it takes a `Traced`: plans, the layout search, export.
+Everything that needs a trace but does not run it takes a `Traced`: plans, the layout search, export. A
+search traces the program again, on other meshes, so a `Traced` keeps the program and its arguments.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from jax import export as jax_export
 from .arguments import Args, Kwargs
 from .call_stack import call_with_room
 from .dims import Dim
+from .errors import ProgramError
 from .layout import Placement
 from .observations import Observations
 from .staging import Staged
@@ -28,6 +30,7 @@ from .types import PyTree
 if TYPE_CHECKING:
     from ..plan.facts import Collective
     from ..plan.plan import Plan
+    from .program import Program
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,14 @@ class OutputSpec:
     dtype: Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Traced:
     """A program traced for one signature; created by `program.trace(*args)`.
 
     Attributes:
       name: the name of the function.
+      program: the program.
+      args, kwargs: the arguments.
       placement: the mesh and the layout that it was traced for.
       jaxpr: the traced program.
       inputs: the tensors among the arguments, with their names; captured tensors come last.
@@ -65,6 +70,9 @@ class Traced:
     """
 
     name: str
+    program: Program
+    args: Args
+    kwargs: Kwargs
     placement: Placement
     jaxpr: Any
     inputs: tuple[tuple[str, Tensor], ...]
@@ -75,8 +83,13 @@ class Traced:
     _jitted: Any
     _arrays: tuple[Any, ...]
 
+    def __repr__(self) -> str:
+        return f"<traced {self.name} on {self.placement}>"
+
     def lower(self) -> Any:
         """JAX's lowered form (`.as_text()` is StableHLO)."""
+        # JAX lowers an abstract mesh for one device, and compiling the result fails inside XLA.
+        self.placement.mesh.require_devices()
         return call_with_room(self._stage.lower)
 
     def export(self) -> Any:
@@ -97,12 +110,35 @@ class Traced:
         return extract_collectives(self.jaxpr, self.placement.mesh)
 
 
-def trace_staged(staged: Staged, arrays: Sequence[Any], args: Args, kwargs: Kwargs) -> Traced:
+def unpack_traced(fn: Any, args: PyTree, call: str) -> tuple[Any, PyTree]:
+    """The program of a `Traced`, with the arguments it was traced for if `args` is empty.
+
+    Other functions and their arguments are returned as they are. `call` is the name of the public function.
+    """
+    if not isinstance(fn, Traced):
+        return fn, args
+    if not isinstance(args, tuple) or args:
+        return fn.program, args
+    if fn.kwargs:
+        raise ProgramError(
+            f"{fn!r} was traced with keyword arguments: {', '.join(fn.kwargs)}",
+            rule=f"{call} calls a program with positional arguments",
+            hint="pass them by position: program.trace(*args)",
+        ).located(call)
+    return fn.program, fn.args
+
+
+def trace_staged(
+    program: Program, staged: Staged, arrays: Sequence[Any], args: Args, kwargs: Kwargs
+) -> Traced:
     """Trace a staged function for the inputs `arrays`, which stand for the given arguments."""
     stage = staged.trace(arrays)
     named = _named_tensors(staged.fn, args, kwargs)
     return Traced(
         getattr(staged.fn, "__name__", "program"),
+        program,
+        args,
+        kwargs,
         staged.placement,
         stage.jaxpr,
         (*named, *((f"captured {n}", t) for n, t in enumerate(staged.captured))),

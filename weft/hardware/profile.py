@@ -38,14 +38,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from ..core.errors import HardwareError, nearest
 from ..core.field_types import FieldType, NonNegative, NonNegativeInt, Positive, PositiveInt, Range, Text
-from ..core.fields import documented, field_types, validate
+from ..core.fields import Offender, documented, field_types, validate
 from .toml import TomlTable
 
 PROFILES = Path(__file__).parent / "profiles"  # those that come with Weft
@@ -122,7 +122,12 @@ class Hardware:
     devices."""
 
     def __post_init__(self) -> None:
-        validate(self, HardwareError)
+        validate(self, HardwareError, more=self._missing())
+
+    def _missing(self) -> Iterator[Offender]:
+        if "f32" not in self.peak_flops:
+            rule = "a mapping that has f32, which is the peak of every dtype that it does not have"
+            yield Offender(("peak_flops",), self.peak_flops, rule)
 
     @classmethod
     def of(cls, given: HardwareLike) -> Hardware:

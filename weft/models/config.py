@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -116,6 +117,11 @@ class Config:
         if self.positions == "rotary" and self.d_kv % 2:
             rule = "even with rotary positions, which rotate pairs of features"
             yield Offender(("d_kv",), self.d_kv, rule, fix=self.d_kv + 1)
+        if self.heads % (self.kv_heads or self.heads):
+            rule = (
+                f"a divisor of heads, {self.heads}: each key head is shared by the same number of query heads"
+            )
+            yield Offender(("kv_heads",), self.kv_heads, rule, fix=math.gcd(self.heads, self.kv_heads or 1))
 
     def dims(self) -> ModelDims:
         """The dims of the parameters."""
@@ -133,11 +139,5 @@ class ModelDims:
         self.vocab, self.d_model = wf.Dim("vocab", c.vocab), wf.Dim("d_model", c.d_model)
         self.d_ff, self.d_kv = wf.Dim("d_ff", c.d_ff), wf.Dim("d_kv", c.d_kv)
         shared = c.kv_heads or c.heads
-        if c.heads % shared:
-            raise ModelError(
-                f"{c.heads} query heads can't share {shared} key heads",
-                rule="every key head is shared by the same number of query heads",
-                hint=f"choose kv_heads as a divisor of {c.heads}",
-            )
         self.heads = wf.Dim("heads", c.heads if shared == c.heads else c.heads // shared)
         self.kv_heads = wf.Dim("kv_heads", shared) if shared != c.heads else None

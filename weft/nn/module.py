@@ -43,7 +43,7 @@ from jax.typing import DTypeLike
 import weft as wf
 from weft.core.dims import as_dims, format_dims
 from weft.core.errors import ProgramError, WeftError
-from weft.core.layers import entered, running
+from weft.core.layers import entered, original, path_name, running
 from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
 from weft.random import keys
@@ -94,7 +94,8 @@ def _name_in(outer: object, module: Module) -> str:
             names |= {f"{name}.{key}": one for key, one in value.items()}
         else:
             names[name] = value
-    # A module that was cast, or that a scan took from a stack, is another object than the one that is held.
+    module = original(module)
+    # A module that was cast, or that a transformation rebuilt, is another object than the one that is held.
     same_class = [name for name, one in names.items() if type(one) is type(module)]
     class_name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(module).__name__).lower()
     unknown = same_class[0] if len(same_class) == 1 else class_name
@@ -201,11 +202,6 @@ def parameters(module: PyTree) -> dict[str, Tensor]:
     """The parameters by name: `decoder.attention.query`."""
     leaves = jax.tree_util.tree_leaves_with_path(module, is_leaf=is_parameter)
     return {path_name(path): leaf for path, leaf in leaves if is_parameter(leaf)}
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-    """A tree path as a dotted name."""
-    return ".".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", k)))) for k in path)
 
 
 def count(module: PyTree) -> int:

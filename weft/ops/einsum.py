@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.lax import PrecisionLike
 
-from ..core import collectives
 from ..core.context import active
 from ..core.dims import Dim, DimsLike, select_dims, union_dims
 from ..core.errors import DimError, TensorTypeError
@@ -94,8 +93,6 @@ def contract(slices: list[Tensor], out_dims: tuple[Dim, ...], precision: Precisi
     if ctx.placement.has_padding(out_dims, out_splits) and jnp.issubdtype(result.dtype, jnp.inexact):
         result = fill_padding(result, out_dims, out_splits)
     pending = {axis for d in summed for axis in splits[d]}
-    if pending and result.dtype == jnp.bool_:  # the sum of booleans is "any", as in jax.numpy
-        return slice_tensor(collectives.all_reduce_max(result, tuple(sorted(pending))), out_dims)
     return slice_tensor(result, out_dims, pending=pending)
 
 

@@ -33,6 +33,7 @@ from ..core.boundary import (
 from ..core.context import Frame, active
 from ..core.dims import Dim, DimLike, check_distinct
 from ..core.errors import ProgramError
+from ..core.layers import rebuilt
 from ..core.op import op
 from ..core.operands import check_along, slice_tensor
 from ..core.reshard import materialize, reshard
@@ -83,7 +84,7 @@ def scan(
     check_along([dim])
     carries = [materialize(c) if isinstance(c, Tensor) else numbers_as_tensors(c) for c in carries]
     carries = [strip_weak_type(c) for c in carries]
-    attempt = _Scan(f, dim, carries, carry_tree, items, items_tree, reverse, unroll)
+    attempt = _Scan(f, dim, carries, carry_tree, xs, items, items_tree, reverse, unroll)
 
     def revise(guess: _Guess, found: Retrace) -> _Guess | None:
         # The body needs an array that does not vary over the carry's axes.
@@ -116,6 +117,7 @@ class _Scan:
     dim: Dim
     carries: list[Any]
     carry_tree: jax.tree_util.PyTreeDef
+    xs: PyTree
     items: list[Leaf]
     items_tree: jax.tree_util.PyTreeDef
     reverse: bool
@@ -147,10 +149,9 @@ class _Scan:
                         frame.carries[id(t._data)] = n
                         t._watch = frame.consumed, n
                 xs = [rebuild_leaf(s, a) for s, a in zip(item_specs, item, strict=True)]
-                out = self.f(
-                    jax.tree.unflatten(self.carry_tree, inner),
-                    jax.tree.unflatten(self.items_tree, xs),
-                )
+                item_tree = jax.tree.unflatten(self.items_tree, xs)
+                with rebuilt(item_tree, self.xs):
+                    out = self.f(jax.tree.unflatten(self.carry_tree, inner), item_tree)
                 if frame.pending_carries:
                     raise Retrace("carries", frame.pending_carries, frame)
                 return self._results(out, carry_specs, carry, traced)

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import weft as wf
 from weft.core.describe import describe
 from weft.core.errors import DimError, ProgramError, TensorTypeError, WeftError, nearest
+from weft.core.layers import path_name
 from weft.core.placement import is_spec
 from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
-from weft.nn.module import check_initialized, path_name
+from weft.nn.module import check_initialized
 
 
 @contextmanager

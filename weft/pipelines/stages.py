@@ -248,7 +248,7 @@ class StageRunner:
             try:
                 new, tree = flatten(spec.f(jax.tree.unflatten(self.x_tree, h), params, *shared))
             except DimError as error:
-                if error.fact.startswith(f"dim {spec.part.name} has two sizes"):
+                if error.two_sizes == spec.part.name:
                     error.hint = (
                         f"a layer gets a micro-batch of x, {spec.part} of {spec.rows.size} rows; "
                         f"pass other tensors with the dim {spec.rows.name} as shared=(…,)"

@@ -108,7 +108,8 @@ def duplicated_work(plan: Plan) -> Iterator[Advice]:
     by_op: dict[tuple[str, str], list[Work]] = defaultdict(list)
     for w in plan.work:
         if w.flops:
-            by_op[w.op, w.source].append(w)
+            # By line, not by layer: one rule changes all layers that run this line.
+            by_op[str(w.op), w.source].append(w)
     rows = []
     for (op, source), work in by_op.items():
         done = sum(w.flops * w.count for w in work) * plan.mesh.size
@@ -184,7 +185,7 @@ def dominant_collective(plan: Plan) -> Iterator[Advice]:
     total = sum(c.wire_bytes * c.count for c in plan.collectives)
     by_op: dict[tuple[str, str, str, str], list[Collective]] = defaultdict(list)
     for c in plan.collectives:
-        by_op[c.op, c.source, c.kind, c.over].append(c)
+        by_op[str(c.op), c.source, c.kind, c.over].append(c)
     for (op, source, kind, over), group in by_op.items():
         share = sum(c.wire_bytes * c.count for c in group) / total if total else 0
         # The only collective of a program is always all of its traffic.

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 def diff(one: Plan, other: Plan) -> str:
     """The totals side by side, then the collectives that only one of the two has."""
     lines = [f'- mesh "{one.mesh}", {one.layout}', f'+ mesh "{other.mesh}", {other.layout}', ""]
+    lines += compare_totals(one, other)
+    mine, theirs = _count_collectives(one), _count_collectives(other)
+    for sign, only in (("-", mine - theirs), ("+", theirs - mine)):
+        for (phase, kind, axes, size, op), count in sorted(only.items()):
+            suffix = f" × {count}" if count > 1 else ""
+            lines.append(f"{sign} {phase}: {kind} over {axes}, {human_bytes(size)}{suffix}, {op}")
+    return "\n".join(lines) + "\n"
+
+
+def compare_totals(one: Plan, other: Plan) -> list[str]:
+    """The totals of two plans, a line for each."""
     rows = [
         ("FLOP on each device", one.flops, other.flops, human_count),
         ("duplication", one.duplication, other.duplication, lambda x: f"{x:.3g}"),
@@ -23,21 +34,17 @@ def diff(one: Plan, other: Plan) -> str:
     for axes in sorted({*one.comm_bytes, *other.comm_bytes}):
         sent = one.comm_bytes.get(axes, 0), other.comm_bytes.get(axes, 0)
         rows.append((f"bytes over {axes}", *sent, human_bytes))
+    lines = []
     for label, before, after, format_value in rows:
         change = f"  ({after / before:.3g}×)" if before and before != after else ""
         lines.append(f"  {label}: {format_value(before)} → {format_value(after)}{change}")
-    mine, theirs = _count_collectives(one), _count_collectives(other)
-    for sign, only in (("-", mine - theirs), ("+", theirs - mine)):
-        for (phase, kind, axes, size, op), count in sorted(only.items()):
-            suffix = f" × {count}" if count > 1 else ""
-            lines.append(f"{sign} {phase}: {kind} over {axes}, {human_bytes(size)}{suffix}, {op}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _count_collectives(plan: Plan) -> Counter[tuple[str, str, str, int, str]]:
     counts: Counter[tuple[str, str, str, int, str]] = Counter()
     for c in plan.collectives:
-        counts[c.phase, c.kind, c.over, c.bytes, c.op] += c.count
+        counts[c.phase, c.kind, c.over, c.bytes, c.op_in_layer] += c.count
     return counts
 
 

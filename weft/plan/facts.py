@@ -21,6 +21,11 @@ class OfOp:
         """The path of the layer that calls the op, `decoder.block.attention`, or ""."""
         return self.op.layer
 
+    @property
+    def op_in_layer(self) -> str:
+        """The op and its layer as text, `relu[batch,d_ff] in decoder.block`."""
+        return f"{self.op} in {self.layer}" if self.layer else str(self.op)
+
 
 @dataclass(frozen=True)
 class Work(OfOp):
@@ -82,7 +87,7 @@ class Collective(OfOp):
 
     def __str__(self) -> str:
         suffix = f" × {self.count}" if self.count != 1 else ""
-        return f"{self.kind} over {self.over}: {self.bytes} bytes{suffix} ({self.op})"
+        return f"{self.kind} over {self.over}: {self.bytes} bytes{suffix} ({self.op_in_layer})"
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
     graph = read_jaxpr(closed.jaxpr, mesh)
 
-This is the only code that reads jaxprs. It also merges equal equations, folds sums of constants and moves
-work out of loops, as every XLA backend does before it looks at anything else: their collectives are never
-sent, or once.
+This is the only code that reads jaxprs. It also merges equal equations, folds collectives of constants and
+moves work out of loops, as every XLA backend does before it looks at anything else: their collectives are
+never sent, or once.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ Env = dict[Var, int]
 # XLA compiles the program as one computation: buffers live across the borders of remat and shard_map. But it
 # does not fuse across them.
 _BORDERS = frozenset(["checkpoint", "remat2", "shard_map"])
+# Of an array of equal elements, these return one.
+_SLICES = frozenset(["slice", "dynamic_slice", "rev"])
+_FOLDED = frozenset(["all-reduce", "all-gather", "reduce-scatter"])
 
 
 def read_jaxpr(jaxpr: Jaxpr, mesh: Mesh) -> Graph:
@@ -101,7 +104,9 @@ class _Reader:
             return known
         node.results = [self.graph.new_value(primitives.aval_of(v)) for v in eqn.outvars]
         self._scale_results(eqn, node.operands, node.results)
-        if node.operands and self._constants.issuperset(node.operands):
+        # Where a slice starts does not matter if all elements are equal.
+        numbers = node.operands[:1] if node.primitive in _SLICES else node.operands
+        if numbers and self._constants.issuperset(numbers):
             self._fold(node)
         if key is not None:
             self._shared[key] = node.results
@@ -124,18 +129,21 @@ class _Reader:
             inside.replace(same)
 
     def _fold(self, node: Node) -> None:
-        """Note that a node of constants is constant; the sum of a constant over devices is a product."""
-        if node.row.collective == "all-reduce" and len(node.operands) == 1:
-            node.primitive = "mul"
-        if node.fusion in (*primitives.CHAIN, Fusion.REDUCE):
+        """Note that a node of constants is constant; collectives of constants are not sent.
+
+        XLA replaces a collective of a broadcast number by another broadcast. For XLA an array of one element
+        is not a broadcast, so its collectives are sent.
+        """
+        is_broadcast = self.graph.elements(node.operands[0]) > 1
+        if node.row.collective in _FOLDED and len(node.operands) == 1 and is_broadcast:
+            node.primitive = "broadcast_in_dim"
+        if node.fusion in (*primitives.CHAIN, Fusion.REDUCE) or node.primitive in _SLICES:
             self._constants.update(node.results)
 
     def _read_call(self, body: Body, node: Node, env: Env) -> None:
         """Inline a call."""
-        eqn, operands = node.eqn, node.operands
-        jaxpr: Jaxpr = next(getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(eqn.params))
-        # A call can have more operands than its jaxpr has inputs, so they are matched from the end.
-        operands = operands[len(operands) - len(jaxpr.invars) :]
+        eqn = node.eqn
+        jaxpr, operands = _called(node)
         # JAX keeps XLA from merging recomputed values with the saved ones by a barrier.
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
             results = [self.graph.new_value(self.graph.avals[n]) for n in operands]
@@ -206,6 +214,19 @@ CONTROL_FLOW = {
     "while": _Reader._read_while,
     "cond": _Reader._read_cond,
 }
+
+
+def _called(node: Node) -> tuple[Jaxpr, list[int]]:
+    """The jaxpr that a call runs, and the operands that it reads."""
+    params, operands = node.eqn.params, node.operands
+    if node.primitive == "custom_linear_solve":
+        # Of its four functions only the solution is computed; the others are for derivatives.
+        lengths, solve = params["const_lengths"], params["jaxprs"].solve.jaxpr
+        first = lengths.matvec + lengths.vecmat
+        return solve, operands[first : first + lengths.solve] + operands[sum(lengths) :]
+    jaxpr: Jaxpr = next(getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(params))
+    # A call can have more operands than its jaxpr has inputs, so they are matched from the end.
+    return jaxpr, operands[len(operands) - len(jaxpr.invars) :]
 
 
 def _cse_key(node: Node, body: int) -> Hashable:

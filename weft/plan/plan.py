@@ -19,7 +19,9 @@ from jax.typing import DTypeLike
 
 from ..core.describe import short_dtype
 from ..core.dims import Dim
-from ..core.errors import TensorTypeError
+from ..core.errors import ProgramError, TensorTypeError
+from ..core.field_types import PositiveInt
+from ..core.fields import argument_types, check_values
 from ..core.layout import Placement, axes_of
 from ..core.mesh import Mesh
 from ..core.traced import Traced
@@ -150,7 +152,7 @@ class Plan:
 
         return estimate_time(self, hardware)
 
-    def explain(self, hardware: HardwareLike | None = None, width: int | None = None) -> str:
+    def explain(self, hardware: HardwareLike | None = None, width: PositiveInt | None = None) -> str:
         """The plan as text.
 
         Args:
@@ -160,6 +162,8 @@ class Plan:
         # Imported here because rich is slow to import, and programs mostly plan without printing.
         from .text import explain
 
+        hint = "leave it out for lines of 118 characters"
+        check_values(argument_types(Plan.explain), {"width": width}, ProgramError, hint, "explain")
         return explain(self, hardware, width)
 
     def diff(self, other: Plan) -> str:

@@ -77,6 +77,12 @@ def matmul_flops(eqn: JaxprEqn) -> int:
     return 2 * math.prod(out.shape) * math.prod(left.shape[n] for n in contracted)
 
 
+def symmetric_product_flops(eqn: JaxprEqn) -> int:
+    """FLOPs of a · aᵀ, as of any other matmul: XLA does not make use of the symmetry."""
+    left, out = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
+    return 2 * math.prod(out.shape) * left.shape[-1]
+
+
 def conv_flops(eqn: JaxprEqn) -> int:
     """FLOPs of a convolution: along each dim every output position meets every tap of the kernel once.
 
@@ -106,6 +112,7 @@ SCATTERS = "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub 
 
 PRIMITIVES: dict[str, Primitive] = {
     "dot_general": Primitive(Fusion.LOOP, matmul_flops, "matmul"),
+    "symmetric_product": Primitive(Fusion.LOOP, symmetric_product_flops, "matmul"),
     "conv_general_dilated": Primitive(Fusion.LOOP, conv_flops, "conv"),
     # The `_invariant` primitives differ only in the type of their result, which no longer varies over the
     # axes.
@@ -154,19 +161,19 @@ PRIMITIVES: dict[str, Primitive] = {
     **_rows(
         Fusion.LOOP,
         """
-        approx_top_k cholesky cumlogsumexp cummax cummin cumprod cumsum eig eigh fft householder_product lu
-        lu_pivots_to_permutation pure_callback io_callback debug_callback debug_print ordered_effect qr
-        random_bits random_fold_in random_gamma random_seed random_split reduce reduce_window
-        reduce_window_max reduce_window_min reduce_window_sum rng_bit_generator rng_uniform
-        select_and_gather_add select_and_scatter select_and_scatter_add sort svd threefry2x32 top_k
-        triangular_solve tridiagonal_solve
+        approx_top_k cholesky cholesky_update cumlogsumexp cummax cummin cumprod cumsum eig eigh fft geqp3
+        geqrf hessenberg householder_product lu lu_pivots_to_permutation ormqr pure_callback io_callback
+        debug_callback debug_print ordered_effect qr random_bits random_fold_in random_gamma random_seed
+        random_split reduce reduce_window reduce_window_max reduce_window_min reduce_window_sum
+        rng_bit_generator rng_uniform schur select_and_gather_add select_and_scatter select_and_scatter_add
+        sort svd threefry2x32 top_k triangular_solve tridiagonal tridiagonal_solve
         """,
     ),
     **_rows(
         Fusion.CALL,
         """
-        call checkpoint closed_call composite core_call custom_jvp_call custom_lin custom_vjp_call
-        custom_vjp_call_jaxpr jit linear_call pjit remat2 shard_map
+        call checkpoint closed_call composite core_call custom_jvp_call custom_lin custom_linear_solve
+        custom_vjp_call custom_vjp_call_jaxpr jit linear_call pjit remat2 shard_map
         """,
     ),
     **_rows(Fusion.CONTROL, "cond scan while"),

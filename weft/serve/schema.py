@@ -66,6 +66,7 @@ class SchemaField:
       default: the value if the field is omitted or null.
       required: True if there is no default.
       code: OpenAI's `code` of the error for an invalid value.
+      kind: the type, if the field has one; it describes why a value is invalid.
     """
 
     description: str
@@ -73,11 +74,16 @@ class SchemaField:
     default: Any = None
     required: bool = False
     code: str = "invalid_value"
+    kind: FieldType | None = None
+
+    def describe(self, value: object) -> str:
+        """The valid values, for a message about this invalid one."""
+        return self.description if self.kind is None else self.kind.describe(value)
 
 
 def schema_field(kind: FieldType, default: Any = None) -> SchemaField:
     """A field of this type; null, as in every field, stands for the default."""
-    return SchemaField(kind.describe(), kind.required.accepts, default)
+    return SchemaField(kind.describe(), kind.required.accepts, default, kind=kind)
 
 
 def of_type(annotation: Any, default: Any = None) -> SchemaField:
@@ -186,17 +192,21 @@ def parse_body(body: bytes, fields: Mapping[str, SchemaField]) -> dict[str, Any]
             message = f"there is no field {_quoted(name)}{known}"
             raise APIError(400, message, param=param, code="unknown_parameter")
     values = {}
+    errors: list[tuple[str, str, str]] = []  # message, field and code; all are reported at once
     for name, field in fields.items():
         value = given.get(name)
         if value is None:
             if field.required:
                 message = f"{name} is missing; it must be {field.description}"
-                raise APIError(400, message, param=name, code="missing_required_parameter")
+                errors.append((message, name, "missing_required_parameter"))
             value = field.default
         elif not field.is_valid(value):
-            message = f"{name} is {_quoted(value)}; it must be {field.description}"
-            raise APIError(400, message, param=name, code=field.code)
+            message = f"{name} is {_quoted(value)}; it must be {field.describe(value)}"
+            errors.append((message, name, field.code))
         values[name] = value
+    if errors:
+        _, param, code = errors[0]  # OpenAI's format has room for one field
+        raise APIError(400, "\n".join(message for message, *_ in errors), param=param, code=code)
     return values
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from weft.core.errors import ProgramError, nearest
-from weft.core.field_types import Fraction, NonNegative, NonNegativeInt, PositiveInt, Range, Share
+from weft.core.field_types import Fraction, NonNegative, NonNegativeInt, PositiveInt, Range, Share, Text
 from weft.core.fields import PYTHON, Offender, documented, field_error, validate
 from weft.models import Config, preset
 
@@ -38,16 +38,16 @@ class DataConfig(_Section):
     kind: Literal["python-docs", "text", "lines", "phrases", "parallel", "tsv", "jsonl"] = "python-docs"
     """Python's own documentation; files with one text each; files with one text per line; generated
     English-French phrases; two parallel files; files with two columns; JSON lines."""
-    train: tuple[str, ...] = ()
+    train: tuple[Text, ...] = ()
     """Files to train on; patterns with * are allowed, and .gz, .bz2, .xz and .zst are unpacked. For parallel
     text, the source side."""
-    train_targets: tuple[str, ...] = ()
+    train_targets: tuple[Text, ...] = ()
     """For parallel text, the target side."""
-    valid: tuple[str, ...] = ()
+    valid: tuple[Text, ...] = ()
     """Files to evaluate on; without any, there is no evaluation (python-docs and phrases have their own)."""
-    valid_targets: tuple[str, ...] = ()
+    valid_targets: tuple[Text, ...] = ()
     """For parallel text, the target side."""
-    fields: tuple[str, ...] = ("text",)
+    fields: tuple[Text, ...] = ("text",)
     """The field of a JSON line with the text, or the two fields with source and target."""
     malformed: Fraction = 0.01
     """The maximum fraction of malformed lines; they are skipped and reported."""
@@ -65,15 +65,21 @@ class DataConfig(_Section):
     """The sequence length of the encoder; None: the same."""
     packed: bool = True
     """For pairs, whether several share a row. (Texts are cut into windows of `length`.)"""
-    buckets: tuple[int, ...] = ()
+    buckets: tuple[PositiveInt, ...] = ()
     """Unpacked, the lengths below `length` that rows may have."""
 
     def __post_init__(self) -> None:
         for name in ("train", "train_targets", "valid", "valid_targets", "fields", "buckets"):
             value = getattr(self, name)  # Python callers may pass one path or a list
             values = (value,) if isinstance(value, str | Path) else value
-            object.__setattr__(self, name, tuple(str(x) if isinstance(x, Path) else x for x in values))
-        validate(self)
+            if isinstance(values, tuple | list):  # anything else is an error of `validate`
+                object.__setattr__(self, name, tuple(str(x) if isinstance(x, Path) else x for x in values))
+        validate(self, more=self._contradictions())
+
+    def _contradictions(self) -> Iterator[Offender]:
+        if len(self.fields) not in (1, 2):
+            rule = "one field, the text of a language model, or two, source and target"
+            yield Offender(("fields",), self.fields, rule, fix=("text",))
 
 
 @documented

@@ -63,13 +63,8 @@ def load_examples(d: DataConfig, held_out: bool) -> Sequence[Any] | None:
 def _jsonl(d: DataConfig, files: tuple[str, ...], _: tuple[str, ...]) -> data.Jsonl:
     if len(d.fields) == 1:
         return data.Jsonl(files, text=d.fields[0], malformed=d.malformed)
-    if len(d.fields) == 2:
-        return data.Jsonl(files, source=d.fields[0], target=d.fields[1], malformed=d.malformed)
-    raise DataError(
-        f"--data.fields has {len(d.fields)} fields",
-        rule="one field is the text of a language model; two are source and target",
-        hint="--data.fields text; --data.fields en fr",
-    )
+    source, target = d.fields
+    return data.Jsonl(files, source=source, target=target, malformed=d.malformed)
 
 
 SOURCES: dict[str, Any] = {

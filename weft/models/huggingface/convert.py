@@ -22,9 +22,10 @@ import numpy as np
 import weft as wf
 from weft import nn
 from weft.core.errors import ModelError, WeftError, nearest
+from weft.core.layers import path_name
 from weft.core.tensor import Tensor, check_has_values
 from weft.core.types import PyTree
-from weft.nn.module import check_initialized, is_parameter, path_name
+from weft.nn.module import check_initialized, is_parameter
 
 from ..config import Config
 from ..transformer import Transformer

@@ -96,7 +96,9 @@ def _cumulative(node: Node, graph: Graph) -> Iterator[Node]:
     scanned, wide = graph.new_value(padded), graph.new_value(padded)
     is_padded = length % _SCAN_BLOCK > 0
     before = ["transpose"] * (not is_last) + ["pad"] * is_padded
-    after = ["slice"] * is_padded + ["transpose"] * (not is_last)
+    # The blocks are merged into one dim before the padding is removed. So even without padding the sum is not
+    # elementwise for XLA, and does not overwrite the scanned blocks.
+    after = ["slice"] * (is_padded or is_last) + ["transpose"] * (not is_last)
 
     operand = node.operands[0]
     for primitive in before:
@@ -111,6 +113,20 @@ def _cumulative(node: Node, graph: Graph) -> Iterator[Node]:
     yield like(node, "add", [scanned, wide], results[:1])
     for primitive, given, result in zip(after, results[:-1], results[1:], strict=True):
         yield like(node, primitive, [given], [result])
+
+
+def _top_k(node: Node, graph: Graph) -> Iterator[Node]:
+    """XLA selects along the last dim only: another one is moved there and back."""
+    axis, aval = node.eqn.params["axis"], graph.avals[node.operands[0]]
+    if axis == aval.ndim - 1:
+        yield node
+        return
+    moved, results = graph.copy_of(node.operands[0]), node.results
+    selected = [graph.copy_of(n) for n in results]
+    yield like(node, "transpose", node.operands, [moved])
+    yield like(node, "top_k", [moved], selected)
+    for n, result in zip(selected, results, strict=True):
+        yield like(node, "transpose", [n], [result])
 
 
 def _indices(node: Node, graph: Graph) -> Iterator[Node]:
@@ -145,6 +161,7 @@ EXPANSIONS: dict[str, Callable[[Node, Graph], Iterator[Node]]] = {
     "erf_inv": _inverse_error_function,
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin"], _cumulative),
     "threefry2x32": _threefry,
+    "top_k": _top_k,
     "gather": _gather,
     **dict.fromkeys(SCATTERS, _scatter),
     "select_and_scatter_add": _select_and_scatter,
