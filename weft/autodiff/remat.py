@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
 
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
 from ..core.context import active
 from ..core.describe import reports_call
 from ..core.errors import ProgramError, nearest
+from ..core.jax_compat import Primitive
 from ..core.operands import as_slice
 from ..core.registry import register
 from ..core.tensor import Tensor, is_tensor

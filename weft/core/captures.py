@@ -31,6 +31,7 @@ import numpy as np
 
 from .dims import Dim
 from .errors import is_library, is_library_module
+from .jax_compat import Tracer
 from .layout import Layout
 from .mesh import Mesh
 from .signature import Static
@@ -192,7 +193,7 @@ class _Identity:
 
 
 def _array_key(array: jax.Array | np.ndarray) -> Hashable:
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, Tracer):
         raise Uncacheable
     if isinstance(array, jax.Array):  # immutable, so its identity is enough
         return _Identity(array)

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import linear_call
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
+from .jax_compat import Primitive, ad, batching, mlir, varying_axes_of, without_varying
 from .types import constant_like, preserves_type
 
 Axes = tuple[str, ...]
@@ -26,7 +25,7 @@ Axes = tuple[str, ...]
 
 def varying_axes(array: jax.Array) -> frozenset[str]:
     """The axes over which an array varies."""
-    return jax.typeof(array).mat.varying
+    return varying_axes_of(jax.typeof(array))
 
 
 def _check_varies(array: jax.Array, axes: Axes) -> None:
@@ -205,9 +204,7 @@ def _broadcast(array: jax.Array, axes: Axes, stage: int) -> Any:
 # JAX has no cast from varying to unvarying, hence a primitive.
 _assume_replicated = Primitive("assume_replicated")
 _assume_replicated.def_impl(lambda x, **_: x)
-_assume_replicated.def_abstract_eval(
-    lambda x, axes: x.update(manual_axis_type=x.mat.update(varying=x.mat.varying - {*axes}))
-)
+_assume_replicated.def_abstract_eval(lambda x, axes: without_varying(x, frozenset(axes)))
 mlir.register_lowering(_assume_replicated, lambda _, x, **__: [x])
 batching.primitive_batchers[_assume_replicated] = lambda xs, dims, axes: (
     _assume_replicated.bind(*xs, axes=axes),

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
-from jax.extend import core as jax_core
 
 from .dims import Dim, check_index_range
+from .jax_compat import Tracer, get_opaque_trace_state, set_current_trace, take_current_trace
 from .labels import OpLabel
 from .layout import Layout, Placement, Splits
 from .observations import Observations
@@ -47,8 +47,8 @@ class Frame:
     """
 
     def __init__(self, lifts_collectives: bool = True):
-        self.state = jax_core.get_opaque_trace_state()
-        with jax_core.take_current_trace() as trace:
+        self.state = get_opaque_trace_state()
+        with take_current_trace() as trace:
             self.trace = trace
         self.variants: dict[Hashable, Variant] = {}
         self.arrays: dict[int, Any] = {}
@@ -85,7 +85,7 @@ class Variant:
         """Trace in the frame that owns the result."""
         if self.owner is None or not self.is_lifted:
             return contextlib.nullcontext()
-        return jax_core.set_current_trace(self.owner.trace)
+        return set_current_trace(self.owner.trace)
 
     def store(self, value: Any) -> Any:
         """Set the result, and return it."""
@@ -197,7 +197,7 @@ class Context:
     def register(self, array: jax.Array) -> None:
         """Record that an array belongs to the current trace, so that its variants are memoized there."""
         top = self.frames[-1]
-        if top.state == jax_core.get_opaque_trace_state():
+        if top.state == get_opaque_trace_state():
             top.arrays[id(array)] = array
 
     def variant(self, array: jax.Array, request: Hashable, *, collective: bool) -> Variant:
@@ -214,7 +214,7 @@ class Context:
         top = self.frames[-1]
         # A raw JAX transformation inside ours (jax.vmap in a program, say) has opened a trace that has no
         # frame. Its tracers must not be stored: they would outlive their trace.
-        if top.state != jax_core.get_opaque_trace_state():
+        if top.state != get_opaque_trace_state():
             return Variant(array, None)
         levels = range(len(self.frames))
         # An array that no frame has registered was made by JAX, and may belong to the innermost trace.
@@ -338,4 +338,4 @@ def entered(ctx: Context) -> Iterator[Context]:
 
 def is_traced(array: object) -> bool:
     """Whether an array is a tracer."""
-    return isinstance(array, jax.core.Tracer)
+    return isinstance(array, Tracer)

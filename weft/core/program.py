@@ -30,6 +30,7 @@ from .context import Context, active
 from .describe import describe, format_call
 from .dims import Dim
 from .errors import LayoutError, LayoutWarning, ProgramError, WeftError, nearest, user_frame
+from .jax_compat import Tracer
 from .layout import Layout, LayoutLike, Placement
 from .mesh import Mesh, MeshLike
 from .operands import check_same_placement
@@ -149,7 +150,7 @@ class Program:
     def _run(self, args: Args, kwargs: Kwargs, captured: Captured) -> Any:
         staged, arrays = self._prepare(args, kwargs, captured, runs=True)
         # Checked here because JAX aborts the process for a deleted array on several devices.
-        concrete = [a for a in arrays if isinstance(a, jax.Array) and not isinstance(a, jax.core.Tracer)]
+        concrete = [a for a in arrays if isinstance(a, jax.Array) and not isinstance(a, Tracer)]
         deleted = [a for a in concrete if a.is_deleted()]
         if deleted:
             raise self._donated_input_error(len(deleted), args, kwargs)
@@ -162,7 +163,7 @@ class Program:
                 raise
             raise self._captured_gradient_error(args, kwargs) from None
         # Virtual CPU devices deadlock when calls pile up, so at most one call is in flight.
-        if self._blocks and outs and not isinstance(outs[0], jax.core.Tracer):
+        if self._blocks and outs and not isinstance(outs[0], Tracer):
             jax.block_until_ready(outs)
         return staged.rebuild_outputs(outs)
 
@@ -187,11 +188,11 @@ class Program:
 
     def lower(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """JAX's lowered form (`.as_text()` is StableHLO)."""
+        self.mesh.require_devices()  # before tracing, which can take long
         return self.trace(*args, **kwargs).lower()
 
     def compile(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """JAX's compiled form (`.as_text()` is HLO, `.memory_analysis()` its memory)."""
-        self.mesh.require_devices()
         return self.lower(*args, **kwargs).compile()
 
     def export(self, *args: PyTree, **kwargs: PyTree) -> Any:
@@ -236,7 +237,7 @@ class Program:
         staged, arrays = self._prepare(args, kwargs, captured)
         # Python numbers become arrays, which have a shape and a dtype.
         arrays = [a if not isinstance(a, NUMBER_TYPES) else jnp.asarray(a) for a in arrays]
-        return trace_staged(staged, arrays, args, kwargs)
+        return trace_staged(self, staged, arrays, args, kwargs)
 
     def _nested(self, outer: Context, args: Args, kwargs: Kwargs) -> Any:
         # By value: a layout that checks more is another object than the equal one of the enclosing program.

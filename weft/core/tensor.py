@@ -29,6 +29,7 @@ from .context import active
 from .describe import describe, format_call, reports_call
 from .dims import Dim, DimLike, format_dims, select_dims
 from .errors import ProgramError, ShapeError
+from .jax_compat import ShapedArray
 from .labels import OpLabel
 from .layout import Layout, Placement, Splits
 from .mesh import Mesh
@@ -349,7 +350,7 @@ def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
     if t.splits is not None or (t.placement is not None and _expected_shape(t) != true_shape(t.dims)):
         _reject_optax(t)
     # JAX fills trees with its own sentinels, some of which are avals; those can't be resharded.
-    is_array = hasattr(t._data, "dtype") and not isinstance(t._data, jax.core.ShapedArray)
+    is_array = hasattr(t._data, "dtype") and not isinstance(t._data, ShapedArray)
     try:
         stored = t._materialized() if is_array else t
     except jax.errors.UnexpectedTracerError:

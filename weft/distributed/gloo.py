@@ -11,8 +11,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 from contextlib import suppress
-from typing import Any
 
+from weft.core import jax_compat
 from weft.distributed import processes
 
 
@@ -22,19 +22,11 @@ def use_reachable_address(timeout: float) -> None:
     Args:
       timeout: how many seconds to wait for the others.
     """
-    from jax._src import xla_bridge  # JAX has no public API for this
-    from jax._src.lib import _jax
-
     own = _address_towards(processes.coordinator_address().rpartition(":")[0].strip("[]"))
     key = processes.unique_key("the addresses of all")
     address = choose_address(own, processes.gather_texts(key, own, timeout))
-
-    def client() -> Any:
-        collectives = _jax.make_gloo_tcp_collectives(processes.client(), hostname=address)
-        return xla_bridge.make_cpu_client(collectives)
-
     if address:
-        xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
+        jax_compat.register_gloo_client(processes.client(), address)
 
 
 def choose_address(own: str, all_addresses: list[str]) -> str:

@@ -28,6 +28,7 @@ from typing import Any
 
 import jax
 
+from weft.core import jax_compat
 from weft.core.errors import WeftError
 
 DEFAULT_TIMEOUT = 1800.0  # seconds
@@ -44,15 +45,9 @@ class PeerTimeoutError(DistributedError):
     """Another process did not arrive within the timeout."""
 
 
-def _state() -> Any:
-    from jax._src import distributed  # JAX has no public name for it
-
-    return distributed.global_state
-
-
 def client() -> Any:
     """JAX's client of the coordinator; None in a single-process run."""
-    return _state().client
+    return jax_compat.distributed_state().client
 
 
 def is_multiprocess() -> bool:
@@ -62,17 +57,17 @@ def is_multiprocess() -> bool:
 
 def process_index() -> int:
     """The index of this process, from 0 on. May be called before the first use of JAX."""
-    return _state().process_id
+    return jax_compat.distributed_state().process_id
 
 
 def process_count() -> int:
     """The number of processes. May be called before the first use of JAX."""
-    return _state().num_processes
+    return jax_compat.distributed_state().num_processes
 
 
 def coordinator_address() -> str:
     """The address at which process 0 listens, as `host:port`."""
-    return _state().coordinator_address
+    return jax_compat.distributed_state().coordinator_address
 
 
 def process_label() -> str:

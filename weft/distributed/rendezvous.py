@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 
+from weft.core import jax_compat
 from weft.core.devices import is_cpu_only, retain_freed_memory
 from weft.distributed.processes import (
     DEFAULT_TIMEOUT,
@@ -153,9 +154,7 @@ def _parse_int(value: int | str | None) -> int | None:
 
 def detect_cluster() -> str | None:
     """The name of the multi-process cluster that JAX detects; None if there is none."""
-    from jax._src.clusters import ClusterEnv  # JAX has no public name for it
-
-    for kind in ClusterEnv._cluster_types:
+    for kind in jax_compat.cluster_environments():
         # JAX takes every pod for Kubernetes, but only the pods of an indexed Job are numbered.
         if kind.opt_in_only_method or (
             kind.__name__ == "K8sCluster" and "JOB_COMPLETION_INDEX" not in os.environ

@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.random import threefry2x32_p
 from jax.typing import ArrayLike, DTypeLike
 
 from ..core.collectives import pvary, varying_axes
 from ..core.errors import TensorTypeError
+from ..core.jax_compat import threefry2x32_p
 from ..core.placement import canonical_dtype
 
 Shape = tuple[int, ...]

@@ -1,0 +1,132 @@
+"""One test for each JAX API without a stability guarantee: a new release of JAX that breaks Weft fails here first."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from weft.core import jax_compat
+
+
+def equation(name, fn, *args):
+    """The first equation of this primitive in the jaxpr of a call."""
+    return next(e for e in jax.make_jaxpr(fn)(*args).eqns if e.primitive.name == name)
+
+
+def test_tracers_and_their_types():
+    def fn(x):
+        assert isinstance(x, jax_compat.Tracer)
+        assert isinstance(jax.typeof(x), jax_compat.ShapedArray)
+        assert isinstance(jax.typeof(x), jax_compat.AbstractValue)
+        return x
+
+    jax.make_jaxpr(fn)(1.0)
+    assert not isinstance(jnp.ones(2), jax_compat.Tracer)
+
+
+def test_the_parts_of_a_jaxpr():
+    closed = jax.make_jaxpr(lambda x: jax.jit(lambda y: y * 2.0)(x))(1.0)
+    assert isinstance(closed, jax_compat.ClosedJaxpr)
+    assert isinstance(closed.jaxpr, jax_compat.Jaxpr)
+    [call] = closed.eqns
+    assert isinstance(call, jax_compat.JaxprEqn)
+    [inner] = jax_compat.jaxprs_in_params(call.params)
+    [multiply] = getattr(inner, "jaxpr", inner).eqns
+    assert isinstance(multiply.invars[0], jax_compat.Var)
+    assert isinstance(multiply.invars[1], jax_compat.Literal)
+
+
+def test_dead_code_is_removed():
+    jaxpr = jax.make_jaxpr(lambda x: (jnp.sin(x), x + 1)[1])(1.0).jaxpr
+    live, used = jax_compat.dce_jaxpr(jaxpr, [True], instantiate=True)
+    assert [e.primitive.name for e in live.eqns] == ["add"]
+    assert used == [True]
+
+
+@pytest.mark.parametrize("consts", [0, 1, 2])
+@pytest.mark.parametrize("carries", [1, 3])
+def test_the_operands_of_a_scan(consts, carries):
+    def fn(given, carry, xs):
+        return jax.lax.scan(lambda c, x: ([one + x + sum(given) for one in c], None), carry, xs)
+
+    scan = equation("scan", fn, [1.0] * consts, [1.0] * carries, jnp.ones(3))
+    assert jax_compat.scan_counts(scan.params) == (consts, carries)
+
+
+def test_varying_axes_are_read_and_removed():
+    found = []
+
+    def fn(x):
+        aval = jax.typeof(x)
+        found.append(jax_compat.varying_axes_of(aval))
+        found.append(jax_compat.varying_axes_of(jax_compat.without_varying(aval, frozenset(["a"]))))
+        return x
+
+    mesh = AbstractMesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    both = PartitionSpec(("a", "b"))
+    jax.make_jaxpr(jax.shard_map(fn, mesh=mesh, in_specs=both, out_specs=both))(jnp.ones(4))
+    assert found == [{"a", "b"}, {"b"}]
+
+
+def test_an_outer_trace_can_be_entered_from_an_inner_one():
+    outer = {}
+
+    def body(carry, _):
+        assert jax_compat.get_opaque_trace_state() != outer["state"]
+        with jax_compat.set_current_trace(outer["trace"]):
+            assert jax_compat.get_opaque_trace_state() == outer["state"]
+            lifted = jnp.sin(outer["x"])
+        return carry + lifted, None
+
+    def fn(x):
+        outer["x"], outer["state"] = x, jax_compat.get_opaque_trace_state()
+        with jax_compat.take_current_trace() as outer["trace"]:
+            pass
+        with jax_compat.set_current_trace(outer["trace"]):
+            return jax.lax.scan(body, x, None, length=3)[0]
+
+    names = [e.primitive.name for e in jax.make_jaxpr(fn)(1.0).eqns]
+    assert names.index("sin") < names.index("scan")
+
+
+def test_a_primitive_with_its_rules():
+    same = jax_compat.Primitive("same_for_a_test")
+    same.def_impl(lambda x: x)
+    same.def_abstract_eval(lambda x: x)
+    jax_compat.mlir.register_lowering(same, lambda _, x: [x])
+    jax_compat.batching.primitive_batchers[same] = lambda xs, dims: (same.bind(*xs), dims[0])
+    jax_compat.ad.primitive_jvps[same] = lambda primals, _: (
+        same.bind(*primals),
+        jax_compat.ad.Zero(jax.typeof(primals[0]).to_tangent_aval()),
+    )
+    assert jax.jit(same.bind)(3.0) == 3.0
+    assert jax.vmap(same.bind)(jnp.arange(3)).tolist() == [0, 1, 2]
+    assert jax.jvp(same.bind, [1.0], [1.0])[1] == 0.0
+
+
+def test_threefry_has_the_bits_of_jax_random():
+    key = jax.random.key(7)
+    words = jax.random.key_data(key)
+    high, low = jax_compat.threefry2x32_p.bind(words[0], words[1], *np.zeros((2, 1), np.uint32))
+    expected = jax.random.bits(key, (1,), jnp.uint32)
+    assert (high ^ low).tolist() == expected.tolist()
+
+
+def test_the_state_of_several_processes():
+    state = jax_compat.distributed_state()
+    assert (state.client, state.process_id, state.num_processes) == (None, 0, 1)
+    assert hasattr(state, "coordinator_address")
+    kinds = jax_compat.cluster_environments()
+    assert any(kind.__name__ == "K8sCluster" for kind in kinds)
+    assert all(hasattr(kind, name) for kind in kinds for name in ("is_env_present", "opt_in_only_method"))
+
+
+def test_the_clients_factory_has_the_arguments_that_gloo_needs():
+    """tests/distributed runs it; here the names must exist."""
+    from jax._src import xla_bridge
+    from jax._src.lib import _jax
+
+    assert callable(xla_bridge.make_cpu_client)
+    assert callable(xla_bridge.register_backend_factory)
+    assert callable(_jax.make_gloo_tcp_collectives)

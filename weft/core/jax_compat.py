@@ -1,0 +1,99 @@
+"""JAX's APIs without a stability guarantee, and the differences between the versions that Weft supports.
+
+Weft supports JAX 0.10.2 up to the latest release. JAX promises stability for the documented names of `jax`,
+`jax.numpy`, `jax.lax`, `jax.random`, `jax.nn`, `jax.tree` and `jax.sharding`. Every other name that Weft uses
+is imported here, with the reason, and `tests/core/test_jax_compat.py` has a test for each. A new release of
+JAX that breaks Weft is repaired in this file.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# The types of traced values: `Tracer` distinguishes values known only at run time from concrete ones, and
+# `ShapedArray` has the shape and dtype of a value in a jaxpr.
+from jax.core import AbstractValue as AbstractValue
+from jax.core import ShapedArray as ShapedArray
+from jax.core import Tracer as Tracer
+
+# A plan reads jaxprs: these are their parts.
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+from jax.extend.core import Jaxpr as Jaxpr
+from jax.extend.core import JaxprEqn as JaxprEqn
+from jax.extend.core import Literal as Literal
+
+# `collectives.assume_replicated` is a primitive: JAX has no cast from varying to unvarying.
+from jax.extend.core import Primitive as Primitive
+from jax.extend.core import Var as Var
+
+# The memo of variants belongs to one trace, and computes a shared variant in an outer trace.
+from jax.extend.core import get_opaque_trace_state as get_opaque_trace_state
+
+# The bodies of calls that the plan has no rule for.
+from jax.extend.core import jaxprs_in_params as jaxprs_in_params
+from jax.extend.core import set_current_trace as set_current_trace
+from jax.extend.core import take_current_trace as take_current_trace
+
+# Index-based threefry draws the bits of a slice by element index. `jax.random` draws an entire array.
+from jax.extend.random import threefry2x32_p as threefry2x32_p
+
+# The derivative, batching and lowering rules of that primitive.
+from jax.interpreters import ad as ad
+from jax.interpreters import batching as batching
+from jax.interpreters import mlir as mlir
+
+# A plan leaves out work whose result nothing uses, as XLA does.
+from jax.interpreters.partial_eval import dce_jaxpr as dce_jaxpr
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """The numbers of constants and of carries among the operands of a scan equation.
+
+    Later versions of JAX have `ft_in` instead of `num_consts` and `num_carry`: a tree of constants, carries
+    and scanned arrays.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carries, _ = params["ft_in"].unpack()
+    return len(consts), len(carries)
+
+
+# The mesh axes over which a value of this type varies, inside a `shard_map`. JAX prints them, but has no
+# public name for them. Every op reads them, hence no Python function.
+varying_axes_of: Callable[[ShapedArray], frozenset[str]] = operator.attrgetter("mat.varying")
+
+
+def without_varying(aval: ShapedArray, axes: frozenset[str]) -> ShapedArray:
+    """The type of a value that no longer varies over these mesh axes."""
+    return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - axes))
+
+
+def cluster_environments() -> list[Any]:
+    """The kinds of clusters whose environment JAX can read to find the processes of a job."""
+    from jax._src.clusters import ClusterEnv
+
+    return ClusterEnv._cluster_types
+
+
+def distributed_state() -> Any:
+    """The state of `jax.distributed`: its client and the address of its coordinator."""
+    from jax._src import distributed
+
+    return distributed.global_state
+
+
+def register_gloo_client(distributed_client: Any, address: str) -> None:
+    """Make JAX's CPU client, before it exists, run its collectives through Gloo at this address.
+
+    JAX has no public option for the address: it takes the one that the host's own name resolves to.
+    """
+    from jax._src import xla_bridge
+    from jax._src.lib import _jax
+
+    def client() -> Any:
+        collectives = _jax.make_gloo_tcp_collectives(distributed_client, hostname=address)
+        return xla_bridge.make_cpu_client(collectives)
+
+    xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
