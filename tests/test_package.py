@@ -1,10 +1,12 @@
 """The house: imports go one way, and every file is one idea."""
 
 import ast
+import inspect
 import re
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import jax
 import pytest
 from depends import depends
 
@@ -132,6 +134,39 @@ def test_only_collectives_calls_jax_lax_collectives():
             if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("lax")
         }
         assert not used & names, f"{path.name} calls {used & names}"
+
+
+# JAX documents these modules, and deprecates a name before it changes it.
+STABLE_MODULES = set(
+    """
+    checkpoint_policies config debug distributed dtypes errors export lax nn numpy random scipy sharding stages tree
+    tree_util typing
+    """.split()
+)
+
+
+def names_of_jax(path):
+    """The dotted names of JAX that a file imports or uses, with their lines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            names = [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+        yield from ((name, node.lineno) for name in names if re.fullmatch(r"jax\.[\w.]+|jaxlib[\w.]*", name))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_one_file_has_the_names_of_jax_without_a_stability_guarantee(path):
+    if path == PACKAGE / "core" / "jax_compat.py":
+        return
+    for name, line in names_of_jax(path):
+        module = name.split(".")[1] if name.startswith("jax.") else name
+        is_module = inspect.ismodule(getattr(jax, module, jax))
+        assert module in STABLE_MODULES or not is_module, (
+            f"{path.name}:{line} uses {name}: it belongs in core/jax_compat.py, with its reason and a test"
+        )
 
 
 def test_what_a_soaked_test_depends_on():

@@ -61,12 +61,14 @@ def test_varying_axes_are_read_and_removed():
         aval = jax.typeof(x)
         found.append(jax_compat.varying_axes_of(aval))
         found.append(jax_compat.varying_axes_of(jax_compat.without_varying(aval, frozenset(["a"]))))
+        found.append(jax_compat.jaxpr_varying_axes(aval))
         return x
 
     mesh = AbstractMesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     both = PartitionSpec(("a", "b"))
     jax.make_jaxpr(jax.shard_map(fn, mesh=mesh, in_specs=both, out_specs=both))(jnp.ones(4))
-    assert found == [{"a", "b"}, {"b"}]
+    assert found == [{"a", "b"}, {"b"}, {"a", "b"}]
+    assert jax_compat.jaxpr_varying_axes(jax.typeof(1.0)) == set()
 
 
 def test_an_outer_trace_can_be_entered_from_an_inner_one():
@@ -103,6 +105,24 @@ def test_a_primitive_with_its_rules():
     assert jax.jit(same.bind)(3.0) == 3.0
     assert jax.vmap(same.bind)(jnp.arange(3)).tolist() == [0, 1, 2]
     assert jax.jvp(same.bind, [1.0], [1.0])[1] == 0.0
+
+
+def test_a_linear_function_has_its_own_transpose():
+    def fn(x):
+        return jax_compat.linear_call(lambda _, x: 2 * x, lambda _, ct: 3 * ct, (), x)
+
+    assert fn(1.0) == 2.0
+    assert jax.grad(fn)(1.0) == 3.0
+
+
+def test_only_wanted_cotangents_are_computed():
+    _, pullback = jax.vjp(lambda xs: xs[0] * xs[1], [2.0, 3.0])
+    [[first, second]] = jax_compat.pull_back_wanted(pullback, [False, True], 1.0)
+    assert second == 2.0 and first is not None and not isinstance(first, jax.Array)
+
+
+def test_an_array_of_all_processes():
+    assert jax_compat.process_allgather(jnp.arange(3)).tolist() == [0, 1, 2]
 
 
 def test_threefry_has_the_bits_of_jax_random():

@@ -24,6 +24,7 @@ from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
 from ..core.context import Context, active
 from ..core.describe import describe, reports_call
 from ..core.errors import DimError, ProgramError, TensorTypeError
+from ..core.jax_compat import pull_back_wanted
 from ..core.labels import GRADIENT, OpLabel
 from ..core.layers import path_name
 from ..core.layout import axes_of
@@ -45,8 +46,6 @@ Variant = tuple[AxisSet, jax.Array]
 LeafFunction = Callable[[list[Leaf]], tuple[PyTree, PyTree]]
 
 _NO_AXES: AxisSet = frozenset()
-# For `with_refs` of JAX's pullback: whether to compute an input's cotangent.
-_WANTED, _UNWANTED = jax.ad.GradValue(), jax.ad.DontWant()  # type: ignore[attr-defined]
 
 
 @register(example=lambda op, x: op(lambda x: einsum(x, x, out=[]))(x), mixes_rows=True)
@@ -279,14 +278,14 @@ def _vjp_of_variants(
 
     # JAX would return zeros for the variants that were not read.
     wanted = [
-        [_WANTED if (n, axes) in used or not _is_float(t) else _UNWANTED for axes, _ in own]
+        [(n, axes) in used or not _is_float(t) for axes, _ in own]
         for n, (t, own) in enumerate(zip(slices, variants, strict=True))
     ]
 
     def pull_back(cotangent: PyTree) -> list[Leaf | None]:
         given = jax.tree.leaves(match_primals(cotangent, value), is_leaf=is_tensor)
         with _reverse_mode_errors():
-            (cotangents,) = pull_arrays.with_refs(wanted)(list(map(leaf_array, given)))
+            (cotangents,) = pull_back_wanted(pull_arrays, wanted, list(map(leaf_array, given)))
         grads = []
         for n, (t, own, found) in enumerate(zip(slices, variants, cotangents, strict=True)):
             parts = [(axes, g) for (axes, _), g in zip(own, found, strict=True) if (n, axes) in used]

@@ -14,9 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from jax.core import ShapedArray
-
 from ..core.errors import LayoutError
+from ..core.jax_compat import ShapedArray, jaxpr_varying_axes
 from ..core.labels import GRADIENT, OPTIMIZER, OpLabel, Scope
 from ..core.layout import Layout
 from ..core.mesh import Mesh
@@ -310,7 +309,7 @@ class _DimAttribution:
         An array that is the same on all devices, such as zeros, varies over no axis. Its dims come from the
         label of the op that makes it.
         """
-        varying = self.on_axes(aval.mat.varying) if hasattr(aval, "mat") else _NO_DIMS
+        varying = self.on_axes(jaxpr_varying_axes(aval))
         return self.with_renamed(self.dims_of_array(math.prod(aval.shape), varying) or self.of_label(op))
 
     def _dims_of_array(self, elements: int, varying: DimGroup) -> DimGroup:
@@ -370,5 +369,5 @@ class _DimAttribution:
         aval, node = assignment.graph.avals[buffer.value], buffer.node
         if node is None:
             return BufferAtom(self.of_aval(aval, None), "update", "")
-        pipeline = self.pipeline_of(node.scope, getattr(getattr(aval, "mat", None), "varying", ()))
+        pipeline = self.pipeline_of(node.scope, jaxpr_varying_axes(aval))
         return BufferAtom(self.of_aval(aval, node.scope.op), node.scope.phase(), pipeline)

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from jax.typing import DTypeLike
 
 from weft.core.errors import ModelError, ProgramError
+from weft.core.jax_compat import process_allgather
 from weft.core.layers import path_name
 from weft.core.layout import Placement
 from weft.core.placement import device_put, partition_spec
@@ -135,9 +136,7 @@ def _copy(array: Array, shape: tuple[int, ...]) -> Array:
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         if array.shape == shape:
             return array  # Orbax copies and writes the addressable shards of each host
-        from jax.experimental import multihost_utils
-
-        array = multihost_utils.process_allgather(array, tiled=True)
+        array = process_allgather(array)
     copy = np.empty(shape, array.dtype)
     if not isinstance(array, jax.Array):
         copy[...] = np.asarray(array)[tuple(slice(n) for n in shape)]

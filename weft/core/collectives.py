@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_derivatives import linear_call
 
-from .jax_compat import Primitive, ad, batching, mlir, varying_axes_of, without_varying
+from .jax_compat import Primitive, ad, batching, linear_call, mlir, varying_axes_of, without_varying
 from .types import constant_like, preserves_type
 
 Axes = tuple[str, ...]

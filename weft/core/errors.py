@@ -178,7 +178,7 @@ Kind = TypeVar("Kind", bound=WeftError)
 
 def is_tracer(value: object) -> bool:
     """Whether a value is a JAX tracer."""
-    from jax.core import Tracer  # imported here because commands that don't need JAX import this file
+    from .jax_compat import Tracer  # imported here because commands that don't need JAX import this file
 
     return isinstance(value, Tracer)
 

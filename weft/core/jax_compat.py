@@ -12,11 +12,17 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import numpy as np
+
 # The types of traced values: `Tracer` distinguishes values known only at run time from concrete ones, and
 # `ShapedArray` has the shape and dtype of a value in a jaxpr.
 from jax.core import AbstractValue as AbstractValue
 from jax.core import ShapedArray as ShapedArray
 from jax.core import Tracer as Tracer
+
+# A collective with a transpose of its own, for sums that JAX's transpose would repeat.
+from jax.custom_derivatives import linear_call as linear_call
 
 # A plan reads jaxprs: these are their parts.
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
@@ -65,9 +71,30 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 varying_axes_of: Callable[[ShapedArray], frozenset[str]] = operator.attrgetter("mat.varying")
 
 
+def jaxpr_varying_axes(aval: AbstractValue) -> frozenset[str]:
+    """The mesh axes over which a value of a jaxpr varies: none outside of `shard_map`, and for tokens."""
+    return aval.mat.varying if hasattr(aval, "mat") else frozenset()
+
+
 def without_varying(aval: ShapedArray, axes: frozenset[str]) -> ShapedArray:
     """The type of a value that no longer varies over these mesh axes."""
     return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - axes))
+
+
+def pull_back_wanted(pullback: Any, wanted: Any, cotangents: Any) -> Any:
+    """The cotangents of the wanted inputs of `jax.vjp`; `wanted` is a tree of booleans. The others are None.
+
+    The documented call computes zeros for inputs that were not used.
+    """
+    value, nothing = jax.ad.GradValue(), jax.ad.DontWant()  # type: ignore[attr-defined]
+    return pullback.with_refs(jax.tree.map(lambda one: value if one else nothing, wanted))(cotangents)
+
+
+def process_allgather(array: jax.Array) -> np.ndarray:
+    """The values of an array that is spread over several processes, in each process."""
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(array, tiled=True)
 
 
 def cluster_environments() -> list[Any]:

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr
-
 from ..core.describe import short_dtype
+from ..core.jax_compat import ClosedJaxpr, ShapedArray, jaxpr_varying_axes
 from ..core.labels import Scope
 from ..core.mesh import Mesh
 from . import primitives
@@ -215,6 +213,4 @@ def _work(node: Node, mesh: Mesh, count: int, flops: int, traffic: int) -> Work:
 
 def _varying_axes(atoms: Iterable[Atom]) -> tuple[str, ...]:
     """The axes along which devices have different values."""
-    # `mat`, the manual axis type, exists only inside a shard_map. JAX does not document it.
-    avals = [aval_of(atom) for atom in atoms]
-    return tuple(sorted(frozenset().union(*(aval.mat.varying for aval in avals if hasattr(aval, "mat")))))
+    return tuple(sorted(frozenset().union(*(jaxpr_varying_axes(aval_of(atom)) for atom in atoms))))

@@ -11,10 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from jax.core import ShapedArray
-from jax.extend import core as jax_core
-from jax.extend.core import JaxprEqn
-
+from ..core.jax_compat import JaxprEqn, Literal, ShapedArray
 from ..core.labels import Scope
 from ..core.mesh import Mesh
 from . import primitives
@@ -67,7 +64,7 @@ class Node:
     def variables(self) -> Iterator[tuple[int, ShapedArray]]:
         """The operands that are not literals, with their types as this node sees them."""
         for n, atom in zip(self.operands, self.eqn.invars, strict=True):
-            if not isinstance(atom, jax_core.Literal):
+            if not isinstance(atom, Literal):
                 yield n, primitives.aval_of(atom)
 
 

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from jax.extend import core as jax_core
-from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.interpreters import partial_eval
-
+from ..core.jax_compat import Jaxpr, JaxprEqn, Literal, Var, dce_jaxpr, jaxprs_in_params, scan_counts
 from ..core.labels import Scope
 from ..core.mesh import Mesh
 from . import primitives
@@ -37,7 +34,7 @@ def read_jaxpr(jaxpr: Jaxpr, mesh: Mesh) -> Graph:
     """The graph of a program."""
     # XLA removes the same equations, but plans are made before it runs. `instantiate` keeps unused inputs:
     # donated arguments are given by position.
-    jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     reader = _Reader(mesh)
     env = Env()
     reader.graph.body.inputs = [reader.value_of(env, v) for v in (*jaxpr.constvars, *jaxpr.invars)]
@@ -59,7 +56,7 @@ class _Reader:
 
     def value_of(self, env: Env, atom: Atom) -> int:
         """The id of a variable or literal; the same one each time."""
-        if isinstance(atom, jax_core.Literal):
+        if isinstance(atom, Literal):
             key = str(atom), atom.aval
             if key not in self._shared:
                 self._shared[key] = [self.graph.new_value(primitives.aval_of(atom))]
@@ -191,8 +188,8 @@ class _Reader:
 
     def _read_scan(self, node: Node) -> None:
         params = node.eqn.params
-        consts = node.operands[: params["num_consts"]]
-        node.bodies = [self._read_inner(params["jaxpr"].jaxpr, consts, node.scope)]
+        consts, _ = scan_counts(params)
+        node.bodies = [self._read_inner(params["jaxpr"].jaxpr, node.operands[:consts], node.scope)]
 
     def _read_while(self, node: Node) -> None:
         params, operands = node.eqn.params, node.operands
@@ -224,7 +221,7 @@ def _called(node: Node) -> tuple[Jaxpr, list[int]]:
         lengths, solve = params["const_lengths"], params["jaxprs"].solve.jaxpr
         first = lengths.matvec + lengths.vecmat
         return solve, operands[first : first + lengths.solve] + operands[sum(lengths) :]
-    jaxpr: Jaxpr = next(getattr(sub, "jaxpr", sub) for sub in jax_core.jaxprs_in_params(params))
+    jaxpr: Jaxpr = next(getattr(sub, "jaxpr", sub) for sub in jaxprs_in_params(params))
     # A call can have more operands than its jaxpr has inputs, so they are matched from the end.
     return jaxpr, operands[len(operands) - len(jaxpr.invars) :]
 

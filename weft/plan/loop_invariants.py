@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ..core.jax_compat import scan_counts
 from .graph import Body, Graph, Node, like
 from .primitives import ELEMENTWISE, Fusion
 
@@ -84,7 +85,7 @@ def _invariant_inputs(loop: Node, body: Body) -> dict[int, int]:
     """The inputs of the body that are the same in each iteration, with their values outside of the loop."""
     params = loop.eqn.params
     if loop.primitive == "scan":
-        first, carries = params["num_consts"], params["num_carry"]
+        first, carries = scan_counts(params)
         given = loop.operands
         # The scanned arrays are invariant too, but the body only has their slices.
         stacked = {n: n for n in given[first + carries :]}

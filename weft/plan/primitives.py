@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import cast
 
-from jax.core import AbstractValue, ShapedArray
-from jax.extend.core import JaxprEqn, Literal, Var
+from ..core.jax_compat import AbstractValue, JaxprEqn, Literal, ShapedArray, Var
 
 Atom = Var | Literal
 

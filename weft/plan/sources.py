@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from jax.extend.core import JaxprEqn
-
 from ..core.errors import PACKAGE
+from ..core.jax_compat import JaxprEqn
 
 _MODELS = f"{PACKAGE}models{os.sep}"
 

@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from jax.extend.core import Jaxpr
-
 from ...core.describe import short_dtype
+from ...core.jax_compat import Jaxpr
 from ...core.labels import OpLabel
 from ..facts import LiveBuffer, Memory, PlannedTensor
 from ..graph import Body, Graph, Node

@@ -15,9 +15,7 @@ import heapq
 from collections import Counter
 from collections.abc import Hashable
 
-from jax.extend import core as jax_core
-from jax.extend.core import JaxprEqn
-
+from ...core.jax_compat import JaxprEqn, Literal, scan_counts
 from ..events import is_no_op
 from ..graph import Body, Graph, Node, bodies, like
 from ..primitives import Fusion, aval_of
@@ -113,9 +111,9 @@ def _lower_scan(node: Node, graph: Graph) -> list[Node]:
 
     The zeros are operands of the loop, as carries are: XLA updates both in place. Returns the zeros.
     """
-    (inside,), params = node.bodies, node.eqn.params
-    first = params["num_consts"]
-    last = first + params["num_carry"]
+    (inside,) = node.bodies
+    first, carried = scan_counts(node.eqn.params)
+    last = first + carried
     carries = inside.inputs[first:last]
     slices = [
         like(node, "dynamic_slice", [n], [part])
@@ -291,4 +289,4 @@ def _is_zeros(node: Node) -> bool:
     if node.primitive == "zeros":
         return True
     operand = node.eqn.invars[0] if node.primitive == "broadcast_in_dim" else None
-    return isinstance(operand, jax_core.Literal) and operand.val == 0
+    return isinstance(operand, Literal) and operand.val == 0

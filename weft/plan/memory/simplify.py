@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator
 
-from jax.extend import core as jax_core
-
+from ...core.jax_compat import Literal
 from ..graph import Body, Graph, Node, bodies, like
 from ..primitives import ELEMENTWISE, FUSIBLE, Fusion
 from .transposes import sink_transposes
@@ -49,7 +48,7 @@ def _drop_reshaping_broadcasts(body: Body, graph: Graph) -> Iterator[Node]:
     same: dict[int, int] = {}
     for node in body.nodes:
         is_broadcast = node.primitive == node.eqn.primitive.name == "broadcast_in_dim"
-        is_literal = is_broadcast and isinstance(node.eqn.invars[0], jax_core.Literal)
+        is_literal = is_broadcast and isinstance(node.eqn.invars[0], Literal)
         # The array of a literal must be filled, even if it has one element only.
         if is_broadcast and not is_literal:
             source, result = node.operands[0], node.results[0]
@@ -67,7 +66,7 @@ def _broadcast_explicitly(body: Body, graph: Graph) -> Iterator[Node]:
         if node.fusion in ELEMENTWISE and len(node.operands) == len(node.eqn.invars):
             result = node.results[0]
             for position, n in enumerate(node.operands):
-                is_literal = isinstance(node.eqn.invars[position], jax_core.Literal)
+                is_literal = isinstance(node.eqn.invars[position], Literal)
                 if is_literal or graph.elements(n) >= graph.elements(result):
                     continue
                 key = n, getattr(node.eqn.invars[position].aval, "shape", ()), graph.avals[result].shape
