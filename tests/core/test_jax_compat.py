@@ -44,6 +44,11 @@ def test_dead_code_is_removed():
     assert used == [True]
 
 
+def test_primitives_that_expand_to_others():
+    jaxpr = jax.make_jaxpr(lambda x: jnp.frexp(x)[1])(1.0).jaxpr
+    assert "bitcast_convert_type" in str(jax_compat.expand_hijax(jaxpr))
+
+
 @pytest.mark.parametrize("consts", [0, 1, 2])
 @pytest.mark.parametrize("carries", [1, 3])
 def test_the_operands_of_a_scan(consts, carries):

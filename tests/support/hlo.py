@@ -185,6 +185,14 @@ def _groups(line):
     listed = re.search(r"replica_groups=\{(\{.*?\})\}", line)
     if listed:
         return [[int(n) for n in g.split(",")] for g in re.findall(r"\{([\d,]+)\}", listed[1])]
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line)  # since JAX 0.11
+    if named:
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        axes = [[*sizes].index(name) for name in re.findall(r"'(\w+)'", named[2])]
+        ids = np.moveaxis(
+            np.arange(math.prod(sizes.values())).reshape([*sizes.values()]), axes, range(-len(axes), 0)
+        )
+        return ids.reshape(-1, math.prod(ids.shape[-len(axes) :])).tolist()
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     assert iota, line
     shape, dims = ([int(n) for n in iota[k].split(",")] for k in (1, 2))

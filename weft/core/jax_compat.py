@@ -49,6 +49,7 @@ from jax.extend.random import threefry2x32_p as threefry2x32_p
 from jax.interpreters import ad as ad
 from jax.interpreters import batching as batching
 from jax.interpreters import mlir as mlir
+from jax.interpreters import partial_eval
 
 # A plan leaves out work whose result nothing uses, as XLA does.
 from jax.interpreters.partial_eval import dce_jaxpr as dce_jaxpr
@@ -64,6 +65,17 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carries, _ = params["ft_in"].unpack()
     return len(consts), len(carries)
+
+
+def expand_hijax(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with only the primitives that are lowered to XLA.
+
+    Since JAX 0.12 some functions, such as `jnp.frexp`, are primitives that expand to others when the program
+    is lowered.
+    """
+    if not getattr(jaxpr, "is_high", False):
+        return jaxpr
+    return partial_eval.lower_jaxpr2(jaxpr)  # type: ignore[attr-defined]
 
 
 # The mesh axes over which a value of this type varies, inside a `shard_map`. JAX prints them, but has no

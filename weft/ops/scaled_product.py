@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from ..core.collectives import pvary, varying_axes
+
 ScaledPair = tuple[jax.Array, jax.Array]  # mantissa and exponent
 CHUNK = 64  # a product of 64 factors of at least ½ is far from underflow in 32 bits
 
@@ -68,6 +70,7 @@ def cumprod_scaled(pair: ScaledPair, dim_index: int, reverse: bool) -> ScaledPai
 
 def _normalize(m: jax.Array, e: jax.Array) -> ScaledPair:
     shift = lax.stop_gradient(jnp.frexp(lax.stop_gradient(m))[1])
+    shift = pvary(shift, varying_axes(m))  # in JAX 0.12 the type of the exponent does not vary
     return _ldexp(m, -shift), e + shift
 
 

@@ -11,7 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from ..core.jax_compat import Jaxpr, JaxprEqn, Literal, Var, dce_jaxpr, jaxprs_in_params, scan_counts
+from ..core.jax_compat import (
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    dce_jaxpr,
+    expand_hijax,
+    jaxprs_in_params,
+    scan_counts,
+)
 from ..core.labels import Scope
 from ..core.mesh import Mesh
 from . import primitives
@@ -34,7 +43,7 @@ def read_jaxpr(jaxpr: Jaxpr, mesh: Mesh) -> Graph:
     """The graph of a program."""
     # XLA removes the same equations, but plans are made before it runs. `instantiate` keeps unused inputs:
     # donated arguments are given by position.
-    jaxpr, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    jaxpr, _ = dce_jaxpr(expand_hijax(jaxpr), [True] * len(jaxpr.outvars), instantiate=True)
     reader = _Reader(mesh)
     env = Env()
     reader.graph.body.inputs = [reader.value_of(env, v) for v in (*jaxpr.constvars, *jaxpr.invars)]
