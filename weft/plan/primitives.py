@@ -133,16 +133,16 @@ PRIMITIVES: dict[str, Primitive] = {
         Fusion.ELEMENTWISE,
         """
         abs add add_any and bitcast_convert_type ceil clamp clz complex conj convert_element_type cos eq eq_to
-        floor ge gt imag integer_pow is_finite le le_to lt lt_to max min mul mulhi ne neg nextafter not or
-        population_count real reduce_precision round select_n shift_left shift_right_arithmetic
-        shift_right_logical sign sin square sub tan xor
+        floor ge gt imag integer_pow is_finite le le_to lt lt_to max min mul mulhi ne neg nextafter not
+        one_minus_square or population_count real reduce_precision round select_n shift_left
+        shift_right_arithmetic shift_right_logical sign sin square sub tan xor
         """,
     ),
     **_rows(
         Fusion.EXPENSIVE,
         """
-        acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cosh digamma div erf erf_inv
-        erfc exp exp2 expm1 igamma igamma_grad_a igammac lgamma log log1p logistic polygamma pow
+        acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cosh digamma div erf erf_inv erfc
+        exp exp2 expm1 igamma igamma_grad_a igammac lgamma log log1p log2 logistic polygamma polynomial pow
         regularized_incomplete_beta rem rsqrt sinh sqrt tanh zeta
         """,
     ),
