@@ -5,14 +5,18 @@ BIN      := .venv/bin
 STAMP    := .venv/.installed
 PEERS    := .venv-peers
 MESH_TF  := .venv-mesh-tensorflow
+NEWEST   := .venv-newest
+# The newest JAX needs a newer Python than 3.11. Those of pyenv are often not on the PATH.
+NEWEST_PYTHON ?= $(shell for p in python3.13 $$HOME/.pyenv/versions/3.13.*/bin/python \
+  python3.12 $$HOME/.pyenv/versions/3.12.*/bin/python; do "$$p" -c "" 2>/dev/null && echo "$$p" && break; done)
 WORKERS  ?= 3 # some tests wait for processes and servers; each worker may need 4 GB
 EXAMPLES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test test-docs coverage test-peers soak lint format bench bench-peers pictures docs clean distclean
+.PHONY: help install demo check test test-docs coverage test-peers test-newest test-newest-quick newest-python soak lint format bench bench-peers pictures docs clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create .venv and install Weft with its tools (again when pyproject.toml changes)
 
@@ -50,6 +54,26 @@ $(PEERS)/.installed: pyproject.toml
 	@test -x $(PEERS)/bin/python || { echo "creating $(PEERS)"; $(PYTHON) -m venv $(PEERS); }
 	@echo "installing Weft and PyTorch into $(PEERS) (the first time takes a few minutes)"
 	@$(PEERS)/bin/python -m pip install -q --disable-pip-version-check -e '.[peers]'
+	@touch $@
+	@echo "installed"
+
+test-newest: $(NEWEST)/.installed ## the tests with the latest JAX, on the newest Python found (3.12 or 3.13)
+	@$(NEWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/docs --ignore tests/benchmarks
+
+# What a new JAX breaks first: unstable names, collectives in the HLO, plans, and some random programs.
+test-newest-quick: $(NEWEST)/.installed ## a part of them (5 minutes)
+	@$(NEWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/core/test_jax_compat.py \
+	  tests/core/test_collectives.py tests/core/test_programs.py tests/plan/test_plan.py tests/theorem
+
+newest-python: # print it; nothing if there is none
+	@echo $(NEWEST_PYTHON)
+
+$(NEWEST)/.installed: pyproject.toml
+	@test -n "$(NEWEST_PYTHON)" || { echo "no Python 3.12 or 3.13, which the latest JAX needs; \
+	  give one: make NEWEST_PYTHON=/path/to/python3.13 test-newest"; exit 1; }
+	@test -x $(NEWEST)/bin/python || { echo "creating $(NEWEST)"; $(NEWEST_PYTHON) -m venv $(NEWEST); }
+	@echo "installing Weft and the latest JAX into $(NEWEST) (the first time takes a few minutes)"
+	@$(NEWEST)/bin/python -m pip install -q --disable-pip-version-check --upgrade-strategy eager -U -e '.[dev]'
 	@touch $@
 	@echo "installed"
 
@@ -91,4 +115,4 @@ clean: ## remove what can be made again, except .venv and the record of the soak
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove all environments and the record of the soak as well
-	@rm -rf .venv $(PEERS) $(MESH_TF) .soak
+	@rm -rf .venv $(PEERS) $(MESH_TF) $(NEWEST) .soak
