@@ -116,6 +116,14 @@ def test_dtypes():
     check(WHOLE, "x=2 y=2", "b:x c:y", others)
 
 
+def test_integers_are_cast_before_they_are_multiplied_by_floats():
+    """jnp rejects the product of two integers that is narrower than they are; which two it multiplies depends on sizes."""
+    count, x = wf.tensor(np.int32(3), ""), wf.tensor(np.array([1.5, 2.0], np.float16), "b=2")
+    for layout in ("", "b:x"):
+        product = wf.spmd(lambda n, x: wf.einsum(n, n, x, out=["b"]), "x=2", layout)(count, x)
+        assert product.dtype == np.float16 and product.numpy().tolist() == [13.5, 18.0]
+
+
 def test_collectives():
     x, y = TENSORS["ab"], TENSORS["bc"]
     product = lambda x, y: wf.einsum(x, y, out=["a", "c"])

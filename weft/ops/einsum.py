@@ -145,12 +145,13 @@ def _einsum(
 ) -> jax.Array:
     """The product of arrays, as `jnp.einsum` computes it.
 
-    Weakly typed operands are cast first. jnp multiplies in an order that depends on the sizes, hence on the
-    layout, and it rejects a product of two weak operands whose dtype is wider than the result's.
+    Weakly typed operands are cast first, and integers that meet floats. jnp multiplies in an order that
+    depends on the sizes, hence on the layout, and it rejects a product of two operands whose dtype is wider
+    than the result's.
     """
-    if any([a.weak_type for a in arrays]):
+    if any([a.weak_type or a.dtype != arrays[0].dtype for a in arrays]):
         common = common_type(*arrays)
-        arrays = [cast_like(a, common) if weak_type(a) else a for a in arrays]
+        arrays = [cast_like(a, common) if weak_type(a) or _is_exact(a) else a for a in arrays]
     index = {d: n for n, d in enumerate(union_dims(operands))}
     has_own_sums = any(d not in out_dims and sum(d in dims for dims in operands) == 1 for d in index)
     if len(arrays) == 2 and arrays[0].dtype == arrays[1].dtype and not has_own_sums:
@@ -162,6 +163,10 @@ def _einsum(
         for term in (array, [index[d] for d in dims])
     ]
     return jnp.einsum(*terms, [index[d] for d in out_dims], precision=precision)
+
+
+def _is_exact(array: jax.Array) -> bool:
+    return not jnp.issubdtype(array.dtype, jnp.inexact)
 
 
 def _dot(
