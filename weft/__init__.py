@@ -27,7 +27,7 @@ NAMES = {
         stop_gradient subtract swish tan tanh where""",
     "ops.einsum": "einsum",
     "ops.reduce": "all any log_softmax logsumexp max mean min prod softmax std sum var",
-    "ops.shape": "broadcast_to merge rename reshape split stack transpose unstack",
+    "ops.shape": "broadcast_to flatten merge rename reshape split stack transpose unflatten unstack",
     "ops.indexing": "index slice update",
     "ops.shifting": "concat flip pad roll shift",
     "ops.lookup": "one_hot scatter_add take",

@@ -18,6 +18,7 @@ from .arguments import Args, Kwargs
 from .captures import CapturedFunction, bind_functions
 from .context import active
 from .describe import format_call
+from .dims import list_dims
 from .errors import WeftError
 from .labels import OpLabel, op_label
 from .layers import running
@@ -93,7 +94,8 @@ def _label(name: str, args: Args, kwargs: Kwargs) -> OpLabel:
         [t.dims for a in given for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)]
     )
     out = kwargs.get("out") if name == "einsum" else None
-    return op_label(name, operands, tuple(out) if isinstance(out, list | tuple) else None, running.layer.path)
+    names = None if out is None else tuple([str(getattr(dim, "name", dim)) for dim in list_dims(out)])
+    return op_label(name, operands, names, running.layer.path)
 
 
 def run_eagerly(

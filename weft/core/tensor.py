@@ -27,7 +27,7 @@ from jax.typing import DTypeLike
 from . import context
 from .context import active
 from .describe import describe, format_call, reports_call
-from .dims import Dim, DimLike, format_dims, select_dims
+from .dims import Dim, DimsLike, format_dims, list_dims, select_dims
 from .errors import ProgramError, ShapeError
 from .jax_compat import ShapedArray
 from .labels import OpLabel
@@ -169,12 +169,12 @@ class Tensor(Operators):
         return block_on_cpu(self._read()[tuple(slice(size) for size in shape)])
 
     @reports_call
-    def numpy(self, *order: DimLike) -> np.ndarray:
+    def numpy(self, *order: DimsLike) -> np.ndarray:
         """A NumPy array with the dims in the given order, by default the tensor's own.
 
         >>> import weft as wf
-        >>> wf.arange(wf.Dim("a", 3)).numpy("a").tolist()
-        [0, 1, 2]
+        >>> wf.zeros("a=3 b=2").numpy("b a").shape
+        (2, 3)
         """
         if self.is_slice or context.is_traced(self._data):
             raise ProgramError(
@@ -184,7 +184,7 @@ class Tensor(Operators):
             )
         check_has_values(self)
         check_shape(self)
-        wanted = select_dims(self.dims, order or self.dims)
+        wanted = select_dims(self.dims, [d for dims in order for d in list_dims(dims)] or self.dims)
         if len(wanted) != len(self.dims):
             raise ShapeError(
                 f"[{format_dims(wanted)}] are not all dims of [{format_dims(self.dims)}]",
