@@ -10,9 +10,10 @@ NAMES = {
     "core.dims": "Dim dims",
     "core.mesh": "Mesh",
     "core.layout": "Layout",
-    "core.tensor": "Tensor is_tensor",
+    "core.tensor": "Tensor is_tensor tree_map",
     "core.placement": "tensor spec parameter place",
     "core.program": "spmd Program",
+    "core.eval_shape": "eval_shape",
     "core.role_layout": "store under_layout",
     "core.devices": "cpu_devices",
     "core.errors": """

@@ -121,8 +121,8 @@ def run_eagerly(
         cached = cached and all(t.placement is placement for t in tensors)
         if cached:
             with bind_functions(captured):
-                return _call_adopting(fn, placement, numbers, cached, *keyed)
-    return _call_adopting(fn, placement, numbers, cached, args, kwargs)
+                return _run(fn, placement, numbers, cached, *keyed)
+    return _run(fn, placement, numbers, cached, args, kwargs)
 
 
 def call_in_program(fn: Callable[..., Result], *args: PyTree) -> Result:
@@ -135,12 +135,14 @@ def _keyed(leaf: object) -> object:
     return CapturedFunction(leaf) if callable(leaf) and not isinstance(leaf, Tensor) else leaf
 
 
-def _call_adopting(
-    fn: Lowering, placement: Placement, numbers: str, cached: bool, args: Args, kwargs: Kwargs
-) -> Any:
-    """Call the program; call it again on the mesh of a captured tensor if no operand is placed."""
+def _run(fn: Lowering, placement: Placement, numbers: str, cached: bool, args: Args, kwargs: Kwargs) -> Any:
+    return call_adopting(lambda guess: _program(fn, guess, numbers, cached)(*args, **kwargs), placement)
+
+
+def call_adopting(call: Callable[[Placement], Result], placement: Placement) -> Result:
+    """`call(placement)`; if it is unplaced, again with the placement of a tensor or a program it captures."""
     return trace_with_guess(
-        lambda guess: _program(fn, guess, numbers, cached)(*args, **kwargs),
+        call,
         placement,
         lambda guess, found: found.value if found.kind == "placement" and guess is UNPLACED else None,
     )
