@@ -17,7 +17,7 @@ from .types import PyTree
 
 
 @reports_call
-def eval_shape(fn: Callable[..., PyTree], *args: PyTree, **kwargs: PyTree) -> PyTree:
+def eval_shape(fn: Callable[..., PyTree], /, *args: PyTree, **kwargs: PyTree) -> PyTree:
     """The results of a function as specs, without computing them, like `jax.eval_shape`.
 
     Args:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
+from weft.core.describe import reports_call
 from weft.core.dims import DimLike, DimsLike, as_dim, as_dims, select_dim
 from weft.core.tensor import Tensor
 
@@ -99,6 +100,7 @@ class RelativePositions(Module):
         return wf.where(distance < exact, distance, wf.minimum(far, count - 1)) + offset
 
 
+@reports_call
 def rotary(
     x: Tensor,
     positions: Tensor,
