@@ -224,6 +224,12 @@ def test_known_names_and_new_dims():
     assert wf.einsum(X, out="").dims == ()
 
 
+@pytest.mark.parametrize("name", ["sum", "mean", "var", "std", "max", "softmax", "logsumexp"])
+def test_an_iterator_is_read_once(name):
+    program = wf.spmd(lambda x: getattr(wf, name)(x, iter(["batch"])))
+    np.testing.assert_allclose(program(X).numpy(), getattr(wf, name)(X, "batch").numpy(), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

@@ -8,7 +8,7 @@ and layout of its operands.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -94,7 +94,9 @@ def _label(name: str, args: Args, kwargs: Kwargs) -> OpLabel:
         [t.dims for a in given for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)]
     )
     out = kwargs.get("out") if name == "einsum" else None
-    names = None if out is None else tuple([str(getattr(dim, "name", dim)) for dim in list_dims(out)])
+    names = None
+    if out is not None and not isinstance(out, Iterator):  # an iterator can be read once, by the lowering
+        names = tuple([str(getattr(dim, "name", dim)) for dim in list_dims(out)])
     return op_label(name, operands, names, running.layer.path)
 
 

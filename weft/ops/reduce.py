@@ -94,8 +94,8 @@ def mean(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     x = as_slice(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = elementwise(lambda a: a.astype(jax.dtypes.canonicalize_dtype(float)), [x])
-    count = math.prod(d.size for d in _reduced_dims(x, dims))
-    return _linear_sum(x, dims, 1.0 / count)
+    reduced = _reduced_dims(x, dims)
+    return _linear_sum(x, reduced, 1.0 / math.prod(d.size for d in reduced))
 
 
 @op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
@@ -106,10 +106,12 @@ def var(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     >>> wf.var(wf.tensor([[1, 3], [4, 8]], "a=2 b=2"), "b")
     f32[a=2] [1., 4.]
     """
-    centered = x - mean(x, dims)
+    x = as_slice(x)
+    reduced = _reduced_dims(x, dims)
+    centered = x - mean(x, reduced)
     if jnp.issubdtype(centered.dtype, jnp.complexfloating):
-        return mean(elementwise(lambda a: (a * jnp.conj(a)).real, [centered]), dims)
-    return mean(centered * centered, dims)
+        return mean(elementwise(lambda a: (a * jnp.conj(a)).real, [centered]), reduced)
+    return mean(centered * centered, reduced)
 
 
 @op(example=lambda op, x: op(x, "a"), mixes_rows=True)
