@@ -30,6 +30,7 @@ from .core.errors import ProgramError as ProgramError
 from .core.errors import ShapeError as ShapeError
 from .core.errors import TensorTypeError as TensorTypeError
 from .core.errors import WeftError as WeftError
+from .core.eval_shape import eval_shape as eval_shape
 from .core.layout import Layout as Layout
 from .core.mesh import Mesh as Mesh
 from .core.placement import parameter as parameter
@@ -42,6 +43,7 @@ from .core.role_layout import store as store
 from .core.role_layout import under_layout as under_layout
 from .core.tensor import Tensor as Tensor
 from .core.tensor import is_tensor as is_tensor
+from .core.tensor import tree_map as tree_map
 from .ops.control import cond as cond
 from .ops.control import fori_loop as fori_loop
 from .ops.control import while_loop as while_loop
@@ -93,12 +95,14 @@ from .ops.reduce import sum as sum
 from .ops.reduce import var as var
 from .ops.scan import scan as scan
 from .ops.shape import broadcast_to as broadcast_to
+from .ops.shape import flatten as flatten
 from .ops.shape import merge as merge
 from .ops.shape import rename as rename
 from .ops.shape import reshape as reshape
 from .ops.shape import split as split
 from .ops.shape import stack as stack
 from .ops.shape import transpose as transpose
+from .ops.shape import unflatten as unflatten
 from .ops.shape import unstack as unstack
 from .ops.shifting import concat as concat
 from .ops.shifting import flip as flip

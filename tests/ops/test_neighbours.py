@@ -426,7 +426,7 @@ MISTAKES = {
     "spatial dim in the kernel": (DimError, "kernel has that dim too", lambda x, k: wf.conv(x, k.rename(o="h"), HW)),
     "negative padding": (ShapeError, "not negative", lambda x, k: wf.max_pool(x, {"h": 2}, padding=(-1, 0))),
     "pool by number": (TensorTypeError, "whose keys are the dims", lambda x, k: wf.avg_pool(x, 2)),
-    "window dim without size": (DimError, "is not a Dim", lambda x, k: wf.windows(x, "h", ["k"])),
+    "window dim without size": (DimError, "has no size", lambda x, k: wf.windows(x, "h", ["k"])),
     "window dim taken": (DimError, "occurs twice", lambda x, k: wf.windows(x, "h", wf.Dim("w", 2))),
 }  # fmt: skip
 

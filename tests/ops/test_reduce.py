@@ -42,6 +42,8 @@ ROWS = {
     **over("var", jnp.var, "x", FEW),
     **over("std", jnp.std, "x", FEW),
     **over("logsumexp", logsumexp, "x", FEW),
+    **over("softmax", jax.nn.softmax, "x"),
+    **over("log_softmax", jax.nn.log_softmax, "x"),
     **over("sum", jnp.sum, "i", FEW),
     **over("max", jnp.max, "i", FEW),
     **over("min", jnp.min, "i", FEW),
@@ -62,13 +64,6 @@ ROWS = {
     ),
     "of a scalar": ("r", lambda r: [wf.sum(r), wf.max(r), wf.mean(r)], lambda r: [r, r, r]),
 }
-for _axis, _name in enumerate(NAMES):
-    ROWS[f"softmax over {_name}"] = (
-        "x", lambda x, n=_name: wf.softmax(x, n), lambda x, p=_axis: jax.nn.softmax(x, p)
-    )  # fmt: skip
-    ROWS[f"log_softmax over {_name}"] = (
-        "x", lambda x, n=_name: wf.log_softmax(x, n), lambda x, p=_axis: jax.nn.log_softmax(x, p)
-    )  # fmt: skip
 TENSORS = {
     "x": real(0, "a=4 b=3 c=5"),
     "i": integers(1, "a=4 b=3 c=5", -4, 5),
@@ -210,6 +205,8 @@ def test_collectives_are_those_of_the_table():
     assert kinds(lambda x: wf.any(x > 0, "c")) == [("all-reduce", row // 4)]
     assert kinds(lambda x: wf.logsumexp(x, "c")) == [("all-reduce", row)] * 2
     assert kinds(lambda x: wf.softmax(x, "c")) == [("all-reduce", row)] * 2
+    assert kinds(lambda x: wf.softmax(x, "b c")) == [("all-reduce", row // 3)] * 2
+    assert kinds(lambda x: wf.softmax(x, "a b")) == []
     assert kinds(lambda x: wf.prod(x, "c")) == [("all-gather", row * 4)] * 2  # mantissas and exponents
     for fn in (wf.max, wf.logsumexp, wf.prod, wf.var):
         assert kinds(lambda x, fn=fn: fn(x, ["a", "b"])) == []

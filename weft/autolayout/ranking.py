@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from ..core.dims import Dim
+from ..core.dims import DimsLike, dim_name, list_dims
 from ..core.errors import DimError, MeshError, ProgramError, nearest
 from ..core.field_types import OneOf, PositiveInt, Range
 from ..core.fields import argument_types, check_values
@@ -39,7 +39,7 @@ def search(
     mesh: Mesh | str | None = None,
     memory: PositiveInt | None = None,
     axes: Annotated[int, Range(at_least=1, at_most=3)] = 2,
-    dims: str | Sequence[str | Dim] | None = None,
+    dims: DimsLike | None = None,
     stored: bool = True,
     objective: Annotated[str, OneOf(OBJECTIVES)] = "time",
     variants: Mapping[str, tuple[PyTree, ...]] | None = None,
@@ -76,7 +76,7 @@ def search(
     """
     names: list[str] | None = None
     if dims is not None:
-        names = dims.split() if isinstance(dims, str) else [str(getattr(d, "name", d)) for d in dims]
+        names = [dim_name(d) for d in list_dims(dims)]
     given_mesh = Mesh.of(mesh) if mesh is not None else None
     if given_mesh is not None and devices is None:
         devices = given_mesh.size

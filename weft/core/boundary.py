@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from . import collectives
 from .context import active
 from .describe import describe
-from .dims import Dim, DimLike, format_dims, select_dim
+from .dims import Dim, DimLike, format_dims, list_dim, select_dim
 from .errors import DimError, ProgramError, ShapeError, TensorTypeError
 from .labels import OpLabel
 from .layout import Splits, axes_of
@@ -209,7 +209,7 @@ def common_dim(items: Sequence[Leaf], dim: DimLike) -> Dim:
 
 
 def _scanned_dim(items: Sequence[Leaf], dim: DimLike) -> Dim:
-    tensors = [t for t in items if isinstance(t, Tensor)]
+    tensors, dim = [t for t in items if isinstance(t, Tensor)], list_dim(dim)
     if not tensors:
         if not isinstance(dim, Dim):
             raise DimError(

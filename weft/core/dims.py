@@ -9,23 +9,27 @@ to them by name:
     >>> batch.rename("rows").resize(8)
     rows=8
 
-An operation on a tensor also accepts a dim's name alone: `wf.sum(x, "batch")`.
+An operation on a tensor also accepts a dim's name alone, and several names in one string:
+`wf.sum(x, "batch")`, `wf.sum(x, "batch length")`. A size in such a string is checked: `"batch=64 length"`.
+`select_dims` and `as_dims` read these arguments, for every public function.
 A *dim* belongs to a tensor, an *axis* to a mesh. The two words are never mixed.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard, cast
+from typing import TypeGuard, TypeVar
 
 from .errors import DimError, WeftError, caret, is_tracer, nearest, python_number_error
 
 EXAMPLES = {"dims": "batch=64 length=128", "Mesh": "data=4 model=2", "Layout": "batch:data d_ff:model"}
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.']*")
 MAX_DIM_SIZE = 2**31 - 1
+T = TypeVar("T")
 # A leading underscore marks dims that Weft creates. Users can't write such names, so they never clash.
 _ANY_NAME = re.compile(rf"_*{NAME.pattern}")
 
@@ -117,7 +121,14 @@ def dims(text: str) -> tuple[Dim, ...]:
 
 
 def parse_pairs(
-    text: str, marks: str, error: type[WeftError], caller: str, what: str, value: str = r"-?\d+"
+    text: str,
+    marks: str,
+    error: type[WeftError],
+    caller: str,
+    what: str,
+    value: str = r"-?\d+",
+    *,
+    optional: bool = False,
 ) -> list[tuple[str, str]]:
     """`"a=2 b=3"` → `[("a", "2"), ("b", "3")]`; separators are blanks, commas and semicolons.
 
@@ -128,9 +139,11 @@ def parse_pairs(
       caller: the public function, for the message.
       what: what a pair is called in the message.
       value: a regular expression for the values.
+      optional: whether a name may lack a value, which is then "".
     """
     pairs, at = [], 0
-    pair = re.compile(rf"({NAME.pattern})\s*[{marks}]\s*({value})(?=[\s,;]|$)")
+    rest = rf"\s*[{marks}]\s*({value})"
+    pair = re.compile(rf"({NAME.pattern}){f'(?:{rest})?' if optional else rest}(?=[\s,;]|$)")
     while at < len(text):
         if text[at] in " \t\n,;":
             at += 1
@@ -142,6 +155,7 @@ def parse_pairs(
             name = NAME.match(text, at)
             wrong = name.end() if name else at
             syntax = "dim:axis" if caller == "Layout" else f"name{marks[0]}size"
+            syntax = f"{syntax}, or name alone" if optional else syntax
             if name and wrong < len(text) and text[wrong] in marks:
                 wrong += 1
             raise error(
@@ -150,40 +164,103 @@ def parse_pairs(
                 rule=f"a {what} is written {syntax}; several are separated by blanks",
                 hint=f'for example "{EXAMPLES[caller]}"',
             ).located(f"{caller}({text!r})")
-        pairs.append((match[1], match[2]))
+        pairs.append((match[1], match[2] or ""))
         at = match.end()
     return pairs
 
 
-def as_dims(given: DimsLike) -> tuple[Dim, ...]:
-    """Dims from a Dim, a string such as `"a=2 b=3"`, or a sequence of Dims; names must be distinct."""
-    found: tuple[object, ...]
+@functools.lru_cache(maxsize=4096)
+def _parse(text: str) -> tuple[DimLike, ...]:
+    """`"a=2 b"` → `(a=2, "b")`."""
+    pairs = parse_pairs(text, "=:", DimError, "dims", "dim", optional=True)
+    return tuple([Dim(name, int(size)) if size else name for name, size in pairs])
+
+
+def list_dims(given: DimsLike) -> tuple[DimLike, ...]:
+    """The Dims and the names without a size that an argument lists.
+
+    Every function that takes dims reads them with this one, so strings mean the same everywhere.
+
+    >>> list_dims(["batch=64 length", Dim("d", 8)])
+    (batch=64, 'length', d=8)
+    """
     if isinstance(given, str):
-        found = dims(given)
-    else:
-        found = tuple(given) if isinstance(given, Iterable) else (given,)
-    for dim in found:
-        if not isinstance(dim, Dim):
-            raise DimError(
-                f"{dim!r} is not a Dim",
-                rule="a new tensor's dims need names and sizes",
-                hint='use wf.Dim("batch", 64) or wf.dims("batch=64 length=128")',
-            )
-    checked = cast(tuple[Dim, ...], found)
-    check_distinct(checked)
-    return checked
+        return _parse(given)
+    if not isinstance(given, Iterable):
+        return (given,)
+    return tuple([item for one in given for item in list_dims(one)])
 
 
-def as_dim(given: DimsLike) -> Dim:
-    """One Dim from a Dim or a string such as `"a=2"`."""
-    found = as_dims(given)
+def list_dim(given: DimLike) -> DimLike:
+    """The Dim, or the name without a size, of an argument that is one dim."""
+    dim = _only(list_dims(given))
+    if not isinstance(dim, Dim | str):
+        raise DimError(
+            f"{dim!r} is not a dim",
+            rule="a dim is given as a Dim or by its name",
+            hint='for example wf.Dim("batch", 64), or "batch"',
+        )
+    return dim
+
+
+def _only(found: Sequence[T]) -> T:
     if len(found) != 1:
         raise DimError(
             f"{len(found)} dims were given, and one is needed",
-            rule="the new dim is one Dim, with a name and a size",
-            hint='for example wf.Dim("best", 4)',
+            rule="this argument is one dim: a Dim, or its name",
+            hint='for example wf.Dim("batch", 64), or "batch"',
         )
     return found[0]
+
+
+def dim_name(given: DimLike) -> str:
+    """The name of a dim that is given by a Dim or by its name."""
+    dim = list_dim(given)
+    return dim.name if isinstance(dim, Dim) else dim
+
+
+def as_dims(given: DimsLike, known: Sequence[Dim] = ()) -> tuple[Dim, ...]:
+    """Dims from a Dim, a string such as `"a=2 b=3"`, or a sequence of them; names must be distinct.
+
+    Args:
+      given: new dims, with their sizes.
+      known: dims that may also be given by name alone.
+    """
+    found = tuple([_with_size(item, known) for item in list_dims(given)])
+    check_distinct(found)
+    return found
+
+
+def as_dim(given: DimLike) -> Dim:
+    """One Dim from a Dim or a string such as `"a=2"`."""
+    return _only(as_dims(given))
+
+
+def _with_size(item: DimLike, known: Sequence[Dim]) -> Dim:
+    if isinstance(item, Dim):
+        return item
+    if not isinstance(item, str):
+        raise DimError(
+            f"{item!r} is not a Dim",
+            rule="a new tensor's dims need names and sizes",
+            hint='use wf.Dim("batch", 64) or wf.dims("batch=64 length=128")',
+        ).located()
+    by_name = {dim.name: dim for dim in known}
+    if item not in by_name:
+        raise DimError(
+            f"there is no dim {item} in [{format_dims(known)}]{nearest(item, by_name)}, and no size is given"
+            if known
+            else f"dim {item} has no size",
+            rule="a new dim needs a name and a size",
+            hint=f'"{item}=64", or wf.Dim("{item}", 64)',
+        ).located()
+    return by_name[item]
+
+
+def new_dim(given: DimLike, size: int) -> Dim:
+    """A new dim that may be given by name alone, because its size is known."""
+    dim = list_dim(given)
+    return Dim(dim, size) if isinstance(dim, str) else dim
 
 
 def check_distinct(found: Sequence[Dim]) -> None:
@@ -199,11 +276,10 @@ def check_distinct(found: Sequence[Dim]) -> None:
 
 
 def select_dims(found: Sequence[Dim], wanted: DimsLike) -> tuple[Dim, ...]:
-    """The dims of a tensor that a Dim, a name, or a sequence of either refers to."""
-    items = (wanted,) if isinstance(wanted, str) or not isinstance(wanted, Iterable) else tuple(wanted)
+    """The dims of a tensor that a Dim, a string of names, or a sequence of either refers to."""
     by_name = {dim.name: dim for dim in found}
     selected = []
-    for item in items:
+    for item in list_dims(wanted):
         name = item.name if isinstance(item, Dim) else item
         dim = by_name.get(name) if isinstance(name, str) else None
         if dim is None:
@@ -225,7 +301,7 @@ def select_dims(found: Sequence[Dim], wanted: DimsLike) -> tuple[Dim, ...]:
 
 def select_dim(found: Sequence[Dim], wanted: DimLike) -> Dim:
     """The dim of a tensor that a Dim or a name refers to."""
-    return select_dims(found, wanted)[0]
+    return _only(select_dims(found, wanted))
 
 
 def union_dims(groups: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:

@@ -84,11 +84,10 @@ class OpLabel(str):
 
 @functools.lru_cache(maxsize=4096)
 def op_label(
-    name: str, operands: tuple[tuple[Dim, ...], ...], out: tuple[Dim | str, ...] | None, layer: str
+    name: str, operands: tuple[tuple[Dim, ...], ...], out: tuple[str, ...] | None, layer: str
 ) -> OpLabel:
     """The label of a call of an op; a program calls most ops many times, on tensors with the same dims."""
-    names = None if out is None else tuple(d.name if isinstance(d, Dim) else d for d in out)
-    return OpLabel(name.lstrip("_"), [tuple(d.name for d in dims) for dims in operands], names, layer)
+    return OpLabel(name.lstrip("_"), [tuple(d.name for d in dims) for dims in operands], out, layer)
 
 
 # The update by an optax transformation, which XLA's partitioner splits.

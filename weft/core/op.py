@@ -8,7 +8,7 @@ and layout of its operands.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -18,6 +18,7 @@ from .arguments import Args, Kwargs
 from .captures import CapturedFunction, bind_functions
 from .context import active
 from .describe import format_call
+from .dims import list_dims
 from .errors import WeftError
 from .labels import OpLabel, op_label
 from .layers import running
@@ -93,7 +94,10 @@ def _label(name: str, args: Args, kwargs: Kwargs) -> OpLabel:
         [t.dims for a in given for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)]
     )
     out = kwargs.get("out") if name == "einsum" else None
-    return op_label(name, operands, tuple(out) if isinstance(out, list | tuple) else None, running.layer.path)
+    names = None
+    if out is not None and not isinstance(out, Iterator):  # an iterator can be read once, by the lowering
+        names = tuple([str(getattr(dim, "name", dim)) for dim in list_dims(out)])
+    return op_label(name, operands, names, running.layer.path)
 
 
 def run_eagerly(
@@ -119,8 +123,8 @@ def run_eagerly(
         cached = cached and all(t.placement is placement for t in tensors)
         if cached:
             with bind_functions(captured):
-                return _call_adopting(fn, placement, numbers, cached, *keyed)
-    return _call_adopting(fn, placement, numbers, cached, args, kwargs)
+                return _run(fn, placement, numbers, cached, *keyed)
+    return _run(fn, placement, numbers, cached, args, kwargs)
 
 
 def call_in_program(fn: Callable[..., Result], *args: PyTree) -> Result:
@@ -133,12 +137,14 @@ def _keyed(leaf: object) -> object:
     return CapturedFunction(leaf) if callable(leaf) and not isinstance(leaf, Tensor) else leaf
 
 
-def _call_adopting(
-    fn: Lowering, placement: Placement, numbers: str, cached: bool, args: Args, kwargs: Kwargs
-) -> Any:
-    """Call the program; call it again on the mesh of a captured tensor if no operand is placed."""
+def _run(fn: Lowering, placement: Placement, numbers: str, cached: bool, args: Args, kwargs: Kwargs) -> Any:
+    return call_adopting(lambda guess: _program(fn, guess, numbers, cached)(*args, **kwargs), placement)
+
+
+def call_adopting(call: Callable[[Placement], Result], placement: Placement) -> Result:
+    """`call(placement)`; if it is unplaced, again with the placement of a tensor or a program it captures."""
     return trace_with_guess(
-        lambda guess: _program(fn, guess, numbers, cached)(*args, **kwargs),
+        call,
         placement,
         lambda guess, found: found.value if found.kind == "placement" and guess is UNPLACED else None,
     )

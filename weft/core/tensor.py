@@ -16,30 +16,32 @@ A slice need not be placed as its layout says:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 import jax
 import numpy as np
-from jax.typing import DTypeLike
 
 from . import context
 from .context import active
 from .describe import describe, format_call, reports_call
-from .dims import Dim, DimLike, format_dims, select_dims
+from .dims import Dim, DimsLike, format_dims, list_dims, select_dims
 from .errors import ProgramError, ShapeError
 from .jax_compat import ShapedArray
 from .labels import OpLabel
 from .layout import Layout, Placement, Splits
 from .mesh import Mesh
+from .methods import Methods
 from .operators import Operators, public_ops
 from .shapes import shape_mismatch_error, true_shape
-from .types import weak_type
+from .types import PyTree, weak_type
 
 
-class Tensor(Operators):
+class Tensor(Operators, Methods):
     """An array with named dims. Create one with `wf.tensor(array, dims)`.
+
+    Many ops are methods, too: `x.sum("batch")` is `wf.sum(x, "batch")`.
 
     Attributes:
       dims: the named dimensions.
@@ -53,7 +55,7 @@ class Tensor(Operators):
     >>> x = wf.tensor(np.arange(6.0).reshape(2, 3), "a=2 b=3")
     >>> x.dims
     (a=2, b=3)
-    >>> (x + wf.sum(x, "b")).numpy("b", "a")[0].tolist()
+    >>> (x + x.sum("b")).numpy("b a")[0].tolist()
     [3.0, 15.0]
     """
 
@@ -169,12 +171,12 @@ class Tensor(Operators):
         return block_on_cpu(self._read()[tuple(slice(size) for size in shape)])
 
     @reports_call
-    def numpy(self, *order: DimLike) -> np.ndarray:
+    def numpy(self, *order: DimsLike) -> np.ndarray:
         """A NumPy array with the dims in the given order, by default the tensor's own.
 
         >>> import weft as wf
-        >>> wf.arange(wf.Dim("a", 3)).numpy("a").tolist()
-        [0, 1, 2]
+        >>> wf.zeros("a=3 b=2").numpy("b a").shape
+        (2, 3)
         """
         if self.is_slice or context.is_traced(self._data):
             raise ProgramError(
@@ -184,7 +186,7 @@ class Tensor(Operators):
             )
         check_has_values(self)
         check_shape(self)
-        wanted = select_dims(self.dims, order or self.dims)
+        wanted = select_dims(self.dims, [d for dims in order for d in list_dims(dims)] or self.dims)
         if len(wanted) != len(self.dims):
             raise ShapeError(
                 f"[{format_dims(wanted)}] are not all dims of [{format_dims(self.dims)}]",
@@ -198,6 +200,12 @@ class Tensor(Operators):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
 
+    def __array_function__(self, fn: Any, _: Any, args: PyTree, kwargs: PyTree) -> Any:
+        # NumPy's functions call the methods of their names, `np.sum(x)` calls `x.sum(axis=None, …)`, unless
+        # this method is defined. They compute with arrays.
+        args, kwargs = tree_map(lambda x: x.numpy() if is_tensor(x) else x, (args, kwargs))
+        return fn(*args, **kwargs)
+
     @reports_call
     def item(self) -> Any:
         """The only element, as a Python number."""
@@ -208,10 +216,6 @@ class Tensor(Operators):
                 hint="reduce it first (wf.sum, wf.any, wf.all), or use .numpy()",
             )
         return self.numpy().item()
-
-    def astype(self, dtype: DTypeLike) -> Tensor:
-        """The same values in another dtype."""
-        return public_ops().astype(self, dtype)
 
     def rename(self, **names: str) -> Tensor:
         """The same values with dims renamed: `x.rename(batch="rows")`."""
@@ -332,6 +336,24 @@ def is_tensor(x: object) -> bool:
     {'w': (a=2, b=3)}
     """
     return isinstance(x, Tensor)
+
+
+def tree_map(f: Callable[..., PyTree], tree: PyTree, *rest: PyTree) -> PyTree:
+    """Apply a function to the tensors of a pytree, and to its other leaves: `jax.tree.map` for tensors.
+
+    Args:
+      f: takes one leaf of each tree. (`jax.tree.map` itself passes the arrays of the tensors.)
+      tree: a pytree of tensors, such as a model's parameters.
+      rest: more pytrees of the same structure.
+
+    Returns:
+      A pytree of the results, with the structure of the first one.
+
+    >>> import weft as wf
+    >>> wf.tree_map(lambda x, y: x + y.sum("b"), {"w": wf.ones("a=2")}, {"w": wf.ones("a=2 b=3")})
+    {'w': f32[a=2] [4., 4.]}
+    """
+    return jax.tree.map(f, tree, *rest, is_leaf=is_tensor)
 
 
 def with_static(t: Tensor, role: str, placement: Placement | None) -> Tensor:

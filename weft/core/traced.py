@@ -80,11 +80,18 @@ class Traced:
     donated: tuple[int, ...]
     observations: Observations
     _stage: Any
-    _jitted: Any
+    _staged: Staged
     _arrays: tuple[Any, ...]
 
     def __repr__(self) -> str:
         return f"<traced {self.name} on {self.placement}>"
+
+    @property
+    def out_info(self) -> PyTree:
+        """The result as a pytree of specs, as in `jax.stages.Traced`."""
+        avals = self.jaxpr.out_avals
+        arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+        return self._staged.rebuild_outputs(arrays)
 
     def lower(self) -> Any:
         """JAX's lowered form (`.as_text()` is StableHLO)."""
@@ -95,7 +102,7 @@ class Traced:
     def export(self) -> Any:
         """The program exported by `jax.export`; `.serialize()` returns bytes."""
         self.placement.mesh.require_devices()
-        return jax_export.export(self._jitted)(*self._arrays)
+        return jax_export.export(self._staged.jitted)(*self._arrays)
 
     def plan(self) -> Plan:
         """The `Plan` of one call."""
@@ -146,7 +153,7 @@ def trace_staged(
         staged.donated,
         staged.context.observations,
         stage,
-        staged.jitted,
+        staged,
         tuple(arrays),
     )
 

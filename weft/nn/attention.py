@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft.core.describe import describe
+from weft.core.dims import DimLike, as_dim
 from weft.core.errors import DimError
 from weft.core.tensor import Tensor
 
@@ -52,15 +53,16 @@ class Attention(Module):
 
     def __init__(
         self,
-        d_model: wf.Dim,
-        heads: wf.Dim,
-        d_kv: wf.Dim,
-        kv_heads: wf.Dim | None = None,
+        d_model: DimLike,
+        heads: DimLike,
+        d_kv: DimLike,
+        kv_heads: DimLike | None = None,
         *,
         bias: bool = False,
         scaled: bool = True,
     ):
-        self.kv_heads = () if kv_heads is None else (kv_heads,)
+        d_model, heads, d_kv = as_dim(d_model), as_dim(heads), as_dim(d_kv)
+        self.kv_heads = () if kv_heads is None else (as_dim(kv_heads),)
         self.heads, self.d_kv, self.scaled = (*self.kv_heads, heads), d_kv, scaled
         shared = (heads,) if kv_heads is None else self.kv_heads
         small = None if scaled else Normal((d_model.size * d_kv.size) ** -0.5)

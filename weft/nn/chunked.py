@@ -8,13 +8,14 @@ import jax
 
 import weft as wf
 from weft.core.context import active
+from weft.core.dims import DimLike, select_dim
 from weft.core.errors import ShapeError
 from weft.core.operands import as_slice
 from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
 
 
-def chunked(f: Callable[..., PyTree], args: Tensor | tuple[Tensor, ...], dim: str, chunks: int) -> PyTree:
+def chunked(f: Callable[..., PyTree], args: Tensor | tuple[Tensor, ...], dim: DimLike, chunks: int) -> PyTree:
     """`f(*args)`, computed for one chunk of a dim after the other, and recomputed in the backward pass.
 
     Only one chunk's intermediate results are in memory at a time.
@@ -24,12 +25,13 @@ def chunked(f: Callable[..., PyTree], args: Tensor | tuple[Tensor, ...], dim: st
         depend on the position in the whole dim: they are bit-identical to those without chunks if the number
         of chunks divides the size.
       args: a tensor or a tuple of tensors, all with the dim.
-      dim: its name.
+      dim: the dim, or its name.
       chunks: how many; they need not divide the size. If a layout splits the dim, choose chunks that it
         splits evenly too: forming them then moves no data; otherwise the dim is gathered first.
     """
     given = args if isinstance(args, tuple) else (args,)
-    full = next(d for d in given[0].dims if d.name == dim)
+    full = select_dim(given[0].dims, dim)
+    name = full.name
     if not 1 <= chunks <= full.size:
         raise ShapeError(
             f"{chunks} chunks of {full}",
@@ -42,7 +44,7 @@ def chunked(f: Callable[..., PyTree], args: Tensor | tuple[Tensor, ...], dim: st
     inner, chunk = full.resize(size), wf.Dim("chunk_index", chunks)
 
     def split(t: Tensor) -> Tensor:
-        return wf.split(wf.pad(t, dim, 0, size * chunks - full.size), dim, [inner, chunk])
+        return wf.split(wf.pad(t, name, 0, size * chunks - full.size), name, [inner, chunk])
 
     def run_chunk(number: Tensor, *one: Tensor) -> PyTree:
         # Draws depend on the position in the whole dim, as in a pipeline. Otherwise all chunks would drop the
@@ -60,6 +62,6 @@ def chunked(f: Callable[..., PyTree], args: Tensor | tuple[Tensor, ...], dim: st
         position = order.index(inner)
         t = wf.transpose(t, [*order[: position + 1], chunk, *order[position + 1 :]])
         merged = wf.merge(t, [inner, chunk], full.resize(size * chunks))
-        return merged[dim, : full.size] if size * chunks != full.size else merged
+        return merged[name, : full.size] if size * chunks != full.size else merged
 
     return jax.tree.map(merge, out, is_leaf=is_tensor)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import equinox as eqx
 
 import weft as wf
+from weft.core.dims import DimLike
 from weft.core.errors import ModelError, nearest
 from weft.core.tensor import Tensor
 
@@ -38,7 +39,7 @@ class FeedForward(Module):
     narrow: Linear
     activation: str = eqx.field(static=True)
 
-    def __init__(self, d_model: wf.Dim, d_ff: wf.Dim, activation: str = "relu", *, bias: bool = False):
+    def __init__(self, d_model: DimLike, d_ff: DimLike, activation: str = "relu", *, bias: bool = False):
         if activation not in ACTIVATIONS:
             raise ModelError(
                 f"there is no activation {activation!r}{nearest(str(activation), ACTIVATIONS)}",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import equinox as eqx
 
 import weft as wf
 from weft.core.describe import describe
-from weft.core.dims import as_dims, format_dims
+from weft.core.dims import DimLike, DimsLike, as_dim, as_dims, format_dims
 from weft.core.errors import DimError, TensorTypeError, nearest
 from weft.core.tensor import Tensor
 
@@ -56,8 +54,8 @@ class Linear(Module):
 
     def __init__(
         self,
-        inputs: str | Sequence[wf.Dim],
-        outputs: str | Sequence[wf.Dim],
+        inputs: DimsLike,
+        outputs: DimsLike,
         *,
         bias: bool = False,
         initializer: Initializer | None = None,
@@ -66,7 +64,7 @@ class Linear(Module):
         self.weight = declare(self.inputs + self.outputs, initializer or fan_in(self.inputs))
         self.bias = declare(self.outputs, zeros) if bias else None
 
-    def __call__(self, x: Tensor, out: Sequence[wf.Dim] | None = None) -> Tensor:
+    def __call__(self, x: Tensor, out: DimsLike | None = None) -> Tensor:
         """`x · weight + bias`; `out` is the order of the result's dims, by default x's, then the outputs."""
         check_features(
             x, self.inputs, f"Linear from [{format_dims(self.inputs)}] to [{format_dims(self.outputs)}]"
@@ -90,9 +88,9 @@ class Embedding(Module):
     vocab: wf.Dim = eqx.field(static=True)
     features: wf.Dim = eqx.field(static=True)
 
-    def __init__(self, vocab: wf.Dim, features: wf.Dim, initializer: Initializer | None = None):
-        self.vocab, self.features = vocab, features
-        self.weight = declare([vocab, features], initializer or Normal(1.0))
+    def __init__(self, vocab: DimLike, features: DimLike, initializer: Initializer | None = None):
+        self.vocab, self.features = as_dim(vocab), as_dim(features)
+        self.weight = declare([self.vocab, self.features], initializer or Normal(1.0))
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """The vectors of the tokens. A table that is split over the vocabulary is not gathered."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 import weft as wf
+from weft.core.dims import DimLike
 from weft.core.tensor import Tensor
 
 
 def cross_entropy(
     logits: Tensor,
     targets: Tensor,
-    vocab: wf.Dim,
+    vocab: DimLike,
     *,
     smoothing: float = 0.0,
     z_loss: float = 0.0,

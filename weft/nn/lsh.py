@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 import weft as wf
+from weft.core.dims import DimLike, as_dim
 from weft.core.errors import ShapeError
 from weft.core.tensor import Tensor
 
@@ -73,9 +74,9 @@ class LSHAttention(Module):
 
     def __init__(
         self,
-        d_model: wf.Dim,
-        heads: wf.Dim,
-        d_kv: wf.Dim,
+        d_model: DimLike,
+        heads: DimLike,
+        d_kv: DimLike,
         *,
         chunk: int = 64,
         rounds: int = 2,
@@ -84,7 +85,7 @@ class LSHAttention(Module):
     ):
         factors = (buckets,) if isinstance(buckets, int) else buckets
         _check(chunk, rounds, factors)
-        self.heads, self.d_kv = heads, d_kv
+        self.heads, self.d_kv = heads, d_kv = as_dim(heads), as_dim(d_kv)
         self.chunk, self.rounds, self.buckets = chunk, wf.Dim("rounds", rounds), factors
         self.query = Linear([d_model], [heads, d_kv], bias=bias)
         self.value = Linear([d_model], [heads, d_kv], bias=bias)

@@ -7,15 +7,16 @@ batch.
 from __future__ import annotations
 
 import weft as wf
+from weft.core.dims import DimLike
 from weft.core.tensor import Tensor
 
 
-def causal(length: wf.Dim, memory: wf.Dim) -> Tensor:
+def causal(length: DimLike, memory: DimLike) -> Tensor:
     """Each position attends to itself and to earlier ones."""
     return wf.arange(length) >= wf.arange(memory)
 
 
-def prefix(memory: wf.Dim, size: Tensor) -> Tensor:
+def prefix(memory: DimLike, size: Tensor) -> Tensor:
     """All attend to the first `size` positions (of each batch row); with `causal(...) |`, a prefix LM."""
     return wf.arange(memory) < size
 
@@ -30,6 +31,6 @@ def segments(own: Tensor, others: Tensor) -> Tensor:
     return own == others
 
 
-def window(length: wf.Dim, memory: wf.Dim, size: int) -> Tensor:
+def window(length: DimLike, memory: DimLike, size: int) -> Tensor:
     """Each position attends to those fewer than `size` before or after it; with `causal`, only before."""
     return abs(wf.arange(length) - wf.arange(memory)) < size

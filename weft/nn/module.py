@@ -31,7 +31,7 @@ import re
 import types
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,7 +41,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import weft as wf
-from weft.core.dims import as_dims, format_dims
+from weft.core.dims import DimLike, DimsLike, as_dim, as_dims, format_dims
 from weft.core.errors import ProgramError, WeftError
 from weft.core.layers import entered, original, path_name, running
 from weft.core.tensor import Tensor, is_tensor
@@ -126,7 +126,7 @@ class Normal:
         return wf.random.normal(key, dims, dtype) * self.stddev
 
 
-def fan_in(dims: str | Sequence[wf.Dim]) -> Normal:
+def fan_in(dims: DimsLike) -> Normal:
     """Normal, scaled so that contracting these dims preserves the variance of the input."""
     return Normal(math.prod(d.size for d in as_dims(dims)) ** -0.5)
 
@@ -156,7 +156,7 @@ class Declared:
         )
 
 
-def declare(dims: str | Sequence[wf.Dim], initializer: Initializer, dtype: DTypeLike = jnp.float32) -> Tensor:
+def declare(dims: DimsLike, initializer: Initializer, dtype: DTypeLike = jnp.float32) -> Tensor:
     """Declare a parameter of a module; `init` replaces it by a tensor.
 
     Args:
@@ -209,12 +209,13 @@ def count(module: PyTree) -> int:
     return sum(p.size for p in parameters(module).values())
 
 
-def stack(module: M, dim: wf.Dim) -> M:
+def stack(module: M, dim: DimLike) -> M:
     """The declared module with a new first dim on every parameter: one copy per element of the dim.
 
     `wf.scan(f, x, stacked, dim)` passes them to `f` one after the other.
     """
-    return map_parameters(lambda p: Declared((dim, *p.dims), p.initializer, p.dtype), module)
+    new = as_dim(dim)
+    return map_parameters(lambda p: Declared((new, *p.dims), p.initializer, p.dtype), module)
 
 
 def specs(module: M) -> M:

@@ -32,6 +32,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 import weft as wf
+from weft.core.dims import DimLike, as_dim, dim_name
 from weft.core.errors import DimError, LayoutError, ShapeError, nearest
 from weft.core.tensor import Tensor
 
@@ -118,16 +119,17 @@ class MixtureOfExperts(Module):
 
     def __init__(
         self,
-        d_model: wf.Dim,
-        d_ff: wf.Dim,
-        experts: wf.Dim,
+        d_model: DimLike,
+        d_ff: DimLike,
+        experts: DimLike,
         *,
         top: int = 1,
         capacity: float = 1.25,
         activation: str = "relu",
-        group: str = "batch",
+        group: DimLike = "batch",
         bias: bool = False,
     ):
+        d_model, experts = as_dim(d_model), as_dim(experts)
         if not 1 <= top <= experts.size:
             raise ShapeError(
                 f"a token is routed to the top {top} of {experts}",
@@ -141,7 +143,7 @@ class MixtureOfExperts(Module):
                 hint="1.25 is usual for training",
             ).located("MixtureOfExperts")
         self.d_model, self.experts, self.choices = d_model, experts, experts.rename("choices")
-        self.top, self.capacity, self.group = top, capacity, group
+        self.top, self.capacity, self.group = top, capacity, dim_name(group)
         self.router = Linear([d_model], [self.choices])
         self.feed = stack(FeedForward(d_model, d_ff, activation, bias=bias), experts)
 

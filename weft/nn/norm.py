@@ -6,6 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 import weft as wf
+from weft.core.dims import DimLike, as_dim
 from weft.core.tensor import Tensor
 
 from .module import Module, declare, ones, zeros
@@ -18,9 +19,9 @@ class RMSNorm(Module):
     dim: wf.Dim = eqx.field(static=True)
     epsilon: float = eqx.field(static=True)
 
-    def __init__(self, dim: wf.Dim, epsilon: float = 1e-6):
-        self.dim, self.epsilon = dim, epsilon
-        self.scale = declare([dim], ones)
+    def __init__(self, dim: DimLike, epsilon: float = 1e-6):
+        self.dim, self.epsilon = as_dim(dim), epsilon
+        self.scale = declare(self.dim, ones)
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.astype(jnp.float32)
@@ -36,9 +37,9 @@ class LayerNorm(Module):
     dim: wf.Dim = eqx.field(static=True)
     epsilon: float = eqx.field(static=True)
 
-    def __init__(self, dim: wf.Dim, epsilon: float = 1e-5):
-        self.dim, self.epsilon = dim, epsilon
-        self.scale, self.bias = declare([dim], ones), declare([dim], zeros)
+    def __init__(self, dim: DimLike, epsilon: float = 1e-5):
+        self.dim, self.epsilon = as_dim(dim), epsilon
+        self.scale, self.bias = declare(self.dim, ones), declare(self.dim, zeros)
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x.astype(jnp.float32)

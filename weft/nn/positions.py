@@ -8,13 +8,14 @@ own way.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
+from weft.core.describe import reports_call
+from weft.core.dims import DimLike, DimsLike, as_dim, as_dims, select_dim
 from weft.core.tensor import Tensor
 
 from .module import Module, Normal, declare
@@ -26,7 +27,7 @@ class LearnedPositions(Module):
     weight: Tensor
     positions: wf.Dim = eqx.field(static=True)
 
-    def __init__(self, max_length: int, d_model: wf.Dim, stddev: float = 0.02):
+    def __init__(self, max_length: int, d_model: DimLike, stddev: float = 0.02):
         self.positions = wf.Dim("positions", max_length)
         self.weight = declare([self.positions, d_model], Normal(stddev))
 
@@ -34,8 +35,9 @@ class LearnedPositions(Module):
         return wf.take(self.weight, positions, self.positions)
 
 
-def sinusoid(positions: Tensor, d_model: wf.Dim, max_period: float = 10_000.0) -> Tensor:
+def sinusoid(positions: Tensor, d_model: DimLike, max_period: float = 10_000.0) -> Tensor:
     """Sines (first half of d_model) and cosines (second half) of the position at geometric frequencies."""
+    d_model = as_dim(d_model)
     half = d_model.size // 2
     steps = np.exp(-math.log(max_period) * np.arange(half) / max(half - 1, 1))
     odd = np.zeros(d_model.size - 2 * half)
@@ -67,15 +69,14 @@ class RelativePositions(Module):
 
     def __init__(
         self,
-        heads: wf.Dim | Sequence[wf.Dim],
+        heads: DimsLike,
         bidirectional: bool,
         buckets: int = 32,
         max_distance: int = 128,
     ):
-        head_dims = [heads] if isinstance(heads, wf.Dim) else heads
         self.buckets, self.bidirectional = wf.Dim("buckets", buckets), bidirectional
         self.max_distance = max_distance
-        self.weight = declare([self.buckets, *head_dims], Normal(1.0))
+        self.weight = declare([self.buckets, *as_dims(heads)], Normal(1.0))
 
     def __call__(self, positions: Tensor, memory_positions: Tensor) -> Tensor:
         """The attention bias, from the position ids of queries and of keys."""
@@ -99,10 +100,11 @@ class RelativePositions(Module):
         return wf.where(distance < exact, distance, wf.minimum(far, count - 1)) + offset
 
 
+@reports_call
 def rotary(
     x: Tensor,
     positions: Tensor,
-    d_kv: wf.Dim,
+    d_kv: DimLike,
     base: float = 10_000.0,
     scaling: tuple[float, float, float, float] | None = None,
 ) -> Tensor:
@@ -120,6 +122,7 @@ def rotary(
         with fewer than `low` periods in `length` positions are multiplied by `factor`, those with more than
         `high` periods stay, and those between are interpolated.
     """
+    d_kv = select_dim(x.dims, d_kv)
     half = wf.Dim("half", d_kv.size // 2)
     rates = base ** (-np.arange(half.size) / half.size)  # in radians per position
     if scaling is not None:

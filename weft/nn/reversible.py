@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import weft as wf
 from weft.autodiff.partition import Leaf, Partition, add_gradients, zero_gradient
+from weft.core.dims import DimLike
 from weft.core.tensor import Tensor
 from weft.core.types import PyTree
 
@@ -27,7 +28,7 @@ def reversible(
     a: Tensor,
     b: Tensor,
     stacked: PyTree,
-    dim: wf.Dim | str,
+    dim: DimLike,
     shared: PyTree = None,
 ) -> StreamPair:
     """The streams after all layers, with a backward pass that saves nothing between layers.

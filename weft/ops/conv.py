@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,17 @@ from jax import lax
 
 from ..core import collectives, halo
 from ..core.context import active
-from ..core.dims import Dim, DimLike, DimsLike, format_dims, select_dims, union_dims
+from ..core.dims import (
+    Dim,
+    DimLike,
+    DimsLike,
+    check_distinct,
+    format_dims,
+    list_dims,
+    select_dim,
+    select_dims,
+    union_dims,
+)
 from ..core.errors import DimError
 from ..core.op import op
 from ..core.operands import as_slice, slice_tensor
@@ -42,7 +51,7 @@ class _Roles:
 
 
 @accept_dim_keys
-@op(example=lambda op, x, kernel: op(x, kernel, window={"a": "w"}, out=["a", "f"]), mixes_rows=True)
+@op(example=lambda op, x, kernel: op(x, kernel, window={"a": "w"}, out="a f"), mixes_rows=True)
 def conv(
     x: Tensor,
     kernel: Tensor,
@@ -121,7 +130,9 @@ def _match_window(
             rule="a convolution has 1 to 3 spatial dims",
             hint="make one of them a batch dim, or contract windows(x, dim, window_dim) by einsum",
         )
-    spatial, taps = select_dims(x.dims, list(window)), select_dims(kernel.dims, list(window.values()))
+    spatial = tuple([select_dim(x.dims, dim) for dim in window])
+    taps = tuple([select_dim(kernel.dims, dim) for dim in window.values()])
+    check_distinct(taps)
     rest = tuple(d for d in kernel.dims if d not in taps)
     both = {d.name for d in spatial} & {d.name for d in rest}
     if both:
@@ -141,9 +152,8 @@ def _result_dims(
         from_x = tuple(outs.get(d, d) for d in x_dims if d not in rest)
         return from_x + tuple(d for d in rest if d not in x_dims)
     known = tuple(outs.get(d, d) for d in union_dims([x_dims, rest]))
-    items: Iterable[Any] = (out,) if isinstance(out, Dim | str) else out
     # A spatial dim may be given with the size that it has in x; the result's size is computed.
-    return select_dims(known, [outs.get(d, d) for d in items])
+    return select_dims(known, [outs.get(d, d) if isinstance(d, Dim) else d for d in list_dims(out)])
 
 
 def _roles(

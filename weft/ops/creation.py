@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from ..core.context import active
 from ..core.describe import reports_call
-from ..core.dims import Dim, DimsLike, as_dim, as_dims
+from ..core.dims import Dim, DimLike, DimsLike, as_dim, as_dims
 from ..core.errors import ProgramError, ShapeError, TensorTypeError
 from ..core.layout import LayoutLike, Placement
 from ..core.mesh import MeshLike
@@ -115,11 +115,11 @@ def ones_like(x: Tensor, dtype: DTypeLike | None = None) -> Tensor:
 
 
 @op(example=lambda op: op(Dim("a", 6)), split_invariant=True)
-def arange(dim: Dim, dtype: DTypeLike = jnp.int32) -> Tensor:
+def arange(dim: DimLike, dtype: DTypeLike = jnp.int32) -> Tensor:
     """0, 1, 2, … along a dim.
 
     >>> import weft as wf
-    >>> wf.arange(wf.Dim("a", 3))
+    >>> wf.arange("a=3")
     i32[a=3] [0, 1, 2]
     """
     canonical_dtype(dtype)

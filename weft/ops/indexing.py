@@ -22,7 +22,16 @@ from ..core import collectives, halo
 from ..core.collectives import Axes
 from ..core.context import active
 from ..core.describe import format_call
-from ..core.dims import Dim, DimLike, check_distinct, format_dims, select_dim, select_dims, union_dims
+from ..core.dims import (
+    Dim,
+    DimLike,
+    as_dim,
+    check_distinct,
+    format_dims,
+    select_dim,
+    select_dims,
+    union_dims,
+)
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, python_number_error
 from ..core.layout import Splits
 from ..core.op import op
@@ -216,7 +225,7 @@ def _range(array: jax.Array, dim_index: int, dim: Dim, axes: Axes, positions: ra
 
 
 @op(example=lambda op, x, start: op(x, "a", start, 2), mixes_rows=True)
-def slice(x: Tensor, dim: DimLike, start: int | Tensor, size: int | Dim) -> Tensor:
+def slice(x: Tensor, dim: DimLike, start: int | Tensor, size: int | DimLike) -> Tensor:
     """`size` elements of a dim, beginning at `start`.
 
     Args:
@@ -225,17 +234,17 @@ def slice(x: Tensor, dim: DimLike, start: int | Tensor, size: int | Dim) -> Tens
       start: an integer or an integer tensor without dims. A negative start counts from the end. If the slice
         is not within the dim, an integer is an error. The value of a tensor is known only when the program
         runs, so it is clamped, as in `jax.lax.dynamic_slice`.
-      size: the number of elements. A Dim also gives the new name.
+      size: the number of elements. A dim, `"b=2"`, also gives the new name.
 
     >>> import weft as wf
     >>> x = wf.arange(wf.Dim("a", 6))
-    >>> wf.slice(x, "a", x["a", 2], 3), wf.slice(x, "a", -2, wf.Dim("b", 2))
+    >>> wf.slice(x, "a", x["a", 2], 3), wf.slice(x, "a", -2, "b=2")
     (i32[a=3] [2, 3, 4], i32[b=2] [4, 5])
     """
     x = resolve_to_layout(as_slice(x))
     old = select_dim(x.dims, dim)
     check_along([old])
-    new = size if isinstance(size, Dim) else old.resize(as_integer(size, "size"))
+    new = as_dim(size) if isinstance(size, Dim | str) else old.resize(as_integer(size, "size"))
     first = _start(start, old, new)
     dim_index = x.dims.index(old)
     dims = x.dims[:dim_index] + (new,) + x.dims[dim_index + 1 :]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from ..core import collectives
 from ..core.context import active
 from ..core.describe import reports_call, short_dtype
-from ..core.dims import Dim, DimLike, DimsLike, as_dims, format_dims, select_dims, union_dims
+from ..core.dims import Dim, DimsLike, as_dims, format_dims, select_dims, union_dims
 from ..core.errors import LayoutError, ProgramError, ShapeError, TensorTypeError
 from ..core.layout import axes_of
 from ..core.op import op
@@ -29,14 +29,15 @@ def local(
     fn: Callable[..., jax.Array | Sequence[jax.Array]],
     *tensors: Tensor,
     out: DimsLike | Sequence[DimsLike],
-    splittable: Iterable[DimLike] = (),
+    splittable: DimsLike = (),
 ) -> Tensor | tuple[Tensor, ...]:
     """Apply a raw JAX function to slices: for kernels, and for ops that Weft does not have.
 
     Args:
       fn: takes one array for each tensor (its slice, dimensions in the tensor's order) and returns an
         array, or a tuple of arrays.
-      out: the dims of the result; a list of lists of dims if `fn` returns a tuple.
+      out: the dims of the result, by name if a tensor has them; a list of lists of dims if `fn` returns a
+        tuple.
       splittable: the dims along which `fn` can process each slice independently. Splitting any other dim is
         an error. Padding along them is zero in the inputs, and is discarded in the results, where it should
         be finite.
@@ -46,7 +47,7 @@ def local(
 
     >>> import weft as wf, jax.numpy as jnp
     >>> x = wf.ones("batch=2 d=3")
-    >>> wf.local(lambda a: jnp.cumsum(a, axis=1), x, out=x.dims, splittable=["batch"])
+    >>> wf.local(lambda a: jnp.cumsum(a, axis=1), x, out=x.dims, splittable="batch")
     f32[batch=2, d=3]
     [[1., 2., 3.],
      [1., 2., 3.]]
@@ -55,9 +56,10 @@ def local(
     slices = [as_slice(t) for t in tensors]
     items: Any = out if isinstance(out, str | Dim) else list(out)
     several = isinstance(items, list) and bool(items) and not isinstance(items[0], Dim | str)
-    outs = [_out_dims(dims, slices) for dims in (items if several else [items])]
+    known = union_dims(t.dims for t in slices)
+    outs = [as_dims(dims, known) for dims in (items if several else [items])]
     all_dims = union_dims([*(t.dims for t in slices), *outs])
-    allowed = {d.name for d in select_dims(all_dims, list(splittable))}
+    allowed = {d.name for d in select_dims(all_dims, splittable)}
     splits = dict(zip(all_dims, ctx.splits(all_dims), strict=True))
     undeclared = [d for d in all_dims if splits[d] and d.name not in allowed]
     if undeclared:
@@ -97,15 +99,6 @@ def local(
         )
     tensors_out = [_result(array, dims) for array, dims in zip(results, outs, strict=True)]
     return tuple(tensors_out) if several else tensors_out[0]
-
-
-def _out_dims(dims: DimsLike, slices: list[Tensor]) -> tuple[Dim, ...]:
-    """The dims of a result. Those of the operands may be given by name; new ones have a size."""
-    if isinstance(dims, str) and "=" in dims:
-        return as_dims(dims)
-    known = union_dims(t.dims for t in slices)
-    items = [dims] if isinstance(dims, Dim | str) else list(dims)
-    return as_dims([select_dims(known, d)[0] if isinstance(d, str) else d for d in items])
 
 
 def _result(array: jax.Array, dims: tuple[Dim, ...]) -> Tensor:

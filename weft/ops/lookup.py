@@ -90,7 +90,7 @@ def _look_up(table: Tensor, ids: Tensor, chosen: Dim, fill: Number | None) -> Te
 
 
 @op(example=lambda op, j: op(j, Dim("n", 5)))
-def one_hot(ids: Operand, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
+def one_hot(ids: Operand, dim: DimLike, dtype: DTypeLike = jnp.float32) -> Tensor:
     """One-hot vectors along a new last dim. An index out of range gives zeros.
 
     Args:
@@ -99,7 +99,7 @@ def one_hot(ids: Operand, dim: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
       dtype: the dtype of the result.
 
     >>> import weft as wf
-    >>> wf.one_hot(wf.tensor([2, 0], "batch=2"), wf.Dim("vocab", 3)).numpy().tolist()
+    >>> wf.one_hot(wf.tensor([2, 0], "batch=2"), "vocab=3").numpy().tolist()
     [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
     index = _as_ids(ids)

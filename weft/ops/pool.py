@@ -11,7 +11,7 @@ from jax import lax
 
 from ..core import collectives
 from ..core.context import active
-from ..core.dims import Dim, DimLike, as_dim, check_distinct, select_dim, select_dims
+from ..core.dims import Dim, DimLike, as_dim, check_distinct, select_dim
 from ..core.errors import ShapeError
 from ..core.op import op
 from ..core.operands import as_slice, slice_tensor
@@ -111,7 +111,7 @@ def _pool_windows(
     x: Tensor, window: Mapping[DimLike, int], stride: PerDim[int] | None, padding: PerDim[Padding]
 ) -> list[SlidingWindow]:
     check_window(window, '{"h": 2, "w": 2}')
-    dims = select_dims(x.dims, list(window))
+    dims = [select_dim(x.dims, dim) for dim in window]
     slides = sliding_windows(dims, list(window.values()), window if stride is None else stride, padding)
     negative = [slide for slide in slides if slide.low < 0 or slide.high < 0]
     if negative:
@@ -158,7 +158,7 @@ def _pooled(
 def windows(
     x: Tensor,
     dim: DimLike,
-    window_dim: Dim,
+    window_dim: DimLike,
     stride: int = 1,
     padding: Padding = "VALID",
     dilation: int = 1,
@@ -168,13 +168,13 @@ def windows(
     Args:
       x: any tensor.
       dim: the dim to slide along. In the result it indexes the windows.
-      window_dim: a new Dim for the elements of a window, inserted after `dim`.
+      window_dim: a new dim for the elements of a window, inserted after `dim`.
       stride: the distance between the starts of neighbouring windows.
       padding: "SAME", "VALID", or the number of zeros, `(before, after)`.
       dilation: the distance between neighbouring elements of a window.
 
     >>> import weft as wf
-    >>> wf.windows(wf.arange(wf.Dim("t", 4)), "t", wf.Dim("k", 2))
+    >>> wf.windows(wf.arange("t=4"), "t", "k=2")
     i32[t=3, k=2]
     [[0, 1],
      [1, 2],

@@ -16,7 +16,7 @@ from ..core import collectives
 from ..core.collectives import Axes
 from ..core.context import active
 from ..core.describe import describe
-from ..core.dims import Dim, DimLike, DimsLike, select_dims
+from ..core.dims import Dim, DimsLike, select_dims
 from ..core.errors import TensorTypeError
 from ..core.op import op
 from ..core.operands import as_slice, check_along, slice_tensor
@@ -76,8 +76,9 @@ def sum(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """The sum over dims, by default all of them.
 
     >>> import weft as wf
-    >>> wf.sum(wf.ones("a=2 b=3"), "b")
-    f32[a=2] [3., 3.]
+    >>> x = wf.ones("a=2 b=3 c=2")
+    >>> wf.sum(x, "b c"), x.sum()
+    (f32[a=2] [6., 6.], f32[] 12.)
     """
     return _linear_sum(x, dims, None)
 
@@ -93,8 +94,8 @@ def mean(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     x = as_slice(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = elementwise(lambda a: a.astype(jax.dtypes.canonicalize_dtype(float)), [x])
-    count = math.prod(d.size for d in _reduced_dims(x, dims))
-    return _linear_sum(x, dims, 1.0 / count)
+    reduced = _reduced_dims(x, dims)
+    return _linear_sum(x, reduced, 1.0 / math.prod(d.size for d in reduced))
 
 
 @op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
@@ -105,10 +106,12 @@ def var(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     >>> wf.var(wf.tensor([[1, 3], [4, 8]], "a=2 b=2"), "b")
     f32[a=2] [1., 4.]
     """
-    centered = x - mean(x, dims)
+    x = as_slice(x)
+    reduced = _reduced_dims(x, dims)
+    centered = x - mean(x, reduced)
     if jnp.issubdtype(centered.dtype, jnp.complexfloating):
-        return mean(elementwise(lambda a: (a * jnp.conj(a)).real, [centered]), dims)
-    return mean(centered * centered, dims)
+        return mean(elementwise(lambda a: (a * jnp.conj(a)).real, [centered]), reduced)
+    return mean(centered * centered, reduced)
 
 
 @op(example=lambda op, x: op(x, "a"), mixes_rows=True)
@@ -324,30 +327,30 @@ def _softmax_jvp(
 
 
 @op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
-def softmax(x: Tensor, dim: DimLike) -> Tensor:
-    """`exp(x) / sum(exp(x))` along a dim.
+def softmax(x: Tensor, dims: DimsLike) -> Tensor:
+    """`exp(x) / sum(exp(x))` along a dim, or along several together.
 
     >>> import weft as wf
     >>> wf.softmax(wf.log(wf.tensor([1.0, 3.0], "a=2")), "a")
     f32[a=2] [0.25, 0.75]
     """
     x = _require_float(x, "softmax")
-    reduced = _reduced_dims(x, [dim])
+    reduced = _reduced_dims(x, dims)
     array = fill_padding(reshard(x), x.dims, layout_splits(x), -jnp.inf, only=reduced)
     result = _softmax(array, _indices(x, reduced), _split_axes(x, reduced))
     return slice_tensor(fill_padding(result, x.dims, layout_splits(x)), x.dims)
 
 
 @op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
-def log_softmax(x: Tensor, dim: DimLike) -> Tensor:
-    """`x - logsumexp(x)` along a dim.
+def log_softmax(x: Tensor, dims: DimsLike) -> Tensor:
+    """`x - logsumexp(x)` along a dim, or along several together.
 
     >>> import weft as wf
     >>> wf.log_softmax(wf.zeros("a=2"), "a")
     f32[a=2] [-0.6931, -0.6931]
     """
     x = _require_float(x, "log_softmax")
-    reduced = _reduced_dims(x, [dim])
+    reduced = _reduced_dims(x, dims)
     array, top, axes, dim_indices = _array_and_max(x, reduced)
     shifted = array - _pvary_like(top, array)
     total = _total(jnp.exp(shifted), dim_indices, axes)

@@ -22,6 +22,7 @@ from ..core.dims import (
     as_dims,
     check_distinct,
     format_dims,
+    new_dim,
     select_dim,
     select_dims,
     union_dims,
@@ -49,13 +50,14 @@ def rename(x: Tensor, names: Mapping[str, DimLike]) -> Tensor:
     new = {}
     for old, name in names.items():
         dim = select_dim(x.dims, old)
-        if isinstance(name, Dim) and name.size != dim.size:
+        renamed = new_dim(name, dim.size)
+        if renamed.size != dim.size:
             raise DimError(
-                f"{dim} can't be renamed {name}: the sizes differ",
+                f"{dim} can't be renamed {renamed}: the sizes differ",
                 rule="a rename keeps the size",
                 hint="wf.split and wf.merge change sizes; wf.slice shortens a dim and wf.pad extends it",
             )
-        new[dim.name] = name.name if isinstance(name, Dim) else name
+        new[dim.name] = renamed.name
     dims = tuple(d.rename(new.get(d.name, d.name)) for d in x.dims)
     check_distinct(dims)
     ctx = active.context
@@ -72,7 +74,7 @@ def transpose(x: Tensor, dims: DimsLike) -> Tensor:
     """Reorder the dims of a tensor.
 
     >>> import weft as wf
-    >>> wf.transpose(wf.tensor([[1, 2]], "a=1 b=2"), ["b", "a"])
+    >>> wf.transpose(wf.tensor([[1, 2]], "a=1 b=2"), "b a")
     i32[b=2, a=1]
     [[1],
      [2]]
@@ -92,16 +94,16 @@ def transpose(x: Tensor, dims: DimsLike) -> Tensor:
 
 @op(example=lambda op, x: op(x, [Dim("n", 2), *x.dims]))
 def broadcast_to(x: Tensor, dims: DimsLike) -> Tensor:
-    """Repeat a tensor along the dims that it lacks. `dims` are all dims of the result.
+    """Repeat a tensor along the dims that it lacks. `dims` are all dims of the result; new ones have sizes.
 
     >>> import weft as wf
-    >>> wf.broadcast_to(wf.tensor([1, 2], "a=2"), "b=2 a=2")
+    >>> wf.broadcast_to(wf.tensor([1, 2], "a=2"), "b=2 a")
     i32[b=2, a=2]
     [[1, 2],
      [1, 2]]
     """
     x = as_slice(x)
-    out_dims = as_dims(dims)
+    out_dims = as_dims(dims, x.dims)
     all_dims = union_dims([out_dims, x.dims])
     if len(all_dims) != len(out_dims):
         lost = [d for d in all_dims if d not in out_dims]
@@ -124,14 +126,14 @@ def _expand(array: jax.Array, have: Sequence[Dim], want: Sequence[Dim]) -> jax.A
 
 @op(example=lambda op, x: op(x, "m=9 n=2"), mixes_rows=True)
 def reshape(x: Tensor, dims: DimsLike) -> Tensor:
-    """Reshape to other dims of the same total size, in row-major order.
+    """Reshape to other dims of the same total size, in row-major order. A name alone keeps its size.
 
     >>> import weft as wf
     >>> wf.reshape(wf.tensor([[1, 2], [3, 4]], "a=2 b=2"), "c=4")
     i32[c=4] [1, 2, 3, 4]
     """
     x = as_slice(x)
-    new = as_dims(dims)
+    new = as_dims(dims, x.dims)
     size = math.prod(d.size for d in new)
     if size != x.size:
         raise ShapeError(
@@ -145,6 +147,9 @@ def reshape(x: Tensor, dims: DimsLike) -> Tensor:
 @op(example=lambda op, x: op(x, "a", "m=2 n=3"), mixes_rows=True)
 def split(x: Tensor, dim: DimLike, into: DimsLike) -> Tensor:
     """Split one dim into several, in row-major order: `split(x, "length", [blocks, block])`.
+
+    `unflatten` is another name for it, PyTorch's. `numpy.split` and `torch.split` return several arrays, as
+    `x["length", :3]` and `unstack` do here.
 
     >>> import weft as wf
     >>> wf.split(wf.arange(wf.Dim("length", 6)), "length", "blocks=2 block=3")
@@ -161,17 +166,17 @@ def split(x: Tensor, dim: DimLike, into: DimsLike) -> Tensor:
 
 @op(example=lambda op, x: op(x, ["b", "a"], "n"), mixes_rows=True)
 def merge(x: Tensor, dims: DimsLike, into: DimLike) -> Tensor:
-    """Merge several dims into one, in row-major order: `merge(x, ["a", "b"], ab)`. It replaces the first one.
+    """Merge several dims into one, in row-major order: `merge(x, [a, b], ab)`. It replaces the first one.
+
+    `flatten` is another name for it, PyTorch's.
 
     >>> import weft as wf
-    >>> wf.merge(wf.tensor([[1, 2], [3, 4]], "a=2 b=2"), ["b", "a"], "ba")
+    >>> wf.merge(wf.tensor([[1, 2], [3, 4]], "a=2 b=2"), "b a", "ba")
     i32[ba=4] [1, 3, 2, 4]
     """
     x = as_slice(x)
     parts = select_dims(x.dims, dims)
-    name = into if isinstance(into, str) else into.name
-    size = math.prod(d.size for d in parts) if isinstance(into, str) else into.size
-    merged = Dim(name, size)
+    merged = new_dim(into, math.prod(d.size for d in parts))
     _check_same_size(parts, [merged])
     first = x.dims.index(parts[0])
     rest = [d for d in x.dims if d not in parts]
@@ -179,6 +184,10 @@ def merge(x: Tensor, dims: DimsLike, into: DimLike) -> Tensor:
     after = [d for d in rest if d not in before]
     adjacent = transpose(x, [*before, *parts, *after])
     return _reshape(adjacent, (*before, merged, *after))
+
+
+# PyTorch's names of the same functions.
+flatten, unflatten = merge, split
 
 
 def _check_same_size(old: Sequence[Dim], new: Sequence[Dim]) -> None:
@@ -282,13 +291,12 @@ def stack(tensors: Sequence[Tensor], dim: DimLike) -> Tensor:
      [1., 1.]]
     """
     slices = as_slices(tensors, "stack")
-    name = dim if isinstance(dim, str) else dim.name
-    new = Dim(name, len(slices)) if slices else None
-    if new is None or (isinstance(dim, Dim) and dim.size != len(slices)):
+    new = new_dim(dim, max(len(slices), 1))
+    if new.size != len(slices):
         raise ShapeError(
             f"{len(slices)} tensors can't be stacked along {dim}",
             rule="the size of the new dim is the number of tensors",
-            hint=f'stack(tensors, "{name}") infers the size',
+            hint=f'stack(tensors, "{new.name}") infers the size',
         )
     dims = union_dims(t.dims for t in slices)
     if any(set(t.dims) != set(dims) for t in slices):

@@ -17,7 +17,7 @@ from jax import lax
 from ..core import collectives, halo
 from ..core.collectives import Axes
 from ..core.context import active
-from ..core.dims import Dim, DimLike, format_dims, select_dim
+from ..core.dims import Dim, DimLike, dim_name, format_dims, new_dim, select_dim
 from ..core.errors import DimError, ShapeError, TensorTypeError, python_number_error
 from ..core.op import op
 from ..core.operands import as_slice, as_slices, check_along, slice_tensor
@@ -42,10 +42,10 @@ def concat(tensors: Sequence[Tensor], dim: DimLike) -> Tensor:
     f32[a=5] [0., 0., 1., 1., 1.]
     """
     slices = as_slices(tensors, "concat")
-    name = dim.name if isinstance(dim, Dim) else dim
+    name = dim_name(dim)
     parts = _check_parts(slices, name)
     new = Dim(name, sum(part.size for part in parts))
-    if isinstance(dim, Dim) and dim != new:
+    if new_dim(dim, new.size) != new:
         raise ShapeError(
             f"the sizes of {name} add up to {' + '.join(str(p.size) for p in parts)} = {new.size}, and "
             f"dim= is {dim}",

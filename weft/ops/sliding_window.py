@@ -19,7 +19,7 @@ from ..core import context, halo
 from ..core.collectives import Axes
 from ..core.context import active
 from ..core.describe import format_call
-from ..core.dims import Dim, DimLike
+from ..core.dims import Dim, DimLike, dim_name
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, nearest, python_number_error
 from ..core.operands import check_along
 from ..core.tensor import Tensor
@@ -205,7 +205,7 @@ def accept_dim_keys(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def with_names(value: PyTree) -> PyTree:
         if isinstance(value, Mapping):
-            return {k.name if isinstance(k, Dim) else k: with_names(v) for k, v in value.items()}
+            return {dim_name(dim): with_names(v) for dim, v in value.items()}
         if isinstance(value, tuple | list):
             return tuple(map(with_names, value))
         return int(value) if isinstance(value, np.integer) else value

@@ -90,7 +90,7 @@ def argmin(x: Tensor, dim: DimLike) -> Tensor:
 
 
 @op(example=lambda op, x: op(x, "a", Dim("k", 2)), mixes_rows=True)
-def top_k(x: Tensor, dim: DimLike, k_dim: Dim) -> tuple[Tensor, Tensor]:
+def top_k(x: Tensor, dim: DimLike, k_dim: DimLike) -> tuple[Tensor, Tensor]:
     """The k largest elements along a dim, in descending order, and their indices, like `jax.lax.top_k`.
 
     Args:
@@ -99,7 +99,7 @@ def top_k(x: Tensor, dim: DimLike, k_dim: Dim) -> tuple[Tensor, Tensor]:
       k_dim: replaces `dim` in the results; its size is k.
 
     >>> import weft as wf
-    >>> wf.top_k(wf.tensor([3, 9, 5, 9], "a=4"), "a", wf.Dim("best", 3))
+    >>> wf.top_k(wf.tensor([3, 9, 5, 9], "a=4"), "a", "best=3")
     (i32[best=3] [9, 9, 5], i32[best=3] [1, 3, 2])
     """
     x = require_ordered(x, "top_k")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -10,5 +11,5 @@ import numpy as np
 from ..core.tensor import Tensor
 
 Number = int | float | complex | np.number
-Operand = Tensor | Number  # an operator's left or right side; a number broadcasts
+Operand: TypeAlias = Tensor | Number  # an operator's left or right side; a number broadcasts
 ArrayFn = Callable[..., jax.Array]  # a function of arrays, such as jax.numpy.exp

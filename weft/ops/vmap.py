@@ -13,7 +13,7 @@ from ..core import collectives
 from ..core.boundary import LeafSpec, common_dim, flatten, leaf_array, numbers_as_tensors
 from ..core.collectives import Axes
 from ..core.context import active
-from ..core.dims import Dim, DimLike, check_distinct
+from ..core.dims import DimLike, check_distinct, dim_name
 from ..core.errors import DimError, ProgramError, nearest
 from ..core.layout import axes_of
 from ..core.op import op
@@ -43,7 +43,7 @@ def vmap(f: Callable[..., PyTree], dim: DimLike) -> Callable[..., PyTree]:
 def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
     ctx = active.context
     leaves, tree = flatten((args, kwargs))
-    name = dim.name if isinstance(dim, Dim) else dim
+    name = dim_name(dim)
     mapped = [n for n, t in enumerate(leaves) if isinstance(t, Tensor) and name in [d.name for d in t.dims]]
     if not mapped:
         known = list(dict.fromkeys(d.name for t in leaves if is_tensor(t) for d in t.dims))

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import weft as wf
-from weft.core.dims import Dim
+from weft.core.dims import Dim, dim_name, list_dims
 from weft.core.op import call_in_program
 from weft.core.tensor import Tensor
 from weft.core.types import PyTree, at_least_float32
@@ -81,10 +81,11 @@ class Optimizer:
     """Names of the dims along which layers or experts are stacked."""
 
     def __post_init__(self) -> None:
-        for name in ("decayed", "stacked_dims"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if self.decayed is not None:
+            given: Any = self.decayed
+            object.__setattr__(self, "decayed", (given,) if isinstance(given, str) else tuple(given))
+        stacked = tuple([dim_name(dim) for dim in list_dims(self.stacked_dims)])
+        object.__setattr__(self, "stacked_dims", stacked)
         validate(self, hint=f"for example {self.example_call()}")
 
     def init(self, params: PyTree) -> State:

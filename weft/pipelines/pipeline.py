@@ -28,7 +28,7 @@ from ..core import collectives
 from ..core.boundary import LeafSpec, common_dim, flatten, rebuild_leaf
 from ..core.context import active
 from ..core.describe import describe
-from ..core.dims import Dim
+from ..core.dims import Dim, DimLike, dim_name
 from ..core.errors import DimError, ProgramError, TensorTypeError, nearest, python_number_error
 from ..core.op import op
 from ..core.reshard import materialize
@@ -45,11 +45,11 @@ def pipeline(
     f: Callable[..., PyTree],
     x: PyTree,
     params: PyTree,
-    dim: Dim | str = "layers",
+    dim: DimLike = "layers",
     *,
     micro: int | None = None,
     shared: Sequence[PyTree] = (),
-    batch: str | Dim = "batch",
+    batch: DimLike = "batch",
     schedule: str = "gpipe",
     remat: str | Callable[..., bool] | None = None,
     unroll: int = 1,
@@ -93,7 +93,7 @@ def pipeline(
     (axes,) = ctx.splits((layers,))
     _check_schedule(schedule)
     _check_shared(shared)
-    micro, batch = _as_integer(micro), batch.name if isinstance(batch, Dim) else batch
+    micro, batch = _as_integer(micro), dim_name(batch)
     if not axes:
         body = f if remat is None else checkpointed(f, remat)
         return scan(lambda x, layer: (body(x, layer, *shared), None), x, params, layers, unroll=unroll)[0]
@@ -152,12 +152,6 @@ def _as_integer(micro: int | None) -> int | None:
 def _batch_dim(x: PyTree, batch: str) -> Dim:
     """The dim of the batch, which all tensors of x have."""
     found = set()
-    if not isinstance(batch, str):
-        raise DimError(
-            f"the batch's dim is {batch!r}",
-            rule="a dim is given as a Dim of the tensor or by its name",
-            hint='batch="batch"',
-        )
     for leaf in flatten(x)[0]:
         if not isinstance(leaf, Tensor):
             raise TensorTypeError(

@@ -10,7 +10,7 @@ from .rows import (
     A,
     Op,
     Rows,
-    along,
+    along_several,
     distinct,
     einsum,
     integers,
@@ -73,6 +73,11 @@ def _logsumexp(a: Any, axis: Any) -> Any:
     return A.log(A.sum(A.exp(a), axis=axis))
 
 
+def draw_softmax(d: Any) -> Any:
+    n = d.value("f", 1)
+    return (n,), {"dims": d.some(d.env[n].names)}
+
+
 REDUCE: Rows = {
     "sum": _reduction("sum", exact=True, adds=True),
     "mean": _reduction("mean"),
@@ -87,13 +92,13 @@ REDUCE: Rows = {
     "max whole": _reduction("max", kinds="bi"),
     "logsumexp": Op(one_over(), wf.logsumexp, over(_logsumexp)),
     "softmax": Op(
-        one_along(),
+        draw_softmax,
         wf.softmax,
-        along(lambda a, n: A.exp(a) / A.sum(A.exp(a), axis=n, keepdims=True)),
+        along_several(lambda a, axes: A.exp(a) / A.sum(A.exp(a), axis=axes, keepdims=True)),
     ),
     "log_softmax": Op(
-        one_along(),
+        draw_softmax,
         wf.log_softmax,
-        along(lambda a, n: a - A.log(A.sum(A.exp(a), axis=n, keepdims=True))),
+        along_several(lambda a, axes: a - A.log(A.sum(A.exp(a), axis=axes, keepdims=True))),
     ),
 }

@@ -137,6 +137,11 @@ def along(fn: Callable[..., Any]) -> Callable[..., Named]:
     return lambda x, dim, **options: Named(fn(x.array, x.names.index(dim), **options), x.names)
 
 
+def along_several(fn: Callable[..., Any]) -> Callable[..., Named]:
+    """The same for an op along one or more dims: `fn(array, axes)`."""
+    return lambda x, dims: Named(fn(x.array, tuple(x.names.index(n) for n in dims)), x.names)
+
+
 def over(fn: Callable[..., Any]) -> Callable[..., Named]:
     """An oracle for a reduction: `fn(array, axis=…)`."""
 
