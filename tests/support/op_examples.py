@@ -1,9 +1,18 @@
 """Operands for the examples of ops, by name (`weft/core/registry.py`)."""
 
 import jax
+import numpy as np
 from compare import booleans, integers, real
 
 import weft as wf
+
+
+def positive_definite(x):
+    """Positive definite matrices [a=6, e=6, ...] with distinct eigenvalues, from a tensor with these dims."""
+    small = wf.tanh(x) * 0.1
+    diagonal = wf.tensor(np.diag(np.arange(2.0, 8.0)).astype(x.dtype), "a=6 e=6")
+    return small + small.rename(a="e", e="a") + diagonal
+
 
 OPERANDS = {
     "x": real(0, "a=6 b=3"),
@@ -18,5 +27,6 @@ OPERANDS = {
     "ids": integers(9, "m=2", 0, 5),
     "start": wf.tensor(2, ""),
     "kernel": real(10, "w=3 b=3 f=2"),
+    "m": positive_definite(real(11, "a=6 e=6 b=3")),
     "key": jax.random.key(7),
 }
