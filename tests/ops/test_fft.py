@@ -86,6 +86,27 @@ def test_the_names_for_several_dims():
     assert wf.fft.irfftn(wf.fft.rfftn(x, ["h", "w"]), ["h", "w"], 7).dims == x.dims
 
 
+@pytest.mark.parametrize("size", [1, 6])
+def test_a_transform_between_gathers(size):
+    """XLA stores a gathered array in another order, and its CPU backend can't transform it in that order."""
+    dims = [wf.Dim("t", 8), wf.Dim("w", size)]
+
+    def loss(x):
+        y = wf.abs(wf.fft.rfft(wf.tanh(wf.split(x, "both", dims)), "w") - 4.0)
+        return wf.sum(y), y
+
+    oracle = lambda x: jnp.sum(jnp.abs(jnp.fft.rfft(jnp.tanh(x.reshape(8, size))) - 4.0))
+    x = real(2, [wf.Dim("both", 8 * size)])
+    gradient, _ = wf.spmd(wf.grad(loss, has_aux=True), "x=2", "w:x")(x)
+    assert_same(gradient, jax.grad(oracle)(x.array))
+
+
+def test_inside_vmap():
+    x = X["x"]
+    got = wf.spmd(lambda x: wf.vmap(lambda x: wf.fft.fft(x, "w"), "t")(x), "x=4", "t:x")(x)
+    assert_same(wf.transpose(got, x.dims), jnp.fft.fft(x.array, axis=2), atol=1e-5)
+
+
 def test_only_split_transformed_dims_travel():
     x = wf.spec("t=6 w=8")
     travels = lambda fn, layout: collectives(wf.spmd(fn, "x=2", layout).jaxpr(x).jaxpr)

@@ -7,11 +7,9 @@ from compare import booleans, integers, real
 import weft as wf
 
 
-def positive_definite(x):
-    """Positive definite matrices [a=6, e=6, ...] with distinct eigenvalues, from a tensor with these dims."""
-    small = wf.tanh(x) * 0.1
-    diagonal = wf.tensor(np.diag(np.arange(2.0, 8.0)).astype(x.dtype), "a=6 e=6")
-    return small + small.rename(a="e", e="a") + diagonal
+def _positive_definite(seed, batch, size):
+    values = np.random.default_rng(seed).uniform(-0.1, 0.1, (batch, size, size))
+    return (values + values.swapaxes(1, 2) + np.diag(np.arange(2.0, size + 2))).astype(np.float32)
 
 
 OPERANDS = {
@@ -27,6 +25,6 @@ OPERANDS = {
     "ids": integers(9, "m=2", 0, 5),
     "start": wf.tensor(2, ""),
     "kernel": real(10, "w=3 b=3 f=2"),
-    "m": positive_definite(real(11, "a=6 e=6 b=3")),
+    "m": wf.tensor(_positive_definite(11, 3, 6), "b=3 a=6 e=6"),
     "key": jax.random.key(7),
 }

@@ -12,11 +12,18 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 # The types of traced values: `Tracer` distinguishes values known only at run time from concrete ones, and
 # `ShapedArray` has the shape and dtype of a value in a jaxpr.
 from jax.core import AbstractValue as AbstractValue
 from jax.core import ShapedArray as ShapedArray
 from jax.core import Tracer as Tracer
+
+# XLA's CPU backend rejects a Fourier transform of an array in another order than row-major, which its own
+# layouts of all-gathers may ask for.
+from jax.experimental.layout import Layout as ArrayLayout
+from jax.experimental.layout import with_layout_constraint
 
 # A plan reads jaxprs: these are their parts.
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
@@ -68,6 +75,11 @@ varying_axes_of: Callable[[ShapedArray], frozenset[str]] = operator.attrgetter("
 def without_varying(aval: ShapedArray, axes: frozenset[str]) -> ShapedArray:
     """The type of a value that no longer varies over these mesh axes."""
     return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - axes))
+
+
+def row_major(array: jax.Array) -> jax.Array:
+    """The array, stored in row-major order; so is its cotangent."""
+    return with_layout_constraint(array, ArrayLayout(tuple(range(array.ndim))))
 
 
 def cluster_environments() -> list[Any]:

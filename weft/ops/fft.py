@@ -15,6 +15,7 @@ from ..core.context import active
 from ..core.describe import describe
 from ..core.dims import Dim, DimsLike, as_dim, format_dims, select_dims
 from ..core.errors import ShapeError, TensorTypeError
+from ..core.jax_compat import row_major
 from ..core.op import op
 from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import fill_padding, global_positions
@@ -49,7 +50,9 @@ def _transform(
     if jnp.issubdtype(array.dtype, jnp.inexact):
         array = array.astype(at_least_float32(array.dtype))
     sizes = [d.size for d in (*chosen[:-1], resized(chosen[-1]))]
-    result = fn(array, sizes, [x.dims.index(d) for d in chosen])
+    positions, last = [x.dims.index(d) for d in chosen], range(-len(chosen), 0)
+    array = row_major(jnp.moveaxis(array, positions, last))
+    result = jnp.moveaxis(row_major(fn(array, sizes, last)), last, positions)
     new = [d.resize(size) if d in chosen else d for d, size in zip(x.dims, result.shape, strict=True)]
     return slice_tensor(result, new, splits)
 

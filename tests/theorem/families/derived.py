@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from every_op import EVERY_OP
-from op_examples import OPERANDS, positive_definite
+from op_examples import OPERANDS
 
 import weft as wf
 from weft.core.registry import OpInfo
@@ -31,7 +31,6 @@ RANGES: dict[str, Callable[[wf.Tensor], wf.Tensor]] = {
     "p": lambda x: x * x + 0.2,
     "u": lambda x: wf.tanh(x) * 0.9,
     "g": lambda x: x * x + 1.1,
-    "m": positive_definite,
     **{name: lambda x: x % 5 for name, t in TENSORS.items() if t.dtype == np.int32},
 }
 
