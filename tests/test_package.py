@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parent.parent / "weft"
 # Each folder imports only itself and those before it.
 ORDER = [
     {"core"},
-    {"ops", "random", "autodiff", "pipelines"},
+    {"ops", "random", "linalg", "fft", "autodiff", "pipelines"},
     {"hardware"},
     {"plan"},
     {"verification"},

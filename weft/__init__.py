@@ -50,7 +50,7 @@ NAMES = {
     "autolayout.ranking": "search",
     "ops.optax": "optimizer",
 }
-MODULES = "random distributed nn models optim checkpoint data train generate serve"
+MODULES = "random linalg fft distributed nn models optim checkpoint data train generate serve"
 ELSEWHERE = {  # names that other libraries use, with Weft's
     **dict.fromkeys(["dot", "matmul", "tensordot", "inner", "outer"], "einsum"),
     **dict.fromkeys(["permute", "swapaxes", "moveaxis"], "transpose"),
@@ -62,7 +62,7 @@ ELSEWHERE = {  # names that other libraries use, with Weft's
 }
 
 _MODULE_OF = {name: module for module, names in NAMES.items() for name in names.split()}
-__all__ = [*_MODULE_OF, "random"]
+__all__ = [*_MODULE_OF, "random", "linalg", "fft"]
 
 
 def __getattr__(name):

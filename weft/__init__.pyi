@@ -5,7 +5,9 @@ from typing import Any
 from . import checkpoint as checkpoint
 from . import data as data
 from . import distributed as distributed
+from . import fft as fft
 from . import generate as generate
+from . import linalg as linalg
 from . import models as models
 from . import nn as nn
 from . import optim as optim

@@ -45,6 +45,26 @@ MISTAKES |= {
 }  # fmt: skip
 
 
+# -- linear algebra and Fourier transforms -----------------------------------------------------------------
+
+MATRICES = "batch=2 row=3 column=3"
+MISTAKES |= {
+    "matrices_that_are_not_square": lambda: wf.linalg.inv(ones("row=3 column=4"), "row", "column"),  # wrong
+    "matrices_with_one_dim": lambda: wf.linalg.cholesky(ones(MATRICES), "row", "row"),  # wrong
+    "matrices_of_16_bits": lambda: wf.linalg.det(ones(MATRICES, jnp.bfloat16), "row", "column"),  # wrong
+    "qr_into_a_dim_of_another_size": lambda: wf.linalg.qr(ones("row=5 column=3"), "row", "column", wf.Dim("k", 5)),  # wrong
+    "qr_into_a_dim_it_has": lambda: wf.linalg.qr(ones(MATRICES), "row", "column", "batch"),  # wrong
+    "solve_for_a_dim_that_is_there": lambda: wf.linalg.solve(ones(MATRICES), ones("row=3 column=3"), "row", "column"),  # wrong
+    "solve_without_the_rows": lambda: wf.linalg.solve(ones(MATRICES), ones("batch=2 column=3"), "row", "column"),  # wrong
+    "norm_of_another_order": lambda: wf.linalg.norm(ones("batch=4"), "batch", 3),  # wrong
+    "norm_by_a_word": lambda: wf.linalg.norm(ones("batch=4"), "batch", "fro"),  # wrong
+    "fft_along_four_dims": lambda: wf.fft.fft(ones("a=2 b=2 c=2 d=2"), ["a", "b", "c", "d"]),  # wrong
+    "rfft_of_complex_numbers": lambda: wf.fft.rfft(ones("time=4", jnp.complex64), "time"),  # wrong
+    "irfft_to_a_fraction": lambda: wf.fft.irfft(ones("time=4"), "time", size=6.5),  # wrong
+    "fftfreq_of_a_name": lambda: wf.fft.fftfreq("time"),  # wrong
+}  # fmt: skip
+
+
 # -- raw functions and callbacks -------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,21 @@ import pytest
 from every_op import EVERY_OP
 
 import weft as wf
-from weft import checkpoint, data, distributed, generate, models, nn, optim, random, search, serve, train
+from weft import (
+    checkpoint,
+    data,
+    distributed,
+    fft,
+    generate,
+    linalg,
+    models,
+    nn,
+    optim,
+    random,
+    search,
+    serve,
+    train,
+)
 from weft.models import huggingface
 from weft.ops import elementwise
 
@@ -20,7 +34,22 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
 TABLES = {
     name for table in (elementwise.UNARY, elementwise.BINARY) for rows in table.values() for name in rows
 } | {*elementwise.ALIASES}
-MODULES = (wf, nn, optim, checkpoint, distributed, train, generate, data, models, huggingface, serve, random)
+MODULES = (
+    wf,
+    nn,
+    optim,
+    checkpoint,
+    distributed,
+    train,
+    generate,
+    data,
+    models,
+    huggingface,
+    serve,
+    random,
+    linalg,
+    fft,
+)
 
 
 def public(module):

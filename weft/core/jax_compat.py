@@ -24,6 +24,11 @@ from jax.core import Tracer as Tracer
 # A collective with a transpose of its own, for sums that JAX's transpose would repeat.
 from jax.custom_derivatives import linear_call as linear_call
 
+# XLA's CPU backend rejects a Fourier transform of an array in another order than row-major, which its own
+# layouts of all-gathers may ask for.
+from jax.experimental.layout import Layout as ArrayLayout
+from jax.experimental.layout import with_layout_constraint
+
 # A plan reads jaxprs: these are their parts.
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
@@ -107,6 +112,11 @@ def process_allgather(array: jax.Array) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return multihost_utils.process_allgather(array, tiled=True)
+
+
+def row_major(array: jax.Array) -> jax.Array:
+    """The array, stored in row-major order; so is its cotangent."""
+    return with_layout_constraint(array, ArrayLayout(tuple(range(array.ndim))))
 
 
 def cluster_environments() -> list[Any]:

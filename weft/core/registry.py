@@ -13,6 +13,7 @@ An example takes the op and operands, by the names of its parameters:
     c, d          booleans [a=6, b=3] and [b=3]
     ids, start    integers [m=2], and one without dims
     kernel        floats [w=3, b=3, f=2]
+    m             floats [b=3, a=6, e=6]: positive definite matrices
     key           a JAX key
 
 An op that works along a dim works along `a` in its example.

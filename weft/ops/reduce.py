@@ -83,6 +83,13 @@ def sum(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     return _linear_sum(x, dims, None)
 
 
+def as_inexact(x: Tensor) -> Tensor:
+    """Integers and booleans as floats of the default dtype, as in `jax.numpy`."""
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    return elementwise(lambda a: a.astype(jax.dtypes.canonicalize_dtype(float)), [x])
+
+
 @op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
 def mean(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """The mean over dims, by default all of them.
@@ -91,9 +98,7 @@ def mean(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     >>> wf.mean(wf.tensor([[1, 3], [4, 8]], "a=2 b=2"), "b")
     f32[a=2] [2., 6.]
     """
-    x = as_slice(x)
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        x = elementwise(lambda a: a.astype(jax.dtypes.canonicalize_dtype(float)), [x])
+    x = as_inexact(as_slice(x))
     reduced = _reduced_dims(x, dims)
     return _linear_sum(x, reduced, 1.0 / math.prod(d.size for d in reduced))
 

@@ -37,7 +37,8 @@ class Work(OfOp):
       source: the user's `file:line`.
       kind: matmul, conv or other.
       dtype: the dtype of the result.
-      flops: multiplications and additions of matmuls and convolutions, on one device, each time.
+      flops: multiplications and additions of matmuls, convolutions, factorizations and Fourier transforms, on
+        one device, each time.
       unique_flops: the same over all devices; work that several devices duplicate counts once.
       bytes: memory traffic on one device, each time; elementwise chains are fused.
       count: how often it runs in one call.

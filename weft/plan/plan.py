@@ -106,7 +106,7 @@ class Plan:
 
     @functools.cached_property
     def flops(self) -> int:
-        """FLOPs of matmuls and convolutions on one device."""
+        """FLOPs of matmuls, convolutions, factorizations and Fourier transforms on one device."""
         return sum(w.flops * w.count for w in self.work)
 
     @functools.cached_property

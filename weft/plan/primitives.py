@@ -3,9 +3,10 @@
     PRIMITIVES["dot_general"].flops(eqn)
     PRIMITIVES["exp"].fusion                # Fusion.EXPENSIVE
 
-Only matmuls and convolutions count as FLOPs, two for each multiply-add, as is usual. Other work is limited
-by memory bandwidth and counts as bytes. A primitive without a row counts as an op of its own that reads its
-operands from memory and writes its results there, and the plan's advice names it.
+Matmuls, convolutions, factorizations and Fourier transforms count as FLOPs, two for each multiply-add, as is
+usual. Other work is limited by memory bandwidth and counts as bytes. A primitive without a row counts as an
+op of its own that reads its operands from memory and writes its results there, and the plan's advice names
+it.
 """
 
 from __future__ import annotations
@@ -99,6 +100,31 @@ def conv_flops(eqn: JaxprEqn) -> int:
     return 2 * out[batch] * out[channels] * kernel[features] * taps
 
 
+def _factorization(count: Callable[[int, int], float]) -> Primitive:
+    """The row of a factorization; `count` takes the larger and the smaller size of a matrix."""
+
+    def flops(eqn: JaxprEqn) -> int:
+        *batch, rows, columns = aval_of(eqn.invars[0]).shape
+        return round(math.prod(batch) * count(max(rows, columns), min(rows, columns)))
+
+    return Primitive(Fusion.LOOP, flops)
+
+
+def triangular_solve_flops(eqn: JaxprEqn) -> int:
+    """FLOPs of a triangular_solve: each element of the solution needs half a row of the matrix."""
+    matrix, right = (aval_of(v).shape for v in eqn.invars)
+    return math.prod(right) * matrix[-1]
+
+
+def fft_flops(eqn: JaxprEqn) -> int:
+    """FLOPs of a transform of length n: 5 n log₂ n, or half of it if one side is real."""
+    lengths = eqn.params["fft_lengths"]
+    batch = math.prod(aval_of(eqn.invars[0]).shape[: -len(lengths)])
+    length = math.prod(lengths)
+    is_real = any(aval_of(v).dtype.kind == "f" for v in (*eqn.invars, *eqn.outvars))
+    return round(batch * 5 * length * math.log2(length) / (2 if is_real else 1))
+
+
 def _rows(fusion: Fusion, names: str) -> dict[str, Primitive]:
     return dict.fromkeys(names.split(), Primitive(fusion))
 
@@ -113,6 +139,16 @@ PRIMITIVES: dict[str, Primitive] = {
     "dot_general": Primitive(Fusion.LOOP, matmul_flops, "matmul"),
     "symmetric_product": Primitive(Fusion.LOOP, symmetric_product_flops, "matmul"),
     "conv_general_dilated": Primitive(Fusion.LOOP, conv_flops, "conv"),
+    # The leading terms, as in Golub and Van Loan's "Matrix Computations", of m × n matrices with m ≥ n.
+    "cholesky": _factorization(lambda m, n: n**3 / 3),
+    "lu": _factorization(lambda m, n: m * n**2 - n**3 / 3),
+    "geqrf": _factorization(lambda m, n: 2 * m * n**2 - 2 * n**3 / 3),
+    "householder_product": _factorization(lambda m, n: 2 * m * n**2 - 2 * n**3 / 3),
+    "qr": _factorization(lambda m, n: 4 * m * n**2 - 4 * n**3 / 3),
+    "eigh": _factorization(lambda m, n: 9 * n**3),
+    "svd": _factorization(lambda m, n: 6 * m * n**2 + 20 * n**3),
+    "triangular_solve": Primitive(Fusion.LOOP, triangular_solve_flops),
+    "fft": Primitive(Fusion.LOOP, fft_flops),
     # The `_invariant` primitives differ only in the type of their result, which no longer varies over the
     # axes.
     **_collectives("all-reduce", "psum psum_invariant pmax pmin"),
@@ -160,12 +196,12 @@ PRIMITIVES: dict[str, Primitive] = {
     **_rows(
         Fusion.LOOP,
         """
-        approx_top_k cholesky cholesky_update cumlogsumexp cummax cummin cumprod cumsum eig eigh fft geqp3
-        geqrf hessenberg householder_product lu lu_pivots_to_permutation ormqr pure_callback io_callback
-        debug_callback debug_print ordered_effect qr random_bits random_fold_in random_gamma random_seed
+        approx_top_k cholesky_update cumlogsumexp cummax cummin cumprod cumsum eig geqp3
+        hessenberg lu_pivots_to_permutation ormqr pure_callback io_callback
+        debug_callback debug_print ordered_effect random_bits random_fold_in random_gamma random_seed
         random_split reduce reduce_window reduce_window_max reduce_window_min reduce_window_sum
         rng_bit_generator rng_uniform schur select_and_gather_add select_and_scatter select_and_scatter_add
-        sort svd threefry2x32 top_k triangular_solve tridiagonal tridiagonal_solve
+        sort threefry2x32 top_k tridiagonal tridiagonal_solve
         """,
     ),
     **_rows(
@@ -195,6 +231,6 @@ def primitive(name: str) -> Primitive:
 
 
 def flops(eqn: JaxprEqn) -> int:
-    """FLOPs of an equation; 0 unless it is a matmul or a convolution."""
+    """FLOPs of an equation; 0 if its row counts none."""
     count = primitive(eqn.primitive.name).flops
     return count(eqn) if count else 0
