@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from ..core.context import active
 from ..core.describe import reports_call
-from ..core.dims import Dim, DimsLike, as_dim, as_dims
+from ..core.dims import Dim, DimLike, DimsLike, as_dim, as_dims, check_distinct, select_dims
 from ..core.errors import ProgramError, ShapeError, TensorTypeError
 from ..core.layout import LayoutLike, Placement
 from ..core.mesh import MeshLike
@@ -22,9 +22,12 @@ from ..core.padding import fill_padding, global_positions
 from ..core.placement import canonical_dtype, partition_spec
 from ..core.registry import register
 from ..core.reshard import reshard
+from ..core.signature import NUMBER_TYPES
 from ..core.tensor import Tensor
-from ..core.types import cast_like
-from .typing import Operand
+from ..core.types import cast_like, constant_like
+from .elementwise import astype, elementwise
+from .shifting import as_integer
+from .typing import ArrayFn, Operand
 
 
 @reports_call
@@ -133,6 +136,112 @@ def arange(dim: Dim, dtype: DTypeLike = jnp.int32) -> Tensor:
         array = array * parts.size + number
     array = array.astype(dtype)
     return slice_tensor(fill_padding(array, (dim,), (axes,)), (dim,))
+
+
+@op(example=lambda op: op(Dim("a", 6), Dim("b", 3)), split_invariant=True)
+def eye(rows: Dim, columns: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
+    """Ones where the positions along two dims are equal and zeros elsewhere: the identity matrix.
+
+    Args:
+      rows: the first dim of the result.
+      columns: the second dim. It has another name, and may have another size.
+      dtype: the dtype of the result.
+
+    >>> import weft as wf
+    >>> wf.eye(wf.Dim("a", 2), wf.Dim("b", 3)).numpy().tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    """
+    rows, columns = as_dim(rows), as_dim(columns)
+    check_distinct([rows, columns])
+    return astype(elementwise(jnp.equal, [arange(rows), arange(columns)], keeps_zero=False), dtype)
+
+
+@op(
+    example=lambda op, x: op(x, 2.5, Dim("s", 5), endpoint=False),
+    split_invariant=True,
+    numbers="dynamic",
+)
+def linspace(
+    start: Operand, stop: Operand, dim: Dim, endpoint: bool = True, dtype: DTypeLike | None = None
+) -> Tensor:
+    """Evenly spaced numbers along a new first dim, from `start` to `stop`, like `jax.numpy.linspace`.
+
+    The elements are the same bits under every layout. They can differ from JAX's in the last bit: XLA folds
+    constants of `jax.numpy.linspace` differently in each program.
+
+    Args:
+      start: the first element, a number or a tensor.
+      stop: the last element, a number or a tensor.
+      dim: the new dim; its size is the number of elements.
+      endpoint: whether `stop` is an element. If not, it is the one after the last.
+      dtype: the dtype of the result. Defaults to the floating-point type of the bounds. Integers are rounded
+        down.
+
+    >>> import weft as wf
+    >>> wf.linspace(0, 1, wf.Dim("a", 5))
+    f32[a=5] [0.  , 0.25, 0.5 , 0.75, 1.  ]
+    """
+    dim = as_dim(dim)
+    start, stop = (x if isinstance(x, NUMBER_TYPES) else as_slice(x) for x in (start, stop))
+    for bound in (start, stop):
+        check_distinct([dim, *(bound.dims if isinstance(bound, Tensor) else ())])
+    bounds = [x._data if isinstance(x, Tensor) else x for x in (start, stop)]
+    # `float` has a weak type: it makes integers floats, and keeps the precision of floats.
+    dtype = jnp.result_type(*bounds, float) if dtype is None else canonical_dtype(dtype)
+    wide, count = jnp.result_type(dtype, float), dim.size - 1 if endpoint else dim.size
+
+    def interpolate(position: jax.Array, start: jax.Array, stop: jax.Array) -> jax.Array:
+        start, stop = jnp.asarray(start, wide), jnp.asarray(stop, wide)
+        # XLA folds constants, and rounds folded elements differently. The barrier hides the constants.
+        position, start, stop = jax.lax.optimization_barrier((position, start, stop))
+        if dim.size == 1:
+            found = start + jnp.zeros_like(position, wide)
+        else:
+            share = position.astype(jnp.finfo(wide).dtype) / count
+            found = jnp.where(position == count, stop, start * (1 - share) + stop * share)
+        return (jnp.floor(found) if jnp.issubdtype(dtype, jnp.integer) else found).astype(dtype)
+
+    return elementwise(interpolate, [arange(dim), start, stop], keeps_zero=False)
+
+
+@op(example=lambda op, x: op(x, "a", "b"), split_invariant=True)
+def tril(x: Tensor, rows: DimLike, columns: DimLike, k: int = 0) -> Tensor:
+    """The lower triangle of matrices, with zeros above a diagonal.
+
+    Args:
+      x: a tensor; it may have further dims.
+      rows: the dim that indexes the rows of the matrices.
+      columns: the dim that indexes their columns.
+      k: the diagonal; 1 is the one above the main diagonal, and -1 the one below.
+
+    >>> import weft as wf
+    >>> wf.tril(wf.ones("row=2 column=3"), "row", "column").numpy().tolist()
+    [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
+    """
+    return _triangle(x, rows, columns, k, jnp.less_equal)
+
+
+@op(example=lambda op, x: op(x, "a", "b", 1), split_invariant=True)
+def triu(x: Tensor, rows: DimLike, columns: DimLike, k: int = 0) -> Tensor:
+    """The upper triangle of matrices, with zeros below a diagonal; arguments as for `tril`.
+
+    >>> import weft as wf
+    >>> wf.triu(wf.ones("row=2 column=3"), "row", "column").numpy().tolist()
+    [[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+    """
+    return _triangle(x, rows, columns, k, jnp.greater_equal)
+
+
+def _triangle(x: Tensor, rows: DimLike, columns: DimLike, k: int, keeps: ArrayFn) -> Tensor:
+    """The elements whose diagonal, the column minus the row, compares with `k`."""
+    x, diagonal = as_slice(x), as_integer(k, "k", hint="select with a mask: wf.where(mask, x, 0)")
+    row, column = select_dims(x.dims, [rows, columns])
+    diagonal = max(-row.size, min(column.size, diagonal))  # within int32, as all diagonals are
+
+    def select(a: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
+        return jnp.where(keeps(j - i, diagonal), a, constant_like(0, a))
+
+    return elementwise(select, [x, arange(row), arange(column)])
 
 
 @reports_call
