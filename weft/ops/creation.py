@@ -12,19 +12,29 @@ from jax.typing import DTypeLike
 
 from ..core.context import active
 from ..core.describe import reports_call
-from ..core.dims import Dim, DimLike, DimsLike, as_dim, as_dims, check_distinct, select_dims
+from ..core.dims import (
+    MAX_DIM_SIZE,
+    Dim,
+    DimLike,
+    DimsLike,
+    as_dim,
+    as_dims,
+    check_distinct,
+    select_dims,
+    union_dims,
+)
 from ..core.errors import ProgramError, ShapeError, TensorTypeError
 from ..core.layout import LayoutLike, Placement
 from ..core.mesh import MeshLike
 from ..core.op import op
-from ..core.operands import as_slice, slice_tensor
+from ..core.operands import as_slice, check_along, from_global, slice_tensor
 from ..core.padding import fill_padding, global_positions
 from ..core.placement import canonical_dtype, partition_spec
 from ..core.registry import register
 from ..core.reshard import reshard
 from ..core.signature import NUMBER_TYPES
 from ..core.tensor import Tensor
-from ..core.types import cast_like, constant_like
+from ..core.types import cast_like, common_type, constant_like
 from .elementwise import astype, elementwise
 from .shifting import as_integer
 from .typing import ArrayFn, Operand
@@ -156,22 +166,16 @@ def eye(rows: Dim, columns: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
     return astype(elementwise(jnp.equal, [arange(rows), arange(columns)], keeps_zero=False), dtype)
 
 
-@op(
-    example=lambda op, x: op(x, 2.5, Dim("s", 5), endpoint=False),
-    split_invariant=True,
-    numbers="dynamic",
-)
+@op(example=lambda op, x: op(x, 2.5, Dim("s", 5), endpoint=False), split_invariant=True)
 def linspace(
     start: Operand, stop: Operand, dim: Dim, endpoint: bool = True, dtype: DTypeLike | None = None
 ) -> Tensor:
     """Evenly spaced numbers along a new first dim, from `start` to `stop`, like `jax.numpy.linspace`.
 
-    The elements are the same bits under every layout. They can differ from JAX's in the last bit: XLA folds
-    constants of `jax.numpy.linspace` differently in each program.
-
     Args:
       start: the first element, a number or a tensor.
-      stop: the last element, a number or a tensor.
+      stop: the last element, a number or a tensor. Between two numbers, the elements are computed in float64
+        when the program is traced, and so are the same bits under every layout.
       dim: the new dim; its size is the number of elements.
       endpoint: whether `stop` is an element. If not, it is the one after the last.
       dtype: the dtype of the result. Defaults to the floating-point type of the bounds. Integers are rounded
@@ -182,26 +186,27 @@ def linspace(
     f32[a=5] [0.  , 0.25, 0.5 , 0.75, 1.  ]
     """
     dim = as_dim(dim)
-    start, stop = (x if isinstance(x, NUMBER_TYPES) else as_slice(x) for x in (start, stop))
-    for bound in (start, stop):
-        check_distinct([dim, *(bound.dims if isinstance(bound, Tensor) else ())])
-    bounds = [x._data if isinstance(x, Tensor) else x for x in (start, stop)]
-    # `float` has a weak type: it makes integers floats, and keeps the precision of floats.
-    dtype = jnp.result_type(*bounds, float) if dtype is None else canonical_dtype(dtype)
-    wide, count = jnp.result_type(dtype, float), dim.size - 1 if endpoint else dim.size
+    check_along([dim])  # the distance depends on the size, and a pipeline stage has only one micro-batch
+    if dtype is None:
+        arrays = [x._data if isinstance(x, Tensor) else jnp.asarray(x) for x in (start, stop)]
+        dtype = jax.eval_shape(lambda x: jnp.linspace(x, x, 2), common_type(*arrays)).dtype
+    dtype = canonical_dtype(dtype)
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    if isinstance(start, NUMBER_TYPES) and isinstance(stop, NUMBER_TYPES):
+        # XLA folds constants and fuses multiply-adds, so it would round them differently in each program.
+        table = np.linspace(start, stop, dim.size, endpoint)
+        return from_global((np.floor(table) if is_integer else table).astype(dtype), (dim,))
+    bounds = [as_slice(x) for x in (start, stop)]
+    check_distinct([dim, *union_dims(x.dims for x in bounds)])
+    wide, count = jnp.result_type(dtype, float), max(dim.size - endpoint, 1)
 
     def interpolate(position: jax.Array, start: jax.Array, stop: jax.Array) -> jax.Array:
-        start, stop = jnp.asarray(start, wide), jnp.asarray(stop, wide)
-        # XLA folds constants, and rounds folded elements differently. The barrier hides the constants.
-        position, start, stop = jax.lax.optimization_barrier((position, start, stop))
-        if dim.size == 1:
-            found = start + jnp.zeros_like(position, wide)
-        else:
-            share = position.astype(jnp.finfo(wide).dtype) / count
-            found = jnp.where(position == count, stop, start * (1 - share) + stop * share)
-        return (jnp.floor(found) if jnp.issubdtype(dtype, jnp.integer) else found).astype(dtype)
+        share = (position.astype(jnp.finfo(wide).dtype) / count).astype(wide)
+        start, stop = start.astype(wide), stop.astype(wide)
+        found = jnp.where(position == count, stop, start * (1 - share) + stop * share)
+        return (jnp.floor(found) if is_integer else found).astype(dtype)
 
-    return elementwise(interpolate, [arange(dim), start, stop], keeps_zero=False)
+    return elementwise(interpolate, [arange(dim), *bounds], keeps_zero=False)
 
 
 @op(example=lambda op, x: op(x, "a", "b"), split_invariant=True)
@@ -236,7 +241,7 @@ def _triangle(x: Tensor, rows: DimLike, columns: DimLike, k: int, keeps: ArrayFn
     """The elements whose diagonal, the column minus the row, compares with `k`."""
     x, diagonal = as_slice(x), as_integer(k, "k", hint="select with a mask: wf.where(mask, x, 0)")
     row, column = select_dims(x.dims, [rows, columns])
-    diagonal = max(-row.size, min(column.size, diagonal))  # within int32, as all diagonals are
+    diagonal = max(-MAX_DIM_SIZE, min(MAX_DIM_SIZE, diagonal))  # within int32, as all diagonals are
 
     def select(a: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
         return jnp.where(keeps(j - i, diagonal), a, constant_like(0, a))

@@ -59,7 +59,7 @@ def elementwise(
     remaining = iter(arrays)
     try:
         result = fn(*[next(remaining) if isinstance(t, Tensor) else t for t in tensors])
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise _dtype_error(tensors, error) from None
     # f(0, …, 0) = 0 says nothing about padding where a number or a broadcast operand is not zero.
     all_zero = all(set(t.dims) == set(dims) for t in named) and len(named) == len(tensors)
@@ -68,7 +68,7 @@ def elementwise(
     return slice_tensor(result, dims, splits)
 
 
-def _dtype_error(operands: Sequence[Operand], error: TypeError) -> TensorTypeError:
+def _dtype_error(operands: Sequence[Operand], error: Exception) -> TensorTypeError:
     described = [describe(t) if isinstance(t, Tensor) else repr(t) for t in operands]
     return TensorTypeError(
         f"the function is not defined for {' and '.join(described)}",

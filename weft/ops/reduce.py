@@ -10,6 +10,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from ..core import collectives
@@ -22,7 +23,6 @@ from ..core.op import op
 from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import fill_padding, valid_mask
 from ..core.reshard import layout_splits, reshard, reshard_together
-from ..core.signature import NUMBER_TYPES
 from ..core.tensor import Tensor
 from ..core.types import cast_like
 from . import scaled_product
@@ -296,32 +296,33 @@ def quantile(x: Tensor, q: Operand, dims: DimsLike | None = None, method: str = 
         )
     reduced = _reduced_dims(x, dims)
     remaining = _remaining(x, reduced)
-    shares = None if isinstance(q, NUMBER_TYPES) else _shares(q)
-    if shares is None and not 0 <= q <= 1:
-        raise TensorTypeError(
-            f"q is {q}", rule="a quantile is a share of the elements, from 0 to 1", hint="a percentage / 100"
-        )
-    result_dims = (*(() if shares is None else shares.dims), *remaining)
+    shares = as_slice(_checked_shares(q))
+    result_dims = (*shares.dims, *remaining)
     check_distinct(result_dims)
     splits = active.context.splits(result_dims)
-    by_dim = dict(zip(remaining, splits[len(result_dims) - len(remaining) :], strict=True))
-    gathered = tuple(by_dim.get(d, ()) for d in x.dims)
-    if shares is None:
-        array = reshard(x, gathered)
-    else:
-        array, q = reshard_together([x, shares], [gathered, splits[: len(shares.dims)]])
-    result = jnp.quantile(array, q, axis=_indices(x, reduced), method=method)
+    by_dim = dict(zip(result_dims, splits, strict=True))
+    gathered = tuple(() if d in reduced else by_dim[d] for d in x.dims)
+    array, share = reshard_together([x, shares], [gathered, splits[: len(shares.dims)]])
+    result = jnp.quantile(array, share, axis=_indices(x, reduced), method=method)
     return slice_tensor(fill_padding(result, result_dims, splits), result_dims, splits)
 
 
-def _shares(q: Tensor) -> Tensor:
-    """The slice of a tensor of quantiles."""
+def _checked_shares(q: Operand) -> Operand:
+    """The quantiles to compute: a float, or a tensor of floats with at most one dim."""
+    if isinstance(q, int | float | np.integer | np.floating):
+        if not 0 <= q <= 1:
+            raise TensorTypeError(
+                f"q is {q}",
+                rule="a quantile is a share of the elements, from 0 to 1",
+                hint="divide percentages by 100",
+            )
+        return float(q)
     shares = as_slice(q)
     if len(shares.dims) > 1 or not jnp.issubdtype(shares.dtype, jnp.floating):
         raise TensorTypeError(
             f"q is {describe(shares)}",
             rule="q is a number from 0 to 1, or a floating-point tensor with at most one dim",
-            hint="merge the dims of q first: wf.merge(q, dims, new)",
+            hint="merge several dims: wf.merge(q, dims, new)",
         )
     return shares
 

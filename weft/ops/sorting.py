@@ -1,9 +1,9 @@
 """Sorting, searching and cumulative ops along a dim: argmax, top_k, sort, searchsorted, cumsum.
 
 Along a split dim the devices exchange candidates only (one per device for argmax, k for top_k), the totals of
-their blocks (for cumsum), or counts (for searchsorted). A full sort gathers the dim. Blocks are on the devices in order, and padding
-comes last. JAX breaks ties in favor of the lowest index, so padding loses to every element that equals its
-fill value.
+their blocks (for cumsum), or counts (for searchsorted). A full sort gathers the dim. Blocks are on the
+devices in order, and padding comes last. JAX breaks ties in favor of the lowest index, so padding loses to
+every element that equals its fill value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import block_start, fill_padding, is_uneven
 from ..core.reshard import layout_splits, reshard, reshard_together
 from ..core.tensor import Tensor
-from ..core.types import PyTree, constant_like
+from ..core.types import PyTree
 from . import scaled_product
 from .elementwise import align
 from .reduce import extreme_value, require_float, require_ordered
@@ -104,7 +104,7 @@ def top_k(x: Tensor, dim: DimLike, k_dim: Dim) -> tuple[Tensor, Tensor]:
     (i32[best=3] [9, 9, 5], i32[best=3] [1, 3, 2])
     """
     x = require_ordered(x, "top_k")
-    return _largest(x, dim, k_dim, _lowest(x.dtype), lax.top_k, lax.top_k)
+    return _largest(x, dim, k_dim, lax.top_k)
 
 
 @op(example=lambda op, x: op(x, "a", Dim("k", 2)), mixes_rows=True)
@@ -112,8 +112,8 @@ def approx_max_k(x: Tensor, dim: DimLike, k_dim: Dim, recall_target: float = 0.9
     """The k largest elements along a dim and their indices, approximately, like `jax.lax.approx_max_k`.
 
     On TPUs it is faster than `top_k`, and may miss some of the largest elements. Which ones can depend on
-    the layout: if the dim is split, each device searches its own block. On other devices the result is exact,
-    and the same under every layout. NaN counts as ∞.
+    the layout: if the dim is split, each device searches its own block. On other devices it is `top_k`, and
+    so the result is exact, and the same under every layout.
 
     Args:
       x: a floating-point tensor.
@@ -134,34 +134,27 @@ def approx_max_k(x: Tensor, dim: DimLike, k_dim: Dim, recall_target: float = 0.9
         )
     size = select_dim(x.dims, dim).size
 
-    def approximate(array: jax.Array, k: int, axis: int) -> tuple[jax.Array, jax.Array]:
-        # The recall depends on the size of the dim, not on that of the block.
-        _, found = lax.approx_max_k(
-            _comparable(array), k, axis, recall_target, reduction_input_size_override=size
-        )
+    def select(array: jax.Array, k: int, axis: int) -> tuple[jax.Array, jax.Array]:
+        def approximate(array: jax.Array) -> jax.Array:
+            # The primitive compares by `>`, which does not order NaNs; `lax.top_k` does, by their sign.
+            array = jnp.where(jnp.isnan(array), jnp.copysign(jnp.inf, array).astype(array.dtype), array)
+            # The number of elements to compare follows from the size of the dim, not from that of the block.
+            return lax.approx_max_k(array, k, axis, recall_target, reduction_input_size_override=size)[1]
+
+        def exact(array: jax.Array) -> jax.Array:
+            # JAX's own fallback sorts, and breaks ties arbitrarily.
+            return lax.top_k(array, k, axis=axis)[1].astype(jnp.int32)
+
+        found = lax.platform_dependent(lax.stop_gradient(array), tpu=approximate, default=exact)
         return jnp.take_along_axis(array, found, axis), found
 
-    def exact(array: jax.Array, k: int, axis: int) -> tuple[jax.Array, jax.Array]:
-        _, found = lax.top_k(_comparable(array), k, axis=axis)
-        return jnp.take_along_axis(array, found, axis), found
-
-    return _largest(x, dim, k_dim, -math.inf, approximate, exact)
-
-
-def _comparable(array: jax.Array) -> jax.Array:
-    """Values that `>` orders as `lax.top_k` does: no NaN, which `>` does not order, and one zero."""
-    array = lax.stop_gradient(array)
-    array = jnp.where(array == 0, constant_like(0, array), array)
-    return jnp.where(jnp.isnan(array), constant_like(jnp.inf, array), array)
-
-
-Select = Callable[..., tuple[jax.Array, jax.Array]]  # (array, k, axis=) → values, indices
+    return _largest(x, dim, k_dim, select)
 
 
 def _largest(
-    x: Tensor, dim: DimLike, k_dim: Dim, fill: float, select: Select, merge: Select
+    x: Tensor, dim: DimLike, k_dim: Dim, select: Callable[..., tuple[jax.Array, jax.Array]]
 ) -> tuple[Tensor, Tensor]:
-    """The k largest elements of a dim: `select` takes them from a block, `merge` from all candidates."""
+    """The k largest elements along a dim; `select(array, k, axis=…)` returns those of one block."""
     chosen, dim_index, axes = _resolve_dim(x, dim)
     new = as_dim(k_dim)
     if new.size > chosen.size:
@@ -173,7 +166,7 @@ def _largest(
     dims, splits = _replace(x.dims, dim_index, new), _replace(layout_splits(x), dim_index, ())
     check_distinct(dims)
     active.context.splits(dims)
-    array = fill_padding(reshard(x), x.dims, layout_splits(x), fill, only=[chosen])
+    array = fill_padding(reshard(x), x.dims, layout_splits(x), _lowest(x.dtype), only=[chosen])
     block = array.shape[dim_index]
     # The k largest elements of the dim are among the k largest of the blocks.
     values, indices = select(array, min(new.size, block), axis=dim_index)
@@ -182,7 +175,7 @@ def _largest(
         indices = indices + jnp.int32(block_start(axes, block))
         values = collectives.all_gather(values, axes, dim_index)
         indices = collectives.all_gather(indices, axes, dim_index)
-        values, best = merge(values, new.size, axis=dim_index)
+        values, best = lax.top_k(values, new.size, axis=dim_index)
         indices = jnp.take_along_axis(indices, best, axis=dim_index)
     indices = fill_padding(indices, dims, splits)
     return slice_tensor(values, dims, splits), slice_tensor(indices, dims, splits)
@@ -225,7 +218,7 @@ def argsort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
 
 
 @op(
-    example=lambda op, x, ids: op(cumsum(abs(x), "a"), ids * 0.7, "a"),
+    example=lambda op, x, ids: op(sort(x, "a"), ids * 0.7, "a"),
     mixes_rows=True,
     numbers="dynamic",
 )
