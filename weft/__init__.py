@@ -20,20 +20,22 @@ NAMES = {
         WeftError DimError LayoutError LayoutWarning MeshError ProgramError ShapeError TensorTypeError""",
     "ops.elementwise": """
         abs add arccos arccosh arcsin arcsinh arctan arctan2 arctanh astype bitwise_and bitwise_not
-        bitwise_or bitwise_xor cbrt ceil clip cos cosh divide elu equal erf erfc erfinv exp exp2 expm1 floor
-        floor_divide gelu greater greater_equal hypot isfinite isinf isnan leaky_relu left_shift less
-        less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp logical_and logical_not logical_or
-        logical_xor maximum minimum mod multiply negative not_equal pow power reciprocal relu relu6
-        remainder right_shift round rsqrt selu sigmoid sign silu sin sinh softplus softsign sqrt square
-        stop_gradient subtract swish tan tanh where""",
+        bitwise_or bitwise_xor cbrt ceil clip conj cos cosh divide elu equal erf erfc erfinv exp exp2
+        expm1 floor floor_divide gelu greater greater_equal hypot imag isclose isfinite isinf isnan
+        leaky_relu left_shift less less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp
+        logical_and logical_not logical_or logical_xor maximum minimum mod multiply negative not_equal
+        pow power real reciprocal relu relu6 remainder right_shift round rsqrt selu sigmoid sign silu
+        sin sinh softplus softsign sqrt square stop_gradient subtract swish tan tanh where""",
     "ops.einsum": "einsum",
-    "ops.reduce": "all any log_softmax logsumexp max mean min prod softmax std sum var",
+    "ops.reduce": """
+        all allclose any log_softmax logsumexp max mean median min prod quantile softmax std sum var""",
     "ops.shape": "broadcast_to flatten merge rename reshape split stack transpose unflatten unstack",
     "ops.indexing": "index slice update",
-    "ops.shifting": "concat flip pad roll shift",
+    "ops.shifting": "concat diff flip pad roll shift",
     "ops.lookup": "one_hot scatter_add take",
-    "ops.sorting": "argmax argmin argsort cumprod cumsum sort top_k",
-    "ops.creation": "arange from_callback full full_like ones ones_like zeros zeros_like",
+    "ops.sorting": "approx_max_k argmax argmin argsort cumprod cumsum searchsorted sort top_k",
+    "ops.creation": """
+        arange eye from_callback full full_like linspace ones ones_like tril triu zeros zeros_like""",
     "ops.conv": "conv",
     "ops.pool": "avg_pool max_pool windows",
     "ops.scan": "scan",

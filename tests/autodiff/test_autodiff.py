@@ -417,3 +417,18 @@ def test_infinite_gradients_are_zero_in_padding(place):
     assert_same_on_mesh(squared, *place, *given)
     stored = np.asarray(wf.spmd(squared, *place)(*given)[1].storage)
     assert not np.isnan(stored).any() and (stored[5:] == 0).all()
+
+
+@pytest.mark.parametrize("policy", [None, "everything", "dots"])
+def test_remat_of_complex_values(policy):
+    """JAX fails to save a complex value for the backward pass; Weft computes it again."""
+
+    def loss(x, transform):
+        inner = lambda x: wf.sum(wf.abs(wf.sin((x + 1j * x) * (x - 2j))))
+        return transform(inner)(x)
+
+    x = wf.tensor(np.linspace(0.1, 2, 5, dtype=np.float32), "a=5")
+    want = wf.grad(lambda x: loss(x, lambda f: f))(x)
+    for mesh, layout in (("", ""), ("x=4", "a:x")):
+        got = wf.spmd(wf.grad(lambda x: loss(x, lambda f: wf.remat(f, policy))), mesh, layout)(x)
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5)

@@ -27,6 +27,7 @@ UNARY = {
         "arcsinh": jnp.arcsinh,
         "arctan": jnp.arctan,
         "ceil": jnp.ceil,
+        "conj": jnp.conj,
         "cos": jnp.cos,
         "cosh": jnp.cosh,
         "elu": jax.nn.elu,
@@ -37,6 +38,7 @@ UNARY = {
         "expm1": jnp.expm1,
         "floor": jnp.floor,
         "gelu": jax.nn.gelu,
+        "imag": jnp.imag,
         "isfinite": jnp.isfinite,
         "isinf": jnp.isinf,
         "isnan": jnp.isnan,
@@ -44,6 +46,7 @@ UNARY = {
         "log_sigmoid": jax.nn.log_sigmoid,
         "logical_not": jnp.logical_not,
         "negative": jnp.negative,
+        "real": jnp.real,
         "reciprocal": jnp.reciprocal,
         "relu": jax.nn.relu,
         "relu6": jax.nn.relu6,
@@ -90,6 +93,7 @@ BINARY = {
         "greater": jnp.greater,
         "greater_equal": jnp.greater_equal,
         "hypot": jnp.hypot,
+        "isclose": jnp.isclose,
         "less": jnp.less,
         "less_equal": jnp.less_equal,
         "logaddexp": jnp.logaddexp,
@@ -336,22 +340,118 @@ def test_weak_types_and_dtypes():
     assert wf.spmd(lambda h, n: h * n, "x=2", "a:x")(h, 2.0).dtype == jnp.bfloat16
 
 
-def test_complex_numbers():
-    values = np.array([1 + 2j, -1j, 0.5, 3 - 1j, 2], np.complex64)
-    fn = lambda c: [
-        abs(c),
-        c * (2 + 1j),
-        wf.exp(c),
-        c / c,
-        wf.sum(c),
-        wf.mean(c),
-        wf.var(c),
-        wf.std(c),
-    ]
-    oracle = lambda c: [abs(c), c * (2 + 1j), np.exp(c), c / c, c.sum(), c.mean(), c.var(), c.std()]
-    got = wf.spmd(fn, "x=2", "a:x")(wf.tensor(values, "a=5"))
-    for t, a in zip(got, oracle(values), strict=True):
+def tolerances(isclose):
+    return lambda k, l: [
+        isclose(k, l), isclose(k, l, rtol=0.0, atol=0.6), isclose(k, l, equal_nan=True), isclose(k, 1.0),
+        isclose(k, l, 0.5), isclose(2, k, atol=1),
+    ]  # fmt: skip
+
+
+CLOSE = {
+    "floats": ("k l", tolerances(wf.isclose), tolerances(jnp.isclose)),
+    "complex": (
+        "k l",
+        lambda k, l: wf.isclose(k + 1j * l, 1j * l, atol=0.6),
+        lambda k, l: jnp.isclose(k + 1j * l, 1j * l, atol=0.6),
+    ),
+    "integers": (
+        "i j", lambda i, j: wf.isclose(i, j, rtol=0.5), lambda i, j: jnp.isclose(i, j, rtol=0.5)
+    ),
+    "a tensor of tolerances": (
+        "k l s",
+        lambda k, l, s: wf.isclose(k, l, atol=abs(s)),
+        lambda k, l, s: jnp.isclose(k, l, atol=abs(s)[:, None]),
+    ),
+}  # fmt: skip
+
+
+@places
+def test_isclose(mesh, layout):
+    grid = np.random.default_rng(0).integers(-2, 3, (2, 6, 3)).astype(np.float32) / 2
+    grid[:, 0, 0], grid[0, 1, 1], grid[:, 2, 2], grid[1, 3, 0] = np.nan, np.nan, np.inf, -np.inf
+    tensors = {"k": wf.tensor(grid[0], "a=6 b=3"), "l": wf.tensor(grid[1], "a=6 b=3")}
+    check(CLOSE, mesh, layout, tensors | {n: SPREAD[n] for n in "is"} | {"j": SAME["j"]})
+    eager = tolerances(wf.isclose)(*tensors.values())
+    for t, a in zip(eager, tolerances(jnp.isclose)(*grid), strict=True):
         assert_same(t, a)
+
+
+# Complex numbers: functions of z[a, b] and w[b, c], built from real and imaginary parts, which have gradients.
+COMPLEX = {
+    "parts": (
+        lambda z, w: [wf.real(z), wf.imag(z), wf.real(z * wf.conj(z)), abs(z), wf.real(wf.conj(1j * z))],
+        lambda z, w: [z.real, z.imag, (z * z.conj()).real, abs(z), (1j * z).conj().real],
+    ),
+    "functions": (
+        lambda z, w: [wf.exp(z), wf.square(z), z / (z + 3), wf.sqrt(z + 3), wf.sin(z), z**2, 1 / (z + 3j)],
+        lambda z, w: [jnp.exp(z), z * z, z / (z + 3), jnp.sqrt(z + 3), jnp.sin(z), z**2, 1 / (z + 3j)],
+    ),
+    "contractions": (
+        lambda z, w: [
+            wf.einsum(z, w, out=["a", "c"]), wf.conj(wf.einsum(z, w, out=["c"])),
+            wf.real(wf.einsum(z, wf.conj(z), out=["a"])), wf.imag(wf.einsum(z, w, out=["a", "c"]) * 2),
+        ],
+        lambda z, w: [z @ w, (z @ w).sum(0).conj(), (z * z.conj()).real.sum(1), (z @ w).imag * 2],
+    ),
+    "reductions": (
+        lambda z, w: [wf.sum(z, "a"), wf.mean(z), wf.var(z, "b"), wf.prod(z, "b"), wf.std(z), wf.cumsum(z, "a"),
+                      wf.cumprod(z, "b"), wf.mean(wf.abs(z), "a")],
+        lambda z, w: [z.sum(0), z.mean(), z.var(1), z.prod(1), z.std(), z.cumsum(0),
+                      z.cumprod(1), abs(z).mean(0)],
+    ),
+    "moves": (
+        lambda z, w: [wf.pad(z, "a", 1, 2, value=1j), wf.roll(z, "a", 2), wf.diff(z, "a"), z["a", 1:4],
+                      wf.concat([z, z], "a"), wf.tril(z, "a", "b"), wf.where(wf.real(z) > 0, z, 0)],
+        lambda z, w: [jnp.pad(z, [(1, 2), (0, 0)], constant_values=1j), jnp.roll(z, 2, 0), jnp.diff(z, axis=0),
+                      z[1:4], jnp.concatenate([z, z]), jnp.tril(z), jnp.where(z.real > 0, z, 0)],
+    ),
+}  # fmt: skip
+# The weighted sum of the real and the imaginary part has a gradient for both.
+COMPLEX_ROWS = {
+    name: (
+        "x y u v",
+        lambda x, y, u, v, fn=fn: [
+            part(t) for t in fn(x + 1j * y, u + 1j * v) for part in (wf.real, wf.imag)
+        ],
+        lambda x, y, u, v, fn=oracle: [
+            part(a) for a in fn(x + 1j * y, u + 1j * v) for part in (jnp.real, jnp.imag)
+        ],
+    )
+    for name, (fn, oracle) in COMPLEX.items()
+}
+
+
+@pytest.mark.parametrize("mesh, layout", [*PLACES, ("x=2 y=2", "b:x+y")])
+def test_complex_numbers(mesh, layout):
+    tensors = {"x": SAME["x"], "y": SAME["y"], "u": real(20, "b=3 c=2"), "v": real(21, "b=3 c=2")}
+    check(COMPLEX_ROWS, mesh, layout, tensors, rtol=3e-5, atol=1e-5)
+
+
+@places
+def test_gradients_of_complex_parameters(mesh, layout):
+    """The convention is that of JAX: the gradient of a real function is dx - i·dy."""
+    z = wf.tensor(SAME["x"].numpy() + 1j * SAME["y"].numpy(), "a=6 b=3")
+    matrix = np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6) * (1 + 2j)
+    w = wf.tensor(matrix.astype(np.complex64), "b=3 c=6")
+
+    def loss(z, w):
+        return wf.sum(wf.square(wf.abs(wf.einsum(z, w, out=["a", "c"])))) + wf.mean(wf.imag(z * z))
+
+    def oracle(z, w):
+        return jnp.sum(jnp.abs(z @ w) ** 2) + jnp.mean(jnp.imag(z * z))
+
+    got = wf.spmd(wf.grad(loss, (0, 1)), mesh, layout)(z, w)
+    assert_same(got, jax.grad(oracle, (0, 1))(z.array, w.array), rtol=3e-5, atol=1e-5)
+    for run in (wf.grad(lambda z: wf.sum(z)), wf.spmd(wf.grad(lambda z: wf.sum(z)), mesh, layout)):
+        with pytest.raises(wf.ProgramError, match="returned c64") as caught:
+            run(z)
+        assert "wf.real(loss)" in caught.value.hint
+
+
+def test_the_real_part_of_a_pending_sum_is_sent():
+    fn = lambda z: wf.real(wf.sum(z, "a")) + wf.imag(wf.conj(wf.sum(z, "a")))
+    (only,) = wf.spmd(fn, "x=2", "a:x").collectives(wf.spec("a=6 b=3", jnp.complex64))
+    assert (only.kind, only.bytes) == ("all-reduce", 3 * 4)
 
 
 MAKE_PLACES = [("", ""), ("x=8", "a:x"), ("x=2 y=2", "a:x b:y"), ("x=2 y=2", "b:x+y")]
@@ -432,6 +532,8 @@ def test_where_needs_booleans():
 def test_undefined_dtypes_are_errors():
     with pytest.raises(TensorTypeError, match="not defined for"):
         wf.bitwise_and(SAME["x"], 1)
+    with pytest.raises(TensorTypeError, match="not defined for c64"):
+        wf.hypot(SAME["x"] * 1j, 1)
 
 
 INTEGERS = (jnp.int32, jnp.int8, jnp.uint8, jnp.bool_)

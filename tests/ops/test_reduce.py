@@ -50,6 +50,9 @@ ROWS = {
     **over("prod", jnp.prod, "i", FEW),
     **over("mean", jnp.mean, "i", FEW),
     **over("var", jnp.var, "i", [("c",)]),
+    **over("median", jnp.median, "x", FEW),
+    **over("median", jnp.median, "i", [("c",), ("a", "b")]),
+    **over("median", jnp.median, "b", [("c",)]),
     **over("any", jnp.any, "b", FEW),
     **over("all", jnp.all, "b", FEW),
     **over("any", jnp.any, "i", [("c",)]),
@@ -210,6 +213,108 @@ def test_collectives_are_those_of_the_table():
     assert kinds(lambda x: wf.prod(x, "c")) == [("all-gather", row * 4)] * 2  # mantissas and exponents
     for fn in (wf.max, wf.logsumexp, wf.prod, wf.var):
         assert kinds(lambda x, fn=fn: fn(x, ["a", "b"])) == []
+
+
+METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
+QUANTILES = {
+    **{
+        method: (
+            "x",
+            lambda x, m=method: [wf.quantile(x, q, d, m) for q in (0, 0.3, np.float64(1)) for d in ("b", "c", ["a", "c"], None)],
+            lambda x, m=method: [
+                jnp.quantile(x, q, d, method=m) for q in (0.0, 0.3, 1.0) for d in (1, 2, (0, 2), None)
+            ],
+        )
+        for method in METHODS
+    },
+    "of integers": (
+        "i b",
+        lambda i, b: [wf.quantile(i, 0.3, "c"), wf.quantile(b, 0.6, "a")],
+        lambda i, b: [jnp.quantile(i, 0.3, 2), jnp.quantile(b, 0.6, 0)],
+    ),
+    "several": (
+        "x q r",
+        lambda x, q, r: [
+            wf.quantile(x, q, "c"), wf.quantile(x, q, ["a", "b"], "nearest"), wf.quantile(x, q),
+            wf.quantile(x, r, "b"), wf.quantile(x, q.rename(q="c"), ["b", "c"]),
+        ],
+        lambda x, q, r: [
+            jnp.quantile(x, q, 2), jnp.quantile(x, q, (0, 1), method="nearest"), jnp.quantile(x, q),
+            jnp.quantile(x, r, 1), jnp.quantile(x, q, (1, 2)),
+        ],
+    ),
+}  # fmt: skip
+QUANTILE_PLACES = [*PLACES, ("x=2", "q:x"), ("x=2 y=4", "a:x q:y"), ("x=2", "a:x")]
+
+
+@pytest.mark.parametrize("mesh, layout", QUANTILE_PLACES, ids=[f"{m}-{lay}" for m, lay in QUANTILE_PLACES])
+def test_quantiles(mesh, layout):
+    shares = {"q": wf.tensor(np.float32([0.1, 0.9, 0.35]), "q=3"), "r": wf.tensor(np.float32(0.45), "")}
+    check(QUANTILES, mesh, layout, TENSORS | shares)
+
+
+@places
+def test_quantiles_with_nan_ties_and_16_bits(mesh, layout):
+    values = np.random.default_rng(5).integers(-2, 3, (4, 3, 5)).astype(np.float32)
+    rows = {
+        "ties": ("k", lambda k: [wf.median(k, "c"), wf.quantile(k, 0.3, ["a", "b"])],
+                 lambda k: [jnp.median(k, 2), jnp.quantile(k, 0.3, (0, 1))]),
+        "16 bits": ("h", lambda h: [wf.median(h, "c"), wf.quantile(h, 0.3, ["a", "b"])],
+                    lambda h: [jnp.median(h, 2), jnp.quantile(h, 0.3, (0, 1))]),
+    }  # fmt: skip
+    x = wf.tensor(values, "a=4 b=3 c=5")
+    check(rows, mesh, layout, {"k": x, "h": TENSORS["x"].astype(jnp.bfloat16)}, rtol=1e-5)
+    values[0, 0, 4], values[1, 1, 0], values[2, :, 3] = np.nan, np.inf, np.nan
+    got = wf.spmd(lambda x: [wf.median(x, d) for d in ("a", "c", ["a", "c"])], mesh, layout)(
+        wf.tensor(values, "a=4 b=3 c=5")
+    )
+    for t, axis in zip(got, (0, 2, (0, 2)), strict=True):
+        np.testing.assert_array_equal(t.numpy(), jnp.median(values, axis))
+
+
+def test_quantiles_gather_only_the_split_dim():
+    def sent(fn, layout):
+        return [(c.kind, c.bytes) for c in wf.spmd(fn, "x=4 y=3", layout).collectives(TENSORS["x"])]
+
+    gathered = 4 * 3 * 8 * 4  # c=5 over 4 devices, with padding
+    assert sent(lambda x: wf.median(x, "c"), "c:x") == [("all-gather", gathered)]
+    assert sent(lambda x: wf.quantile(x, 0.2, "c"), "c:x b:y") == [("all-gather", gathered // 3)]
+    assert sent(lambda x: wf.median(x, "c"), "a:x b:y") == []
+    backward = wf.grad(lambda x: wf.sum(wf.median(x, "c")))
+    assert sent(backward, "c:x") == [("all-gather", gathered)]
+
+
+@places
+def test_allclose(mesh, layout):
+    x = TENSORS["x"].numpy().copy()
+    near, far, nan = x * (1 + 1e-6), x.copy(), x.copy()
+    far[3, 2, 4] += 0.01
+    nan[0, 0, 0] = np.nan
+    options = [{}, {"atol": 0.1}, {"rtol": 1e-9, "atol": 0}, {"equal_nan": True}]
+
+    def each(allclose):
+        return lambda x, near, far, nan: [
+            allclose(a, b, **o) for a, b in ((x, near), (x, far), (nan, nan), (x, 0.5)) for o in options
+        ]
+
+    tensors = [wf.tensor(a, "a=4 b=3 c=5") for a in (x, near, far, nan)]
+    for results in (wf.spmd(each(wf.allclose), mesh, layout)(*tensors), each(wf.allclose)(*tensors)):
+        for t, a in zip(results, each(np.allclose)(x, near, far, nan), strict=True):
+            assert_same(t, np.asarray(a))
+
+
+def test_quantile_errors():
+    x = TENSORS["x"]
+    with pytest.raises(TensorTypeError, match="q is 50"):
+        wf.quantile(x, 50)
+    with pytest.raises(TensorTypeError, match=r"no method 'linaer'.*linear"):
+        wf.quantile(x, 0.5, method="linaer")
+    with pytest.raises(TensorTypeError, match="q is f32"):
+        wf.quantile(x, x)
+    with pytest.raises(wf.DimError, match="a occurs twice"):
+        wf.quantile(x, wf.ones("a=4"), "c")
+    with pytest.raises(TensorTypeError, match="complex numbers are not ordered"):
+        wf.median(x * 1j)
 
 
 def test_integers_have_no_softmax():

@@ -1,4 +1,4 @@
-"""Index, slice, update, concat, pad, shift, roll, flip: equal to NumPy and lax under every layout."""
+"""Index, slice, update, concat, pad, shift, roll, flip, diff: equal to NumPy and lax under every layout."""
 
 import functools
 import re
@@ -129,11 +129,26 @@ def shifted_arrays(x, y, i):
     ]  # fmt: skip
 
 
+def differences(x, y, i):
+    size = a_first(x).size
+    return [
+        *[wf.diff(x, "a", n) for n in (1, 2, 4, size - 1, 0)],
+        wf.diff(x, x.dims[0]),
+        wf.diff(y, "b", n=2),
+    ]
+
+
+def differences_of_arrays(x, y, i):
+    size = x.shape[1]
+    return [*[jnp.diff(x, n) for n in (1, 2, 4, size - 1, 0)], jnp.diff(x, axis=0), jnp.diff(y, 2)]
+
+
 FAMILIES = {
     "index": (indexed, indexed_arrays),
     "slice": (sliced, sliced_arrays),
     "concat": (joined, joined_arrays),
     "shift": (shifted, shifted_arrays),
+    "diff": (differences, differences_of_arrays),
 }
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
@@ -222,17 +237,25 @@ def test_other_dtypes(dtype):
         return [
             x["a", 3], x["a", i], wf.slice(x, "a", i, 2), wf.roll(x, "a", 2), wf.shift(x, "a", -2),
             wf.flip(x, "a"), wf.concat([x, x], "a"), wf.pad(x, "a", 1, 0, value=1),
-            wf.update(x, "a", i, x["a", :2]),
+            wf.update(x, "a", i, x["a", :2]), wf.diff(x, "a"), wf.diff(x, "a", 3),
         ]  # fmt: skip
 
     want = [
         integers[3], integers[4], integers[4:6], np.roll(integers, 2), np.append(integers[2:], integers[:2] * 0),
         integers[::-1], np.tile(integers, 2), np.pad(integers, (1, 0), constant_values=1),
-        np.concatenate([integers[:4], integers[:2], integers[6:]]),
+        np.concatenate([integers[:4], integers[:2], integers[6:]]), np.diff(integers), np.diff(integers, 3),
     ]  # fmt: skip
     for have, wanted in zip(moved(x, wf.tensor(4, ())), want, strict=True):
         assert have.dtype == dtype
         np.testing.assert_array_equal(have.numpy(), wanted)
+
+
+def test_the_difference_of_a_pending_sum_is_added_up():
+    x, w = draw(4, 6, 8), draw(5, 8, 4)
+    program = wf.spmd(lambda x, w: wf.diff(wf.einsum(x, w, out=["a", "b"]), "a"), "x=4 y=2", "k:x a:y")
+    arguments = wf.tensor(x, "a=6 k=8"), wf.tensor(w, "k=8 b=4")
+    assert_same(program(*arguments), np.diff(x @ w, axis=0), rtol=1e-5, atol=1e-5)
+    assert collectives(program.jaxpr(*arguments)) == {"ppermute": [(1, 4)], "psum": [(3, 4)]}
 
 
 def test_a_pending_sum_is_cut_before_it_is_added_up():
@@ -276,6 +299,8 @@ TRAFFIC = {
     "roll unevenly": (lambda x, i: wf.roll(x, "a", -1), 14, {"ppermute": [(1,), (1,)]}),
     "flip": (lambda x, i: wf.flip(x, "a"), 16, {"ppermute": [(4,)]}),
     "flip unevenly": (lambda x, i: wf.flip(x, "a"), 14, {"ppermute": [(2,), (2,)]}),
+    "diff": (lambda x, i: wf.diff(x, "a"), 16, {"ppermute": [(1,)]}),
+    "diff twice": (lambda x, i: wf.diff(x, "a", 2), 16, {"ppermute": [(2,)]}),
     "pad": (lambda x, i: wf.pad(x, "a", 0, 2), 14, {}),
     "update": (lambda x, i: wf.update(x, "a", 4, x["a", :1]), 16, {"ppermute": [(1,)]}),
     "update by tensor": (lambda x, i: wf.update(x, "a", i, x["a", :1]), 16, {"psum": [()]}),
@@ -323,6 +348,8 @@ MISTAKES = {
     "the total": (lambda x: wf.concat([x, x], wf.Dim("a", 9)), ShapeError, r"6 \+ 6 = 12"),
     "nothing": (lambda x: wf.concat([], "a"), ShapeError, "no tensors"),
     "less": (lambda x: wf.pad(x, "a", -1, 0), ShapeError, "padding of dim a=6 is -1 before"),
+    "too many differences": (lambda x: wf.diff(x, "a", 6), ShapeError, r"n is 6, .* has 6 elements"),
+    "a tensor's n": (lambda x: wf.diff(x, "a", x["a", 0, "b", 0]), TensorTypeError, "n is f32"),
     "a tensor's by": (lambda x: wf.shift(x, "a", x["a", 0, "b", 0]), TensorTypeError, "by is f32"),
 }  # fmt: skip
 

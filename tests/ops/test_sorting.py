@@ -1,13 +1,13 @@
-"""Order along a dim: argmax, top_k, sort and running totals, against jax.numpy and jax.lax."""
+"""Order along a dim: argmax, top_k, sort, searchsorted and running totals, against jax.numpy and jax.lax."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compare import check_one, collectives, cosines
+from compare import assert_same, check_one, collectives, cosines
 from jax import lax
 
 import weft as wf
-from weft.core.errors import DimError, LayoutError, ShapeError
+from weft.core.errors import DimError, LayoutError, ShapeError, TensorTypeError
 
 NAN, INF = np.nan, np.inf
 
@@ -54,14 +54,14 @@ def test_all_with_gradients(mesh, layout, size):
     def fn(x):
         values, indices = wf.top_k(x, "b", k)
         return [
-            values, indices, wf.argmax(x, "b"), wf.argmin(x, "b"), wf.sort(x, "b"),
+            values, indices, *wf.approx_max_k(x, "b", k), wf.argmax(x, "b"), wf.argmin(x, "b"), wf.sort(x, "b"),
             wf.argsort(x, "b"), wf.cumsum(x, "b"), wf.cumsum(x, "b", exclusive=True, reverse=True),
         ]  # fmt: skip
 
     def oracle(x):
         values, indices = lax.top_k(x, 3)
         return [
-            values, indices, jnp.argmax(x, 1).astype(jnp.int32), jnp.argmin(x, 1).astype(jnp.int32),
+            values, indices, *lax.approx_max_k(x, 3), jnp.argmax(x, 1).astype(jnp.int32), jnp.argmin(x, 1).astype(jnp.int32),
             jnp.sort(x, 1), jnp.argsort(x, 1).astype(jnp.int32), jnp.cumsum(x, 1),
             lax.cumsum(x, 1, reverse=True) - x,
         ]  # fmt: skip
@@ -94,6 +94,92 @@ def test_padding_ties_and_nan(mesh, layout):
         ]  # fmt: skip
         for got, want in zip(outs, expected, strict=True):
             np.testing.assert_array_equal(got.numpy(), want)
+
+
+@pytest.mark.parametrize("mesh, layout", [("", ""), ("x=4", "b:x"), ("x=8", "b:x"), ("x=2 y=2", "a:x b:y")])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_approx_max_k_is_exact_on_cpus(mesh, layout, dtype):
+    """The order of ties and NaNs is that of top_k; JAX's is undefined."""
+    zeros = [[0.0, -0.0, -1, -0.0, 0.0, -2, 0.0, -3, -0.0], np.arange(9) % 3]
+    rows = jnp.asarray(np.vstack([hard_rows(9), zeros]), dtype)
+    x = wf.tensor(rows, [wf.Dim("a", len(rows)), wf.Dim("b", 9)])
+    for k in (1, 4, 9):
+        fn = lambda x, k=k: wf.approx_max_k(x, "b", wf.Dim("best", k), recall_target=0.5)
+        got = wf.spmd(fn, mesh, layout)(x)
+        assert_same(got, tuple(lax.top_k(rows, k)))
+
+
+def test_approx_max_k_is_approximate_on_tpus():
+    """The TPU's code calls the primitive, with the size of the dim instead of the block's."""
+    x = wf.spec("a=3 b=64")
+    fn = lambda x: wf.approx_max_k(x, "b", wf.Dim("best", 2), recall_target=0.9)
+    text = str(wf.spmd(fn, "x=4", "b:x").jaxpr(x))
+    assert "approx_top_k" in text
+    assert "recall_target=0.9" in text and "reduction_input_size_override=64" in text
+
+
+SEARCHES = [
+    ("", ""),
+    ("x=4", "b:x"),
+    ("x=8", "b:x"),
+    ("x=2 y=2", "b:x v:y"),
+    ("x=2 y=2", "b:y+x"),
+    ("x=8", "v:x"),
+]
+ROW_SEARCHES = [*SEARCHES, ("x=2 y=2 z=2", "a:x b:z c:y"), ("x=4", "a:x")]
+
+
+def on_places(places):
+    return pytest.mark.parametrize("mesh, layout", places, ids=[f"{m}|{lay}" for m, lay in places])
+
+
+SORTED = {
+    "floats": np.array([-INF, -2, -0.0, 0, 0.5, 0.5, 3, INF, NAN], np.float32),
+    "all equal": np.full(9, 3, np.float32),
+    "not a number": np.full(9, NAN, np.float32),
+    "narrow": np.array([-2, -1, 0, 0, 0.5, 0.5, 3, 3, 9], jnp.bfloat16),
+    "integers": np.array([-128, -3, 0, 0, 1, 5, 5, 127, 127], np.int8),
+    "unsigned": np.array([0, 0, 1, 3, 3, 5, 200, 255, 255], np.uint8),
+    "booleans": np.array([False] * 4 + [True] * 5),
+}
+WANTED = {
+    "floats": np.array([NAN, -INF, INF, 0.5, -0.0, 9, -7], np.float32),
+    "integers": np.array([0, -300, 300, 127, 3, -128, 1], np.int32),
+}
+
+
+@on_places(SEARCHES)
+def test_searchsorted(mesh, layout):
+    def each(search, tables, wanted):
+        return [search(t, v, side) for t in tables for v in (*wanted, 3) for side in ("left", "right")]
+
+    tables = [wf.tensor(a, "b=9") for a in SORTED.values()]
+    wanted = [wf.tensor(v, "v=7") for v in WANTED.values()]
+    run = lambda tables, wanted: each(lambda t, v, side: wf.searchsorted(t, v, "b", side), tables, wanted)
+    want = each(jnp.searchsorted, SORTED.values(), WANTED.values())
+    for got in (wf.spmd(run, mesh, layout)(tables, wanted), run(tables, wanted)):
+        for t, a in zip(got, want, strict=True):
+            assert_same(t, a)
+
+
+@on_places(ROW_SEARCHES)
+def test_searchsorted_in_rows(mesh, layout):
+    """Shared dims are aligned: each row of values has its own sorted row."""
+    array = np.sort(np.random.default_rng(0).integers(0, 6, (3, 9, 2)), 1).astype(np.float32)
+    values = np.random.default_rng(1).uniform(-1, 7, (7, 3)).astype(np.float32)
+    table, wanted = wf.tensor(array, "a=3 b=9 c=2"), wf.tensor(values, "v=7 a=3")
+    got = wf.spmd(lambda t, v: wf.searchsorted(t, v, "b"), mesh, layout)(table, wanted)
+    assert [d.name for d in got.dims] == ["v", "a", "c"]
+    want = [[np.searchsorted(array[a, :, c], values[:, a]) for c in range(2)] for a in range(3)]
+    assert_same(got, np.asarray(want, np.int32).transpose(2, 0, 1))
+
+
+def test_searches_exchange_counts():
+    table, wanted = wf.spec("b=1000"), wf.spec("v=6")
+    fn = lambda t, v: wf.searchsorted(t, v, "b")
+    (only,) = wf.spmd(fn, "x=4", "b:x").collectives(table, wanted)
+    assert (only.kind, only.bytes) == ("all-reduce", 6 * 4)
+    assert wf.spmd(fn, "x=4", "v:x").collectives(table, wanted) == []
 
 
 @pytest.mark.parametrize("k", [1, 2, 9])
@@ -166,6 +252,7 @@ def test_only_candidates_and_totals_travel():
 
     assert travels(lambda x: wf.argmax(x, "b")) == [("all_gather_invariant", (3, 4))] * 2
     assert travels(lambda x: wf.top_k(x, "b", best)) == [("all_gather_invariant", (3, 8))] * 2
+    assert travels(lambda x: wf.approx_max_k(x, "b", best)) == [("all_gather_invariant", (3, 8))] * 2
     assert travels(lambda x: wf.cumsum(x, "b")) == [("all_gather", (3, 4))]
     backward = wf.grad(lambda x: wf.sum(wf.cumsum(x, "b") ** 2))
     assert sorted(travels(backward)) == [("all_gather", (3, 4)), ("reduce_scatter", (3, 1))]
@@ -185,6 +272,14 @@ def test_errors():
         wf.top_k(x, "b", "c=2 d=2")
     with pytest.raises(DimError, match="there is no dim c"):
         wf.argmax(x, "c")
+    with pytest.raises(TensorTypeError, match="takes floating-point"):
+        wf.approx_max_k(x > 0, "b", wf.Dim("best", 2))
+    with pytest.raises(TensorTypeError, match="recall_target is 95"):
+        wf.approx_max_k(x, "b", wf.Dim("best", 2), recall_target=95)
+    with pytest.raises(DimError, match="have the dim b that is searched"):
+        wf.searchsorted(x, x, "b")
+    with pytest.raises(TensorTypeError, match="side is 'middle'"):
+        wf.searchsorted(x, 0.5, "b", side="middle")
     with pytest.raises(LayoutError, match="both on axis x"):
         wf.spmd(lambda x: wf.top_k(x, "b", wf.Dim("best", 2)), "x=2", "a:x best:x")(x)
 

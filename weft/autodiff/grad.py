@@ -152,12 +152,15 @@ def _check_inputs(leaves: list[Leaf]) -> None:
 
 
 def _check_scalar(value: PyTree) -> Tensor:
-    if not isinstance(value, Tensor) or value.dims or not jnp.issubdtype(value.dtype, jnp.inexact):
+    if not isinstance(value, Tensor) or value.dims or not jnp.issubdtype(value.dtype, jnp.floating):
         shown = describe(value) if isinstance(value, Tensor) else repr(value)
+        is_complex = isinstance(value, Tensor) and jnp.issubdtype(value.dtype, jnp.complexfloating)
         raise ProgramError(
             f"the function to differentiate returned {shown}",
             rule="grad needs a floating-point scalar",
-            hint="reduce it: wf.mean(loss); to return more, use has_aux=True",
+            hint="wf.abs(loss) and wf.real(loss) are real"
+            if is_complex
+            else "reduce it: wf.mean(loss); to return more, use has_aux=True",
         )
     return value
 

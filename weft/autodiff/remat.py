@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
 from ..core.context import active
@@ -21,6 +22,17 @@ from ..core.types import PyTree
 
 def _sums_saveable(primitive: Primitive, *_: object, **__: object) -> bool:
     return primitive.name == "psum_invariant"  # the primitive of lax.psum inside a shard_map
+
+
+def _recomputes_complex(policy: Callable[..., Any]) -> Callable[..., Any]:
+    """The policy, but for complex values, which are recomputed: JAX fails when it saves one (0.10.2)."""
+
+    def saves(primitive: Primitive, *avals: Any, **params: Any) -> Any:
+        dtypes = [params.get("new_dtype"), *[getattr(a, "dtype", None) for a in avals]]
+        is_complex = any(d is not None and jnp.issubdtype(d, jnp.complexfloating) for d in dtypes)
+        return not is_complex and primitive.name != "complex" and policy(primitive, *avals, **params)
+
+    return saves
 
 
 REMAT_POLICIES = {
@@ -41,7 +53,8 @@ def remat(f: Callable[..., PyTree], policy: str | Callable[..., bool] | None = N
 
     Args:
       policy: what is saved nevertheless: "nothing" (the default), "sums" (results of all-reduces, so
-        that no collective runs twice), "dots", "dots+sums", "everything", or a JAX policy.
+        that no collective runs twice), "dots", "dots+sums", "everything", or a JAX policy. Complex values are
+        not saved.
 
     >>> import weft as wf
     >>> f = lambda w, x: wf.sum(wf.tanh(wf.einsum(x, w, reduce="b")))
@@ -56,7 +69,8 @@ def remat(f: Callable[..., PyTree], policy: str | Callable[..., bool] | None = N
             rule="a policy selects what is saved for the backward pass",
             hint=f"one of {', '.join(REMAT_POLICIES)}, or a function of jax.checkpoint_policies",
         )
-    chosen = REMAT_POLICIES[policy] if isinstance(policy, str) else policy
+    policy = REMAT_POLICIES[policy] if isinstance(policy, str) else policy
+    chosen = None if policy is None else _recomputes_complex(policy)
 
     @functools.wraps(f)
     def run(*args: PyTree, **kwargs: PyTree) -> PyTree:

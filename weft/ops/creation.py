@@ -12,19 +12,32 @@ from jax.typing import DTypeLike
 
 from ..core.context import active
 from ..core.describe import reports_call
-from ..core.dims import Dim, DimLike, DimsLike, as_dim, as_dims
+from ..core.dims import (
+    MAX_DIM_SIZE,
+    Dim,
+    DimLike,
+    DimsLike,
+    as_dim,
+    as_dims,
+    check_distinct,
+    select_dims,
+    union_dims,
+)
 from ..core.errors import ProgramError, ShapeError, TensorTypeError
 from ..core.layout import LayoutLike, Placement
 from ..core.mesh import MeshLike
 from ..core.op import op
-from ..core.operands import as_slice, slice_tensor
+from ..core.operands import as_slice, check_along, from_global, slice_tensor
 from ..core.padding import fill_padding, global_positions
 from ..core.placement import canonical_dtype, partition_spec
 from ..core.registry import register
 from ..core.reshard import reshard
+from ..core.signature import NUMBER_TYPES
 from ..core.tensor import Tensor
-from ..core.types import cast_like
-from .typing import Operand
+from ..core.types import cast_like, common_type, constant_like
+from .elementwise import astype, elementwise
+from .shifting import as_integer
+from .typing import ArrayFn, Operand
 
 
 @reports_call
@@ -133,6 +146,107 @@ def arange(dim: DimLike, dtype: DTypeLike = jnp.int32) -> Tensor:
         array = array * parts.size + number
     array = array.astype(dtype)
     return slice_tensor(fill_padding(array, (dim,), (axes,)), (dim,))
+
+
+@op(example=lambda op: op(Dim("a", 6), Dim("b", 3)), split_invariant=True)
+def eye(rows: Dim, columns: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
+    """Ones where the positions along two dims are equal and zeros elsewhere: the identity matrix.
+
+    Args:
+      rows: the first dim of the result.
+      columns: the second dim. It has another name, and may have another size.
+      dtype: the dtype of the result.
+
+    >>> import weft as wf
+    >>> wf.eye(wf.Dim("a", 2), wf.Dim("b", 3)).numpy().tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    """
+    rows, columns = as_dim(rows), as_dim(columns)
+    check_distinct([rows, columns])
+    return astype(elementwise(jnp.equal, [arange(rows), arange(columns)], keeps_zero=False), dtype)
+
+
+@op(example=lambda op, x: op(x, 2.5, Dim("s", 5), endpoint=False), split_invariant=True)
+def linspace(
+    start: Operand, stop: Operand, dim: Dim, endpoint: bool = True, dtype: DTypeLike | None = None
+) -> Tensor:
+    """Evenly spaced numbers along a new first dim, from `start` to `stop`, like `jax.numpy.linspace`.
+
+    Args:
+      start: the first element, a number or a tensor.
+      stop: the last element, a number or a tensor. Between two numbers, the elements are computed in float64
+        when the program is traced, and so are the same bits under every layout.
+      dim: the new dim; its size is the number of elements.
+      endpoint: whether `stop` is an element. If not, it is the one after the last.
+      dtype: the dtype of the result. Defaults to the floating-point type of the bounds. Integers are rounded
+        down.
+
+    >>> import weft as wf
+    >>> wf.linspace(0, 1, wf.Dim("a", 5))
+    f32[a=5] [0.  , 0.25, 0.5 , 0.75, 1.  ]
+    """
+    dim = as_dim(dim)
+    check_along([dim])  # the distance depends on the size, and a pipeline stage has only one micro-batch
+    if dtype is None:
+        arrays = [x._data if isinstance(x, Tensor) else jnp.asarray(x) for x in (start, stop)]
+        dtype = jax.eval_shape(lambda x: jnp.linspace(x, x, 2), common_type(*arrays)).dtype
+    dtype = canonical_dtype(dtype)
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    if isinstance(start, NUMBER_TYPES) and isinstance(stop, NUMBER_TYPES):
+        # XLA folds constants and fuses multiply-adds, so it would round them differently in each program.
+        table = np.linspace(start, stop, dim.size, endpoint)
+        return from_global((np.floor(table) if is_integer else table).astype(dtype), (dim,))
+    bounds = [as_slice(x) for x in (start, stop)]
+    check_distinct([dim, *union_dims(x.dims for x in bounds)])
+    wide, count = jnp.result_type(dtype, float), max(dim.size - endpoint, 1)
+
+    def interpolate(position: jax.Array, start: jax.Array, stop: jax.Array) -> jax.Array:
+        share = (position.astype(jnp.finfo(wide).dtype) / count).astype(wide)
+        start, stop = start.astype(wide), stop.astype(wide)
+        found = jnp.where(position == count, stop, start * (1 - share) + stop * share)
+        return (jnp.floor(found) if is_integer else found).astype(dtype)
+
+    return elementwise(interpolate, [arange(dim), *bounds], keeps_zero=False)
+
+
+@op(example=lambda op, x: op(x, "a", "b"), split_invariant=True)
+def tril(x: Tensor, rows: DimLike, columns: DimLike, k: int = 0) -> Tensor:
+    """The lower triangle of matrices, with zeros above a diagonal.
+
+    Args:
+      x: a tensor; it may have further dims.
+      rows: the dim that indexes the rows of the matrices.
+      columns: the dim that indexes their columns.
+      k: the diagonal; 1 is the one above the main diagonal, and -1 the one below.
+
+    >>> import weft as wf
+    >>> wf.tril(wf.ones("row=2 column=3"), "row", "column").numpy().tolist()
+    [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
+    """
+    return _triangle(x, rows, columns, k, jnp.less_equal)
+
+
+@op(example=lambda op, x: op(x, "a", "b", 1), split_invariant=True)
+def triu(x: Tensor, rows: DimLike, columns: DimLike, k: int = 0) -> Tensor:
+    """The upper triangle of matrices, with zeros below a diagonal; arguments as for `tril`.
+
+    >>> import weft as wf
+    >>> wf.triu(wf.ones("row=2 column=3"), "row", "column").numpy().tolist()
+    [[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+    """
+    return _triangle(x, rows, columns, k, jnp.greater_equal)
+
+
+def _triangle(x: Tensor, rows: DimLike, columns: DimLike, k: int, keeps: ArrayFn) -> Tensor:
+    """The elements whose diagonal, the column minus the row, compares with `k`."""
+    x, diagonal = as_slice(x), as_integer(k, "k", hint="select with a mask: wf.where(mask, x, 0)")
+    row, column = select_dims(x.dims, [rows, columns])
+    diagonal = max(-MAX_DIM_SIZE, min(MAX_DIM_SIZE, diagonal))  # within int32, as all diagonals are
+
+    def select(a: jax.Array, i: jax.Array, j: jax.Array) -> jax.Array:
+        return jnp.where(keeps(j - i, diagonal), a, constant_like(0, a))
+
+    return elementwise(select, [x, arange(row), arange(column)])
 
 
 @reports_call

@@ -59,7 +59,7 @@ def elementwise(
     remaining = iter(arrays)
     try:
         result = fn(*[next(remaining) if isinstance(t, Tensor) else t for t in tensors])
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise _dtype_error(tensors, error) from None
     # f(0, …, 0) = 0 says nothing about padding where a number or a broadcast operand is not zero.
     all_zero = all(set(t.dims) == set(dims) for t in named) and len(named) == len(tensors)
@@ -68,7 +68,7 @@ def elementwise(
     return slice_tensor(result, dims, splits)
 
 
-def _dtype_error(operands: Sequence[Operand], error: TypeError) -> TensorTypeError:
+def _dtype_error(operands: Sequence[Operand], error: Exception) -> TensorTypeError:
     described = [describe(t) if isinstance(t, Tensor) else repr(t) for t in operands]
     return TensorTypeError(
         f"the function is not defined for {' and '.join(described)}",
@@ -357,8 +357,46 @@ def _add(fn: ArrayFn, x: Operand, y: Operand) -> Tensor:
 @op(example="x", split_invariant=True, numbers="dynamic")
 def negative(x: Operand) -> Tensor:
     """`-x`. A pending sum stays pending."""
+    return _additive(jnp.negative, x)
+
+
+@op(example="x", split_invariant=True, numbers="dynamic")
+def real(x: Operand) -> Tensor:
+    """The real part of complex numbers. A pending sum stays pending.
+
+    >>> import weft as wf
+    >>> wf.real(wf.tensor([1 + 2j, 3 - 4j], "a=2"))
+    f32[a=2] [1., 3.]
+    """
+    return _additive(jnp.real, x)
+
+
+@op(example="x", split_invariant=True, numbers="dynamic")
+def imag(x: Operand) -> Tensor:
+    """The imaginary part of complex numbers, which is zero for others. A pending sum stays pending.
+
+    >>> import weft as wf
+    >>> wf.imag(wf.tensor([1 + 2j, 3 - 4j], "a=2"))
+    f32[a=2] [ 2., -4.]
+    """
+    return _additive(jnp.imag, x)
+
+
+@op(example="x", split_invariant=True, numbers="dynamic")
+def conj(x: Operand) -> Tensor:
+    """The complex conjugate. A pending sum stays pending.
+
+    >>> import weft as wf
+    >>> wf.conj(wf.tensor([1 + 2j, 3 - 4j], "a=2"))
+    c64[a=2] [1.-2.j, 3.+4.j]
+    """
+    return _additive(jnp.conj, x)
+
+
+def _additive(fn: ArrayFn, x: Operand) -> Tensor:
+    """Apply a function with f(x + y) = f(x) + f(y) to a tensor, or to each part of a pending sum."""
     x = as_slice(x)
-    return _linear(jnp.negative, [x]) if x.pending else elementwise(jnp.negative, [x])
+    return _linear(fn, [x]) if x.pending else elementwise(fn, [x])
 
 
 @op(example="x y", split_invariant=True, numbers="dynamic")
@@ -462,6 +500,30 @@ def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
         )
     # A mask rarely has all dims. The values' order avoids transposing the larger operands.
     return elementwise(lambda x, y, c: jnp.where(c, x, y), [x, y, condition])
+
+
+@op(example="x y", split_invariant=True, numbers="dynamic")
+def isclose(
+    x: Operand, y: Operand, rtol: Operand = 1e-5, atol: Operand = 1e-8, equal_nan: bool = False
+) -> Tensor:
+    """Whether `|x - y| <= atol + rtol * |y|`, broadcasting by name, like `jax.numpy.isclose`.
+
+    Args:
+      x: a tensor or a number.
+      y: the tensor or number to compare it with.
+      rtol: the tolerance relative to `y`.
+      atol: the absolute tolerance.
+      equal_nan: whether two NaNs are close.
+
+    >>> import weft as wf
+    >>> wf.isclose(wf.tensor([1.0, 2.0], "a=2"), 1.000001)
+    bool[a=2] [ True, False]
+    """
+
+    def close(x: jax.Array, y: jax.Array, rtol: jax.Array, atol: jax.Array) -> jax.Array:
+        return jnp.isclose(x, y, rtol, atol, equal_nan)
+
+    return elementwise(close, [x, y, rtol, atol], keeps_zero=False)
 
 
 @op(example="x u p", split_invariant=True, numbers="dynamic")

@@ -1,6 +1,6 @@
 """Reductions: local work, then a collective over the axes of the reduced dims that are split.
 
-Sums stay pending. Maxima and minima fill padding with their identity element.
+Sums stay pending. Maxima and minima fill padding with their identity element. Quantiles gather the dims.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from ..core import collectives
 from ..core.collectives import Axes
 from ..core.context import active
 from ..core.describe import describe
-from ..core.dims import Dim, DimsLike, select_dims
-from ..core.errors import TensorTypeError
+from ..core.dims import Dim, DimsLike, check_distinct, select_dims
+from ..core.errors import TensorTypeError, nearest
 from ..core.op import op
 from ..core.operands import as_slice, check_along, slice_tensor
 from ..core.padding import fill_padding, valid_mask
-from ..core.reshard import layout_splits, reshard
+from ..core.reshard import layout_splits, reshard, reshard_together
 from ..core.tensor import Tensor
 from ..core.types import cast_like
 from . import scaled_product
-from .elementwise import elementwise, stays_pending
+from .elementwise import elementwise, isclose, stays_pending
 from .typing import Operand
 
 
@@ -234,6 +235,19 @@ def all(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     return _any_or_all(x, dims, -1)
 
 
+@op(example="x y", mixes_rows=True, numbers="dynamic")
+def allclose(
+    x: Operand, y: Operand, rtol: Operand = 1e-5, atol: Operand = 1e-8, equal_nan: bool = False
+) -> Tensor:
+    """Whether all elements are close, as a boolean without dims; arguments as for `isclose`.
+
+    >>> import weft as wf
+    >>> wf.allclose(wf.tensor([1.0, 2.0], "a=2"), wf.tensor([1.0, 2.000001], "a=2"))
+    bool[] True
+    """
+    return all(isclose(x, y, rtol, atol, equal_nan))
+
+
 @op(example=lambda op, x: op(x, "a"), mixes_rows=True, split_invariant=True)
 def prod(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     """The product over dims. Devices gather each other's partial products.
@@ -261,7 +275,80 @@ def prod(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     return slice_tensor(fill_padding(result, remaining, active.context.splits(remaining)), remaining)
 
 
-def _require_float(x: Tensor, name: str) -> Tensor:
+METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
+
+
+@op(example=lambda op, x: op(x, 0.3, "a"), mixes_rows=True)
+def quantile(x: Tensor, q: Operand, dims: DimsLike | None = None, method: str = "linear") -> Tensor:
+    """Quantiles over dims, by default all of them, like `jax.numpy.quantile`. Split dims are gathered.
+
+    Args:
+      x: a tensor. If an element is NaN, the result is.
+      q: the share of the elements below the quantile, from 0 to 1: a number, or a tensor with at most one
+        dim. That dim comes first in the result.
+      dims: the dims to reduce.
+      method: the result between two elements: "linear" interpolates, and the others are "lower", "higher",
+        "midpoint", "nearest" and "inverted_cdf".
+
+    >>> import weft as wf
+    >>> x = wf.tensor([[1.0, 2.0, 4.0], [3.0, 5.0, 7.0]], "a=2 b=3")
+    >>> wf.quantile(x, 0.25, "b")
+    f32[a=2] [1.5, 4. ]
+    """
+    x = require_ordered(x, "quantile")
+    if method not in METHODS:
+        raise TensorTypeError(
+            f"there is no method {method!r}{nearest(str(method), METHODS)}",
+            rule="the method is one that jax.numpy.quantile has",
+            hint=f"use one of {', '.join(METHODS)}",
+        )
+    reduced = _reduced_dims(x, dims)
+    remaining = _remaining(x, reduced)
+    shares = as_slice(_checked_shares(q))
+    result_dims = (*shares.dims, *remaining)
+    check_distinct(result_dims)
+    splits = active.context.splits(result_dims)
+    by_dim = dict(zip(result_dims, splits, strict=True))
+    gathered = tuple(() if d in reduced else by_dim[d] for d in x.dims)
+    array, share = reshard_together([x, shares], [gathered, splits[: len(shares.dims)]])
+    result = jnp.quantile(array, share, axis=_indices(x, reduced), method=method)
+    return slice_tensor(fill_padding(result, result_dims, splits), result_dims, splits)
+
+
+def _checked_shares(q: Operand) -> Operand:
+    """The quantiles to compute: a float, or a tensor of floats with at most one dim."""
+    if isinstance(q, int | float | np.integer | np.floating):
+        if not 0 <= q <= 1:
+            raise TensorTypeError(
+                f"q is {q}",
+                rule="a quantile is a share of the elements, from 0 to 1",
+                hint="divide percentages by 100",
+            )
+        return float(q)
+    shares = as_slice(q)
+    if len(shares.dims) > 1 or not jnp.issubdtype(shares.dtype, jnp.floating):
+        raise TensorTypeError(
+            f"q is {describe(shares)}",
+            rule="q is a number from 0 to 1, or a floating-point tensor with at most one dim",
+            hint="merge several dims: wf.merge(q, dims, new)",
+        )
+    return shares
+
+
+@op(example=lambda op, x: op(x, "a"), mixes_rows=True)
+def median(x: Tensor, dims: DimsLike | None = None) -> Tensor:
+    """The median over dims, by default all of them. Split dims are gathered.
+
+    The median of an even number of elements is the mean of the two in the middle.
+
+    >>> import weft as wf
+    >>> wf.median(wf.tensor([[1, 9, 2], [4, 3, 8]], "a=2 b=3"), "b")
+    f32[a=2] [2., 4.]
+    """
+    return quantile(x, 0.5, dims, "midpoint")
+
+
+def require_float(x: Tensor, name: str) -> Tensor:
     x = require_ordered(x, name)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TensorTypeError(
@@ -302,7 +389,7 @@ def logsumexp(x: Tensor, dims: DimsLike | None = None) -> Tensor:
     >>> wf.logsumexp(wf.tensor([1000.0, 0.0], "a=2"), "a")
     f32[] 1000.
     """
-    x = _require_float(x, "logsumexp")
+    x = require_float(x, "logsumexp")
     reduced = _reduced_dims(x, dims)
     array, top, axes, dim_indices = _array_and_max(x, reduced)
     total = _total(jnp.exp(array - _pvary_like(top, array)), dim_indices, axes)
@@ -339,7 +426,7 @@ def softmax(x: Tensor, dims: DimsLike) -> Tensor:
     >>> wf.softmax(wf.log(wf.tensor([1.0, 3.0], "a=2")), "a")
     f32[a=2] [0.25, 0.75]
     """
-    x = _require_float(x, "softmax")
+    x = require_float(x, "softmax")
     reduced = _reduced_dims(x, dims)
     array = fill_padding(reshard(x), x.dims, layout_splits(x), -jnp.inf, only=reduced)
     result = _softmax(array, _indices(x, reduced), _split_axes(x, reduced))
@@ -354,7 +441,7 @@ def log_softmax(x: Tensor, dims: DimsLike) -> Tensor:
     >>> wf.log_softmax(wf.zeros("a=2"), "a")
     f32[a=2] [-0.6931, -0.6931]
     """
-    x = _require_float(x, "log_softmax")
+    x = require_float(x, "log_softmax")
     reduced = _reduced_dims(x, dims)
     array, top, axes, dim_indices = _array_and_max(x, reduced)
     shifted = array - _pvary_like(top, array)

@@ -1,4 +1,4 @@
-"""Moving elements along a dim: concat, pad, shift, roll, flip.
+"""Moving elements along a dim: concat, pad, shift, roll, flip, diff.
 
 Along a split dim every device fetches the elements of its block of the result by permutes of those it lacks
 (`halo.halo_exchange`). An extended dim keeps its name, and so its split, with a new block size.
@@ -192,6 +192,46 @@ def flip(x: Tensor, dim: DimLike) -> Tensor:
     return slice_tensor(flip_block(reshard(x), dim_index, dim, layout_splits(x)[dim_index]), x.dims)
 
 
+@op(example=lambda op, x: op(x, "a", 2), mixes_rows=True)
+def diff(x: Tensor, dim: DimLike, n: int = 1) -> Tensor:
+    """The differences between neighbours along a dim, which becomes shorter, like `jax.numpy.diff`.
+
+    A pending sum stays pending. If the dim is split, every device fetches the positions that its block of the
+    result needs, once for all `n` repetitions.
+
+    Args:
+      x: a tensor. The difference of booleans is whether they differ.
+      dim: the dim to subtract along. Its size in the result is smaller by `n`.
+      n: how often to take differences.
+
+    >>> import weft as wf
+    >>> x = wf.tensor([1, 4, 9, 16], "a=4")
+    >>> wf.diff(x, "a"), wf.diff(x, "a", n=2)
+    (i32[a=3] [3, 5, 7], i32[a=2] [2, 2])
+    """
+    x = as_slice(x)
+    old, n = select_dim(x.dims, dim), as_integer(n, "n", hint="choose n before the program is traced")
+    check_along([old])
+    if not 0 <= n < old.size:
+        raise ShapeError(
+            f"n is {n}, and the dim has {old.size} elements ({old})",
+            rule="every difference needs one more element than it leaves, and a dim has at least one",
+            hint=f"n is 0 to {old.size - 1}",
+        )
+    dim_index, splits, ctx = x.dims.index(old), layout_splits(x), active.context
+    axes, new = splits[dim_index], old.resize(old.size - n)
+    dims = tuple(new if d == old else d for d in x.dims)
+    array, pending = array_and_pending(x)
+    block = ctx.slice_size(new, axes)
+    starts = [k * block for k in range(ctx.ways(axes))]
+    array = halo.halo_exchange(array, dim_index, old, axes, starts, block + n)
+    subtract = jnp.not_equal if array.dtype == jnp.bool_ else jnp.subtract
+    for size in range(block + n, block, -1):
+        following = lax.slice_in_dim(array, 1, size, axis=dim_index)
+        array = subtract(following, lax.slice_in_dim(array, 0, size - 1, axis=dim_index))
+    return slice_tensor(fill_padding(array, dims, splits, only=[new]), dims, splits, pending)
+
+
 def _roll_block(array: jax.Array, dim_index: int, dim: Dim, axes: Axes, by: int) -> jax.Array:
     """This device's block of the dim rolled by 0 ≤ by < size."""
     if by == 0:
@@ -288,7 +328,11 @@ def where_varying(mask: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(mask, x, y)
 
 
-def as_integer(number: int | np.integer, what: str) -> int:
+def as_integer(
+    number: int | np.integer,
+    what: str,
+    hint: str = "to shift by the value of a tensor, use wf.slice and wf.update",
+) -> int:
     """Convert to an int, or raise an error that names the argument."""
     try:
         return operator.index(number)
@@ -298,5 +342,5 @@ def as_integer(number: int | np.integer, what: str) -> int:
             what,
             number,
             rule=f"{what} is an integer, known when the program is traced",
-            hint="to shift by the value of a tensor, use wf.slice and wf.update",
+            hint=hint,
         ) from None

@@ -1,9 +1,9 @@
-"""Sorting and cumulative ops along a dim: argmax, top_k, sort, cumsum.
+"""Sorting, searching and cumulative ops along a dim: argmax, top_k, sort, searchsorted, cumsum.
 
-Along a split dim the devices exchange candidates only (one per device for argmax, k for top_k), or the totals
-of their blocks (for cumsum). A full sort gathers the dim. Blocks are on the devices in order, and padding
-comes last. JAX breaks ties in favor of the lowest index, so padding loses to every element that equals its
-fill value.
+Along a split dim the devices exchange candidates only (one per device for argmax, k for top_k), the totals of
+their blocks (for cumsum), or counts (for searchsorted). A full sort gathers the dim. Blocks are on the
+devices in order, and padding comes last. JAX breaks ties in favor of the lowest index, so padding loses to
+every element that equals its fill value.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from jax.typing import DTypeLike
 from ..core import collectives
 from ..core.collectives import Axes
 from ..core.context import active
-from ..core.dims import Dim, DimLike, as_dim, check_distinct, select_dim
-from ..core.errors import ShapeError
+from ..core.dims import Dim, DimLike, as_dim, check_distinct, format_dims, select_dim, union_dims
+from ..core.errors import DimError, ShapeError, TensorTypeError
 from ..core.op import op
 from ..core.operands import as_slice, check_along, slice_tensor
-from ..core.padding import block_start, fill_padding
-from ..core.reshard import layout_splits, reshard
+from ..core.padding import block_start, fill_padding, is_uneven
+from ..core.reshard import layout_splits, reshard, reshard_together
 from ..core.tensor import Tensor
 from ..core.types import PyTree
 from . import scaled_product
-from .reduce import extreme_value, require_ordered
-from .typing import ArrayFn
+from .elementwise import align
+from .reduce import extreme_value, require_float, require_ordered
+from .typing import ArrayFn, Operand
 
 T = TypeVar("T")
 
@@ -103,6 +104,59 @@ def top_k(x: Tensor, dim: DimLike, k_dim: DimLike) -> tuple[Tensor, Tensor]:
     (i32[best=3] [9, 9, 5], i32[best=3] [1, 3, 2])
     """
     x = require_ordered(x, "top_k")
+    return _largest(x, dim, k_dim, lax.top_k)
+
+
+@op(example=lambda op, x: op(x, "a", Dim("k", 2)), mixes_rows=True)
+def approx_max_k(
+    x: Tensor, dim: DimLike, k_dim: DimLike, recall_target: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """The k largest elements along a dim and their indices, approximately, like `jax.lax.approx_max_k`.
+
+    On TPUs it is faster than `top_k`, and may miss some of the largest elements. Which ones can depend on
+    the layout: if the dim is split, each device searches its own block. On other devices it is `top_k`, and
+    so the result is exact, and the same under every layout.
+
+    Args:
+      x: a floating-point tensor.
+      dim: the dim to select from.
+      k_dim: replaces `dim` in the results; its size is k.
+      recall_target: the expected share of the k largest elements that are found, above 0 and at most 1.
+
+    >>> import weft as wf
+    >>> wf.approx_max_k(wf.tensor([3.0, 9.0, 5.0, 8.0], "a=4"), "a", wf.Dim("best", 2))
+    (f32[best=2] [9., 8.], i32[best=2] [1, 3])
+    """
+    x = require_float(x, "approx_max_k")
+    if not 0 < recall_target <= 1:
+        raise TensorTypeError(
+            f"recall_target is {recall_target}",
+            rule="the recall is a share of the k largest elements, above 0 and at most 1",
+            hint="wf.top_k finds all of them",
+        )
+    size = select_dim(x.dims, dim).size
+
+    def select(array: jax.Array, k: int, axis: int) -> tuple[jax.Array, jax.Array]:
+        def approximate(array: jax.Array) -> jax.Array:
+            # The primitive compares by `>`, which does not order NaNs; `lax.top_k` does, by their sign.
+            array = jnp.where(jnp.isnan(array), jnp.copysign(jnp.inf, array).astype(array.dtype), array)
+            # The number of elements to compare follows from the size of the dim, not from that of the block.
+            return lax.approx_max_k(array, k, axis, recall_target, reduction_input_size_override=size)[1]
+
+        def exact(array: jax.Array) -> jax.Array:
+            # JAX's own fallback sorts, and breaks ties arbitrarily.
+            return lax.top_k(array, k, axis=axis)[1].astype(jnp.int32)
+
+        found = lax.platform_dependent(lax.stop_gradient(array), tpu=approximate, default=exact)
+        return jnp.take_along_axis(array, found, axis), found
+
+    return _largest(x, dim, k_dim, select)
+
+
+def _largest(
+    x: Tensor, dim: DimLike, k_dim: DimLike, select: Callable[..., tuple[jax.Array, jax.Array]]
+) -> tuple[Tensor, Tensor]:
+    """The k largest elements along a dim; `select(array, k, axis=…)` returns those of one block."""
     chosen, dim_index, axes = _resolve_dim(x, dim)
     new = as_dim(k_dim)
     if new.size > chosen.size:
@@ -117,7 +171,7 @@ def top_k(x: Tensor, dim: DimLike, k_dim: DimLike) -> tuple[Tensor, Tensor]:
     array = fill_padding(reshard(x), x.dims, layout_splits(x), _lowest(x.dtype), only=[chosen])
     block = array.shape[dim_index]
     # The k largest elements of the dim are among the k largest of the blocks.
-    values, indices = lax.top_k(array, min(new.size, block), axis=dim_index)
+    values, indices = select(array, min(new.size, block), axis=dim_index)
     indices = indices.astype(jnp.int32)  # JAX makes them weakly typed if the values are
     if axes:
         indices = indices + jnp.int32(block_start(axes, block))
@@ -163,6 +217,71 @@ def argsort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
     array = lax.stop_gradient(reshard(x, splits))
     order = jnp.argsort(array, axis=dim_index, stable=True, descending=descending).astype(jnp.int32)
     return slice_tensor(fill_padding(order, x.dims, splits), x.dims, splits)
+
+
+@op(
+    example=lambda op, x, ids: op(sort(x, "a"), ids * 0.7, "a"),
+    mixes_rows=True,
+    numbers="dynamic",
+)
+def searchsorted(sorted: Tensor, values: Operand, dim: DimLike, side: str = "left") -> Tensor:
+    """The positions at which values would be inserted into a sorted dim, like `jax.numpy.searchsorted`.
+
+    Dims that both tensors have are aligned. The others of `sorted`, without `dim`, follow those of the
+    values in the result. If the dim is split, every device searches its own block, and the counts are a
+    pending sum.
+
+    Args:
+      sorted: a tensor in ascending order along `dim`. In any other order, the result is undefined.
+      values: the tensor or number to search for.
+      dim: the dim of `sorted` to search along.
+      side: "left" is the position before all equal elements, and "right" the one after them.
+
+    >>> import weft as wf
+    >>> wf.searchsorted(wf.tensor([1, 3, 3, 7], "a=4"), wf.tensor([3, 0, 9], "b=3"), "a")
+    i32[b=3] [1, 0, 4]
+    """
+    table, values = require_ordered(sorted, "searchsorted"), require_ordered(values, "searchsorted")
+    if side not in ("left", "right"):
+        raise TensorTypeError(
+            f"side is {side!r}",
+            rule="the position is the one to the left, or to the right, of equal elements",
+            hint='side="left" or side="right"',
+        )
+    chosen = select_dim(table.dims, dim)
+    check_along([chosen])
+    others = [d for d in table.dims if d != chosen]
+    if any(d.name == chosen.name for d in values.dims):
+        raise DimError(
+            f"the values [{format_dims(values.dims)}] have the dim {chosen.name} that is searched",
+            rule="shared dims are aligned, so only the sorted tensor may have the searched dim",
+            hint=f'rename the values\' dim: values.rename({chosen.name}="{chosen.name}2")',
+        )
+    all_dims = union_dims([values.dims, table.dims])
+    splits = dict(zip(all_dims, active.context.splits(all_dims), strict=True))
+    array, wanted = map(lax.stop_gradient, reshard_together([table, values]))
+    # The block must be sorted up to its end.
+    highest = math.nan if jnp.issubdtype(array.dtype, jnp.inexact) else extreme_value(array.dtype, +1)
+    table_splits = tuple(splits[d] for d in table.dims)
+    array = fill_padding(array, table.dims, table_splits, highest, only=[chosen])
+    shared, alone = ([d for d in others if (d in values.dims) == both] for both in (True, False))
+    added = [d for d in values.dims if d not in shared]
+    # A loop over bisections would need a carry that varies over the axes; JAX's does not.
+    search = functools.partial(jnp.searchsorted, side=side, method="scan_unrolled")
+    for _ in alone:
+        search = jax.vmap(search, (0, None))
+    for _ in shared:
+        search = jax.vmap(search)
+    found = search(
+        align(array, table.dims, (*shared, *alone, chosen)), align(wanted, values.dims, (*shared, *added))
+    ).astype(jnp.int32)
+    if is_uneven(chosen, splits[chosen]):
+        block = array.shape[table.dims.index(chosen)]
+        found = jnp.minimum(found, jnp.maximum(chosen.size - block_start(splits[chosen], block), 0))
+    dims = (*values.dims, *alone)
+    found = align(found, (*shared, *alone, *added), dims)
+    found = fill_padding(found, dims, tuple(splits[d] for d in dims))
+    return slice_tensor(found, dims, pending=splits[chosen])
 
 
 @dataclass(frozen=True)

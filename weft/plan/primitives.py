@@ -163,7 +163,7 @@ PRIMITIVES: dict[str, Primitive] = {
         random_clone random_unwrap random_wrap reshape reshard sharding_constraint squeeze stop_gradient
         """,
     ),
-    **_rows(Fusion.INDEX, "axis_index empty empty2 iota"),
+    **_rows(Fusion.INDEX, "axis_index empty empty2 iota platform_index"),
     **_rows(Fusion.BROADCAST, "broadcast_in_dim broadcast_to tile"),
     **_rows(
         Fusion.ELEMENTWISE,

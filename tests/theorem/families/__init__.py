@@ -29,6 +29,7 @@ FAMILIES: dict[str, Rows] = {
     "elementwise": elementwise.ELEMENTWISE,
     "binary": elementwise.BINARY,
     "discrete": elementwise.DISCRETE,
+    "complex": elementwise.COMPLEX,
     "contract": reduce.CONTRACT,
     "reduce": reduce.REDUCE,
     "order": order.ORDER,

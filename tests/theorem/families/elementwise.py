@@ -226,6 +226,43 @@ DISCRETE: Rows = (
 )
 
 
+def _of_complex(fn: str) -> Op:
+    """A real function of a product of complex numbers, built from two tensors."""
+
+    def weft(x: Any, y: Any) -> Any:
+        z = x + 1j * y
+        return getattr(wf, fn)(z * z)
+
+    def oracle(x: Named, y: Named) -> Named:
+        return broadcast(lambda a, b: getattr(A, fn)((a + 1j * b) * (a + 1j * b)), x, y)
+
+    return Op(several(2), weft, oracle)
+
+
+def _conjugate(x: Any, y: Any) -> Any:
+    """The real part of (x + i·y) · (y + i·x)*."""
+    return wf.real((x + 1j * y) * wf.conj(y + 1j * x))
+
+
+COMPLEX: Rows = {
+    "real": _of_complex("real"),
+    "imag": _of_complex("imag"),
+    "conj": Op(several(2), _conjugate, lambda x, y: broadcast(lambda a, b: 2 * a * b, x, y)),
+    "abs of complex": Op(
+        several(2),
+        lambda x, y: wf.abs(x + 1j * y),
+        lambda x, y: broadcast(lambda a, b: A.sqrt(a * a + b * b), x, y),
+        lambda x, y: bool(np.all(np.abs(y.array) > 0.05)),
+    ),
+    "einsum of complex": Op(
+        several(2),
+        lambda x, y: wf.imag(wf.einsum(x + 1j * x, y - 2j * y, out=[])),
+        lambda x, y: Named(A.sum(broadcast(lambda a, b: -a * b, x, y).array), ()),
+    ),
+    "isclose": Op(several(2, "fi"), wf.isclose, lambda x, y: broadcast(A.isclose, x, y), differ),
+}
+
+
 def _boolean_operands(d: Any) -> tuple[int, ...]:
     condition = d.value("b")
     y = d.value("f", test=lambda y: agree(d.env[condition], y))

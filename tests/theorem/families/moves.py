@@ -147,6 +147,26 @@ def _padded(a: Any, axis: int, before: int, after: int, value: float) -> Any:
     return A.pad(a, pads, constant_values=value)
 
 
+def draw_diff(d: Any) -> Any:
+    (n,), options = one_along("fib")(d)
+    return (n,), options | {"n": d.draw(integers(0, min(3, d.env[n].sizes[options["dim"]] - 1)))}
+
+
+def draw_triangle(d: Any) -> Any:
+    n = d.value("fib", 2)
+    rows, columns = d.shuffled(d.env[n].names)[:2]
+    return (n,), {"rows": rows, "columns": columns, "k": d.draw(integers(-3, 3))}
+
+
+def _triangle(name: str) -> Callable[..., Named]:
+    def oracle(x: Named, rows: str, columns: str, k: int) -> Named:
+        batch = [n for n in x.names if n not in (rows, columns)]
+        matrices = swapped(x, [*batch, rows, columns])
+        return swapped(Named(getattr(A, name)(matrices.array, k), matrices.names), x.names)
+
+    return oracle
+
+
 DISTANCE = integers(-10, 10)
 
 MOVES: Rows = {
@@ -209,5 +229,8 @@ MOVES: Rows = {
         along(lambda a, n, by: A.roll(a, by, axis=n)),
         exact=True,
     ),
+    "diff": Op(draw_diff, wf.diff, along(lambda a, m, n: A.diff(a, n, axis=m)), exact=True, adds=True),
+    "tril": Op(draw_triangle, wf.tril, _triangle("tril"), exact=True),
+    "triu": Op(draw_triangle, wf.triu, _triangle("triu"), exact=True),
     "flip": Op(one_along("fib"), wf.flip, along(lambda a, n: A.flip(a, n)), exact=True),
 }

@@ -152,6 +152,17 @@ MIXED: Rows = {
         lambda dims, number: Named(np.arange(dims[0][1], dtype=np.int32) * number, (dims[0][0],)),
         exact=True,
     ),
+    "eye": Op(
+        lambda d: ((), {"dims": d.dims(2)}),
+        lambda dims: wf.eye(*as_dims(dims)),
+        lambda dims: Named(np.eye(*[size for _, size in dims]), tuple(n for n, _ in dims)),
+        exact=True,
+    ),
+    "linspace of numbers": Op(
+        lambda d: ((), {"dims": d.dims(1), "stop": d.choose([1, 2.5, -3]), "endpoint": d.choose([True, False])}),
+        lambda dims, stop, endpoint: wf.linspace(0, stop, *as_dims(dims), endpoint),
+        lambda dims, stop, endpoint: Named(np.linspace(0, stop, dims[0][1], endpoint), (dims[0][0],)),
+    ),
     "cumsum of any": Op(
         one_along("ib"), wf.cumsum, along(lambda a, n: A.cumsum(a, axis=n)), exact=True, adds=True
     ),

@@ -10,7 +10,7 @@ import numpy as np
 import weft as wf
 
 from ..program import Named
-from .rows import A, Op, Rows, along, distinct, integers, one_along, sampled
+from .rows import GAP, A, Op, Rows, agree, along, distinct, integers, lined, one_along, sampled
 
 
 def position_of(fn: str) -> Callable[..., Named]:
@@ -51,6 +51,25 @@ def _top_k(x: Named, dim: str, k_dim: Any) -> list[Named]:
     return [Named(A.take_along_axis(x.array, positions, axis=axis), names), Named(positions, names)]
 
 
+def draw_search(d: Any) -> Any:
+    (n,), options = one_along("fi", side=sampled(["left", "right"]))(d)
+    x, dim = d.env[n], options["dim"]
+    return (n, d.value("fi", test=lambda y: dim not in y.names and agree(x, y, most=4))), options
+
+
+def _search(x: Named, y: Named, dim: str, side: str) -> Named:
+    """Count the elements that precede each value."""
+    names = (*y.names, *[n for n in x.names if n not in y.names and n != dim], dim)
+    precedes = A.less if side == "left" else A.less_equal
+    return Named(A.sum(precedes(lined(x, names), lined(y, names)), axis=-1), names[:-1])
+
+
+def _far_apart(x: Named, y: Named, dim: str, side: str) -> bool:
+    names = tuple(dict.fromkeys((*x.names, *y.names)))
+    apart = np.abs(lined(x, names).astype(float) - lined(y, names)) > GAP
+    return (x.exact and y.exact) or bool(np.all(apart))
+
+
 ORDER: Rows = {
     "argmax": Op(one_along("fi"), wf.argmax, position_of("argmax"), distinct),
     "argmin": Op(one_along("fi"), wf.argmin, position_of("argmin"), distinct),
@@ -60,6 +79,12 @@ ORDER: Rows = {
         along(_running),
         exact=True,
         adds=True,
+    ),
+    "searchsorted": Op(
+        draw_search,
+        lambda x, y, dim, side: wf.searchsorted(wf.sort(x, dim), y, dim, side),
+        _search,
+        _far_apart,
     ),
     "cumprod": Op(one_along(), wf.cumprod, along(lambda a, n: A.cumprod(a, axis=n))),
     "sort": Op(
@@ -73,6 +98,15 @@ ORDER: Rows = {
     "top_k": Op(
         draw_top_k,
         lambda x, dim, k_dim: wf.top_k(x, dim, wf.Dim(*k_dim)),
+        _top_k,
+        distinct,
+        exact=True,
+        apart=True,
+        count=2,
+    ),
+    "approx_max_k": Op(
+        draw_top_k,
+        lambda x, dim, k_dim: wf.approx_max_k(x, dim, wf.Dim(*k_dim)),
         _top_k,
         distinct,
         exact=True,
