@@ -111,6 +111,10 @@ class TensorTypeError(WeftError, TypeError):
     """An argument of the wrong kind or dtype."""
 
 
+class TensorAttributeError(TensorTypeError, AttributeError):
+    """An attribute of arrays that tensors don't have."""
+
+
 class ProgramError(WeftError, ValueError):
     """Something a staged program can't do."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jax.typing import ArrayLike
 
-from .describe import format_call
-from .errors import TensorTypeError
+from .array_protocols import matmul_error
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -51,6 +50,8 @@ class Operators:
     __and__, __rand__ = _binary("bitwise_and")
     __or__, __ror__ = _binary("bitwise_or")
     __xor__, __rxor__ = _binary("bitwise_xor")
+    __lshift__, __rlshift__ = _binary("left_shift")
+    __rshift__, __rrshift__ = _binary("right_shift")
 
     __neg__ = _unary("negative")
     __abs__ = _unary("abs")
@@ -66,12 +67,14 @@ class Operators:
     # `==` is element-wise, so a Tensor can't be a dict key.
     __hash__: Any = None
 
+    def __round__(self, decimals: int = 0) -> Tensor:
+        return public_ops().round(self, decimals)
+
     def __pos__(self) -> Any:
         return self
 
-    def __matmul__(self, other: Tensor | ArrayLike) -> Tensor:
-        raise TensorTypeError(
-            "@ does not say which dims to sum",
-            rule="tensors are multiplied by name: einsum sums the dims that are not in out=",
-            hint="wf.einsum(x, w, out=[...]), or wf.einsum(x, w, reduce=[...])",
-        ).located(format_call("matmul", (self, other), {}))
+    def __matmul__(self, other: Tensor | ArrayLike) -> NoReturn:
+        raise matmul_error(self, other)
+
+    def __rmatmul__(self, other: ArrayLike) -> NoReturn:
+        raise matmul_error(other, self)

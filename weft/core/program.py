@@ -15,7 +15,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +140,25 @@ class Program:
     def __repr__(self) -> str:
         name = getattr(self.fn, "__name__", repr(self.fn))
         return f"<program {name} on {self.placement}>"
+
+    def _repr_html_(self) -> str:
+        from .html import program_html  # imported here because only notebooks need it
+
+        return program_html(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise ProgramError(
+            f"{self!r} can't be pickled",
+            rule="a program has traces and compiled code of this process",
+            hint="pickle the function, and call wf.spmd(fn, mesh, layout) in the other process; "
+            "or send program.export(*args).serialize()",
+        ).located("pickle")
+
+    def __copy__(self) -> Program:
+        return self  # a copy would trace again
+
+    def __deepcopy__(self, _: object) -> Program:
+        return self
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         outer = active.context
