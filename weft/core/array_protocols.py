@@ -140,7 +140,7 @@ class ArrayProtocols:
                 rule="JAX needs an array as the result; Weft differentiates functions of tensors itself",
                 hint=f"wf.{name}(loss)(x); or return the array: {called}(lambda x: loss(x).array)",
             ).located(called)
-        here = name if name in weft.__all__ else weft.ELSEWHERE.get(name)
+        here = name if name in dir(weft) else weft.ELSEWHERE.get(name)
         raise ProgramError(
             f"{called} was called on a tensor",
             rule="JAX's functions work by position, and inside a program they would see one slice only",

@@ -87,7 +87,8 @@ def called_jax_function(frame: FrameType) -> str | None:
     if frame.f_code.co_name.startswith("_operator_"):
         return None
     modules = {"jnp": jax.numpy, "jax.nn": jax.nn, "jax.lax": jax.lax, "jax": jax}
-    found, caller = None, frame
+    found: str | None = None
+    caller: FrameType | None = frame
     while caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] in (
         "jax",
         "contextlib",

@@ -15,7 +15,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ from .signature import (
 from .staging import UNPLACED, Staged
 from .tensor import Tensor, check_has_values, check_shape
 from .traced import Traced, trace_staged
-from .types import PyTree, weak_type
+from .types import Params, PyTree, Result, weak_type
 
 if TYPE_CHECKING:
     from ..plan.facts import Collective
@@ -87,7 +87,7 @@ class Trace:
         return f"{self.reason}: {self.signature}"
 
 
-class Program:
+class Program(Generic[Params, Result]):
     """A function staged for a mesh and a layout; created by `wf.spmd`.
 
     Attributes:
@@ -104,7 +104,7 @@ class Program:
 
     def __init__(
         self,
-        fn: Callable[..., PyTree],
+        fn: Callable[Params, Result],
         mesh: MeshLike = None,
         layout: LayoutLike = None,
         *,
@@ -160,7 +160,7 @@ class Program:
     def __deepcopy__(self, _: object) -> Program:
         return self
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
         outer = active.context
         if outer is not None:
             return self._nested(outer, args, kwargs)
@@ -495,6 +495,24 @@ class _Method:
         return functools.partial(value, self.owner) if inspect.ismethod(value) else value
 
 
+@overload
+def spmd(
+    fn: Callable[Params, Result],
+    mesh: MeshLike = None,
+    layout: LayoutLike = None,
+    *,
+    static: Sequence[int | str] = (),
+    donate: Sequence[int | str] = (),
+) -> Program[Params, Result]: ...
+@overload
+def spmd(
+    fn: None = None,
+    mesh: MeshLike = None,
+    layout: LayoutLike = None,
+    *,
+    static: Sequence[int | str] = (),
+    donate: Sequence[int | str] = (),
+) -> Callable[[Callable[Params, Result]], Program[Params, Result]]: ...
 def spmd(
     fn: Callable[..., PyTree] | None = None,
     mesh: MeshLike = None,

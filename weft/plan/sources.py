@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from ..core.errors import PACKAGE
+from ..core.errors import PACKAGE, short_path
 
 _MODELS = f"{PACKAGE}models{os.sep}"
 
@@ -23,6 +23,5 @@ def user_source(eqn: JaxprEqn) -> str:
         if name.startswith(_MODELS):
             return f"weft/{os.path.relpath(name, PACKAGE)}:{frame.line_num}"
         if not name.startswith(PACKAGE) and not library and not name.startswith("<"):
-            short = os.path.relpath(name) if os.path.isabs(name) else name
-            return f"{name if short.startswith('..') else short}:{frame.line_num}"
+            return f"{short_path(name)}:{frame.line_num}"
     return ""
