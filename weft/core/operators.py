@@ -61,9 +61,9 @@ class Operators:
     __le__ = _comparison("less_equal")
     __gt__ = _comparison("greater")
     __ge__ = _comparison("greater_equal")
-    # Any: `object` declares that `==` returns a bool, and here it returns a Tensor.
-    __eq__: Any = _comparison("equal")
-    __ne__: Any = _comparison("not_equal")
+    # `object` declares that `==` returns a bool, and here it returns a Tensor.
+    __eq__: Operator = _comparison("equal")  # type: ignore[assignment]
+    __ne__: Operator = _comparison("not_equal")  # type: ignore[assignment]
     # `==` is element-wise, so a Tensor can't be a dict key.
     __hash__: Any = None
 

@@ -132,7 +132,7 @@ class Tensor(Operators, ArrayProtocols):
         return self.splits is not None
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The dtype of the elements."""
         return self._data.dtype
 
@@ -153,13 +153,13 @@ class Tensor(Operators, ArrayProtocols):
         return int(np.prod([dim.size for dim in self.dims], dtype=object)) if self.dims else 1
 
     @property
-    def storage(self) -> Any:
+    def storage(self) -> jax.Array:
         """The array as it is stored, padding included."""
         check_shape(self)
         return self._materialized()._read()
 
     @property
-    def array(self) -> Any:
+    def array(self) -> jax.Array:
         """The global array without padding; inside a program, this device's slice."""
         check_shape(self)
         if self.is_slice:
