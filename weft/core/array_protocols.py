@@ -21,6 +21,7 @@ from .describe import describe, format_call
 from .dims import format_dims
 from .errors import ProgramError, TensorAttributeError, TensorTypeError
 from .jax_compat import TRANSFORMATIONS, called_jax_function
+from .operators import matmul_error, public_ops
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -97,9 +98,7 @@ class ArrayProtocols:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """NumPy's element-wise functions and operators: Weft's op of the same name."""
-        import weft  # imported here because ops import the Tensor class
-
-        name = UFUNC_NAMES.get(ufunc.__name__, ufunc.__name__)
+        weft, name = public_ops(), UFUNC_NAMES.get(ufunc.__name__, ufunc.__name__)
         if name == "matmul":
             raise matmul_error(*inputs)
         if method == "__call__" and not options and name in weft.NAMES["ops.elementwise"].split():
@@ -127,8 +126,6 @@ class ArrayProtocols:
         JAX's operators and `jnp.asarray` read it too. For them there is no such attribute: the former leave
         the work to the tensor's own operators, the latter uses `__array__`.
         """
-        import weft
-
         called = called_jax_function(sys._getframe(1))
         if called is None:
             raise AttributeError("__jax_array__")
@@ -140,6 +137,7 @@ class ArrayProtocols:
                 rule="JAX needs an array as the result; Weft differentiates functions of tensors itself",
                 hint=f"wf.{name}(loss)(x); or return the array: {called}(lambda x: loss(x).array)",
             ).located(called)
+        weft = public_ops()
         here = name if name in dir(weft) else weft.ELSEWHERE.get(name)
         raise ProgramError(
             f"{called} was called on a tensor",
@@ -184,12 +182,3 @@ for _names, _rule, _hint in MISSING:
     for _name in _names.split():
         setattr(ArrayProtocols, _name, _Missing(_name, _rule, _hint))
 ArrayProtocols._missing = frozenset(name for names, _, _ in MISSING for name in names.split())
-
-
-def matmul_error(x: object, y: object) -> TensorTypeError:
-    """The error for `x @ y`."""
-    return TensorTypeError(
-        "@ does not say which dims to sum",
-        rule="tensors are multiplied by name: einsum sums the dims that are not in out=",
-        hint="wf.einsum(x, w, out=[...]), or wf.einsum(x, w, reduce=[...])",
-    ).located(format_call("matmul", (x, y), {}))

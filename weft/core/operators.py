@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jax.typing import ArrayLike
 
-from .array_protocols import matmul_error
+from .describe import format_call
+from .errors import TensorTypeError
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -78,3 +79,12 @@ class Operators:
 
     def __rmatmul__(self, other: ArrayLike) -> NoReturn:
         raise matmul_error(other, self)
+
+
+def matmul_error(x: object, y: object) -> TensorTypeError:
+    """The error for `x @ y`."""
+    return TensorTypeError(
+        "@ does not say which dims to sum",
+        rule="tensors are multiplied by name: einsum sums the dims that are not in out=",
+        hint="wf.einsum(x, w, out=[...]), or wf.einsum(x, w, reduce=[...])",
+    ).located(format_call("matmul", (x, y), {}))

@@ -268,7 +268,7 @@ class Tensor(Operators, ArrayProtocols):
         elif not getattr(array, "is_fully_addressable", True):
             fact, hint = (
                 f"{text} has slices in other processes",
-                "save it with wf.checkpoint, in all processes",
+                "save a checkpoint, in all processes",
             )
         else:
             return
