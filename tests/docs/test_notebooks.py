@@ -48,7 +48,7 @@ def read(name):
 
 
 def test_all_notebooks_are_checked():
-    assert {path.name for path in NOTEBOOKS.iterdir()} == set(CHECKS)
+    assert {path.name for path in NOTEBOOKS.glob("*.ipynb")} == set(CHECKS)
 
 
 @pytest.mark.parametrize("name", CHECKS)

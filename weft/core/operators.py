@@ -62,9 +62,13 @@ class Operators:
     __le__ = _comparison("less_equal")
     __gt__ = _comparison("greater")
     __ge__ = _comparison("greater_equal")
-    # `object` declares that `==` returns a bool, and here it returns a Tensor.
-    __eq__: Operator = _comparison("equal")  # type: ignore[assignment]
-    __ne__: Operator = _comparison("not_equal")  # type: ignore[assignment]
+    if TYPE_CHECKING:  # `object` declares that `==` returns a bool, and here it returns a Tensor
+
+        def __eq__(self, other: object) -> Tensor: ...  # type: ignore[override]
+        def __ne__(self, other: object) -> Tensor: ...  # type: ignore[override]
+    else:
+        __eq__ = _comparison("equal")
+        __ne__ = _comparison("not_equal")
     # `==` is element-wise, so a Tensor can't be a dict key.
     __hash__: Any = None
 
