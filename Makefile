@@ -85,7 +85,7 @@ soak: install ## the slow tests, resumable (EXAMPLES=10000)
 lint: install ## formatting, lints and types, nothing is changed
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
-	@$(BIN)/mypy weft
+	@$(BIN)/mypy weft examples
 
 format: install ## format, and mend what the linter can
 	@$(BIN)/ruff check --fix-only

@@ -99,7 +99,7 @@ assert len(text) > 65 and STEPS > 0, "too little to learn from"
 model, losses = learn(MESH, LAYOUT, text, STEPS)
 written, speak = list(text[:64]), wf.spmd(lambda *a: logits(*a)["length", -1], MESH, LAYOUT)
 for key in jax.random.split(jax.random.key(1), WRITTEN):
-    last = wf.tensor(np.int32([written[-64:]]), [batch.resize(1), length])
+    last = wf.tensor(np.array([written[-64:]], np.int32), [batch.resize(1), length])
     written.append(wf.random.categorical(key, speak(model, last) / 0.5, vocab).numpy()[0])
 print("", bytes(written).decode(errors="replace"), "", "one device:", sep="\n")
 np.testing.assert_allclose(learn(None, "", text, 1)[1], losses[:1], rtol=1e-5)

@@ -80,7 +80,8 @@ def data(folder):
         images, labels = read(folder, "images", 16).reshape(-1, 28, 28) / 255, read(folder, "labels", 8)
     else:
         images, labels = drawn(3000, np.random.default_rng(0))
-    batch, images = wf.Dim("batch", len(labels)), np.float32((images - images.mean()) / images.std())
+    batch = wf.Dim("batch", len(labels))
+    images = np.asarray((images - images.mean()) / images.std(), np.float32)
     return wf.tensor(images[..., None], [batch, rows, cols, channels]), wf.tensor(np.int32(labels), [batch])
 
 

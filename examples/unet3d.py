@@ -72,13 +72,13 @@ def overlap(net, volume, ball):
 
 def balls(random):
     """Volumes with a ball each, under noise as strong as they are."""
-    grid = np.stack(np.indices([d.size for d in space]), -1)
+    grid = np.stack([*np.indices([d.size for d in space])], -1)
     centres, radii = (
         random.uniform(4, 12, (batch.size, 1, 1, 1, 3)),
         random.uniform(3, 6, (batch.size, 1, 1, 1)),
     )
-    ball = np.float32(np.linalg.norm(grid - centres, axis=-1) < radii)
-    volume = ball + np.float32(random.normal(size=ball.shape))
+    ball = (np.linalg.norm(grid - centres, axis=-1) < radii).astype(np.float32)
+    volume = ball + random.normal(size=ball.shape).astype(np.float32)
     return wf.tensor(volume[..., None], [batch, *space, channels[0]]), wf.tensor(ball, [batch, *space])
 
 
@@ -105,7 +105,7 @@ def main():
     plan, alone = (wf.spmd(wf.grad(loss), *where).plan(*specs) for where in ((MESH, LAYOUT), (None, "")))
     print(f"volumes of 256³: {alone.memory.peak / 2**30:.1f} GiB on one device, ", end="")
     print(f"{plan.memory.peak / 2**30:.1f} GiB on each of 8")
-    sent = Counter()
+    sent: Counter[str] = Counter()
     for c in plan.collectives:
         sent[f"{c.kind} over {'+'.join(c.axes)}"] += c.bytes * c.count
     for what, count in sent.items():

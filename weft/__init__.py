@@ -7,9 +7,9 @@ with it, so `weft --help` waits for neither. `__init__.pyi` has the same names f
 # Nothing is imported here, not even typing: this file runs before the command line can handle Ctrl-C.
 
 NAMES = {
-    "core.dims": "Dim dims",
-    "core.mesh": "Mesh",
-    "core.layout": "Layout",
+    "core.dims": "Dim DimLike DimsLike dims",
+    "core.mesh": "Mesh MeshLike",
+    "core.layout": "Layout LayoutLike",
     "core.tensor": "Tensor is_tensor tree_map",
     "core.placement": "tensor spec parameter place",
     "core.program": "spmd Program",
@@ -17,7 +17,9 @@ NAMES = {
     "core.role_layout": "store under_layout",
     "core.devices": "cpu_devices",
     "core.errors": """
-        WeftError DimError LayoutError LayoutWarning MeshError ProgramError ShapeError TensorTypeError""",
+        WeftError CheckpointError CheckpointWarning DataError DataWarning DimError DistributedError
+        HardwareError LayoutError LayoutWarning MeshError ModelError PeerTimeoutError ProgramError
+        RunFolderError ShapeError TensorAttributeError TensorTypeError TrainingError VerificationError""",
     "ops.elementwise": """
         abs add arccos arccosh arcsin arcsinh arctan arctan2 arctanh astype bitwise_and bitwise_not
         bitwise_or bitwise_xor cbrt ceil clip conj cos cosh divide elu equal erf erfc erfinv exp exp2

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from .core.describe import describe, short_dtype
-from .core.errors import ProgramError, WeftError
+from .core.errors import ProgramError, VerificationError
 from .core.field_types import NonNegative
 from .core.fields import argument_types, check_values
 from .core.layout import Layout
@@ -32,10 +32,6 @@ HINT = "look for raw JAX on slices (wf.local, jax.tree.map), or report it with t
 
 
 Result = Tensor | jax.Array | np.ndarray | complex  # one output
-
-
-class VerificationError(WeftError, AssertionError):
-    """Two layouts gave different results."""
 
 
 @dataclass(frozen=True)

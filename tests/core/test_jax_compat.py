@@ -1,5 +1,7 @@
 """One test for each JAX API without a stability guarantee: a new release of JAX that breaks Weft fails here first."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -163,3 +165,40 @@ def test_the_clients_factory_has_the_arguments_that_gloo_needs():
     assert callable(xla_bridge.make_cpu_client)
     assert callable(xla_bridge.register_backend_factory)
     assert callable(_jax.make_gloo_tcp_collectives)
+
+
+class Probe:
+    """An object that records which function of JAX reads `__jax_array__`."""
+
+    def __init__(self):
+        self.read_by = []
+
+    @property
+    def __jax_array__(self):
+        self.read_by.append(jax_compat.called_jax_function(sys._getframe(1)))
+        raise AttributeError
+
+
+CALLS = {
+    "jnp.sum": jnp.sum,
+    "jnp.concatenate": lambda x: jnp.concatenate([x, x]),
+    "jax.grad": lambda x: jax.grad(lambda _: x)(1.0),
+    "jax.value_and_grad": lambda x: jax.value_and_grad(lambda _: x)(1.0),
+    None: lambda x: jnp.ones(2) + x,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_function_that_converts_an_object(name):
+    probe = Probe()
+    with pytest.raises(TypeError):
+        CALLS[name](probe)
+    assert {*probe.read_by} == {name}
+
+
+def test_conversions_to_arrays_are_no_calls():
+    probe = Probe()
+    with pytest.raises((TypeError, ValueError)):
+        jnp.asarray(probe)
+    assert {*probe.read_by} <= {None}
+    assert not hasattr(probe, "__jax_array__") and probe.read_by[-1] is None

@@ -26,8 +26,9 @@ from trained_runs import (
 
 import weft as wf
 from weft import checkpoint, data, nn
-from weft.checkpoint.manifest import CheckpointWarning, list_step_folders
+from weft.checkpoint.manifest import list_step_folders
 from weft.cli.main import main
+from weft.core.errors import CheckpointWarning
 from weft.train import config_io, loop, run_folder
 from weft.train.config import recipe
 from weft.train.progress import PlannedSpeed, ProgressReporter

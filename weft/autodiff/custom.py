@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Generic
 
 import jax
 
@@ -15,11 +16,11 @@ from ..core.context import Context, active
 from ..core.describe import format_call
 from ..core.errors import ProgramError
 from ..core.tensor import is_tensor
-from ..core.types import PyTree
+from ..core.types import PyTree, Result
 from .grad import enter_leaf, label_gradient, match_primals, materialize_leaf
 
 
-class custom_vjp:
+class custom_vjp(Generic[Result]):
     """A function with a derivative of its own, as `jax.custom_vjp`.
 
     >>> import weft as wf
@@ -31,7 +32,7 @@ class custom_vjp:
     f32[a=2] [1., 1.]
     """
 
-    def __init__(self, f: Callable[..., PyTree]):
+    def __init__(self, f: Callable[..., Result]):
         self.f = f
         self.forward: Callable[..., tuple[PyTree, PyTree]] | None = None
         self.backward: Callable[[PyTree, PyTree], PyTree] | None = None
@@ -49,7 +50,7 @@ class custom_vjp:
         """
         self.forward, self.backward = forward, backward
 
-    def __call__(self, *args: PyTree) -> PyTree:
+    def __call__(self, *args: PyTree) -> Result:
         forward_rule = self.forward
         if forward_rule is None:
             name = getattr(self.f, "__name__", "f")

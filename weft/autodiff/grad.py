@@ -14,7 +14,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Concatenate, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from ..core.placement import place, with_role
 from ..core.registry import register
 from ..core.reshard import materialize
 from ..core.tensor import Tensor, check_has_values, is_tensor
-from ..core.types import PyTree, cast_like
+from ..core.types import Out, Params, PyTree, Result, Tree, cast_like
 from ..ops.einsum import einsum
 from ..ops.elementwise import add
 from ..ops.shape import transpose
@@ -48,6 +48,12 @@ LeafFunction = Callable[[list[Leaf]], tuple[PyTree, PyTree]]
 _NO_AXES: AxisSet = frozenset()
 
 
+@overload
+def grad(f: Callable[Concatenate[Tree, Params], PyTree]) -> Callable[Concatenate[Tree, Params], Tree]: ...
+@overload
+def grad(
+    f: Callable[Params, PyTree], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[Params, PyTree]: ...
 @register(example=lambda op, x: op(lambda x: einsum(x, x, out=[]))(x), mixes_rows=True)
 def grad(
     f: Callable[..., PyTree], argnums: int | Sequence[int] = 0, has_aux: bool = False
@@ -68,6 +74,14 @@ def grad(
     return run
 
 
+@overload
+def value_and_grad(
+    f: Callable[Concatenate[Tree, Params], Result],
+) -> Callable[Concatenate[Tree, Params], tuple[Result, Tree]]: ...
+@overload
+def value_and_grad(
+    f: Callable[Params, Result], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[Params, tuple[Result, PyTree]]: ...
 @register(example=lambda op, x: op(lambda x: einsum(x, x, out=[]))(x), mixes_rows=True)
 def value_and_grad(
     f: Callable[..., PyTree], argnums: int | Sequence[int] = 0, has_aux: bool = False
@@ -360,8 +374,8 @@ def _varying_variants(ctx: Context, t: Tensor) -> list[Variant]:
 @register(example=lambda op, x, p: op(lambda x: x * x, (x,), (p,)))
 @reports_call
 def jvp(
-    f: Callable[..., PyTree], primals: Sequence[PyTree], tangents: Sequence[PyTree]
-) -> tuple[PyTree, PyTree]:
+    f: Callable[..., Result], primals: Sequence[PyTree], tangents: Sequence[PyTree]
+) -> tuple[Result, Result]:
     """The value of a function and its directional derivative, as `jax.jvp`.
 
     >>> import weft as wf
@@ -384,6 +398,14 @@ def jvp(
     return value, _cast_derivatives(tangent, value)
 
 
+@overload
+def vjp(
+    f: Callable[..., Result], *primals: PyTree, has_aux: Literal[False] = False, zeros: bool = True
+) -> tuple[Result, Callable[[Result], tuple[PyTree, ...]]]: ...
+@overload
+def vjp(
+    f: Callable[..., tuple[Result, Out]], *primals: PyTree, has_aux: Literal[True], zeros: bool = True
+) -> tuple[Result, Callable[[Result], tuple[PyTree, ...]], Out]: ...
 @register(example=lambda op, x, p: op(lambda x: x * x, x)[1](p))
 @reports_call
 def vjp(f: Callable[..., PyTree], *primals: PyTree, has_aux: bool = False, zeros: bool = True) -> PyTree:

@@ -17,7 +17,7 @@ from ..core.jax_compat import Primitive
 from ..core.operands import as_slice
 from ..core.registry import register
 from ..core.tensor import Tensor, is_tensor
-from ..core.types import PyTree
+from ..core.types import Params, PyTree, Result
 
 
 def _sums_saveable(primitive: Primitive, *_: object, **__: object) -> bool:
@@ -48,7 +48,9 @@ REMAT_POLICIES = {
 
 @register(example=lambda op, x: op(lambda x: x * x)(x))
 @reports_call
-def remat(f: Callable[..., PyTree], policy: str | Callable[..., bool] | None = None) -> Callable[..., PyTree]:
+def remat(
+    f: Callable[Params, Result], policy: str | Callable[..., bool] | None = None
+) -> Callable[Params, Result]:
     """The same function, whose backward pass recomputes the values it needs, as `jax.checkpoint`.
 
     Args:
@@ -73,7 +75,7 @@ def remat(f: Callable[..., PyTree], policy: str | Callable[..., bool] | None = N
     chosen = None if policy is None else _recomputes_complex(policy)
 
     @functools.wraps(f)
-    def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
+    def run(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         ctx = active.context
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
         # jax.checkpoint traces all its arguments. Python numbers stay out of it: the function may branch on

@@ -1,13 +1,15 @@
-"""Search results as one self-contained HTML page: time against memory, and the table.
+"""Search results as one self-contained HTML page, time against memory and the table; in notebooks, the table.
 
 The page runs no script and loads nothing from the network; its content security policy forbids both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from ..core.html import fragment, paragraph, table, title
 from ..plan.units import human_bytes, human_seconds
 from .report import describe_candidate, describe_counts, explain_difference, train_flags
 
@@ -15,11 +17,12 @@ if TYPE_CHECKING:
     from .results import RankedLayout, SearchResult
 
 WIDTH, HEIGHT, MARGIN = 720, 380, 60
+MAX_ROWS = 10
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums } th { text-align: left }
 td, th { padding: .25rem .7rem; border-bottom: 1px solid #ddd; vertical-align: top }
-td.n { text-align: right; white-space: nowrap } code { background: #f4f4f4; padding: .1rem .3rem }
+.n { text-align: right; white-space: nowrap } code { background: #f4f4f4; padding: .1rem .3rem }
 pre { background: #f4f4f4; padding: .7rem; overflow-x: auto } svg text { font-size: 12px; fill: #444 }
 @media (prefers-color-scheme: dark) { body { background: #161616; color: #ddd }
 code, pre { background: #262626 } td, th { border-color: #333 } svg text { fill: #bbb } }
@@ -28,9 +31,9 @@ code, pre { background: #262626 } td, th { border-color: #333 } svg text { fill:
 
 def search_page(result: SearchResult, compare: RankedLayout | None) -> str:
     """The page, a complete HTML document."""
-    title = f"{result.devices} × {result.hardware.name}"
+    machine = f"{result.devices} × {result.hardware.name}"
     best = result.best
-    parts = [f"<h1>{escape(title)}</h1>"]
+    parts = [f"<h1>{escape(machine)}</h1>"]
     if best is not None:
         parts.append(f"<pre>{escape(chr(10).join(describe_candidate(best)))}</pre>")
         if flags := train_flags(best):
@@ -50,7 +53,7 @@ def search_page(result: SearchResult, compare: RankedLayout | None) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+        f"<title>{escape(machine)}</title><style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
     )
 
 
@@ -89,14 +92,29 @@ def _scatter_plot(result: SearchResult) -> str:
     )
 
 
-def _table(layouts: tuple[RankedLayout, ...]) -> str:
-    head = "".join(f"<th>{word}</th>" for word in ("time", "memory", "bound by", "done", "mesh", "layout"))
-    body = "".join(
-        f'<tr><td class="n">{human_seconds(layout.seconds)}</td>'
-        f'<td class="n">{human_bytes(layout.bytes)}</td>'
-        f"<td>{layout.time.bound}</td><td class='n'>{layout.plan.duplication:.2f}×</td>"
-        f"<td>{escape(str(layout.mesh))}</td>"
-        f"<td>{escape(f'{layout.layout} {layout.candidate.variant}')}</td></tr>"
-        for layout in layouts
+def search_summary(result: SearchResult) -> str:
+    """The best layouts for a notebook; if nothing fits, the nearest one."""
+    memory = f"at most {human_bytes(result.cap)} on each"
+    head = title(f"search on {result.devices} × {result.hardware.name}", memory)
+    counts = paragraph(describe_counts(result))
+    if result.best is not None:
+        return fragment(head, _table(result.ranked[:MAX_ROWS]), counts)
+    return fragment(
+        head, paragraph("nothing fits"), _table([result.nearest] if result.nearest else []), counts
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _table(layouts: Sequence[RankedLayout]) -> str:
+    columns = [">time", ">memory", "bound by", ">done", "mesh", "layout"]
+    rows = [
+        [
+            human_seconds(layout.seconds),
+            human_bytes(layout.bytes),
+            layout.time.bound,
+            f"{layout.plan.duplication:.2f}×",
+            str(layout.mesh) or "one device",
+            f"{layout.layout} {layout.candidate.variant}".strip() or "nothing split",
+        ]
+        for layout in layouts
+    ]
+    return table(columns, rows)

@@ -93,6 +93,11 @@ class SearchResult:
     def __str__(self) -> str:
         return self.explain()
 
+    def _repr_html_(self) -> str:
+        from .page import search_summary
+
+        return search_summary(self)
+
     def explain(self, compare: RankedLayout | None = None, rows: int = 10) -> str:
         """The result as text: the best layout, a table, and why it is better than `compare`."""
         from .report import explain

@@ -20,11 +20,11 @@ import numpy as np
 
 from weft.core.errors import nearest
 
+from ..core.errors import CheckpointError
 from .arrays import ManifestEntry, entries_from_manifest, is_key, read_arrays
 from .manifest import (
     ARRAYS_FOLDER,
     MANIFEST_FILE,
-    CheckpointError,
     DamagedCheckpoint,
     check_files,
     list_step_folders,

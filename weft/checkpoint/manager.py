@@ -39,6 +39,7 @@ from weft.core.types import PyTree
 from weft.distributed import processes
 from weft.distributed.shared_folder import check_shared_folder
 
+from ..core.errors import CheckpointError, CheckpointWarning
 from ..optim.named_tree import error_context
 from .arrays import (
     check_compatible,
@@ -51,8 +52,6 @@ from .arrays import (
 from .manifest import (
     ARRAYS_FOLDER,
     MANIFEST_FILE,
-    CheckpointError,
-    CheckpointWarning,
     DamagedCheckpoint,
     UnreadableCheckpoint,
     begin_writing,

@@ -21,20 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from weft.core.errors import WeftError
-
 CHECKPOINTS_FOLDER = "checkpoints"  # in the run folder
 MANIFEST_FILE, ARRAYS_FOLDER = "manifest.json", "arrays"
 STEP_PREFIX, WRITING_PREFIX, OLD_PREFIX, REMOVING_PREFIX = "step_", ".writing-", ".old-", ".going-"
 FORMAT_VERSION = 1
-
-
-class CheckpointError(WeftError, OSError):
-    """A checkpoint can't be written or read."""
-
-
-class CheckpointWarning(UserWarning):
-    """A damaged or unfinished checkpoint is skipped."""
 
 
 class DamagedCheckpoint(Exception):

@@ -93,10 +93,9 @@ def read_config(arguments: list[str]) -> TrainConfig:
 
 def run_training(config: TrainConfig, *, temporary: bool = False) -> TrainResult:
     """Train, and report how it went and, unless the folder is temporary, where the results are."""
+    from ..core.errors import PeerTimeoutError, TrainingError
     from ..distributed import rendezvous
-    from ..distributed.processes import PeerTimeoutError
     from ..train.loop import train as run
-    from ..train.metrics import TrainingError
 
     _check_writable(config.folder)
     try:

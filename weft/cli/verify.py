@@ -39,8 +39,9 @@ class VerifyCommand:
         """Run, compare, and print one line per result."""
         import jax
 
+        from ..core.errors import VerificationError
         from ..models.checked_layout import CheckedLayout
-        from ..verification import VerificationError, verify
+        from ..verification import verify
 
         jax.config.update("jax_platforms", "cpu")
         if not self.layouts:

@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Iterable
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from .fields import Offender
@@ -111,6 +111,10 @@ class TensorTypeError(WeftError, TypeError):
     """An argument of the wrong kind or dtype."""
 
 
+class TensorAttributeError(TensorTypeError, AttributeError):
+    """An attribute of arrays that tensors don't have."""
+
+
 class ProgramError(WeftError, ValueError):
     """Something a staged program can't do."""
 
@@ -127,12 +131,40 @@ class DataError(WeftError, ValueError):
     """Files, lines or settings that can't be turned into examples or batches."""
 
 
+class VerificationError(WeftError, AssertionError):
+    """Two layouts gave different results."""
+
+
+class CheckpointError(WeftError, OSError):
+    """A checkpoint can't be written or read."""
+
+
+class TrainingError(WeftError, RuntimeError):
+    """A run can't continue."""
+
+
+class RunFolderError(WeftError, OSError):
+    """Metrics can't be written to the run folder."""
+
+
+class DistributedError(WeftError, RuntimeError):
+    """Processes can't find each other, or can't work together."""
+
+
+class PeerTimeoutError(DistributedError):
+    """Another process did not arrive within the timeout."""
+
+
 class LayoutWarning(UserWarning):
     """A rule without effect."""
 
 
 class DataWarning(UserWarning):
     """Input lines that were skipped."""
+
+
+class CheckpointWarning(UserWarning):
+    """A damaged or unfinished checkpoint is skipped."""
 
 
 def user_frame() -> FrameType | None:
@@ -168,9 +200,18 @@ def format_location(frame: FrameType | None, line: int | None = None) -> str:
     """`file:line` of a frame, relative to the working directory; by default the frame's current line."""
     if frame is None:
         return ""
-    name = frame.f_code.co_filename
+    return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno if line is None else line}"
+
+
+def short_path(name: str) -> str:
+    """A source file relative to the working directory if it is inside; a cell of a notebook as `In[3]`."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    cell = shell.compile.format_code_name(name) if shell is not None else None
+    if cell is not None:
+        return cell[1]
     short = os.path.relpath(name) if os.path.isabs(name) else name
-    return f"{name if short.startswith('..') else short}:{frame.f_lineno if line is None else line}"
+    return name if short.startswith("..") else short
 
 
 Kind = TypeVar("Kind", bound=WeftError)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 import jax
@@ -117,6 +118,33 @@ def process_allgather(array: jax.Array) -> np.ndarray:
 def row_major(array: jax.Array) -> jax.Array:
     """The array, stored in row-major order; so is its cotangent."""
     return with_layout_constraint(array, ArrayLayout(tuple(range(array.ndim))))
+
+
+# Transformations that check whether the result of a function is an array.
+TRANSFORMATIONS = {"grad_f": "jax.grad", "value_and_grad_f": "jax.value_and_grad"}
+_CONVERSIONS = {"jnp.array", "jnp.asarray"}
+
+
+def called_jax_function(frame: FrameType) -> str | None:
+    """The function of JAX that user code called, such as `jnp.sum`, and in which this frame runs.
+
+    None for JAX's operators and conversions to arrays, and if the frame is not JAX's. Read from the stack:
+    JAX does not tell an object which function converts it.
+    """
+    if frame.f_code.co_name.startswith("_operator_"):
+        return None
+    modules = {"jnp": jax.numpy, "jax.nn": jax.nn, "jax.lax": jax.lax, "jax": jax}
+    found: str | None = None
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] in (
+        "jax",
+        "contextlib",
+    ):
+        name = caller.f_code.co_name
+        public = [f"{short}.{name}" for short, module in modules.items() if hasattr(module, name)]
+        found = TRANSFORMATIONS.get(name) or (public[0] if public else found)
+        caller = caller.f_back
+    return None if found in _CONVERSIONS else found
 
 
 def cluster_environments() -> list[Any]:

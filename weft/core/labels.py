@@ -56,17 +56,30 @@ class OpLabel(str):
         dims = " · ".join(map(",".join, operands))
         if out is not None:
             dims = f"{dims} → {','.join(out)}"
-        label = str.__new__(cls, f"{name}[{dims}]")
-        label.name, label.operands, label.out, label.layer = name, operands, out, layer
-        label.scope = f"{label}@{layer}" if layer else str(label)
-        return label
+        return cls._with_text(f"{name}[{dims}]", name, operands, out, layer)
 
     @classmethod
     def unlabeled(cls, text: str) -> OpLabel:
         """The label of work outside of all ops: it has a text, and no name."""
+        return cls._with_text(text)
+
+    @classmethod
+    def _with_text(
+        cls,
+        text: str,
+        name: str = "",
+        operands: tuple[tuple[str, ...], ...] = (),
+        out: tuple[str, ...] | None = None,
+        layer: str = "",
+    ) -> OpLabel:
         label = str.__new__(cls, text)
-        label.name, label.operands, label.out, label.layer, label.scope = "", (), None, "", text
+        label.name, label.operands, label.out, label.layer = name, operands, out, layer
+        label.scope = f"{text}@{layer}" if layer else text
         return label
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default, the text would be taken for the name.
+        return OpLabel._with_text, (str(self), self.name, self.operands, self.out, self.layer)
 
     def __eq__(self, other: object) -> bool:
         return self.scope == other.scope if isinstance(other, OpLabel) else str.__eq__(self, other)

@@ -139,6 +139,9 @@ class Layout:
         check_disjoint(dims, splits, self, mesh, role)
         return splits
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self._rules)  # the hash of a string differs in another process
+
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Layout) and self._key == other._key)
 
@@ -153,6 +156,11 @@ class Layout:
         more = "".join(f', {word}="{rules}"' for word, rules in self._further_rules())
         return f'Layout("{_format_rules(self._rules["value"])}"{more})'
 
+    def _repr_html_(self) -> str:
+        from .html import layout_html  # imported here because html.py imports this module
+
+        return layout_html(self)
+
     def _further_rules(self) -> list[tuple[str, str]]:
         """The rules that `params=` and `optimizer=` add to those of the previous role."""
         base, stored, state = (self._rules[role] for role in ROLES)
@@ -165,6 +173,13 @@ class Layout:
 
 
 LayoutLike = Layout | RulesLike | None
+
+
+def _restore(kind: type[Layout], rules: dict[str, dict[str, tuple[str, ...]]]) -> Layout:
+    """An unpickled layout."""
+    layout = kind.__new__(kind)
+    layout._set_rules(rules)
+    return layout
 
 
 def _format_rules(rules: Mapping[str, tuple[str, ...]]) -> str:

@@ -138,6 +138,10 @@ class Mesh:
                 "or use a smaller mesh",
             ).located(repr(self))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Devices belong to a process; another one has devices with the same ids. Hashes differ as well.
+        return _restore, (self.axes, self._devices and tuple(device.id for device in self._devices))
+
     def __eq__(self, other: object) -> bool:
         return self is other or (
             isinstance(other, Mesh) and self.axes == other.axes and self._devices == other._devices
@@ -152,8 +156,28 @@ class Mesh:
     def __repr__(self) -> str:
         return f'Mesh("{self}")'
 
+    def _repr_html_(self) -> str:
+        from .html import mesh_html  # imported here because html.py imports this module
+
+        return mesh_html(self)
+
 
 MeshLike = Mesh | AxesLike | None
+
+
+def _restore(axes: AxesLike, ids: tuple[int, ...] | None) -> Mesh:
+    """An unpickled mesh, on the devices of this process."""
+    if ids is None:
+        return Mesh(axes)
+    devices = {device.id: device for device in jax.devices()}
+    missing = [id for id in ids if id not in devices]
+    if missing:
+        raise MeshError(
+            f"an unpickled mesh is on the devices {', '.join(map(str, ids))}, and there are {len(devices)}",
+            rule="an unpickled mesh has devices with the same ids as the pickled one",
+            hint=f"on a CPU call wf.cpu_devices({max(ids) + 1}) before the first use of JAX",
+        ).located("pickle.loads")
+    return Mesh(axes, [devices[id] for id in ids])
 
 
 def _validated(given: list[Any], devices: tuple[Any, ...] | None) -> tuple[tuple[str, int], ...]:

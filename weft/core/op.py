@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -30,10 +30,9 @@ from .retrace import trace_with_guess
 from .signature import NUMBER_TYPES
 from .staging import UNPLACED
 from .tensor import Tensor, is_tensor
-from .types import PyTree
+from .types import Params, PyTree, Result
 
 Lowering = Callable[..., PyTree]
-Result = TypeVar("Result")
 
 STATIC_NUMBERS: dict[str, tuple[type, ...]] = {
     "static": NUMBER_TYPES,
@@ -52,7 +51,7 @@ def op(
     numbers: str = "static",
     functions: bool = False,
     cached: bool = True,
-) -> Callable[[Lowering], Any]:
+) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
     """Turn a lowering into a public op: called directly inside a program, as a program of one op outside.
 
     Args:
@@ -67,7 +66,9 @@ def op(
     return lambda fn: row(_public(fn, numbers, functions, cached))
 
 
-def _public(fn: Lowering, numbers: str, functions: bool, cached: bool) -> Any:
+def _public(
+    fn: Callable[Params, Result], numbers: str, functions: bool, cached: bool
+) -> Callable[Params, Result]:
     """The function that users call."""
 
     @functools.wraps(fn)
@@ -84,7 +85,7 @@ def _public(fn: Lowering, numbers: str, functions: bool, cached: bool) -> Any:
             error.located(format_call(fn.__name__.lstrip("_"), args, kwargs))
             raise
 
-    return call
+    return cast(Callable[Params, Result], call)
 
 
 def _label(name: str, args: Args, kwargs: Kwargs) -> OpLabel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jax.typing import ArrayLike
 
@@ -51,6 +51,8 @@ class Operators:
     __and__, __rand__ = _binary("bitwise_and")
     __or__, __ror__ = _binary("bitwise_or")
     __xor__, __rxor__ = _binary("bitwise_xor")
+    __lshift__, __rlshift__ = _binary("left_shift")
+    __rshift__, __rrshift__ = _binary("right_shift")
 
     __neg__ = _unary("negative")
     __abs__ = _unary("abs")
@@ -60,18 +62,33 @@ class Operators:
     __le__ = _comparison("less_equal")
     __gt__ = _comparison("greater")
     __ge__ = _comparison("greater_equal")
-    # Any: `object` declares that `==` returns a bool, and here it returns a Tensor.
-    __eq__: Any = _comparison("equal")
-    __ne__: Any = _comparison("not_equal")
+    if TYPE_CHECKING:  # `object` declares that `==` returns a bool, and here it returns a Tensor
+
+        def __eq__(self, other: object) -> Tensor: ...  # type: ignore[override]
+        def __ne__(self, other: object) -> Tensor: ...  # type: ignore[override]
+    else:
+        __eq__ = _comparison("equal")
+        __ne__ = _comparison("not_equal")
     # `==` is element-wise, so a Tensor can't be a dict key.
     __hash__: Any = None
+
+    def __round__(self, decimals: int = 0) -> Tensor:
+        return public_ops().round(self, decimals)
 
     def __pos__(self) -> Any:
         return self
 
-    def __matmul__(self, other: Tensor | ArrayLike) -> Tensor:
-        raise TensorTypeError(
-            "@ does not say which dims to sum",
-            rule="tensors are multiplied by name: einsum sums the dims that are not in out=",
-            hint="wf.einsum(x, w, out=[...]), or wf.einsum(x, w, reduce=[...])",
-        ).located(format_call("matmul", (self, other), {}))
+    def __matmul__(self, other: Tensor | ArrayLike) -> NoReturn:
+        raise matmul_error(self, other)
+
+    def __rmatmul__(self, other: ArrayLike) -> NoReturn:
+        raise matmul_error(other, self)
+
+
+def matmul_error(x: object, y: object) -> TensorTypeError:
+    """The error for `x @ y`."""
+    return TensorTypeError(
+        "@ does not say which dims to sum",
+        rule="tensors are multiplied by name: einsum sums the dims that are not in out=",
+        hint="wf.einsum(x, w, out=[...]), or wf.einsum(x, w, reduce=[...])",
+    ).located(format_call("matmul", (x, y), {}))

@@ -20,7 +20,7 @@ from .layout import ROLES, LayoutLike, Placement, Splits
 from .mesh import MeshLike
 from .shapes import stored_splits, true_shape
 from .tensor import Tensor, block_on_cpu, check_shape, is_tensor, with_static
-from .types import PyTree, cast_like, weak_type
+from .types import Tree, cast_like, weak_type
 
 
 def partition_spec(splits: Splits) -> PartitionSpec:
@@ -29,7 +29,7 @@ def partition_spec(splits: Splits) -> PartitionSpec:
 
 
 @reports_call
-def place(t: PyTree, mesh: MeshLike, layout: LayoutLike) -> PyTree:
+def place(t: Tree, mesh: MeshLike, layout: LayoutLike) -> Tree:
     """Place a tensor on a mesh, split by a layout; `place(t, None, None)` takes it off the mesh.
 
     Args:

@@ -15,7 +15,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ from .signature import (
 from .staging import UNPLACED, Staged
 from .tensor import Tensor, check_has_values, check_shape
 from .traced import Traced, trace_staged
-from .types import PyTree, weak_type
+from .types import Params, PyTree, Result, weak_type
 
 if TYPE_CHECKING:
     from ..plan.facts import Collective
@@ -87,7 +87,7 @@ class Trace:
         return f"{self.reason}: {self.signature}"
 
 
-class Program:
+class Program(Generic[Params, Result]):
     """A function staged for a mesh and a layout; created by `wf.spmd`.
 
     Attributes:
@@ -104,7 +104,7 @@ class Program:
 
     def __init__(
         self,
-        fn: Callable[..., PyTree],
+        fn: Callable[Params, Result],
         mesh: MeshLike = None,
         layout: LayoutLike = None,
         *,
@@ -141,7 +141,26 @@ class Program:
         name = getattr(self.fn, "__name__", repr(self.fn))
         return f"<program {name} on {self.placement}>"
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def _repr_html_(self) -> str:
+        from .html import program_html  # imported here because only notebooks need it
+
+        return program_html(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise ProgramError(
+            f"{self!r} can't be pickled",
+            rule="a program has traces and compiled code of this process",
+            hint="pickle the function, and call wf.spmd(fn, mesh, layout) in the other process; "
+            "or send program.export(*args).serialize()",
+        ).located("pickle")
+
+    def __copy__(self) -> Program:
+        return self  # a copy would trace again
+
+    def __deepcopy__(self, _: object) -> Program:
+        return self
+
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
         outer = active.context
         if outer is not None:
             return self._nested(outer, args, kwargs)
@@ -476,6 +495,24 @@ class _Method:
         return functools.partial(value, self.owner) if inspect.ismethod(value) else value
 
 
+@overload
+def spmd(
+    fn: Callable[Params, Result],
+    mesh: MeshLike = None,
+    layout: LayoutLike = None,
+    *,
+    static: Sequence[int | str] = (),
+    donate: Sequence[int | str] = (),
+) -> Program[Params, Result]: ...
+@overload
+def spmd(
+    fn: None = None,
+    mesh: MeshLike = None,
+    layout: LayoutLike = None,
+    *,
+    static: Sequence[int | str] = (),
+    donate: Sequence[int | str] = (),
+) -> Callable[[Callable[Params, Result]], Program[Params, Result]]: ...
 def spmd(
     fn: Callable[..., PyTree] | None = None,
     mesh: MeshLike = None,

@@ -15,6 +15,7 @@ A slice need not be placed as its layout says:
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterable
 from types import FrameType
@@ -24,6 +25,7 @@ import jax
 import numpy as np
 
 from . import context
+from .array_protocols import ArrayProtocols
 from .context import active
 from .describe import describe, format_call, reports_call
 from .dims import Dim, DimsLike, format_dims, list_dims, select_dims
@@ -38,7 +40,7 @@ from .shapes import shape_mismatch_error, true_shape
 from .types import PyTree, weak_type
 
 
-class Tensor(Operators, Methods):
+class Tensor(Operators, Methods, ArrayProtocols):
     """An array with named dims. Create one with `wf.tensor(array, dims)`.
 
     Many ops are methods, too: `x.sum("batch")` is `wf.sum(x, "batch")`.
@@ -71,7 +73,6 @@ class Tensor(Operators, Methods):
         "role",
         "splits",
     )
-    __array_priority__ = 1000  # so that NumPy scalars leave `scalar * tensor` to us
 
     # A computation calls `_read()`. Code that looks at the array's type or identity takes `_data`, which must
     # not count as a use: for a used variant `grad` sums a gradient, and a used carry of `scan` can't stay
@@ -133,7 +134,7 @@ class Tensor(Operators, Methods):
         return self.splits is not None
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The dtype of the elements."""
         return self._data.dtype
 
@@ -154,13 +155,13 @@ class Tensor(Operators, Methods):
         return int(np.prod([dim.size for dim in self.dims], dtype=object)) if self.dims else 1
 
     @property
-    def storage(self) -> Any:
+    def storage(self) -> jax.Array:
         """The array as it is stored, padding included."""
         check_shape(self)
         return self._materialized()._read()
 
     @property
-    def array(self) -> Any:
+    def array(self) -> jax.Array:
         """The global array without padding; inside a program, this device's slice."""
         check_shape(self)
         if self.is_slice:
@@ -240,6 +241,48 @@ class Tensor(Operators, Methods):
                 shown = np.array2string(self.numpy(), threshold=20, edgeitems=2, precision=4, separator=", ")
                 return f"{text} {shown}" if "\n" not in shown else f"{text}\n{shown}"
         return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: the values, and where they are placed; another process needs a mesh of that size."""
+        from .placement import place_tensor  # imported here because placement.py imports this module
+
+        self._check_can_be_copied("pickle")
+        return _restore, (place_tensor(self, None)._data, self.dims, self.role, self.placement)
+
+    def __copy__(self) -> Tensor:
+        return self  # it is immutable
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """A tensor with an array of its own, so that the original can be donated; a slice can't be."""
+        if self.is_slice or context.is_traced(self._data):
+            return self
+        self._check_can_be_copied("copy.deepcopy")
+        array = copy.deepcopy(self._data, memo)
+        return Tensor(array, self.dims, role=self.role, placement=self.placement)
+
+    def _check_can_be_copied(self, call: str) -> None:
+        array, text = self._data, describe(self)
+        if self.is_slice or context.is_traced(array):
+            fact, hint = f"{text} has no values yet: it is inside a program", "copy the result of the program"
+        elif isinstance(array, jax.Array) and array.is_deleted():
+            fact, hint = (
+                f"{text} was donated to a program",
+                "copy it before that call, or use the call's results",
+            )
+        elif not getattr(array, "is_fully_addressable", True):
+            fact, hint = (
+                f"{text} has slices in other processes",
+                "save a checkpoint, in all processes",
+            )
+        else:
+            return
+        rule = "a copy needs the values, and this process does not have all of them"
+        raise ProgramError(fact, rule=rule, hint=hint).located(f"{call}({text})")
+
+    def _repr_html_(self) -> str:
+        from .html import tensor_html  # imported here because html.py imports this module
+
+        return tensor_html(self)
 
     def __bool__(self) -> bool:
         return bool(self._scalar("bool"))
@@ -361,6 +404,14 @@ def with_static(t: Tensor, role: str, placement: Placement | None) -> Tensor:
     changed = Tensor(t._read(), t.dims, role=role, placement=placement, splits=t.splits, pending=t.pending)
     changed.origin = t.origin
     return changed
+
+
+def _restore(array: Any, dims: tuple[Dim, ...], role: str, placement: Placement | None) -> Tensor:
+    """An unpickled tensor, placed as the pickled one was."""
+    from .placement import place_tensor
+
+    t = Tensor(array, dims, role=role)
+    return t if placement is None else place_tensor(t, placement)
 
 
 # A Tensor is a pytree with one array leaf; dims, role, mesh and layout are static. JAX's caches are keyed by

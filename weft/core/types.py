@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,12 @@ from jax.typing import ArrayLike, DTypeLike
 PyTree = Any  # a JAX pytree; Python's type system cannot express nested containers of unknown depth
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# A function that Weft transforms keeps its parameters and its result for type checkers; `Tree` and `Out` are
+# pytrees that come out with the structure that they went in with.
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+Tree = TypeVar("Tree")
+Out = TypeVar("Out")
 
 
 class Typed(Protocol):

@@ -1,5 +1,5 @@
 """Distributed runs: join processes, exchange messages, check shared folders, stop together."""
 
-from .processes import DistributedError as DistributedError
+from ..core.errors import DistributedError as DistributedError
 from .rendezvous import join as join
 from .stopping import Stop as Stop

@@ -29,20 +29,12 @@ from typing import Any
 import jax
 
 from weft.core import jax_compat
-from weft.core.errors import WeftError
+from weft.core.errors import DistributedError, PeerTimeoutError, WeftError
 
 DEFAULT_TIMEOUT = 1800.0  # seconds
 MAX_REQUEST_SECONDS = 3600.0  # of one request to the coordinator; a longer wait sends several
 _count = itertools.count()
 _timeout = [DEFAULT_TIMEOUT]
-
-
-class DistributedError(WeftError, RuntimeError):
-    """Processes can't find each other, or can't work together."""
-
-
-class PeerTimeoutError(DistributedError):
-    """Another process did not arrive within the timeout."""
 
 
 def client() -> Any:

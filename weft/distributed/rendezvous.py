@@ -29,10 +29,9 @@ import jax
 
 from weft.core import jax_compat
 from weft.core.devices import is_cpu_only, retain_freed_memory
+from weft.core.errors import DistributedError, PeerTimeoutError
 from weft.distributed.processes import (
     DEFAULT_TIMEOUT,
-    DistributedError,
-    PeerTimeoutError,
     exit_after,
     is_multiprocess,
     peer_timeout,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import jax
 
+from weft.core.errors import DistributedError
 from weft.distributed import processes
-from weft.distributed.processes import DistributedError
 
 TOKEN_PREFIX = ".weft-shared-"
 LOOK_SECONDS = 10.0  # seconds: a network file system may show a new file late

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import jax
 
+from weft.core.errors import DistributedError
 from weft.distributed import processes
-from weft.distributed.processes import DistributedError
 
 DEFAULT_GRACE = 300.0  # seconds
 FINISHED = "finished"

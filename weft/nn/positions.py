@@ -87,7 +87,8 @@ class RelativePositions(Module):
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each distance, which is negative for earlier positions."""
-        count, offset = self.buckets.size, 0
+        count = self.buckets.size
+        offset: Tensor | int = 0
         if self.bidirectional:
             count //= 2
             offset = wf.where(distance > 0, count, 0)

@@ -29,7 +29,7 @@ from ..core.op import op
 from ..core.operands import as_slice, slice_tensor
 from ..core.reshard import materialize
 from ..core.tensor import Tensor
-from ..core.types import PyTree
+from ..core.types import PyTree, Result, Tree
 
 
 def _predicate(predicate: Tensor | ArrayLike, op_name: str) -> jax.Array:
@@ -59,9 +59,7 @@ def _predicate(predicate: Tensor | ArrayLike, op_name: str) -> jax.Array:
     example=lambda op, x, start: op(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2.0), (start, x)),
     functions=True,
 )
-def while_loop(
-    condition: Callable[[PyTree], Tensor], body: Callable[[PyTree], PyTree], carry: PyTree
-) -> PyTree:
+def while_loop(condition: Callable[[Tree], Tensor], body: Callable[[Tree], Tree], carry: Tree) -> Tree:
     """Repeat `carry = body(carry)` while `condition(carry)`. As in JAX, it has no reverse-mode derivative.
 
     >>> import weft as wf
@@ -73,8 +71,8 @@ def while_loop(
 
 @op(example=lambda op, x: op(0, 3, lambda n, x: x * 0.5 + n, x), functions=True)
 def fori_loop(
-    low: int | Tensor, high: int | Tensor, body: Callable[[Tensor, PyTree], PyTree], carry: PyTree
-) -> PyTree:
+    low: int | Tensor, high: int | Tensor, body: Callable[[Tensor, Tree], Tree], carry: Tree
+) -> Tree:
     """Repeat `carry = body(n, carry)` for n in [low, high).
 
     >>> import weft as wf
@@ -144,10 +142,10 @@ def _loop(
 @op(example=lambda op, x, start: op(start > 0, lambda x: x * 2.0, lambda x: x, x), functions=True)
 def cond(
     predicate: Tensor | ArrayLike,
-    true_fn: Callable[..., PyTree],
-    false_fn: Callable[..., PyTree],
+    true_fn: Callable[..., Result],
+    false_fn: Callable[..., Result],
     *operands: PyTree,
-) -> PyTree:
+) -> Result:
     """`true_fn(*operands)` if the predicate is true, else `false_fn(*operands)`. Only one of them runs.
 
     >>> import weft as wf

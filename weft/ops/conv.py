@@ -30,6 +30,7 @@ from ..core.padding import fill_padding
 from ..core.reshard import reshard_together
 from ..core.tensor import Tensor
 from .sliding_window import (
+    ByDim,
     Padding,
     PerDim,
     SlidingWindow,
@@ -55,7 +56,7 @@ class _Roles:
 def conv(
     x: Tensor,
     kernel: Tensor,
-    window: Mapping[DimLike, DimLike],
+    window: ByDim[Dim] | ByDim[str] | ByDim[DimLike],
     out: DimsLike | None = None,
     stride: PerDim[int] = 1,
     padding: PerDim[Padding] = "SAME",
@@ -120,7 +121,7 @@ def conv(
 
 
 def _match_window(
-    x: Tensor, kernel: Tensor, window: Mapping[DimLike, DimLike]
+    x: Tensor, kernel: Tensor, window: ByDim[Dim] | ByDim[str] | ByDim[DimLike]
 ) -> tuple[tuple[Dim, ...], tuple[Dim, ...], tuple[Dim, ...]]:
     """The spatial dims, the kernel's dims for them, and the kernel's other dims."""
     check_window(window, '{"h": "kh", "w": "kw"}')

@@ -30,7 +30,7 @@ from ..core.placement import canonical_dtype
 from ..core.reshard import reshard_together
 from ..core.signature import NUMBER_TYPES
 from ..core.tensor import Tensor, is_tensor
-from ..core.types import PyTree
+from ..core.types import Tree
 from .typing import ArrayFn, Number, Operand
 
 
@@ -562,7 +562,7 @@ def round(x: Tensor, decimals: int = 0) -> Tensor:
 
 
 @op(example="x", split_invariant=True, numbers="dynamic")
-def stop_gradient(x: PyTree) -> PyTree:
+def stop_gradient(x: Tree) -> Tree:
     """Treat a tensor, or a pytree of tensors, as constant for differentiation.
 
     >>> import weft as wf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,17 @@ from ..core.retrace import Retrace
 from ..core.tensor import Tensor
 
 
+@overload
+def local(
+    fn: Callable[..., jax.Array], *tensors: Tensor, out: DimsLike, splittable: DimsLike = ()
+) -> Tensor: ...
+@overload
+def local(
+    fn: Callable[..., Sequence[jax.Array]],
+    *tensors: Tensor,
+    out: Sequence[DimsLike],
+    splittable: DimsLike = (),
+) -> tuple[Tensor, ...]: ...
 @op(example=lambda op, x: op(lambda array: array * 2, x, out=x.dims, splittable=x.dims), functions=True)
 def local(
     fn: Callable[..., jax.Array | Sequence[jax.Array]],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from ..core.tensor import Tensor
 from ..core.types import constant_like
 from .reduce import extreme_value, require_ordered
 from .sliding_window import (
+    ByDim,
     Padding,
     PerDim,
     SlidingWindow,
@@ -36,7 +37,7 @@ from .typing import ArrayFn, Number
 @op(example=lambda op, x: op(x, {"a": 3}, stride=1), mixes_rows=True)
 def max_pool(
     x: Tensor,
-    window: Mapping[DimLike, int],
+    window: ByDim[int],
     stride: PerDim[int] | None = None,
     padding: PerDim[Padding] = "VALID",
 ) -> Tensor:
@@ -73,7 +74,7 @@ def max_pool(
 @op(example=lambda op, x: op(x, {"a": 2}), mixes_rows=True)
 def avg_pool(
     x: Tensor,
-    window: Mapping[DimLike, int],
+    window: ByDim[int],
     stride: PerDim[int] | None = None,
     padding: PerDim[Padding] = "VALID",
 ) -> Tensor:
@@ -108,7 +109,7 @@ def avg_pool(
 
 
 def _pool_windows(
-    x: Tensor, window: Mapping[DimLike, int], stride: PerDim[int] | None, padding: PerDim[Padding]
+    x: Tensor, window: ByDim[int], stride: PerDim[int] | None, padding: PerDim[Padding]
 ) -> list[SlidingWindow]:
     check_window(window, '{"h": 2, "w": 2}')
     dims = [select_dim(x.dims, dim) for dim in window]

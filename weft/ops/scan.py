@@ -39,7 +39,7 @@ from ..core.operands import check_along, slice_tensor
 from ..core.reshard import materialize, reshard
 from ..core.retrace import Retrace, trace_with_guess
 from ..core.tensor import Tensor
-from ..core.types import PyTree
+from ..core.types import Out, PyTree, Tree
 
 Leaf = Tensor | jax.Array
 
@@ -51,14 +51,14 @@ Leaf = Tensor | jax.Array
     functions=True,
 )
 def scan(
-    f: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
-    carry: PyTree,
+    f: Callable[[Tree, PyTree], tuple[Tree, Out]],
+    carry: Tree,
     xs: PyTree,
     dim: DimLike,
     *,
     reverse: bool = False,
     unroll: int = 1,
-) -> tuple[PyTree, PyTree]:
+) -> tuple[Tree, Out]:
     """Apply `f` to the slices of `xs` along a dim, one after the other, with a carry, like `jax.lax.scan`.
 
     Args:

@@ -7,9 +7,9 @@ and the receptive field of a device's block of the result, fetched by halo excha
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
@@ -23,10 +23,12 @@ from ..core.dims import Dim, DimLike, dim_name
 from ..core.errors import DimError, ShapeError, TensorTypeError, WeftError, nearest, python_number_error
 from ..core.operands import check_along
 from ..core.tensor import Tensor
-from ..core.types import PyTree
+from ..core.types import Function, PyTree
 
 T = TypeVar("T")
-PerDim: TypeAlias = T | Mapping[DimLike, T]  # one value for all dims, or one for each
+# Mappings are invariant in their keys, so each kind of key is named.
+ByDim: TypeAlias = Mapping[str, T] | Mapping[Dim, T] | Mapping[DimLike, T]
+PerDim: TypeAlias = T | ByDim[T]  # one value for all dims, or one for each
 Padding = str | Sequence[int]  # "SAME", "VALID", or (before, after)
 
 
@@ -117,15 +119,16 @@ def _by_dim(dims: Sequence[Dim], value: PerDim[T], default: T, option: str) -> l
     """The value of an option for each dim: one value for all dims, or a mapping with a default."""
     if not isinstance(value, Mapping):
         return [value] * len(dims)
+    by_name = cast(Mapping[str, T], value)  # `accept_dim_keys` has replaced Dims by their names
     names = [d.name for d in dims]
-    unknown = [name for name in value if name not in names]
+    unknown = [name for name in by_name if name not in names]
     if unknown:
         raise DimError(
             f"{option} is given for {', '.join(f'{n}{nearest(n, names)}' for n in map(str, unknown))}",
             rule="options are given for the dims that the window slides along",
             hint=f"these are {', '.join(names)}",
         )
-    return [value.get(name, default) for name in names]
+    return [by_name.get(name, default) for name in names]
 
 
 def _positive(dim: Dim, value: int, option: str) -> int:
@@ -200,7 +203,7 @@ def fetch_receptive_field(
     return field, (before, after), remainders if discarded else None
 
 
-def accept_dim_keys(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def accept_dim_keys(op: Function) -> Function:
     """Accept dicts keyed by Dims as well as by names. JAX sorts the keys of dicts, and Dims have no order."""
 
     def with_names(value: PyTree) -> PyTree:
@@ -215,13 +218,13 @@ def accept_dim_keys(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
         try:
             return op(*map(with_names, args), **{k: with_names(v) for k, v in kwargs.items()})
         except WeftError as error:
-            error.located(format_call(op.__name__, args, kwargs))
+            error.located(format_call(getattr(op, "__name__", ""), args, kwargs))
             raise
 
-    return call
+    return cast(Function, call)
 
 
-def check_window(window: Mapping[DimLike, int] | Mapping[DimLike, DimLike], example: str) -> None:
+def check_window(window: ByDim[int] | ByDim[Dim] | ByDim[str] | ByDim[DimLike], example: str) -> None:
     if not isinstance(window, Mapping) or not window:
         raise TensorTypeError(
             f"the window is {window!r}",

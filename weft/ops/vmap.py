@@ -21,10 +21,10 @@ from ..core.operands import slice_tensor
 from ..core.padding import fill_padding, safe_padding
 from ..core.reshard import materialize, reshard
 from ..core.tensor import Tensor, is_tensor
-from ..core.types import PyTree
+from ..core.types import Params, PyTree, Result
 
 
-def vmap(f: Callable[..., PyTree], dim: DimLike) -> Callable[..., PyTree]:
+def vmap(f: Callable[Params, Result], dim: DimLike) -> Callable[Params, Result]:
     """Vectorize `f` over a dim. Inside, tensors lack the dim; results have it first.
 
     Tensors without the dim, and all other arguments, are shared by all calls. A split dim stays split. Roles

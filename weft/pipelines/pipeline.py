@@ -34,7 +34,7 @@ from ..core.op import op
 from ..core.reshard import materialize
 from ..core.retrace import trace_with_guess
 from ..core.tensor import Tensor, is_tensor
-from ..core.types import PyTree
+from ..core.types import PyTree, Tree
 from ..ops.scan import scan
 from .schedules import SCHEDULES
 from .stages import Leaf, PipelineSpec, StageRunner, without_leading_dim
@@ -42,8 +42,8 @@ from .stages import Leaf, PipelineSpec, StageRunner, without_leading_dim
 
 @op(example=lambda op, p, kernel: op(lambda x, w: x * w, p, kernel["f", 0], "w", batch="a"), functions=True)
 def pipeline(
-    f: Callable[..., PyTree],
-    x: PyTree,
+    f: Callable[..., Tree],
+    x: Tree,
     params: PyTree,
     dim: DimLike = "layers",
     *,
@@ -53,7 +53,7 @@ def pipeline(
     schedule: str = "gpipe",
     remat: str | Callable[..., bool] | None = None,
     unroll: int = 1,
-) -> PyTree:
+) -> Tree:
     """`x = f(x, layer, *shared)` for each layer; in stages if the layers' dim is split.
 
     If it is not split, this is a `scan`, and `micro`, `batch` and `schedule` have no effect. Results never

@@ -91,6 +91,11 @@ class Plan:
             f"{human_count(self.flops)} FLOPs, {sent} in collectives, a peak of {peak}>"
         )
 
+    def _repr_html_(self) -> str:
+        from .html import plan_summary
+
+        return plan_summary(self)
+
     # Totals are cached: reports, advice and the search read them many times, and large plans have thousands
     # of events.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..core.errors import PACKAGE
+from ..core.errors import PACKAGE, short_path
 from ..core.jax_compat import JaxprEqn
 
 _MODELS = f"{PACKAGE}models{os.sep}"
@@ -22,6 +22,5 @@ def user_source(eqn: JaxprEqn) -> str:
         if name.startswith(_MODELS):
             return f"weft/{os.path.relpath(name, PACKAGE)}:{frame.line_num}"
         if not name.startswith(PACKAGE) and not library and not name.startswith("<"):
-            short = os.path.relpath(name) if os.path.isabs(name) else name
-            return f"{name if short.startswith('..') else short}:{frame.line_num}"
+            return f"{short_path(name)}:{frame.line_num}"
     return ""

@@ -226,7 +226,7 @@ class Engine:
     def compilations(self) -> int:
         """The number of compiled programs."""
         p = self.programs
-        programs = [p.prefill, p.insert, p.decode_rows, p.move_row, p.beam_search]
+        programs: list[Any] = [p.prefill, p.insert, p.decode_rows, p.move_row, p.beam_search]
         programs += [self.score_programs.score_batch]
         programs += [self.attention_mapper.attention_weights] if self.attention_mapper is not None else []
         return sum(len(program.traces) for program in programs)

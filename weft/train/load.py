@@ -24,13 +24,8 @@ from weft.core.types import PyTree
 from weft.models import Config, Transformer, huggingface
 
 from ..checkpoint.manager import CheckpointManager
-from ..checkpoint.manifest import (
-    CHECKPOINTS_FOLDER,
-    CheckpointError,
-    read_manifest,
-    recover_step_folders,
-    step_folder,
-)
+from ..checkpoint.manifest import CHECKPOINTS_FOLDER, read_manifest, recover_step_folders, step_folder
+from ..core.errors import CheckpointError
 from ..optim.ema import average_models
 from . import config_io
 from .config import TrainConfig

@@ -32,13 +32,13 @@ from weft.hardware.profile import Hardware
 
 from ..checkpoint.manager import CheckpointManager
 from ..checkpoint.manifest import (
-    CheckpointWarning,
     DamagedCheckpoint,
     check_files,
     list_unfinished_folders,
     read_manifest,
     recover_step_folders,
 )
+from ..core.errors import CheckpointWarning
 from ..distributed import rendezvous
 from . import config_io
 from .config import TrainConfig

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import weft as wf
 from weft import nn
-from weft.core.errors import WeftError
+from weft.core.errors import CheckpointError, TrainingError
 from weft.core.types import PyTree
 from weft.distributed import processes
 from weft.hardware.profile import Hardware
@@ -18,17 +18,13 @@ from weft.plan.pipelines import describe_pipelines
 from weft.plan.units import human_bytes, human_count, human_seconds
 
 from ..checkpoint.manager import CheckpointManager
-from ..checkpoint.manifest import CheckpointError, list_step_folders
+from ..checkpoint.manifest import list_step_folders
 from . import config_io, data_setup
 from .evaluate import EvalResult
 from .progress import ProgressReporter
 from .run_folder import PLAN_FILE, RunFolderWriter
 from .setup import Run
 from .trainer import Metrics
-
-
-class TrainingError(WeftError, RuntimeError):
-    """A run can't continue."""
 
 
 @dataclass

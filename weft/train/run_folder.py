@@ -24,16 +24,12 @@ from types import TracebackType
 from typing import Any
 
 from weft.core.atomic_file import atomic_write, write_text
-from weft.core.errors import WeftError
+from weft.core.errors import RunFolderError
 
 from .plain_json import plain_json
 
 CONFIG_FILE, PLAN_FILE, METRICS_FILE, PLOT_FILE = "config.toml", "plan.txt", "metrics.jsonl", "loss.png"
 LIBRARIES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "grain", "sentencepiece")
-
-
-class RunFolderError(WeftError, OSError):
-    """Metrics can't be written to the run folder."""
 
 
 class RunFolderWriter:
