@@ -21,7 +21,7 @@ MISTAKES |= {
     "attribute_T": lambda: ones("batch=4 d=3").T,  # wrong
     "attribute_at": lambda: ones("batch=4 d=3").at["batch", 0].set(1),  # wrong
     "attribute_dot": lambda: ones("batch=4 d=3").dot(ones("d=3")),  # wrong
-    "attribute_flatten": lambda: ones("batch=4 d=3").flatten(),  # wrong
+    "attribute_ravel": lambda: ones("batch=4 d=3").ravel(),  # wrong
     "attribute_view": lambda: ones("batch=4 d=3").view(12),  # wrong
     "attribute_unsqueeze": lambda: ones("batch=4").unsqueeze(0),  # wrong
     "attribute_squeeze": lambda: ones("batch=1").squeeze(),  # wrong

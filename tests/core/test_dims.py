@@ -84,8 +84,8 @@ def drawn(fn, *args):
     return lambda s: fn(KEY, s.new("m=2 n=3"), *args)
 
 
-SEVERAL = "sum mean max min prod any all var std logsumexp softmax log_softmax"
-ONE = "argmax argmin sort argsort cumsum cumprod flip unstack"
+SEVERAL = "sum mean max min prod any all var std median logsumexp softmax log_softmax"
+ONE = "argmax argmin sort argsort cumsum cumprod diff flip unstack"
 DRAWS = "bits uniform normal gumbel truncated_normal bernoulli"
 # From a spelling to the result of a call.
 CALLS = {
@@ -123,6 +123,11 @@ CALLS = {
     "scatter_add": lambda s: wf.scatter_add(TABLE, IDS, 1.0, s.have_one("vocab")),
     "one_hot": lambda s: wf.one_hot(IDS, s.new_one("vocab=3")),
     "top_k": lambda s: wf.top_k(X, s.have_one("length"), s.new_one("best=2")),
+    "approx_max_k": lambda s: wf.approx_max_k(X, s.have_one("length"), s.new_one("best=2")),
+    "quantile": lambda s: wf.quantile(X, 0.3, s.have("batch length")),
+    "searchsorted": lambda s: wf.searchsorted(X.sort("length"), 0.5, s.have_one("length")),
+    "tril": lambda s: wf.tril(X, s.have_one("batch"), s.have_one("length")),
+    "triu": lambda s: wf.triu(X, s.have_one("length"), s.have_one("batch")),
     "conv": lambda s: wf.conv(X, KERNEL, {s.have_one("length"): s.have_one("tap")}, s.have("out batch length")),
     "max_pool": lambda s: wf.max_pool(X, {s.have_one("length"): 2}, stride={s.have_one("length"): 1}),
     "avg_pool": lambda s: wf.avg_pool(X, {s.have_one("length"): 2}),

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from ..core import collectives
 from ..core.context import active
 from ..core.describe import reports_call, short_dtype
-from ..core.dims import Dim, DimsLike, as_dims, format_dims, select_dims, union_dims
+from ..core.dims import Dim, DimLike, DimsLike, as_dims, format_dims, select_dims, union_dims
 from ..core.errors import LayoutError, ProgramError, ShapeError, TensorTypeError
 from ..core.layout import axes_of
 from ..core.op import op
@@ -32,7 +32,7 @@ def local(
 def local(
     fn: Callable[..., Sequence[jax.Array]],
     *tensors: Tensor,
-    out: Sequence[DimsLike],
+    out: Sequence[Sequence[DimLike]],
     splittable: DimsLike = (),
 ) -> tuple[Tensor, ...]: ...
 @op(example=lambda op, x: op(lambda array: array * 2, x, out=x.dims, splittable=x.dims), functions=True)
