@@ -70,6 +70,16 @@ MISTAKES |= {
     "none_as_operand": lambda: wf.relu(None),  # wrong
     "softmax_of_integers": lambda: wf.softmax(ones("batch=4 vocab=3", np.int32), "vocab"),  # wrong
     "clip_with_a_bound_twice": lambda: wf.clip(ones("batch=4"), 0.0, min=1.0),  # wrong
+    "eye_of_one_name": lambda: wf.eye(wf.Dim("a", 2), wf.Dim("a", 2)),  # wrong
+    "diff_of_too_few_elements": lambda: wf.diff(ones("batch=4"), "batch", 4),  # wrong
+    "tril_of_a_traced_diagonal": lambda: wf.tril(ones("a=2 b=2"), "a", "b", wf.tensor(1, "")),  # wrong
+    "quantile_in_percent": lambda: wf.quantile(ones("batch=4"), 50),  # wrong
+    "quantile_of_an_unknown_method": lambda: wf.quantile(ones("batch=4"), 0.5, method="liner"),  # wrong
+    "quantile_of_a_matrix_of_shares": lambda: wf.quantile(ones("batch=4"), ones("a=2 b=2")),  # wrong
+    "searchsorted_in_its_own_dim": lambda: wf.searchsorted(ones("a=4"), ones("a=4"), "a"),  # wrong
+    "searchsorted_on_no_side": lambda: wf.searchsorted(ones("a=4"), 0.5, "a", side="middle"),  # wrong
+    "approx_max_k_of_recall_in_percent": lambda: wf.approx_max_k(ones("a=4"), "a", wf.Dim("k", 2), 95),  # wrong
+    "grad_of_a_complex_loss": lambda: wf.grad(lambda x: wf.sum(x))(ones("batch=4", np.complex64)),  # wrong
     "unknown_dtype": lambda: ones("batch=4").astype("float23"),  # wrong
     "zeros_of_an_unknown_dtype": lambda: wf.zeros("batch=4", "float23"),  # wrong
     "grad_of_integers": lambda: wf.grad(lambda x: wf.sum(x))(ones("batch=4", np.int32)),  # wrong

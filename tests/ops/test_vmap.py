@@ -172,3 +172,24 @@ def test_stored_parameters_in_a_vmap(use, stored):
     np.testing.assert_allclose(program(w, x).numpy(), want, rtol=1e-5, atol=1e-5)
     if stored == "on its axis":
         assert {c.kind for c in program.collectives(w, x)} == {"all-gather", "reduce-scatter"}
+
+
+LINEAR = {
+    "2 * m": lambda m: 2.0 * m,
+    "m / 2": lambda m: m / 2,
+    "-m": lambda m: -m,
+    "m + m": lambda m: m + m,
+    "real": lambda m: wf.real(m * (1 + 2j)),
+    "sum": wf.sum,
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_captured_sum_over_the_mapped_dim(name):
+    """It was an error: a linear function left the sum pending over the axis of the vmap."""
+
+    def program(x):
+        mean = wf.mean(x, "f")
+        return wf.vmap(lambda row: row * LINEAR[name](mean), "f")(x)
+
+    assert_same_on_mesh(program, "x=4", "f:x", wf.tensor(np.arange(5, dtype=np.float32), "f=5"))

@@ -111,11 +111,12 @@ def _shared_by_vmap(t: Tensor) -> Tensor:
     """Gather a tensor that is stored split over an axis of an enclosing vmap: all its positions share it.
 
     The gathered value varies over that axis, as the operands it meets do. The transpose of the gather is then
-    a reduce-scatter.
+    a reduce-scatter. A pending sum over such an axis is resolved.
     """
     ctx = active.context
     wanted = layout_splits(t) if ctx.vmap.axes else t.splits
-    if not ctx.vmap.axes or t.splits == wanted or not axes_of(t.splits or ()) & ctx.vmap.axes:
+    gathered = axes_of(t.splits or ()) if t.splits != wanted else frozenset()
+    if not ctx.vmap.axes & (gathered | t.pending):
         return t
     array = reshard(t, wanted, ctx.vmap.axes)
     return Tensor(array, t.dims, placement=ctx.placement, splits=wanted)

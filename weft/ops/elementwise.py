@@ -406,6 +406,7 @@ def multiply(x: Operand, y: Operand) -> Tensor:
         # 0 · ∞ is NaN in a partial sum where the total times ∞ is not.
         if not isinstance(one, Tensor) or not isinstance(other, NUMBER_TYPES) or not np.isfinite(other):
             continue
+        one = as_slice(one)
         if one.pending and stays_pending(one, _result_dtype(one, other)):
             return _linear(jnp.multiply, [one], other)
     return elementwise(jnp.multiply, [x, y])
@@ -415,6 +416,7 @@ def multiply(x: Operand, y: Operand) -> Tensor:
 def divide(x: Operand, y: Operand) -> Tensor:
     """`x / y`, broadcasting by name. A pending sum divided by a number stays pending."""
     if isinstance(y, NUMBER_TYPES) and isinstance(x, Tensor):
+        x = as_slice(x)
         linear = x.pending and y != 0 and np.isfinite(y) and jnp.issubdtype(x.dtype, jnp.inexact)
         if linear and stays_pending(x, _result_dtype(x, y)):
             return _linear(jnp.divide, [x], y)
