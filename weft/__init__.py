@@ -36,7 +36,7 @@ NAMES = {
     "ops.conv": "conv",
     "ops.pool": "avg_pool max_pool windows",
     "ops.scan": "scan",
-    "ops.control": "cond fori_loop while_loop",
+    "ops.control": "cond fori_loop switch while_loop",
     "ops.vmap": "vmap",
     "ops.local": "callback debug local",
     "random.draws": "dropout",
