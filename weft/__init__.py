@@ -38,6 +38,7 @@ NAMES = {
     "ops.scan": "scan",
     "ops.control": "cond fori_loop switch while_loop",
     "ops.vmap": "vmap",
+    "ops.map": "map",
     "ops.local": "callback debug local",
     "random.draws": "dropout",
     "autodiff.grad": "grad value_and_grad jvp vjp",

@@ -22,6 +22,7 @@ from ..core.boundary import (
     rebuild_leaf,
     strip_weak_type,
 )
+from ..core.collectives import Axes
 from ..core.context import active
 from ..core.describe import describe
 from ..core.errors import ProgramError, TensorTypeError
@@ -110,6 +111,11 @@ def fori_loop(
     i32[] 6
     """
     first, end = _bound(low), _bound(high)
+    if _mapped_axes(first) | _mapped_axes(end):
+        # Positions of an enclosing vmap have different bounds, on different devices.
+        dtype = jnp.result_type(first, end)
+        n, last = (slice_tensor(jnp.asarray(one, dtype), ()) for one in (first, end))
+        return while_loop(lambda s: s[0] < last, lambda s: (s[0] + 1, body(*s)), (n, carry))[1]
     return _loop(
         carry,
         lambda _, step, arrays: lax.fori_loop(first, end, lambda n, c: step(c, n), arrays),
@@ -133,6 +139,12 @@ def _bound(bound: int | Tensor | jax.Array) -> int | jax.Array:
     )
 
 
+def _mapped_axes(value: ArrayLike) -> frozenset[str]:
+    """The axes of enclosing vmaps along which a value differs between devices."""
+    vmap = active.context.vmap
+    return collectives.varying_axes(jnp.asarray(value)) & vmap.axes if vmap.depth else frozenset()
+
+
 def _loop(
     carry: PyTree,
     run: Callable[..., list[jax.Array]],
@@ -149,10 +161,24 @@ def _loop(
     def rebuild(arrays: list[jax.Array]) -> PyTree:
         return jax.tree.unflatten(tree, [rebuild_leaf(s, a) for s, a in zip(specs, arrays, strict=True)])
 
-    def go(arrays: list[jax.Array]) -> jax.Array:
+    def continues(arrays: list[jax.Array]) -> tuple[jax.Array, Axes]:
+        """The predicate, and the axes along which devices would run different numbers of steps.
+
+        All of them must run the collectives of the body. The stages of a pipeline can't wait for each other.
+        """
         assert condition is not None
         with ctx.frame():
-            return _predicate(condition(rebuild(arrays)), "while_loop")
+            predicate = _predicate(condition(rebuild(arrays)), "while_loop")
+        return predicate, () if ctx.pipeline.layers else tuple(sorted(_mapped_axes(predicate)))
+
+    def go(arrays: list[jax.Array]) -> jax.Array:
+        predicate, axes = continues(arrays)
+        return collectives.all_reduce_max(predicate, axes) if axes else predicate
+
+    def step_together(arrays: list[jax.Array]) -> list[jax.Array]:
+        predicate, axes = continues(arrays)
+        new = step(arrays)
+        return [jnp.where(predicate, n, a) for n, a in zip(new, arrays, strict=True)] if axes else new
 
     def step(arrays: list[jax.Array], *n: jax.Array) -> list[jax.Array]:
         with ctx.frame():
@@ -166,7 +192,8 @@ def _loop(
             new = [leaf_array(match_spec(c, s, "a carry")) for c, s in zip(out, specs, strict=True)]
             return [check_carry_dtype(n, a, "a carry") for n, a in zip(new, arrays, strict=True)]
 
-    return rebuild(run(go, step, [leaf_array(c) for c in leaves]))
+    body_of = step_together if condition is not None and ctx.vmap.depth else step
+    return rebuild(run(go, body_of, [leaf_array(c) for c in leaves]))
 
 
 @op(example=lambda op, x, start: op(start > 0, lambda x: x * 2.0, lambda x: x, x), functions=True)
@@ -238,8 +265,7 @@ def _branch(
     leaves, tree = flatten(operands)
     specs = [LeafSpec.of(c) for c in leaves]
     results: list[Any] = []  # structure, specs and dtypes of the first branch's results
-    # Inside a vmap the selector may vary over the mapped axes: devices along them take different branches.
-    axes = collectives.varying_axes(selector) & ctx.vmap.axes if ctx.vmap.depth else frozenset[str]()
+    axes = _mapped_axes(selector)  # devices along them take different branches
 
     def on_arrays(fn: Callable[..., PyTree], name: str) -> Callable[[list[jax.Array]], list[jax.Array]]:
         def call(arrays: list[jax.Array]) -> list[jax.Array]:
