@@ -36,6 +36,7 @@ NAMES = {
     "ops.conv": "conv",
     "ops.pool": "avg_pool max_pool windows",
     "ops.scan": "scan",
+    "ops.associative_scan": "associative_scan",
     "ops.control": "cond fori_loop switch while_loop",
     "ops.vmap": "vmap",
     "ops.map": "map",
