@@ -43,6 +43,7 @@ NAMES = {
     "ops.local": "callback debug local",
     "random.draws": "dropout",
     "autodiff.grad": "grad value_and_grad jvp vjp",
+    "autodiff.jacobian": "hessian jacobian",
     "autodiff.custom": "custom_vjp",
     "autodiff.remat": "remat",
     "pipelines.pipeline": "pipeline",
