@@ -13,6 +13,7 @@ NAMES = {
     "core.tensor": "Tensor is_tensor",
     "core.placement": "tensor spec parameter place",
     "core.program": "spmd Program",
+    "core.exported": "ExportedProgram load",
     "core.role_layout": "store under_layout",
     "core.devices": "cpu_devices",
     "core.errors": """

@@ -26,7 +26,6 @@ from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
 from ..ops.creation import arange
 from ..ops.einsum import einsum
-from ..ops.elementwise import astype, equal
 from ..ops.indexing import index
 from ..ops.shape import rename, split
 from ..ops.vmap import vmap
@@ -128,7 +127,9 @@ def _outputs(call: Callable[..., PyTree], inputs: Sequence[Tensor]) -> tuple[lis
     def trace() -> None:
         with ctx.frame():
             outputs, tree = flatten(call(*inputs))
-            outputs = [_check_float(numbers_as_tensors(t), "the function to differentiate returned") for t in outputs]
+            outputs = [
+                _check_float(numbers_as_tensors(t), "the function to differentiate returned") for t in outputs
+            ]
             traced.append((outputs, tree))
 
     jax.eval_shape(trace)
@@ -150,7 +151,7 @@ def _unit(number: Tensor, dims: Iterable[Dim], dtype: DTypeLike) -> Tensor:
     position = as_slice(0)
     for dim in dims:
         position = position * dim.size + arange(dim)
-    return astype(equal(position, number), dtype)
+    return (position == number).astype(dtype)
 
 
 def _primed(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:

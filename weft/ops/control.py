@@ -211,13 +211,15 @@ def cond(
     f32[a=2] [10., 10.]
     """
     names = ("true_fn", "false_fn")
-    return _branch(_predicate(predicate, "cond"), lax.cond, "cond", (true_fn, false_fn), names, operands)
+    selector, branches = _predicate(predicate, "cond"), (true_fn, false_fn)
+    return _branch(selector, lambda p, fns, x: lax.cond(p, *fns, x), "cond", branches, names, operands)
 
 
-@op(example=lambda op, x, start: op(start, [lambda x: x, lambda x: x * x, lambda x: x * 2.0], x), functions=True)
-def switch(
-    index: Tensor | ArrayLike, branches: Sequence[Callable[..., PyTree]], *operands: PyTree
-) -> PyTree:
+@op(
+    example=lambda op, x, start: op(start, [lambda x: x, lambda x: x * x, lambda x: x * 2.0], x),
+    functions=True,
+)
+def switch(index: Tensor | ArrayLike, branches: Sequence[Callable[..., PyTree]], *operands: PyTree) -> PyTree:
     """`branches[index](*operands)`, like `jax.lax.switch`. Only that branch runs.
 
     Args:
@@ -240,8 +242,7 @@ def switch(
             hint="wf.switch(index, [f, g, h], x)",
         )
     names = [f"branch {n}" for n in range(len(branches))]
-    run = lambda index, *rest: lax.switch(index, rest[:-1], rest[-1])
-    return _branch(_index(index), run, "switch", branches, names, operands)
+    return _branch(_index(index), lax.switch, "switch", branches, names, operands)
 
 
 def _branch(
@@ -256,7 +257,7 @@ def _branch(
 
     Args:
       selector: the predicate or the index.
-      run: `run(selector, *branches, arrays)` calls JAX's op; it traces the branches in order.
+      run: `run(selector, branches, arrays)` calls JAX's op, which traces the branches in order.
       op_name, names: the names of the op and of its branches in messages.
       branches: functions of the operands.
       operands: a tuple of pytrees.
@@ -301,6 +302,6 @@ def _branch(
         return call
 
     traced = [on_arrays(fn, name) for fn, name in zip(branches, names, strict=True)]
-    out = run(selector, *traced, [leaf_array(leaf) for leaf in leaves])
+    out = run(selector, traced, [leaf_array(leaf) for leaf in leaves])
     out_tree, out_specs, _ = results[0]
     return jax.tree.unflatten(out_tree, [rebuild_leaf(s, a) for s, a in zip(out_specs, out, strict=True)])

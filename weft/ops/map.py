@@ -17,8 +17,7 @@ from ..core.errors import TensorTypeError
 from ..core.op import op
 from ..core.tensor import Tensor
 from ..core.types import PyTree
-from .typing import ArrayFn
-from .vmap import map_positions
+from .vmap import ArraysFn, map_positions
 
 
 @op(example=lambda op, x: op(lambda row: row * row["b", 0], x, "a"), functions=True)
@@ -60,9 +59,9 @@ def map(f: Callable[[PyTree], PyTree], xs: PyTree, dim: DimLike, *, batch_size: 
         )
     dim = common_dim(items, dim)
 
-    def run(inner: ArrayFn, arrays: list[jax.Array], axes: Axes) -> list[jax.Array]:
-        # Devices whose positions take different branches must still run the same collectives. JAX's vmap, which
-        # batches use, computes all branches and selects.
+    def run(inner: ArraysFn, arrays: list[jax.Array], axes: Axes) -> list[jax.Array]:
+        # Devices whose positions take different branches must still run the same collectives. Batches use
+        # JAX's vmap, which computes all branches and selects.
         return lax.map(inner, arrays, batch_size=batch_size or (1 if axes else None))
 
     return map_positions(run, f, dim, (xs,), {})

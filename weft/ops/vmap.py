@@ -26,7 +26,8 @@ from ..core.padding import fill_padding, safe_padding
 from ..core.reshard import materialize, reshard
 from ..core.tensor import Tensor, is_tensor
 from ..core.types import PyTree
-from .typing import ArrayFn
+
+ArraysFn = Callable[[list[jax.Array]], list[jax.Array]]
 
 
 def vmap(f: Callable[..., PyTree], dim: DimLike) -> Callable[..., PyTree]:
@@ -50,7 +51,7 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
 
 
 def map_positions(
-    run: Callable[[ArrayFn, list[jax.Array], Axes], list[jax.Array]],
+    run: Callable[[ArraysFn, list[jax.Array], Axes], list[jax.Array]],
     f: Callable[..., PyTree],
     dim: DimLike,
     args: Sequence[PyTree],
