@@ -233,6 +233,7 @@ class ExportedProgram:
         replicated = NamedSharding(mesh.jax_mesh, PartitionSpec())
         return as_array(leaf) if mesh.size == 1 else device_put(as_array(leaf), replicated)
 
+    @reports_call
     def to_bytes(self) -> bytes:
         """The contents of the file that `save` writes, for `wf.load`."""
         program = bytes(self.exported.serialize())
