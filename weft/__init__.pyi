@@ -17,6 +17,8 @@ from .autodiff.grad import grad as grad
 from .autodiff.grad import jvp as jvp
 from .autodiff.grad import value_and_grad as value_and_grad
 from .autodiff.grad import vjp as vjp
+from .autodiff.jacobian import hessian as hessian
+from .autodiff.jacobian import jacobian as jacobian
 from .autodiff.remat import remat as remat
 from .autolayout.ranking import search as search
 from .core.devices import cpu_devices as cpu_devices
@@ -30,6 +32,8 @@ from .core.errors import ProgramError as ProgramError
 from .core.errors import ShapeError as ShapeError
 from .core.errors import TensorTypeError as TensorTypeError
 from .core.errors import WeftError as WeftError
+from .core.exported import ExportedProgram as ExportedProgram
+from .core.exported import load as load
 from .core.layout import Layout as Layout
 from .core.mesh import Mesh as Mesh
 from .core.placement import parameter as parameter
@@ -42,8 +46,10 @@ from .core.role_layout import store as store
 from .core.role_layout import under_layout as under_layout
 from .core.tensor import Tensor as Tensor
 from .core.tensor import is_tensor as is_tensor
+from .ops.associative_scan import associative_scan as associative_scan
 from .ops.control import cond as cond
 from .ops.control import fori_loop as fori_loop
+from .ops.control import switch as switch
 from .ops.control import while_loop as while_loop
 from .ops.conv import conv as conv
 from .ops.creation import arange as arange
@@ -75,6 +81,7 @@ from .ops.local import local as local
 from .ops.lookup import one_hot as one_hot
 from .ops.lookup import scatter_add as scatter_add
 from .ops.lookup import take as take
+from .ops.map import map as map
 from .ops.optax import optimizer as optimizer
 from .ops.pool import avg_pool as avg_pool
 from .ops.pool import max_pool as max_pool

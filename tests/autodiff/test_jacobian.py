@@ -103,7 +103,9 @@ def test_names():
 def test_collectives():
     """The pullbacks of all rows share one collective."""
     x, w, _ = TENSORS.values()
-    kinds = lambda fn, layout, *args: [(c.kind, c.count) for c in wf.spmd(fn, "x=2", layout).collectives(*args)]
+    kinds = lambda fn, layout, *args: [
+        (c.kind, c.count) for c in wf.spmd(fn, "x=2", layout).collectives(*args)
+    ]
     # The gradient of w is summed over the batch, where it is used; that of x is split as x is.
     assert kinds(wf.jacobian(layer, argnums=1), "b:x", x, w) == [("all-reduce", 1)]
     assert kinds(wf.hessian(lambda x: wf.sum(x * x * x)), "a:x", x) == [("all-to-all", 1)]

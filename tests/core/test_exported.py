@@ -33,7 +33,12 @@ def model():
 def f(model, x, rate, *, mode, keep=None):
     y = wf.einsum(x + CAPTURED, model.w, out=["a", "c"]) * rate + model.b
     scaled = Linear(model.w * 2.0, model.b)
-    return {"y": wf.tanh(y) if mode == "tanh" else y, "both": (wf.sum(y), [None, rate]), "model": scaled, "mode": mode}
+    return {
+        "y": wf.tanh(y) if mode == "tanh" else y,
+        "both": (wf.sum(y), [None, rate]),
+        "model": scaled,
+        "mode": mode,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,11 @@ def test_a_saved_program_computes_the_same(exported, tmp_path):
     x, layer = real(4, "a=5 b=3"), model()
     want = program(layer, x, 3.0, mode="tanh")
     for run in (stored, loaded):
-        for given in (layer, {"w": layer.w, "b": layer.b}, {"b": layer.b, "w": wf.tensor(layer.w.array, layer.w.dims)}):
+        for given in (
+            layer,
+            {"w": layer.w, "b": layer.b},
+            {"b": layer.b, "w": wf.tensor(layer.w.array, layer.w.dims)},
+        ):
             got = run(given, x, 3.0, mode="tanh")
             fields = got.pop("model")
             assert fields.keys() == {"w", "b"} and fields["w"].role == "value"

@@ -93,7 +93,9 @@ def test_only_totals_are_sent():
 
 def test_the_result_is_strongly_typed():
     for mesh, layout in [(None, None), ("x=2", "t:x")]:
-        weak = wf.spmd(lambda: wf.associative_scan(wf.add, wf.arange(wf.Dim("t", 5)) * 0.5, "t"), mesh, layout)()
+        weak = wf.spmd(
+            lambda: wf.associative_scan(wf.add, wf.arange(wf.Dim("t", 5)) * 0.5, "t"), mesh, layout
+        )()
         assert not weak.weak_type
         assert_same(weak, np.cumsum(np.arange(5) * 0.5, dtype=np.float32))
 

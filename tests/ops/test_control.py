@@ -331,70 +331,6 @@ def test_vmap(mesh, layout):
 MAP = {
     "one": (
         "z",
-        lambda z: wf.vmap(lambda z: wf.softmax(z, "d") * wf.sum(z), "n")(z),
-        lambda z: jax.vmap(lambda z: jax.nn.softmax(z) * jnp.sum(z))(z),
-    ),
-    "two, one without the dim": (
-        "z v",
-        lambda z, v: wf.vmap(lambda z, v: [wf.sum(z * v), v * z], "n")(z, v),
-        lambda z, v: jax.vmap(lambda z, v: [jnp.sum(z * v), v * z], (0, None))(z, v),
-    ),
-    "captured": (
-        "z w",
-        lambda z, w: wf.vmap(lambda z: wf.tanh(wf.einsum(z, w, out=["h"])), "n")(z),
-        lambda z, w: jnp.tanh(z @ w),
-    ),
-    "nested": (
-        "z k",
-        lambda z, k: wf.vmap(lambda z, k: wf.vmap(lambda k: wf.max(z * k), "b")(k), "n")(z, k),
-        lambda z, k: jax.vmap(lambda z, k: jax.vmap(lambda k: jnp.max(z * k))(k))(z, k),
-    ),
-    "infinite at 0": (
-        "z",
-        lambda z: wf.vmap(lambda z: wf.log(wf.sum(z * z)), "n")(z),
-        lambda z: jnp.log(jnp.sum(z * z, 1)),
-    ),
-    "gradients of their own": (
-        "z v",
-        lambda z, v: wf.vmap(lambda z: wf.grad(lambda v: wf.square(wf.sum(v * z)))(v), "n")(z),
-        lambda z, v: jax.vmap(lambda z: jax.grad(lambda v: jnp.sum(v * z) ** 2)(v))(z),
-    ),
-    "pulled back": (
-        "z v",
-        lambda z, v: wf.vmap(lambda z: wf.vjp(lambda v: v * z * v, v)[1](z)[0], "n")(z),
-        lambda z, v: jax.vmap(lambda z: jax.vjp(lambda v: v * z * v, v)[1](z)[0])(z),
-    ),
-    "scan": (
-        "z k",
-        lambda z, k: wf.vmap(lambda z, k: wf.scan(lambda c, k: (wf.sin(c * k), None), z, k, "b")[0], "n")(z, k),
-        lambda z, k: jax.vmap(lambda z, k: lax.scan(lambda c, k: (jnp.sin(c * k), None), z, k)[0])(z, k),
-    ),
-    "by name": (
-        "z k",
-        lambda z, k: wf.vmap(lambda z, factor, k, shift=0.0: wf.sin(z * factor) + shift + wf.sum(k), "n")(z, k=k, factor=2.0),
-        lambda z, k: jax.vmap(lambda z, k: jnp.sin(z * 2.0) + k.sum())(z, k),
-    ),
-    "constant": (
-        "z",
-        lambda z: wf.vmap(lambda z: [wf.ones("m=2"), z], "n")(z),
-        lambda z: [jnp.ones((5, 2)), z],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("mesh, layout", VMAP_PLACES, ids=[f"{m}-{lay}" for m, lay in VMAP_PLACES])
-def test_vmap(mesh, layout):
-    check(VMAP, mesh, layout, MAPPED)
-
-
-def both(f, *names):
-    """A row with `vmap` and `map` of one function."""
-    return lambda *given: [wf.vmap(f, "n")(*given), wf.map(lambda xs: f(*xs), given, "n")]
-
-
-MAP = {
-    "one": (
-        "z",
         lambda z: wf.map(lambda z: wf.softmax(z, "d") * wf.sum(z), z, "n"),
         lambda z: lax.map(lambda z: jax.nn.softmax(z) * jnp.sum(z), z),
     ),
@@ -456,7 +392,9 @@ def test_loops_of_different_lengths_with_collectives(mapped, layout):
 
     def steps(z, k):
         turned = wf.fori_loop(0, k, lambda n, c: wf.roll(c, "d", 1) + n, z)
-        grown = wf.while_loop(lambda c: wf.sum(c[0]) < 4, lambda c: (wf.roll(c[0], "d", 1) + 1, c[1] + 1), (z, 0))
+        grown = wf.while_loop(
+            lambda c: wf.sum(c[0]) < 4, lambda c: (wf.roll(c[0], "d", 1) + 1, c[1] + 1), (z, 0)
+        )
         return turned, grown
 
     z, k = MAPPED["z"], wf.tensor(np.array([0, 3, 1, 5, 2], np.int32), "n=5")
@@ -533,7 +471,9 @@ ADOPTING = {
     "cond": lambda x: wf.cond(True, lambda: x * 2.0, lambda: x),
     "switch": lambda x: wf.switch(1, [lambda: x, lambda: x * 2.0]),
     "map": lambda x: wf.map(lambda row: row + wf.sum(x), wf.ones("rows=2"), "rows"),
-    "associative_scan": lambda x: wf.associative_scan(lambda a, b: a + b + wf.sum(x), wf.ones("rows=3"), "rows"),
+    "associative_scan": lambda x: wf.associative_scan(
+        lambda a, b: a + b + wf.sum(x), wf.ones("rows=3"), "rows"
+    ),
     "scan": lambda x: wf.scan(
         lambda c, _: (c + wf.sum(x, "batch"), None), wf.zeros("d=6"), None, wf.Dim("t", 3)
     )[0],
