@@ -19,6 +19,8 @@ from .autodiff.grad import grad as grad
 from .autodiff.grad import jvp as jvp
 from .autodiff.grad import value_and_grad as value_and_grad
 from .autodiff.grad import vjp as vjp
+from .autodiff.jacobian import hessian as hessian
+from .autodiff.jacobian import jacobian as jacobian
 from .autodiff.remat import remat as remat
 from .autolayout.ranking import search as search
 from .core.devices import cpu_devices as cpu_devices
@@ -47,6 +49,8 @@ from .core.errors import TrainingError as TrainingError
 from .core.errors import VerificationError as VerificationError
 from .core.errors import WeftError as WeftError
 from .core.eval_shape import eval_shape as eval_shape
+from .core.exported import ExportedProgram as ExportedProgram
+from .core.exported import load as load
 from .core.layout import Layout as Layout
 from .core.layout import LayoutLike as LayoutLike
 from .core.mesh import Mesh as Mesh
@@ -62,8 +66,10 @@ from .core.role_layout import under_layout as under_layout
 from .core.tensor import Tensor as Tensor
 from .core.tensor import is_tensor as is_tensor
 from .core.tensor import tree_map as tree_map
+from .ops.associative_scan import associative_scan as associative_scan
 from .ops.control import cond as cond
 from .ops.control import fori_loop as fori_loop
+from .ops.control import switch as switch
 from .ops.control import while_loop as while_loop
 from .ops.conv import conv as conv
 from .ops.creation import arange as arange
@@ -103,6 +109,7 @@ from .ops.local import local as local
 from .ops.lookup import one_hot as one_hot
 from .ops.lookup import scatter_add as scatter_add
 from .ops.lookup import take as take
+from .ops.map import map as map
 from .ops.optax import optimizer as optimizer
 from .ops.pool import avg_pool as avg_pool
 from .ops.pool import max_pool as max_pool

@@ -60,6 +60,25 @@ def cond_with_a_number():
     wf.cond(wf.sum(x), lambda x: x, lambda x: -x, x)  # wrong
 
 
+MISTAKES |= {
+    "switch_by_a_fraction": lambda: wf.switch(1.5, [wf.exp, wf.sin], ones("batch=4")),  # wrong
+    "switch_by_many_indices": lambda: wf.switch(ones("batch=4", int), [wf.exp, wf.sin], ones("batch=4")),  # wrong
+    "switch_without_branches": lambda: wf.switch(0, [], ones("batch=4")),  # wrong
+    "switch_branches_of_other_dims": lambda: wf.switch(0, [wf.exp, wf.sin, wf.sum], ones("batch=4")),  # wrong
+    "map_of_a_raw_array": lambda: wf.map(wf.exp, (ones("batch=4"), np.ones(4)), "batch"),  # wrong
+    "map_misspelt_dim": lambda: wf.map(wf.exp, ones("batch=4"), "bacth"),  # wrong
+    "map_in_batches_of_none": lambda: wf.map(wf.exp, ones("batch=4"), "batch", batch_size=0),  # wrong
+    "associative_scan_of_an_array": lambda: wf.associative_scan(wf.add, np.ones(4), "batch"),  # wrong
+    "associative_scan_to_another_structure": lambda: wf.associative_scan(lambda a, b: (a, b), ones("batch=4"), "batch"),  # wrong
+    "associative_scan_to_other_dims": lambda: wf.associative_scan(lambda a, b: wf.sum(a), ones("batch=4 d=2"), "batch"),  # wrong
+    "associative_scan_to_another_dtype": lambda: wf.associative_scan(lambda a, b: a < b, ones("batch=4"), "batch"),  # wrong
+    "jacobian_of_integers": lambda: wf.jacobian(wf.square)(ones("batch=4", int)),  # wrong
+    "jacobian_of_a_comparison": lambda: wf.jacobian(lambda x: x > 0)(ones("batch=4")),  # wrong
+    "jacobian_of_an_argument_that_is_not_there": lambda: wf.jacobian(wf.exp, argnums=1)(ones("batch=4")),  # wrong
+    "hessian_of_a_vector": lambda: wf.hessian(wf.exp)(ones("batch=4")),  # wrong
+}  # fmt: skip
+
+
 @MISTAKES.add
 def cond_branches_of_other_dims():
     x = ones("batch=4 length=3")

@@ -1,4 +1,6 @@
-"""scan, while_loop, fori_loop, cond and vmap against jax.lax's and jax.vmap."""
+"""scan, while_loop, fori_loop, cond, switch, map and vmap against jax.lax's and jax.vmap."""
+
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -172,6 +174,12 @@ def test_what_a_scan_costs():
     assert grad == [("all-reduce", 1)]
 
 
+BRANCHES = [lambda x, r: x * r, lambda x, r: x - wf.sum(x, "d"), lambda x, r: wf.flip(wf.exp(x), "d") * r]
+RAW_BRANCHES = [
+    lambda x, r: x * r,
+    lambda x, r: x - x.sum(1, keepdims=True),
+    lambda x, r: jnp.exp(x)[:, ::-1] * r,
+]
 LOOPS = {
     "fori": (
         "x w",
@@ -198,6 +206,21 @@ LOOPS = {
         "x w",
         lambda x, w: wf.cond(wf.any(x > 9), lambda: wf.sum(x, "d"), lambda: wf.sum(layer(x, w), "d")),
         lambda x, w: lax.cond(jnp.any(x > 9), lambda: x.sum(1), lambda: raw_layer(x, w).sum(1)),
+    ),
+    "switch": (
+        "x r",
+        lambda x, r: [wf.switch(wf.astype(wf.round(n + 0.0 * r), jnp.int32), BRANCHES, x, r) for n in (-2, 0, 1, 2, 7)],
+        lambda x, r: [lax.switch(n, RAW_BRANCHES, x, r) for n in (-2, 0, 1, 2, 7)],
+    ),
+    "switch by a number": (
+        "x r",
+        lambda x, r: [wf.switch(n, BRANCHES, x, r) for n in (1, np.int8(2))],
+        lambda x, r: [lax.switch(n, RAW_BRANCHES, x, r) for n in (1, np.int8(2))],
+    ),
+    "switch of one branch, on a tree": (
+        "x r",
+        lambda x, r: wf.switch(3, [lambda t: (t["x"] * t["r"], wf.sum(t["x"], "d"))], {"x": x, "r": r}),
+        lambda x, r: (x * r, x.sum(1)),
     ),
     "cond in scan": (
         "x xs",
@@ -305,6 +328,96 @@ def test_vmap(mesh, layout):
     check(VMAP, mesh, layout, MAPPED)
 
 
+MAP = {
+    "one": (
+        "z",
+        lambda z: wf.map(lambda z: wf.softmax(z, "d") * wf.sum(z), z, "n"),
+        lambda z: lax.map(lambda z: jax.nn.softmax(z) * jnp.sum(z), z),
+    ),
+    "trees and batches": (
+        "z k",
+        lambda z, k: [
+            t
+            for size in (None, 1, 2, 7)
+            for t in wf.map(lambda t: (t["z"] * wf.sum(t["k"]), wf.max(t["k"])), {"z": z, "k": k}, "n", batch_size=size)
+        ],
+        lambda z, k: [z * k.sum(1, keepdims=True), k.max(1)] * 4,
+    ),
+    "captured": (
+        "z w",
+        lambda z, w: wf.map(lambda z: wf.tanh(wf.einsum(z, w, out=["h"])), z, "n"),
+        lambda z, w: jnp.tanh(z @ w),
+    ),
+    "infinite at 0": (
+        "z",
+        lambda z: wf.map(lambda z: wf.log(wf.sum(z * z)), z, "n"),
+        lambda z: jnp.log(jnp.sum(z * z, 1)),
+    ),
+    "gradients of their own": (
+        "z v",
+        lambda z, v: wf.map(lambda z: wf.grad(lambda v: wf.square(wf.sum(v * z)))(v), z, "n"),
+        lambda z, v: lax.map(lambda z: jax.grad(lambda v: jnp.sum(v * z) ** 2)(v), z),
+    ),
+    "branches": (
+        "z",
+        lambda z: wf.map(lambda z: wf.cond(wf.sum(z) > 0, lambda: wf.roll(z, "d", 1), lambda: z * 2.0), z, "n"),
+        lambda z: lax.map(lambda z: lax.cond(jnp.sum(z) > 0, lambda: jnp.roll(z, 1), lambda: z * 2.0), z),
+    ),
+    "map in map": (
+        "z k",
+        lambda z, k: wf.map(lambda t: wf.map(lambda k: wf.max(t[0] * k), t[1], "b"), (z, k), "n"),
+        lambda z, k: jnp.max(z[:, None] * k[:, :, None], 2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh, layout", VMAP_PLACES, ids=[f"{m}-{lay}" for m, lay in VMAP_PLACES])
+def test_map(mesh, layout):
+    check(MAP, mesh, layout, MAPPED)
+
+
+def test_map_over_a_split_dim_sends_nothing():
+    """Each device maps its own positions; the gradient of a captured tensor is summed once."""
+    run = lambda z, w: wf.map(lambda z: wf.tanh(wf.einsum(z, w, out=["h"])), z, "n")
+    program = wf.spmd(run, "x=2", "n:x")
+    assert program.collectives(MAPPED["z"], MAPPED["w"]) == []
+    grad = wf.spmd(wf.grad(lambda w, z: wf.sum(run(z, w))), "x=2", "n:x")
+    assert [(c.kind, c.count) for c in grad.collectives(MAPPED["w"], MAPPED["z"])] == [("all-reduce", 1)]
+
+
+@pytest.mark.parametrize("mapped", [wf.vmap, lambda f, dim: lambda *xs: wf.map(lambda xs: f(*xs), xs, dim)])
+@pytest.mark.parametrize("layout", ["n:x d:y", "n:y+x"])
+def test_loops_of_different_lengths_with_collectives(mapped, layout):
+    """Devices whose positions need fewer steps waited for no one, and the others hung in a collective."""
+
+    def steps(z, k):
+        turned = wf.fori_loop(0, k, lambda n, c: wf.roll(c, "d", 1) + n, z)
+        grown = wf.while_loop(
+            lambda c: wf.sum(c[0]) < 4, lambda c: (wf.roll(c[0], "d", 1) + 1, c[1] + 1), (z, 0)
+        )
+        return turned, grown
+
+    z, k = MAPPED["z"], wf.tensor(np.array([0, 3, 1, 5, 2], np.int32), "n=5")
+    want = [[], [], []]
+    for row, count in zip(z.numpy(), k.numpy(), strict=True):
+        turned = row
+        for n in range(count):
+            turned = np.roll(turned, 1) + np.float32(n)
+        number = 0
+        while row.sum() < 4:
+            row, number = np.roll(row, 1) + np.float32(1), number + 1
+        for column, value in zip(want, (turned, row, np.int32(number)), strict=True):
+            column.append(value)
+    got = wf.spmd(mapped(steps, "n"), "x=2 y=2", layout)(z, k)
+    assert_same(jax.tree.leaves(got, is_leaf=wf.is_tensor), [np.stack(column) for column in want])
+
+
+def test_no_module_hides_pythons_map():
+    """Only the file that defines it has the name; elsewhere in the package `map` is Python's."""
+    modules = [(name, module) for name, module in sys.modules.items() if name.startswith("weft.")]
+    assert [name for name, module in modules if vars(module).get("map") is wf.map] == ["weft.ops.map"]
+
+
 def test_vmap_over_a_split_dim_costs_nothing():
     run = wf.vmap(lambda z: wf.softmax(z, "d"), "n")
     assert wf.spmd(run, "x=2", "n:x").collectives(MAPPED["z"]) == []
@@ -322,6 +435,8 @@ def test_eager():
         assert wf.while_loop(lambda n: n < 10, lambda n: n * 2, wf.tensor(1, ())).item() == 16
         assert_same(wf.fori_loop(0, 3, lambda n, c: c + n, x), x.array + 3)
         assert_same(wf.cond(wf.max(x) > 0, lambda: x, lambda: x * 2.0), x.array)
+        assert_same(wf.switch(1, [lambda x: x, lambda x: x * 2.0], x), x.array * 2.0)
+        assert_same(wf.map(lambda r: r * wf.sum(r), x, "b"), x.array * x.array.sum(1, keepdims=True))
 
 
 @pytest.mark.parametrize(
@@ -354,6 +469,11 @@ ADOPTING = {
         lambda c: c < 2.0 * wf.sum(x * x), lambda c: c + wf.sum(x * x), 0.0
     ),
     "cond": lambda x: wf.cond(True, lambda: x * 2.0, lambda: x),
+    "switch": lambda x: wf.switch(1, [lambda: x, lambda: x * 2.0]),
+    "map": lambda x: wf.map(lambda row: row + wf.sum(x), wf.ones("rows=2"), "rows"),
+    "associative_scan": lambda x: wf.associative_scan(
+        lambda a, b: a + b + wf.sum(x), wf.ones("rows=3"), "rows"
+    ),
     "scan": lambda x: wf.scan(
         lambda c, _: (c + wf.sum(x, "batch"), None), wf.zeros("d=6"), None, wf.Dim("t", 3)
     )[0],

@@ -102,7 +102,7 @@ def value_and_grad(
 
     @functools.wraps(f)
     def run(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        _check_argnums(positions, args)
+        check_argnums(positions, args)
         numbers = [n % len(args) for n in positions]
         chosen = [args[n] for n in numbers]
         leaves, tree = jax.tree.flatten(chosen, is_leaf=is_tensor)
@@ -130,7 +130,8 @@ def value_and_grad(
     return reports_call(run, "grad of ")
 
 
-def _check_argnums(positions: Sequence[int], args: Sequence[PyTree]) -> None:
+def check_argnums(positions: Sequence[int], args: Sequence[PyTree]) -> None:
+    """Raise an error if there is no argument at some of these positions."""
     wrong = [n for n in positions if not -len(args) <= n < len(args)]
     if wrong:
         raise ProgramError(

@@ -124,21 +124,21 @@ def match_spec(leaf: Any, spec: LeafSpec | None, what: str, other: str = "was") 
             raise ProgramError(
                 f"{what} is {describe(leaf) if isinstance(leaf, Tensor) else 'a raw array'}, and "
                 f"{other} {'a raw array' if spec is None else f'a tensor [{format_dims(spec.dims)}]'}",
-                rule="a carry, and the results of both branches, keep their kind and dims",
+                rule="a carry, a combination and the results of all branches keep their kind and dims",
                 hint="return the same kind: a tensor for a tensor, a raw array for a raw array",
             )
         return leaf
     if set(leaf.dims) != set(spec.dims):
         raise DimError(
             f"{what} has the dims [{format_dims(leaf.dims)}], and {other} [{format_dims(spec.dims)}]",
-            rule="a carry, and the results of both branches, keep their dims and sizes",
+            rule="a carry, a combination and the results of all branches keep their dims and sizes",
             hint="check what the function returns; wf.broadcast_to adds a dim",
         )
     if leaf.dims != spec.dims:
         import weft  # imported here because the ops import this module
 
         leaf = weft.transpose(leaf, spec.dims)
-    # JAX requires that a carry varies over the same axes before and after a step, and that both branches of a
+    # JAX requires that a carry varies over the same axes before and after a step, and that all branches of a
     # cond agree. A placement that depends on the spec alone guarantees it.
     if spec.pending:
         return as_pending(leaf, spec)
@@ -166,8 +166,8 @@ def check_carry_dtype(new: Typed, old: Typed, what: str) -> Any:
     if new.dtype != old.dtype:
         raise TensorTypeError(
             f"{what} becomes {new.dtype} and was {old.dtype}",
-            rule="a carry keeps its dtype",
-            hint="convert it in the function: carry.astype(...), or begin with the other dtype",
+            rule=f"{what} keeps its dtype",
+            hint="convert it in the function with .astype(...), or begin with the other dtype",
         )
     return cast_like(new, old)
 

@@ -72,6 +72,8 @@ def _format_argument(x: object) -> str:
     if isinstance(x, dict):
         text = ", ".join(f"{k}: {_format_argument(v)}" for k, v in x.items())
         return f"{{{text}}}" if len(text) < MAX_ENTRY_CHARS else "{…}"
+    if isinstance(x, bytes | bytearray):
+        return "bytes"
     if isinstance(x, slice):
         ends = [
             "" if n is None else "…" if context.is_traced(n) else str(n) for n in (x.start, x.stop, x.step)

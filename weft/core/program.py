@@ -30,6 +30,7 @@ from .context import Context, active
 from .describe import describe, format_call
 from .dims import Dim
 from .errors import LayoutError, LayoutWarning, ProgramError, WeftError, nearest, user_frame
+from .exported import ExportedProgram
 from .jax_compat import Tracer
 from .layout import Layout, LayoutLike, Placement
 from .mesh import Mesh, MeshLike
@@ -214,8 +215,8 @@ class Program(Generic[Params, Result]):
         """JAX's compiled form (`.as_text()` is HLO, `.memory_analysis()` its memory)."""
         return self.lower(*args, **kwargs).compile()
 
-    def export(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        """The program exported by `jax.export`; `.serialize()` returns bytes."""
+    def export(self, *args: PyTree, **kwargs: PyTree) -> ExportedProgram:
+        """The program exported by `jax.export`: `.save(path)` writes a file for `wf.load`."""
         self.mesh.require_devices()
         # jax.export traces again, so captures may differ.
         return self._with_captures(lambda *given: self._trace(*given).export(), args, kwargs)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax import export as jax_export
 
-from .arguments import Args, Kwargs
+from .arguments import Args, Kwargs, mark_static
 from .call_stack import call_with_room
 from .dims import Dim
 from .errors import ProgramError
+from .exported import ExportedProgram, export_staged
 from .layout import Placement
 from .observations import Observations
 from .staging import Staged
@@ -99,10 +99,13 @@ class Traced:
         self.placement.mesh.require_devices()
         return call_with_room(self._stage.lower)
 
-    def export(self) -> Any:
-        """The program exported by `jax.export`; `.serialize()` returns bytes."""
+    def export(self) -> ExportedProgram:
+        """The program exported by `jax.export`: `.save(path)` writes a file for `wf.load`."""
         self.placement.mesh.require_devices()
-        return jax_export.export(self._staged.jitted)(*self._arrays)
+        args, kwargs = self.args, self.kwargs
+        if self.program.static:
+            args, kwargs = mark_static(self.program.fn, self.program.static, args, kwargs)
+        return export_staged(self.name, self._staged, self._arrays, args, kwargs, self.jaxpr.out_avals)
 
     def plan(self) -> Plan:
         """The `Plan` of one call."""

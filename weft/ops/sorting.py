@@ -330,29 +330,42 @@ _SCALED_PRODUCT = _Cumulative(
 )
 
 
+def gather_totals(scanned: PyTree, dim_index: int, axes: Axes, reverse: bool) -> tuple[PyTree, jax.Array]:
+    """The totals of all blocks along a split dim, and which of them precede this device's block.
+
+    Args:
+      scanned: arrays that each device has scanned along its block, so that its last position has the total.
+      dim_index: the position of the dim.
+      axes: the axes that split the dim.
+      reverse: whether the scan starts from the end.
+    """
+
+    def gather(array: jax.Array) -> jax.Array:
+        last = 0 if reverse else array.shape[dim_index] - 1
+        total = lax.slice_in_dim(array, last, last + 1, axis=dim_index)
+        return collectives.all_gather(total, axes, dim_index, stays_varying=axes)
+
+    device, this_device = lax.iota(jnp.int32, active.context.ways(axes)), collectives.axis_index(axes)
+    return jax.tree.map(gather, scanned), device > this_device if reverse else device < this_device
+
+
 def _cumulative(x: Tensor, dim: DimLike, exclusive: bool, reverse: bool, kind: _Cumulative) -> Tensor:
     chosen, dim_index, axes = _resolve_dim(x, dim)
     array = fill_padding(reshard(x), x.dims, layout_splits(x), kind.identity, only=[chosen])
     # Like jnp.cumsum, the result is strongly typed.
     array = array.astype(jnp.int32 if array.dtype == jnp.bool_ else array.dtype)
-    block, identity = array.shape[dim_index], kind.to_value(jnp.asarray(kind.identity, array.dtype))
+    identity = kind.to_value(jnp.asarray(kind.identity, array.dtype))
     # XLA miscompiles the cumulative sum of one zero-padded element: it broadcasts the element. Barriers hide
     # the padding from XLA, in the backward pass too.
     values = kind.to_value(lax.optimization_barrier(array))
     result = lax.optimization_barrier(kind.scan(values, dim_index, reverse))
-    last = 0 if reverse else block - 1
-    total = jax.tree.map(lambda a: lax.slice_in_dim(a, last, last + 1, axis=dim_index), result)
+    inclusive = result
     if exclusive:
         config = [(0, 0, 0)] * array.ndim
         config[dim_index] = (-1, 1, 0) if reverse else (1, -1, 0)
         result = jax.tree.map(lambda a, n: lax.pad(a, n, config), result, identity)
     if axes:
-        # Gather the totals of all blocks, and add those of the preceding blocks to this one.
-        gather = functools.partial(collectives.all_gather, axes=axes, position=dim_index, stays_varying=axes)
-        totals = jax.tree.map(gather, total)
-        device = lax.iota(jnp.int32, jax.tree.leaves(totals)[0].shape[dim_index])
-        this_device = collectives.axis_index(axes)
-        precedes = device > this_device if reverse else device < this_device
+        totals, precedes = gather_totals(inclusive, dim_index, axes, reverse)
         precedes = precedes.reshape([-1 if n == dim_index else 1 for n in range(array.ndim)])
         totals = jax.tree.map(lambda a, n: jnp.where(precedes, a, n), totals, identity)
         result = kind.combine(result, kind.reduce(totals, dim_index))

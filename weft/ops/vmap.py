@@ -1,9 +1,13 @@
-"""vmap: vectorize a function over a named dim."""
+"""vmap: vectorize a function over a named dim.
+
+`map_positions` is the common part of `vmap`, which computes all positions at once, and `map`, which computes
+one after the other.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +27,8 @@ from ..core.reshard import materialize, reshard
 from ..core.tensor import Tensor, is_tensor
 from ..core.types import Params, PyTree, Result
 
+ArraysFn = Callable[[list[jax.Array]], list[jax.Array]]
+
 
 def vmap(f: Callable[Params, Result], dim: DimLike) -> Callable[Params, Result]:
     """Vectorize `f` over a dim. Inside, tensors lack the dim; results have it first.
@@ -41,6 +47,25 @@ def vmap(f: Callable[Params, Result], dim: DimLike) -> Callable[Params, Result]:
 
 @op(example=lambda op, x: op(lambda row: row * row["b", 0], "a")(x), functions=True)
 def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    return map_positions(lambda inner, arrays, axes: jax.vmap(inner)(arrays), f, dim, args, kwargs)
+
+
+def map_positions(
+    run: Callable[[ArraysFn, list[jax.Array], Axes], list[jax.Array]],
+    f: Callable[..., PyTree],
+    dim: DimLike,
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
+) -> PyTree:
+    """Call `f` for each position of a dim, and stack the results.
+
+    Args:
+      run: calls a function of arrays for each of their first positions. It is also given the axes that split
+        the dim: a device has some of the positions.
+      f: a function of tensors without the dim.
+      dim: the dim.
+      args, kwargs: the arguments of `f`. Tensors without the dim are shared by all calls.
+    """
     ctx = active.context
     leaves, tree = flatten((args, kwargs))
     name = dim_name(dim)
@@ -84,13 +109,13 @@ def _vmap(f: Callable[..., PyTree], dim: DimLike, /, *args: PyTree, **kwargs: Py
             traced["specs"] = [LeafSpec.of(o) for o in out]
             return [collectives.pvary(leaf_array(o), axes) for o in out]
 
-    stacked = jax.vmap(inner)(arrays)
+    stacked = run(inner, arrays, axes)
     results = []
     for spec, array in zip(traced["specs"], stacked, strict=True):
         if spec is None:
             raise ProgramError(
                 "the mapped function returned a raw array",
-                rule="a mapped function returns tensors, to which vmap adds the dim",
+                rule="a mapped function returns tensors, which get the dim",
                 hint="return the tensor, not its .array",
             )
         dims, splits = (found, *spec.dims), (axes, *spec.splits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -107,6 +108,30 @@ def _vjp(*xs: Named, body: Body) -> list[Named]:
     return _by_jax(pulled, xs)
 
 
+def _jacobian_weft(*xs: wf.Tensor, body: Body) -> wf.Tensor:
+    return wf.jacobian(lambda x: run_weft(body.steps, [x, *xs[1:]])[body.result])(xs[0])
+
+
+def _jacobian(*xs: Named, body: Body) -> list[Named]:
+    def rows(*xs: Named) -> list[Named]:
+        names: list[Any] = []
+
+        def fn(array: Any) -> Any:
+            out = run_oracle(body.steps, [dataclasses.replace(xs[0], array=array), *xs[1:]])[body.result]
+            names[:] = out.names
+            return out.array
+
+        array = jax.jacobian(fn)(xs[0].array)
+        used = {*names, *xs[0].names}
+        primed = [
+            next(p for k in itertools.count(n in names) if (p := n + "'" * k) == n or p not in used)
+            for n in xs[0].names
+        ]
+        return [Named(array, (*names, *primed))]
+
+    return _by_jax(rows, xs)
+
+
 def _grad_weft(*xs: wf.Tensor, body: Body) -> list[wf.Tensor]:
     def loss(xs: Any) -> wf.Tensor:
         out = run_weft(body.steps, xs)[body.result]
@@ -182,6 +207,7 @@ CALCULUS: Rows = {
     ),
     "jvp": Op(draw_body(), _jvp_weft, _jvp, _sound_forward, apart=True, count=2),
     "vjp": Op(draw_body(), _vjp_weft, _vjp, _sound_inside, apart=True),
+    "jacobian": Op(draw_body(), _jacobian_weft, _jacobian, _sound_inside, apart=True),
     "grad": Op(draw_body(), _grad_weft, _grad, _sound_inside, apart=True),
     "custom_vjp": Op(several(2), _own_rule_weft, _own_rule),
     "local": Op(

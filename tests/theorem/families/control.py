@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from jax import lax
 import weft as wf
 
 from ..program import Body, Named, Step, run_oracle, run_weft
-from .rows import GAP, SIGNED, A, Op, Rows, dims_of, integers, sampled
+from .rows import GAP, SIGNED, A, Op, Rows, dims_of, integers, one_along, sampled
 
 
 def without(x: Named, dim: str, position: int = 0) -> Named:
@@ -171,6 +172,72 @@ def _cond(decides: Named, *xs: Named, than: float, yes: Body, no: Body, handed: 
     return Named(chosen, first.names, narrow=narrow)
 
 
+def draw_switch(d: Any) -> Any:
+    found = draw_operands(d)
+    given = [d.env[n] for n in found]
+    first, env = d.body(given)
+    bodies = [first]
+    for _ in range(d.draw(integers(0, 2))):
+        body, other = d.body(given)
+        fitted = Step("fit", (body.result,), {"dims": dims_of(env[first.result])})
+        bodies.append(Body((*body.steps, fitted), len(other)))
+    return found, {
+        "index": d.draw(integers(-1, 3)),
+        "bodies": tuple(bodies),
+        "handed": d.draw(integers(0, len(found))),
+    }
+
+
+def _switch_weft(*xs: wf.Tensor, index: int, bodies: Sequence[Body], handed: int) -> wf.Tensor:
+    def branch(body: Body) -> Callable[..., Any]:
+        return lambda *some: like(run_weft(body.steps, [*some, *xs[handed:]])[body.result], xs[0])
+
+    # A tensor that the compiler can't fold, so that all branches are compiled.
+    number = wf.sum(xs[0] > 1e6).astype(jnp.int32) + index
+    return wf.switch(number, [branch(body) for body in bodies], *xs[:handed])
+
+
+def _switch(*xs: Named, index: int, bodies: Sequence[Body], handed: int) -> Named:
+    results = [run_oracle(b.steps, xs)[b.result] for b in bodies]
+    chosen = results[min(max(index, 0), len(bodies) - 1)]
+    return Named(chosen.array, results[0].names, narrow=all(r.narrow for r in results))
+
+
+def draw_map(d: Any) -> Any:
+    x = d.value("f", 1)
+    dim = d.choose(d.env[x].names)
+    fits = lambda y: y.sizes.get(dim) == d.env[x].sizes[dim]
+    found = (x, *[d.value("f", 1, test=fits) for _ in range(d.draw(integers(0, 1)))])
+    body, _ = d.body([without(d.env[n], dim) for n in found], avoid=[dim], mapped=[dim])
+    return found, {"dim": dim, "body": body, "batch_size": d.draw(sampled([None, None, 1, 2]))}
+
+
+def _map_weft(*xs: wf.Tensor, dim: str, body: Body, batch_size: int | None) -> wf.Tensor:
+    return wf.map(lambda row: run_weft(body.steps, list(row))[body.result], xs, dim, batch_size=batch_size)
+
+
+def _map(*xs: Named, dim: str, body: Body, batch_size: int | None) -> Named:
+    return _vmap(*xs, dim=dim, body=body, captured=False)
+
+
+def _compose(left: Any, right: Any) -> Any:
+    """The composition of x → p x + q, first the left one."""
+    return left[0] * right[0], right[0] * left[1] + right[1]
+
+
+def _associative_scan_weft(x: wf.Tensor, dim: str, reverse: bool) -> list[wf.Tensor]:
+    return list(wf.associative_scan(_compose, (wf.sin(x), x), dim, reverse=reverse))
+
+
+def _associative_scan(x: Named, dim: str, reverse: bool) -> list[Named]:
+    axis = x.names.index(dim)
+    rows = [A.take(x.array, n, axis=axis) for n in range(x.sizes[dim])]
+    pairs = [(A.sin(row), row) for row in (reversed(rows) if reverse else rows)]
+    scanned = list(itertools.accumulate(pairs, _compose))
+    scanned = scanned[::-1] if reverse else scanned
+    return [Named(A.stack([pair[n] for pair in scanned], axis=axis), x.names) for n in (0, 1)]
+
+
 def draw_vmap(d: Any) -> Any:
     x = d.value("f", 1)
     dim = d.choose(d.env[x].names)
@@ -212,5 +279,10 @@ CONTROL: Rows = {
         lambda x, *_, than, **__: abs(np.mean(x.array) - than) > GAP,
         apart=True,
     ),
+    "switch": Op(draw_switch, _switch_weft, _switch, apart=True),
     "vmap": Op(draw_vmap, _vmap_weft, _vmap, apart=True),
+    "map": Op(draw_map, _map_weft, _map, apart=True),
+    "associative_scan": Op(
+        one_along(reverse=sampled([False, True])), _associative_scan_weft, _associative_scan, count=2
+    ),
 }
