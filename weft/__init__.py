@@ -16,7 +16,8 @@ NAMES = {
     "core.role_layout": "store under_layout",
     "core.devices": "cpu_devices",
     "core.errors": """
-        WeftError DimError LayoutError LayoutWarning MeshError ProgramError ShapeError TensorTypeError""",
+        WeftError DimError LayoutError LayoutWarning MeshError MissingExtraError ProgramError ShapeError
+        TensorTypeError""",
     "ops.elementwise": """
         abs add arccos arccosh arcsin arcsinh arctan arctan2 arctanh astype bitwise_and bitwise_not
         bitwise_or bitwise_xor cbrt ceil clip cos cosh divide elu equal erf erfc erfinv exp exp2 expm1 floor

@@ -217,4 +217,4 @@ def _warning_printer() -> Callable[..., None]:
 def _without_entry_point(text: str) -> str:
     """Remove the source line of the `weft` entry point, which errors take for the user's code."""
     script = re.escape(os.path.basename(sys.argv[0]))
-    return re.sub(rf"\n  at \S*\b{script}:\d+(?=\n|$)", "", text)
+    return re.sub(rf"(\n  in main)?\n  at \S*\b{script}:\d+(?=\n|$)", "", text)

@@ -127,6 +127,10 @@ class DataError(WeftError, ValueError):
     """Files, lines or settings that can't be turned into examples or batches."""
 
 
+class MissingExtraError(WeftError, ImportError):
+    """A package that is not installed, because it belongs to an extra such as `weft[train]`."""
+
+
 class LayoutWarning(UserWarning):
     """A rule without effect."""
 
