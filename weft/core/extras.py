@@ -9,7 +9,7 @@ the function that needs one fails without it. A test compares these imports with
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -49,7 +49,7 @@ def from_extra(name: str) -> Iterator[None]:
 
 def _public_call() -> str:
     """The function of Weft that the user's code called, or the module that it imported."""
-    frame, call = sys._getframe(1), ""
+    call, frame = "", inspect.currentframe()
     while frame is not None and not is_user_frame(frame):
         module = frame.f_globals.get("__name__", "")
         if module.startswith("weft."):
