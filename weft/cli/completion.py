@@ -137,24 +137,27 @@ def _flags(kind: type, names: Names, prefix: str = "--", *, switches: bool = Tru
     Args:
       switches: whether a boolean flag takes no value.
     """
-    for name, hint, doc in _fields(kind):
-        options = next((one for one in get_args(hint) if hasattr(one, "aliases")), None)
-        flag, value = f"{prefix}{name.replace('_', '-')}", FieldType.of(hint)
+    for one, hint, doc in _fields(kind):
+        options = next((each for each in get_args(hint) if hasattr(each, "aliases")), None)
+        value = FieldType.of(hint)
+        is_switch = value.kind is bool and switches
+        no = "no-" if is_switch and one.default is True else ""
+        flag = f"{prefix}{no}{one.name.replace('_', '-')}"
         if isinstance(value.kind, type) and dataclasses.is_dataclass(value.kind):
             inner = prefix if options is not None and options.name == "" else f"{flag}."
             yield from _flags(value.kind, names, inner, switches=switches)
         elif Positional not in get_args(hint):
             aliases = (options.aliases if options is not None else None) or ()
             known = value.choices or (("true", "false") if value.kind is bool else names.get(flag, ()))
-            takes_value = value.kind is not bool or not switches
-            yield CompletedFlag((flag, *aliases), first_sentence(doc), takes_value, tuple(map(str, known)))
+            yield CompletedFlag((flag, *aliases), first_sentence(doc), not is_switch, tuple(map(str, known)))
 
 
-def _fields(kind: type) -> Iterator[tuple[str, Any, str]]:
-    """The name, annotation and documentation of each field of a dataclass, except its subcommands."""
+def _fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], Any, str]]:
+    """The fields of a dataclass, each with its annotation and documentation, except the subcommands."""
     hints, docs = get_type_hints(kind, include_extras=True), field_docs(kind)
-    for name in (one.name for one in dataclasses.fields(kind) if one.name != "do"):
-        yield name, hints[name], docs.get(name, "")
+    for one in dataclasses.fields(kind):
+        if one.name != "do":
+            yield one, hints[one.name], docs.get(one.name, "")
 
 
 def first_sentence(text: str) -> str:
