@@ -26,6 +26,7 @@ from .core.errors import DimError as DimError
 from .core.errors import LayoutError as LayoutError
 from .core.errors import LayoutWarning as LayoutWarning
 from .core.errors import MeshError as MeshError
+from .core.errors import MissingExtraError as MissingExtraError
 from .core.errors import ProgramError as ProgramError
 from .core.errors import ShapeError as ShapeError
 from .core.errors import TensorTypeError as TensorTypeError

@@ -1,8 +1,8 @@
 """Serving: a model behind HTTP, for many clients at once."""
 
-from ..core.extras import from_extra
+from ..core.extras import from_extra as _from_extra
 
-with from_extra("serve"):
+with _from_extra("serve"):
     from .app import build_app as build_app
     from .engine import Engine as Engine
     from .engine import EngineNotReady as EngineNotReady
