@@ -81,11 +81,13 @@ class Terminal:
     """An interactive shell on a pseudo-terminal."""
 
     def __init__(self, command, folder):
-        self.process, self.file = pty.fork()
-        if not self.process:
-            os.chdir(folder)
-            environment = {"PATH": os.environ["PATH"], "TERM": "dumb", "HOME": str(folder), "PS1": "> "}
-            os.execvpe(command[0], command, environment)
+        self.file, terminal = pty.openpty()
+        environment = {"PATH": os.environ["PATH"], "TERM": "dumb", "HOME": str(folder), "PS1": "> "}
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=environment, start_new_session=True, **streams
+        )
+        os.close(terminal)
 
     def type(self, text, until, seconds=20):
         """Type a text, and read until a pattern appears."""
@@ -98,9 +100,9 @@ class Terminal:
         return shown
 
     def close(self):
-        os.write(self.file, b"\x15exit\r")  # Ctrl-U clears the line
+        self.process.kill()
+        self.process.wait()
         os.close(self.file)
-        os.waitpid(self.process, 0)
 
 
 SHELLS = {
