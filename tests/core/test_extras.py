@@ -14,6 +14,7 @@ from weft.checkpoint import orbax
 from weft.core.errors import MissingExtraError
 from weft.core.extras import EXTRAS, from_extra
 from weft.data import SentencePiece, shuffle
+from weft.train.run_folder import RunFolderWriter
 
 pytestmark = pytest.mark.nodevice
 
@@ -147,3 +148,12 @@ def test_the_core_needs_no_package_of_an_extra():
     assert "predicted time" in done.stdout
     assert done.stderr.startswith("MissingExtraError: the package starlette is not installed\n")
     assert done.stderr.endswith('hint: pip install "weft[serve]"\n2\n') and "Traceback" not in done.stderr
+
+
+def test_a_run_is_recorded_without_plots(without, tmp_path):
+    """One warning says why there is no plot."""
+    without("matplotlib")
+    with pytest.warns(UserWarning, match=r'loss.png is not drawn: .*pip install "weft\[plots\]"'):
+        with RunFolderWriter(tmp_path, 0) as writer:
+            writer.write(1, {"loss": 1.0})
+    assert (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "loss.png").exists()
