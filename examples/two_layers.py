@@ -10,9 +10,6 @@ Run it: `python examples/two_layers.py`
 """
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 import weft as wf
 
@@ -55,39 +52,34 @@ def main():
     w = wf.tensor(draw.normal(size=(256, 1024)).astype(np.float32) / 16, [io, hidden])
     v = wf.tensor(draw.normal(size=(1024, 256)).astype(np.float32) / 32, [hidden, io])
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.print("[bold]y = relu(x · w) · v[/bold], loss and gradients of w, v and x\n")
+    print("y = relu(x · w) · v, loss and gradients of w, v and x\n")
     value, grads = step(w, v, x)  # op by op, on one device
-    console.print(f"one device: loss {value.item():.6f}\n")
+    print(f"one device: loss {value.item():.6f}\n")
     for name, mesh, layout in LAYOUTS:
         program = wf.spmd(step, mesh, layout)
         other_value, other_grads = program(w, v, x)
-        console.print(f'[bold]{name}[/bold]   mesh "{mesh}"   layout "{layout}"')
+        print(f'{name}   mesh "{mesh}"   layout "{layout}"')
         placed = [wf.place(t, program.mesh, program.layout) for t in (x, w, v)]
         slices = ", ".join(
             f"{n} {list(t.storage.sharding.shard_shape(t.storage.shape))}"
             for n, t in zip("xwv", placed, strict=True)
         )
-        console.print(f"  slices: {slices}")
-        table = Table(box=None, padding=(0, 2), show_edge=False)
-        for column in ("collective", "over", "bytes", "sums or moves"):
-            table.add_column(column, justify="right" if column == "bytes" else "left")
+        print(f"  slices: {slices}")
         total = 0
         for c in program.collectives(w, v, x):
             scalar = c.bytes <= 4
             total += 0 if scalar else c.bytes * c.count
-            table.add_row(c.kind, "+".join(c.axes), f"{c.bytes * c.count:,}", escape(c.op.split("/")[-1]))
-        console.print(table if table.row_count else "  no collectives")
+            print(f"  {c.kind:<10}  {'+'.join(c.axes):<7}  {c.bytes * c.count:>9,}  {c.op.split('/')[-1]}")
         planned = 4 * int(formula(program.mesh, program.layout))
-        console.print(f"  bytes without the scalar loss: {total:,}   by the paper: {planned:,}")
+        print(f"  bytes without the scalar loss: {total:,}   by the paper: {planned:,}")
         assert total == planned
         worst = max(
             np.abs(a.numpy() - b.numpy()).max() / np.abs(a.numpy()).max()
             for a, b in zip((value, *grads), (other_value, *other_grads), strict=True)
         )
-        console.print(f"  largest difference to one device: {worst:.1e} (relative)\n")
+        print(f"  largest difference to one device: {worst:.1e} (relative)\n")
         assert worst < 1e-5
-    console.print("[bold green]All five agree.[/bold green]")
+    print("All five agree.")
 
 
 if __name__ == "__main__":

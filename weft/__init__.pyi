@@ -38,6 +38,7 @@ from .core.errors import HardwareError as HardwareError
 from .core.errors import LayoutError as LayoutError
 from .core.errors import LayoutWarning as LayoutWarning
 from .core.errors import MeshError as MeshError
+from .core.errors import MissingExtraError as MissingExtraError
 from .core.errors import ModelError as ModelError
 from .core.errors import PeerTimeoutError as PeerTimeoutError
 from .core.errors import ProgramError as ProgramError

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from jax.typing import DTypeLike
 
 from weft.core.errors import ModelError, ProgramError
+from weft.core.extras import from_extra
 from weft.core.jax_compat import process_allgather
 from weft.core.layers import path_name
 from weft.core.layout import Placement
@@ -184,7 +185,8 @@ def restore_trees(
     placement: Placement | None,
 ) -> tuple[PyTree, PyTree]:
     """The trees with values read from the files. Each device reads only its own slices."""
-    import orbax.checkpoint as ocp
+    with from_extra("train"):
+        import orbax.checkpoint as ocp
 
     like = {"model": like_model, "state": like_state}
     paths, tree = jax.tree_util.tree_flatten_with_path(like, is_leaf=is_parameter)
@@ -238,7 +240,8 @@ def restore_trees(
 
 def read_arrays(folder: Path, stored: Mapping[str, ManifestEntry]) -> Iterator[tuple[str, np.ndarray]]:
     """Read arrays to the host, one at a time; a key is read as its bits."""
-    import orbax.checkpoint as ocp
+    with from_extra("train"):
+        import orbax.checkpoint as ocp
 
     restore_args = ocp.RestoreArgs(restore_type=np.ndarray)
     with make_reader() as reader:

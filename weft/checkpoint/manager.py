@@ -33,6 +33,7 @@ import jax
 
 from weft.core.context import active
 from weft.core.errors import ProgramError, TensorTypeError, user_frame
+from weft.core.extras import from_extra
 from weft.core.layout import Layout, Placement
 from weft.core.mesh import Mesh
 from weft.core.types import PyTree
@@ -203,7 +204,8 @@ class CheckpointManager:
     # Writing
 
     def _begin(self, step: int, arrays: dict[str, Any], content: dict[str, Any]) -> None:
-        import orbax.checkpoint as ocp  # here, because the import takes a second
+        with from_extra("train"):
+            import orbax.checkpoint as ocp  # here, because the import takes a second
 
         self._wait_at_exit()
         first, part = jax.process_index() == 0, writing_folder(self.folder, step)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from weft.core.extras import from_extra
 from weft.distributed import processes
 
 if TYPE_CHECKING:  # the functions below import it when they are called: it takes a second
@@ -18,7 +19,8 @@ if TYPE_CHECKING:  # the functions below import it when they are called: it take
 
 def make_writer(name: str) -> ocp.AsyncCheckpointer:
     """A writer that all processes use together, for one save. `name` is unique to that save."""
-    import orbax.checkpoint as ocp
+    with from_extra("train"):
+        import orbax.checkpoint as ocp
 
     if not processes.is_multiprocess():
         return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
@@ -35,7 +37,8 @@ def make_writer(name: str) -> ocp.AsyncCheckpointer:
 
 def make_reader() -> ocp.Checkpointer:
     """A reader that each process uses on its own: reading needs no synchronization."""
-    import orbax.checkpoint as ocp
+    with from_extra("train"):
+        import orbax.checkpoint as ocp
 
     alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
     return ocp.Checkpointer(

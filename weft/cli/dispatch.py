@@ -18,6 +18,7 @@ import tyro
 from ..core.errors import LayoutWarning, WeftError, nearest
 from .argument_types import REGISTRY
 from .checkpoint import CheckpointCommand
+from .completion import CompletionCommand
 from .demo import DemoCommand
 from .evaluate import EvalCommand
 from .generate import GenerateCommand
@@ -40,8 +41,9 @@ the lowest cost. weft verify runs a program under several layouts and compares t
 a model on one device or many, and weft eval evaluates it; weft demo does both in a few minutes. weft
 translate, weft generate and weft score apply a trained model to text files; weft serve serves it over HTTP.
 weft checkpoint inspects the checkpoints of a run; weft launch starts a command in several processes. weft
-hardware lists the hardware profiles for predicted times, and weft models lists the known models. Every
-command has --help; use --version to print Weft's version."""
+hardware lists the hardware profiles for predicted times, and weft models lists the known models. weft
+completion prints a script for TAB in a shell. Every command has --help; use --version to print Weft's
+version."""
 
 COMMANDS = {
     "plan": PlanCommand,
@@ -58,6 +60,7 @@ COMMANDS = {
     "checkpoint": CheckpointCommand,
     "hardware": HardwareCommand,
     "models": ModelsCommand,
+    "completion": CompletionCommand,
 }
 
 
@@ -152,12 +155,12 @@ def _parse_command(given: list[str]) -> Command:
     kind = _find_command(COMMANDS, name, "weft")
     if name in PARSE_OWN_FLAGS:
         return kind(tuple(rest))
-    subcommands = _subcommands(kind)
-    if not subcommands or not rest or rest[0].startswith("-"):
+    inner = subcommands(kind)
+    if not inner or not rest or rest[0].startswith("-"):
         return _parse(kind, f"weft {name}", rest)
     # Parsed on its own, a subcommand's help and errors carry its full name and no options of the outer
     # command.
-    chosen = _find_command(subcommands, rest[0], f"weft {name}")
+    chosen = _find_command(inner, rest[0], f"weft {name}")
     return kind(_parse(chosen, f"weft {name} {rest[0]}", rest[1:]))
 
 
@@ -181,19 +184,20 @@ def _find_command(commands: Mapping[str, type], name: str, program: str) -> Any:
 def _any_of(commands: Mapping[str, type]) -> Any:
     """The union of the commands, each described by its first paragraph."""
     kinds = [
-        Annotated[kind, tyro.conf.subcommand(name, description=_summary(kind))]
+        Annotated[kind, tyro.conf.subcommand(name, description=summary(kind))]
         for name, kind in commands.items()
     ]
     return Union[tuple(kinds)]  # noqa: UP007 (from a list)
 
 
-def _subcommands(kind: type) -> dict[str, type]:
+def subcommands(kind: type) -> dict[str, type]:
     """The subcommands of a command, by name."""
     choice = get_type_hints(kind, include_extras=True).get("do")
     return {one.__metadata__[0].name: one.__origin__ for one in get_args(choice)}
 
 
-def _summary(kind: type) -> str:
+def summary(kind: type) -> str:
+    """The first paragraph of a command's description."""
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
 
@@ -217,4 +221,4 @@ def _warning_printer() -> Callable[..., None]:
 def _without_entry_point(text: str) -> str:
     """Remove the source line of the `weft` entry point, which errors take for the user's code."""
     script = re.escape(os.path.basename(sys.argv[0]))
-    return re.sub(rf"\n  at \S*\b{script}:\d+(?=\n|$)", "", text)
+    return re.sub(rf"(\n  in main)?\n  at \S*\b{script}:\d+(?=\n|$)", "", text)

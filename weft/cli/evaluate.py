@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import arg
 
+from ..core.extras import from_extra
 from .argument_types import REGISTRY
 from .generation import GenerationFlags, ModelFlags, check_beams, load_generator
 from .input_lines import STDIN, read_aligned
@@ -115,6 +116,8 @@ def _evaluate_bleu(folder: str, flags: list[str], as_json: bool) -> None:
         args=flags[: at - 1] + flags[at + len(files) :],
         registry=REGISTRY,
     )
+    with from_extra("train"):  # now, and not after a long translation
+        import sacrebleu  # noqa: F401
     config = options.generation.to_config(translates=True)
     sources, *references = read_aligned(files)
     if not sources.count:

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+from ..core.extras import from_extra
+
 REPORT_INTERVAL = 15.0  # seconds between reports
 
 
@@ -22,12 +24,14 @@ class LineProgress:
         self.count, self.done, self._done_before = count, done, done
         self._start = self._last = time.monotonic()
         self._bar: Any = None
-        from rich.console import Console
+        with from_extra("train"):
+            from rich.console import Console
 
         console = Console(file=sys.stderr)
         if console.is_terminal and bar:
-            from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+            with from_extra("train"):
+                from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+                from rich.progress import Progress as Bar
 
             self._bar = Bar(
                 MofNCompleteColumn(), BarColumn(bar_width=24), TimeRemainingColumn(), console=console

@@ -155,6 +155,10 @@ class PeerTimeoutError(DistributedError):
     """Another process did not arrive within the timeout."""
 
 
+class MissingExtraError(WeftError, ImportError):
+    """A package that is not installed, because it belongs to an extra such as `weft[train]`."""
+
+
 class LayoutWarning(UserWarning):
     """A rule without effect."""
 

@@ -1,8 +1,8 @@
 """Compressed files: from a path to an open file with the decompressed contents.
 
 The format is detected from a file's first bytes, or else from its suffix. The standard library reads gzip,
-bzip2 and xz; the optional package `zstandard` reads Zstandard. Files are decompressed into temporary files,
-so that they can be read at random positions.
+bzip2 and xz; the package `zstandard`, of the extra zstd, reads Zstandard. Files are decompressed into
+temporary files, so that they can be read at random positions.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from weft.core.errors import DataError
+from weft.core.extras import from_extra
 
 CHUNK_BYTES = 1 << 20  # decompressed at a time
 DECOMPRESSION_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)  # raised for a damaged file
@@ -85,14 +86,8 @@ def _copy_from(
 
 
 def _zstandard(path: str, into: IO[bytes]) -> None:
-    try:
+    with from_extra("zstd"):
         import zstandard
-    except ImportError:
-        raise DataError(
-            f"{path} is a Zstandard file, but the package zstandard is not installed",
-            rule="Zstandard files need that package; gzip, bzip2 and xz need none",
-            hint="pip install zstandard, or unpack the file first: zstd -d FILE",
-        ) from None
     # zstandard.open stops after the first of several frames, and raises no error for a truncated file.
     decompressor = zstandard.ZstdDecompressor()
     frame = decompressor.decompressobj()

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from weft.core.errors import DataError
+from weft.core.extras import from_extra
 
 from .sources import Pair
 
@@ -53,20 +54,23 @@ def _draw_price(rng: np.random.Generator) -> tuple[str, int]:
 
 
 def _write_number(number: int) -> tuple[str, str]:
-    from num2words import num2words
+    with from_extra("train"):
+        from num2words import num2words
 
     return num2words(number, lang="en"), num2words(number, lang="fr")
 
 
 def _write_date(date: datetime.date) -> tuple[str, str]:
-    from babel.dates import format_date
+    with from_extra("train"):
+        from babel.dates import format_date
 
     english, french = (format_date(date, "full", locale=locale) for locale in ("en_US", "fr_FR"))
     return english, french.replace(" 1 ", " 1er ")
 
 
 def _write_time(time: datetime.time) -> tuple[str, str]:
-    from babel.dates import format_time
+    with from_extra("train"):
+        from babel.dates import format_time
 
     english = format_time(time, "h:mm a", locale="en_US")
     return english, format_time(time, "H 'h' mm", locale="fr_FR")
@@ -75,7 +79,8 @@ def _write_time(time: datetime.time) -> tuple[str, str]:
 def _write_price(price: tuple[str, int]) -> tuple[str, str]:
     from decimal import Decimal
 
-    from babel.numbers import format_currency
+    with from_extra("train"):
+        from babel.numbers import format_currency
 
     currency, hundredths = price
     amount = Decimal(hundredths) / 100

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.core.extras import from_extra
+
 
 @dataclass(frozen=True)
 class ExampleOrder:
@@ -45,7 +47,8 @@ class ExampleOrder:
 
 @functools.cache
 def _index_shuffle() -> Callable[..., int]:
-    from grain.experimental import index_shuffle  # slow to import
+    with from_extra("train"):
+        from grain.experimental import index_shuffle  # slow to import
 
     return index_shuffle
 

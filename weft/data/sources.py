@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from weft.core.errors import DataError, DataWarning, nearest
+from weft.core.errors import DataError, DataWarning, WeftError, nearest
 
 from . import compression
 
@@ -257,7 +257,7 @@ def _open(
 ) -> Examples:
     try:
         return Examples(columns(), parse, source.malformed)
-    except DataError as error:
+    except WeftError as error:
         raise error.located(repr(source)) from None
 
 

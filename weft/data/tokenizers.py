@@ -26,6 +26,7 @@ import numpy as np
 
 from weft.core.atomic_file import atomic_write
 from weft.core.errors import DataError, ModelError
+from weft.core.extras import from_extra
 from weft.models.batch import START_TOKEN
 
 MODEL_TYPES = ("unigram", "bpe", "char", "word")
@@ -112,7 +113,8 @@ class SentencePiece:
           normalization: "nmt_nfkc", "nfkc" or "identity"; "identity" makes decoding lossless.
           options: further options for SentencePiece's trainer.
         """
-        import sentencepiece
+        with from_extra("train"):
+            import sentencepiece
 
         call = f"SentencePiece.train(vocab={vocab}, kind={kind!r}, byte_fallback={byte_fallback})"
         if kind not in MODEL_TYPES:
@@ -148,7 +150,8 @@ class SentencePiece:
 
     @functools.cached_property
     def _model(self) -> Any:
-        import sentencepiece
+        with from_extra("train"):
+            import sentencepiece
 
         if not os.path.isfile(self.path):
             raise DataError(
@@ -179,7 +182,8 @@ class SentencePiece:
     @property
     def kind(self) -> str:
         """The kind of model, one of `MODEL_TYPES`, as recorded in the model."""
-        from sentencepiece import sentencepiece_model_pb2
+        with from_extra("train"):
+            from sentencepiece import sentencepiece_model_pb2
 
         proto: Any = sentencepiece_model_pb2  # its classes are created at import time
         spec = proto.ModelProto.FromString(self._model.serialized_model_proto()).trainer_spec

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core.errors import DataError
+from weft.core.extras import from_extra
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def corpus_scores(translations: Sequence[str], references: Sequence[Sequence[str
             rule="there is at least one translation, and each has a list of one or more references",
             hint="corpus_scores([text], [[reference, other reference]])",
         ).located("corpus_scores")
-    from sacrebleu.metrics import BLEU, CHRF
+    with from_extra("train"):
+        from sacrebleu.metrics import BLEU, CHRF
 
     most = max(map(len, references))
     # sacreBLEU takes one list per reference number, with None where a translation has fewer. Its annotation

@@ -17,6 +17,7 @@ from ..core.context import active
 from ..core.deferred import ResultSpec, defer, global_arrays, global_shape
 from ..core.describe import describe, reports_call
 from ..core.errors import DimError, ProgramError
+from ..core.extras import from_extra
 from ..core.operands import as_slice
 from ..core.placement import place
 from ..core.reshard import materialize
@@ -103,7 +104,8 @@ class OptaxOptimizer:
         return step
 
     def _check_extra(self, extra: dict[str, PyTree]) -> None:
-        import optax
+        with from_extra("train"):
+            import optax
 
         plain = isinstance(self.tx, optax.GradientTransformation)
         if extra and plain and not isinstance(self.tx, optax.GradientTransformationExtraArgs):
@@ -115,7 +117,8 @@ class OptaxOptimizer:
 
     def _state_results(self, arrays: PyTree, params: PyTree) -> PyTree:
         """The spec of each leaf of the state: the dims of its parameter if it has the same shape, or none."""
-        import optax
+        with from_extra("train"):
+            import optax
 
         state = jax.eval_shape(self.tx.init, arrays)
         boxes = jax.tree.map(_Box, params, is_leaf=is_tensor)
@@ -172,12 +175,18 @@ def optimizer(tx: optax.GradientTransformation) -> OptaxOptimizer:
     return OptaxOptimizer(tx)
 
 
+def is_transformation(value: object) -> bool:
+    """Whether a value is an optax transformation, decided without optax: it may not be installed."""
+    return isinstance(value, tuple) and getattr(value, "_fields", None) == ("init", "update")
+
+
 def _return_updates(params: PyTree, updates: PyTree) -> PyTree:
     return updates
 
 
 def _apply_updates(params: PyTree, updates: PyTree) -> PyTree:
-    import optax
+    with from_extra("train"):
+        import optax
 
     return optax.apply_updates(params, updates)
 

@@ -164,7 +164,6 @@ class Plan:
           hardware: adds the predicted time on this machine.
           width: the line width; 118 by default.
         """
-        # Imported here because rich is slow to import, and programs mostly plan without printing.
         from .text import explain
 
         hint = "leave it out for lines of 118 characters"

@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 
+from weft.core.extras import from_extra
+
 SPEED_WINDOW = 50  # steps over which the speed is averaged
 BAR_WIDTH, MIN_BAR_WIDTH = 24, 6  # columns
 ETA_WIDTH = 9  # columns of the remaining time, 123:45:59
@@ -38,12 +40,14 @@ class ProgressReporter:
         self._console, self._bar, self._task = None, None, None
         if quiet:
             return
-        from rich.console import Console
+        with from_extra("train"):
+            from rich.console import Console
 
         self._console = Console(file=sys.stderr)
         if self._console.is_terminal:
-            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+            with from_extra("train"):
+                from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+                from rich.progress import Progress as Bar
 
             self._bar = Bar(
                 TextColumn("step {task.completed}/{task.total}"),

@@ -5,7 +5,7 @@
     versions.json    the versions of Python, Weft and the libraries that affect results
     metrics.jsonl    one object per step: step, loss, rate, norm, tokens, seconds; and evaluations
     tensorboard/     the same metrics
-    loss.png         the loss curves
+    loss.png         the loss curves (with the extra plots)
 
 A run that resumes after a crash drops the metrics after its checkpoint, so that each step occurs once.
 """
@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -24,7 +25,8 @@ from types import TracebackType
 from typing import Any
 
 from weft.core.atomic_file import atomic_write, write_text
-from weft.core.errors import RunFolderError
+from weft.core.errors import MissingExtraError, RunFolderError
+from weft.core.extras import from_extra
 
 from .plain_json import plain_json
 
@@ -92,11 +94,14 @@ class RunFolderWriter:
             os.fsync(self._file.fileno())
 
     def draw(self) -> None:
-        """Plot the loss curves."""
+        """Plot the loss curves. A run goes on without the package that plots."""
         curves = {name: curve.points for name, curve in self._curves.items()}
         if any(curves.values()):
-            with _explain_errors(self.folder):
-                plot_curves(curves, self.folder / PLOT_FILE)
+            try:
+                with _explain_errors(self.folder):
+                    plot_curves(curves, self.folder / PLOT_FILE)
+            except MissingExtraError as error:
+                warnings.warn(f"{PLOT_FILE} is not drawn: {error.fact} ({error.hint})", stacklevel=2)
 
     def _add(self, row: Mapping[str, Any]) -> None:
         for name in CURVE_LABELS.keys() & row:
@@ -111,8 +116,9 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, step: int):
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        with from_extra("train"):
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         folder.mkdir(exist_ok=True)
         # File names contain the second of their creation, and two starts may share it.
@@ -124,8 +130,9 @@ class TensorBoardWriter:
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write the metrics of a step."""
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.summary import scalar
+        with from_extra("train"):
+            from tensorboardX.proto.event_pb2 import Event
+            from tensorboardX.summary import scalar
 
         for name, value in numbers.items():
             self._file.write_event(Event(wall_time=time.time(), step=step, summary=scalar(name, value)))
@@ -159,7 +166,8 @@ class SampledCurve:
 
 def plot_curves(curves: Mapping[str, list[tuple[int, float]]], path: Path) -> None:
     """Plot curves by step to a PNG file."""
-    from matplotlib.figure import Figure  # not pyplot: that has global state and may need a display
+    with from_extra("plots"):
+        from matplotlib.figure import Figure  # not pyplot: that has global state and may need a display
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()

@@ -9,11 +9,10 @@ metrics, model, state = program(model, state, batch, key)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import weft as wf
 from weft.core.deferred import Deferred, ResultSpec, defer, is_deferred
@@ -21,7 +20,7 @@ from weft.core.errors import ProgramError
 from weft.core.op import call_in_program
 from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
-from weft.ops.optax import OptaxOptimizer
+from weft.ops.optax import OptaxOptimizer, is_transformation
 from weft.random import keys
 
 from ..core.field_types import Positive, PositiveInt, Share
@@ -32,6 +31,9 @@ from ..optim.named_tree import error_context
 from ..optim.optimizers import Optimizer
 from .grad_accum import accumulate_gradients
 from .loss_weight import WeightFunction
+
+if TYPE_CHECKING:
+    import optax
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class TrainStep:
     weight: WeightFunction | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.optimizer, optax.GradientTransformation):
+        if is_transformation(self.optimizer):
             object.__setattr__(self, "optimizer", wf.optimizer(self.optimizer))
         if not hasattr(self.optimizer, "init") or not hasattr(self.optimizer, "update"):
             raise ProgramError(

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, Self
 import jax
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from weft.core.errors import ModelError
+from weft.core.extras import from_extra
 from weft.distributed import processes
 from weft.distributed.shared_folder import check_shared_folder
 
@@ -54,6 +54,8 @@ class TensorEntry(NamedTuple):
 
 def open_safetensors(path: Path) -> Any:
     """Open a safetensors file; raise an error if it is incomplete."""
+    with from_extra("huggingface"):
+        from safetensors import SafetensorError, safe_open
     try:
         return safe_open(path, framework="np")
     except (SafetensorError, OSError) as error:

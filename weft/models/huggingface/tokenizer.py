@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.errors import ModelError
+from weft.core.errors import ModelError, WeftError
+from weft.core.extras import from_extra
 
 from .files import CONFIG, read_json
 
@@ -79,7 +80,7 @@ def tokenizer(folder: str | Path) -> FolderTokenizer:
                 rule="a model ends a text with that token",
                 hint=f'add it to {SPECIAL_TOKEN_FILES[0]}: {{"eos_token": "</s>"}}',
             )
-    except ModelError as error:
+    except WeftError as error:
         raise error.located(f"huggingface.tokenizer({str(folder)!r})") from None
     first = inner.encode("").ids[:1]
     vocab = 1 + max(inner.get_vocab().values())
@@ -102,14 +103,8 @@ def _special(folder: Path, inner: Any, name: str) -> int | None:
 
 
 def _open_tokenizer(path: Path) -> Any:
-    try:
+    with from_extra("huggingface"):
         from tokenizers import Tokenizer
-    except ImportError:
-        raise ModelError(
-            f"reading {path} needs the package tokenizers, which is not installed",
-            rule="only the tokenizers of Hugging Face folders need it",
-            hint="pip install tokenizers",
-        ) from None
     if not path.is_file():
         own = path.with_name("tokenizer.model")
         raise ModelError(
