@@ -393,7 +393,8 @@ def _check_leaf(name: str, spec: Spec, leaf: Any) -> None:
         f"{name} is {found}, and the program was exported for {spec}",
         rule="an exported program takes the dims, in this order, the dtypes and the static values of its "
         "signature",
-        hint="export the program for these arguments too; wf.transpose reorders dims, .astype converts",
+        hint="export the program for these arguments too; wf.tensor names the dims of an array, wf.transpose "
+        "reorders them, .astype converts",
     )
 
 

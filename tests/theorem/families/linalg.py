@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import weft as wf
+from weft.core.jax_compat import row_major
 
 from ..program import Named
 from .rows import GAP, A, Op, Rows, apart_from, broadcast, distinct, lined, one_over, over, renamed
@@ -152,8 +153,14 @@ def draw_irfft(d: Any) -> Any:
     return (n,), options | {"size": d.choose([2 * positions - 1, max(2 * positions - 2, 1)])}
 
 
-def _axes(x: Named, dims: list[str]) -> list[int]:
-    return [x.names.index(n) for n in dims]
+def _transformed(name: str, x: Named, dims: list[str], sizes: list[int] | None = None) -> Any:
+    """A function of `numpy.fft` or `jax.numpy.fft` along dims."""
+    numpy, axes, last = _numpy(x.array), [x.names.index(n) for n in dims], range(-len(dims), 0)
+    # XLA's CPU backend fails on arrays that it stores in another order itself, in plain JAX too.
+    ordered = row_major if numpy is jnp else lambda array: array
+    array = ordered(numpy.moveaxis(x.array, axes, last))
+    result = getattr(numpy.fft, name)(array, s=sizes, axes=last)
+    return numpy.moveaxis(ordered(result), last, axes)
 
 
 def _transform(name: str, factor: complex) -> Op:
@@ -163,16 +170,15 @@ def _transform(name: str, factor: complex) -> Op:
         return wf.abs(getattr(wf.fft, name)(wf.tanh(x) * factor, dims) - (4 + 3j))
 
     def oracle(x: Named, dims: list[str]) -> Named:
-        transform = getattr(_numpy(x.array).fft, f"{name}n")
-        return Named(A.abs(transform(A.tanh(x.array) * factor, axes=_axes(x, dims)) - (4 + 3j)), x.names)
+        given = Named(A.tanh(x.array) * factor, x.names)
+        return Named(A.abs(_transformed(f"{name}n", given, dims) - (4 + 3j)), x.names)
 
     return Op(draw_transform, weft, oracle, lambda x, dims: bool(np.all(oracle(x, dims).array > GAP)))
 
 
 def _irfft(x: Named, dims: list[str], size: int) -> Named:
-    sizes = [*(x.sizes[n] for n in dims[:-1]), size]
-    transform = _numpy(x.array).fft.irfftn
-    return Named(transform(A.tanh(x.array) * (1 + 2j), s=sizes, axes=_axes(x, dims)), x.names)
+    given = Named(A.tanh(x.array) * (1 + 2j), x.names)
+    return Named(_transformed("irfftn", given, dims, [*(x.sizes[n] for n in dims[:-1]), size]), x.names)
 
 
 FFT: Rows = {
