@@ -229,6 +229,20 @@ def test_the_gradient_of_the_norm_at_zero():
     assert_same(gradient(wf.tensor(values, "t=5 d=3")), want)
 
 
+def test_inside_vmap():
+    a, b = matrices(0), TENSORS["b"]
+
+    def fn(a, b):
+        return wf.linalg.inv(a, "row", "column"), wf.linalg.solve(a, b, "row", "column"), wf.linalg.norm(a)
+
+    got = wf.spmd(wf.vmap(fn, "t"), "x=4 y=2", "t:x s:y")(a, b)
+    norms = jax.vmap(jnp.linalg.norm)(a.array.swapaxes(0, 1).reshape(5, -1))
+    want = jnp.linalg.inv(a.array), jnp.linalg.solve(a.array, b.array), norms
+    order = wf.dims("s=4 t=5 column=3 row=3"), wf.dims("s=4 t=5 column=3 rhs=3"), wf.dims("t=5")
+    for out, dims, expected in zip(got, order, want, strict=True):
+        assert_same(wf.transpose(out, dims), expected)
+
+
 def calls(names, *args):
     return {name: lambda a, name=name: getattr(wf.linalg, name)(a, *args) for name in names.split()}
 

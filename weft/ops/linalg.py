@@ -84,7 +84,7 @@ def _solve(fn: ArrayFn, a: Tensor, b: Tensor, row: DimLike, column: DimLike) -> 
     rows, columns = matrix = _matrix_dims(a, row, column, square=True)
     select_dim(b.dims, rows.name)
     union_dims([a.dims, b.dims])
-    batch, right = _without(a.dims, matrix), _without(b.dims, (*a.dims,))
+    batch, right = _without(a.dims, matrix), _without(b.dims, a.dims)
     if columns in b.dims:
         raise DimError(
             f"the right-hand side {describe(b)} has the dim {columns.name}",

@@ -35,7 +35,7 @@ class Work(OfOp):
       op: its label, `einsum[batch,io · io,hidden → batch,hidden]`.
       phase: forward, backward or update.
       source: the user's `file:line`.
-      kind: matmul, conv or other.
+      kind: matmul, conv, factorization, fft or other.
       dtype: the dtype of the result.
       flops: multiplications and additions of matmuls, convolutions, factorizations and Fourier transforms, on
         one device, each time.

@@ -57,7 +57,7 @@ class Primitive:
     Attributes:
       fusion: what XLA does with it.
       flops: its FLOPs, or None if it has none that count.
-      kind: matmul, conv or other.
+      kind: matmul, conv, factorization, fft or other.
       collective: the kind of collective, or "".
       window: where to find the array whose size gives how much of the first operand is accessed, as a
         position among the operands and results; None if all of it is.
@@ -107,7 +107,7 @@ def _factorization(count: Callable[[int, int], float]) -> Primitive:
         *batch, rows, columns = aval_of(eqn.invars[0]).shape
         return round(math.prod(batch) * count(max(rows, columns), min(rows, columns)))
 
-    return Primitive(Fusion.LOOP, flops)
+    return Primitive(Fusion.LOOP, flops, "factorization")
 
 
 def triangular_solve_flops(eqn: JaxprEqn) -> int:
@@ -147,8 +147,8 @@ PRIMITIVES: dict[str, Primitive] = {
     "qr": _factorization(lambda m, n: 4 * m * n**2 - 4 * n**3 / 3),
     "eigh": _factorization(lambda m, n: 9 * n**3),
     "svd": _factorization(lambda m, n: 6 * m * n**2 + 20 * n**3),
-    "triangular_solve": Primitive(Fusion.LOOP, triangular_solve_flops),
-    "fft": Primitive(Fusion.LOOP, fft_flops),
+    "triangular_solve": Primitive(Fusion.LOOP, triangular_solve_flops, "factorization"),
+    "fft": Primitive(Fusion.LOOP, fft_flops, "fft"),
     # The `_invariant` primitives differ only in the type of their result, which no longer varies over the
     # axes.
     **_collectives("all-reduce", "psum psum_invariant pmax pmin"),
