@@ -135,6 +135,8 @@ CALLS = {
     "local": lambda s: wf.local(jnp.exp, X, out=s.have("batch length"), splittable=s.have("batch")),
     "local, new dims": lambda s: wf.local(lambda a: a.reshape(6, 2, 2), X, out=s.new("batch=6 m=2 n=2")),
     "local, two results": lambda s: wf.local(lambda a: (a, a.T), X, out=[list_dims(s.have("batch length")), list_dims(s.have("length batch"))]),
+    "map": lambda s: wf.map(lambda x: x.sum(), X, s.have_one("batch")),
+    "associative_scan": lambda s: wf.associative_scan(wf.add, X, s.have_one("batch")),
     "vmap": lambda s: wf.vmap(lambda x: x.sum(), s.have_one("batch"))(X),
     "scan": lambda s: wf.scan(lambda c, x: (c + x.sum(), x), 0.0, X, s.have_one("batch")),
     "scan without tensors": lambda s: wf.scan(lambda c, _: (c + 1.0, None), 0.0, None, s.new_one("step=3")),

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_control_errors
+import test_exported
 import test_layout_errors
 import test_op_errors
 import test_program_errors
@@ -44,6 +45,7 @@ def test_every_golden_text_has_its_mistake():
     names = {path.stem for path in (Path(__file__).parents[1] / "messages").glob("*.txt")}
     tables = (
         test_control_errors,
+        test_exported,
         test_layout_errors,
         test_op_errors,
         test_program_errors,

@@ -111,9 +111,9 @@ def _jacobian(
     names = _primed([d.name for t in inputs for d in t.dims], [d.name for t in outputs for d in t.dims])
     blocks = []
     for t, size, start in zip(outputs, sizes, starts, strict=True):
-        parts = [index(g, (rows.name, slice(start, start + size) if t.dims else start)) for g in gradients]
+        parts = [index(g, (rows, slice(start, start + size) if t.dims else start)) for g in gradients]
         parts = [rename(p, {d.name: names[d.name] for d in p.dims if d.name in names}) for p in parts]
-        parts = [split(p, rows.name, t.dims) if t.dims else p for p in parts]
+        parts = [split(p, rows.resize(size), t.dims) if t.dims else p for p in parts]
         block = jax.tree.unflatten(in_tree, parts)
         blocks.append(block[0] if isinstance(argnums, int) else tuple(block))
     return jax.tree.unflatten(out_tree, blocks)
