@@ -76,6 +76,12 @@ def test_imports_go_one_way(path):
             assert rank(other) <= rank(mine), f"{mine} imports {other}"
 
 
+def test_no_two_test_files_have_the_same_name():
+    """pytest imports test files by their base names, and `make soak` collects all of them at once."""
+    names = [path.name for path in (PACKAGE.parent / "tests").rglob("test_*.py")]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
 def modules():
     """Every module of the package, by its full name, with its file."""
     for path in FILES:
