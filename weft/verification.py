@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from .core.call_errors import checks_arguments
 from .core.describe import describe, short_dtype
 from .core.errors import ProgramError, VerificationError
 from .core.field_types import NonNegative
@@ -55,6 +56,7 @@ class Comparison:
         return self.difference <= self.tolerance
 
 
+@checks_arguments
 def verify(
     fn: Callable[..., PyTree] | Traced,
     args: Sequence[PyTree],

@@ -12,6 +12,7 @@ import jax
 
 from ..core import context, layers
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
+from ..core.call_errors import check_function
 from ..core.context import Context, active
 from ..core.describe import format_call
 from ..core.errors import ProgramError
@@ -33,6 +34,7 @@ class custom_vjp(Generic[Result]):
     """
 
     def __init__(self, f: Callable[..., Result]):
+        check_function(f, "custom_vjp")
         self.f = f
         self.forward: Callable[..., tuple[PyTree, PyTree]] | None = None
         self.backward: Callable[[PyTree, PyTree], PyTree] | None = None

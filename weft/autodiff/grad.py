@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from ..core import collectives, context
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
+from ..core.call_errors import check_function, checks_arguments
 from ..core.context import Context, active
 from ..core.describe import describe, reports_call
 from ..core.errors import DimError, ProgramError, TensorTypeError
@@ -33,6 +34,7 @@ from ..core.padding import fill_padding
 from ..core.placement import place, with_role
 from ..core.registry import register
 from ..core.reshard import materialize
+from ..core.signature import NUMBER_TYPES
 from ..core.tensor import Tensor, check_has_values, is_tensor
 from ..core.types import Out, Params, PyTree, Result, Tree, cast_like
 from ..ops.einsum import einsum
@@ -55,6 +57,7 @@ def grad(
     f: Callable[Params, PyTree], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[Params, PyTree]: ...
 @register(example=lambda op, x: op(lambda x: einsum(x, x, out=[]))(x), mixes_rows=True)
+@checks_arguments
 def grad(
     f: Callable[..., PyTree], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., PyTree]:
@@ -64,6 +67,7 @@ def grad(
     >>> wf.grad(lambda x: wf.sum(x * x))(wf.arange(wf.Dim("a", 3), float))
     f32[a=3] [0., 2., 4.]
     """
+    check_function(f, "grad")
     value_and_gradient = value_and_grad(f, argnums, has_aux)
 
     @functools.wraps(f)
@@ -83,6 +87,7 @@ def value_and_grad(
     f: Callable[Params, Result], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[Params, tuple[Result, PyTree]]: ...
 @register(example=lambda op, x: op(lambda x: einsum(x, x, out=[]))(x), mixes_rows=True)
+@checks_arguments
 def value_and_grad(
     f: Callable[..., PyTree], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., PyTree]:
@@ -98,6 +103,7 @@ def value_and_grad(
     >>> wf.value_and_grad(lambda x: wf.sum(x * x))(wf.arange(wf.Dim("a", 3), float))
     (f32[] 5., f32[a=3] [0., 2., 4.])
     """
+    check_function(f, "value_and_grad")
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     @functools.wraps(f)
@@ -132,7 +138,7 @@ def value_and_grad(
 
 def check_argnums(positions: Sequence[int], args: Sequence[PyTree]) -> None:
     """Raise an error if there is no argument at some of these positions."""
-    wrong = [n for n in positions if not -len(args) <= n < len(args)]
+    wrong = [n for n in positions if not isinstance(n, int) or not -len(args) <= n < len(args)]
     if wrong:
         raise ProgramError(
             f"argnums= selects argument {', '.join(map(str, wrong))}, but {len(args)} "
@@ -384,6 +390,12 @@ def jvp(
     >>> wf.jvp(lambda x: x * x, (x,), (wf.ones("a=3"),))[1]
     f32[a=3] [0., 2., 4.]
     """
+    if not all(isinstance(given, list | tuple) for given in (primals, tangents)):
+        raise ProgramError(
+            "the primals and the tangents of jvp are not both tuples",
+            rule="jvp takes a tuple of arguments, and a tuple with a tangent for each",
+            hint="wf.jvp(f, (x,), (dx,))",
+        )
     if len(primals) != len(tangents):
         raise ProgramError(
             f"there are {len(primals)} primals and {len(tangents)} tangents",
@@ -491,6 +503,12 @@ def match_primals(tree: PyTree, primals: PyTree) -> PyTree:
 
     def one(like: Leaf, t: Leaf) -> Leaf:
         if not isinstance(t, Tensor) or not isinstance(like, Tensor):
+            if isinstance(like, Tensor) and isinstance(t, NUMBER_TYPES):
+                raise TensorTypeError(
+                    f"the number {t} was given as the derivative of {describe(like)}",
+                    rule="tangents and cotangents are tensors with the dims of their primals",
+                    hint="pass a tensor: wf.ones_like(x)",
+                )
             return t
         if set(t.dims) != set(like.dims):
             raise DimError(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from ..core.boundary import flatten, numbers_as_tensors
+from ..core.call_errors import check_function, checks_arguments
 from ..core.context import active
 from ..core.describe import describe
 from ..core.dims import Dim
@@ -32,6 +33,7 @@ from ..ops.vmap import vmap
 from .grad import check_argnums, grad, vjp
 
 
+@checks_arguments
 def jacobian(f: Callable[..., PyTree], argnums: int | Sequence[int] = 0) -> Callable[..., PyTree]:
     """The Jacobian of a function with respect to some arguments, as `jax.jacobian`, by reverse mode.
 
@@ -52,10 +54,12 @@ def jacobian(f: Callable[..., PyTree], argnums: int | Sequence[int] = 0) -> Call
     [[4., 1.],
      [2., 5.]]
     """
+    check_function(f, "jacobian")
     return functools.partial(_jacobian, f, argnums if isinstance(argnums, int) else tuple(argnums))
 
 
 @register(example=lambda op, x: op(lambda x: einsum(x, x, x, out=[]))(x), mixes_rows=True)
+@checks_arguments
 def hessian(f: Callable[..., PyTree], argnums: int | Sequence[int] = 0) -> Callable[..., PyTree]:
     """The Hessian of a scalar function with respect to some arguments, as `jax.hessian`.
 
@@ -75,6 +79,7 @@ def hessian(f: Callable[..., PyTree], argnums: int | Sequence[int] = 0) -> Calla
     [[ 6.,  0.],
      [ 0., 12.]]
     """
+    check_function(f, "hessian")
     return jacobian(grad(f, argnums), argnums)
 
 

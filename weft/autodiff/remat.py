@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.boundary import LeafSpec, leaf_array, rebuild_leaf
+from ..core.call_errors import check_function
 from ..core.context import active
 from ..core.describe import reports_call
 from ..core.errors import ProgramError, nearest
@@ -65,6 +66,7 @@ def remat(
     >>> [plan.memory.activations for plan in plans]
     [4096, 0]
     """
+    check_function(f, "remat")
     if isinstance(policy, str) and policy not in REMAT_POLICIES:
         raise ProgramError(
             f"there is no remat policy {policy!r}{nearest(policy, REMAT_POLICIES)}",

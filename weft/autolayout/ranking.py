@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
+from ..core.call_errors import checks_arguments
 from ..core.dims import DimsLike, dim_name, list_dims
 from ..core.errors import DimError, MeshError, ProgramError, nearest
 from ..core.field_types import OneOf, PositiveInt, Range
@@ -30,6 +31,7 @@ from .results import RankedLayout, SearchResult
 OBJECTIVES = ("time", "memory")
 
 
+@checks_arguments
 def search(
     fn: Callable[..., PyTree] | Traced,
     args: Sequence[PyTree] = (),

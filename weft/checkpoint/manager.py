@@ -40,6 +40,7 @@ from weft.core.types import PyTree
 from weft.distributed import processes
 from weft.distributed.shared_folder import check_shared_folder
 
+from ..core.call_errors import checks_arguments, reports_construction
 from ..core.errors import CheckpointError, CheckpointWarning
 from ..optim.named_tree import error_context
 from .arrays import (
@@ -71,6 +72,7 @@ EXTRA_TYPES = (bool, int, float, str, type(None))
 ORBAX_CHUNK_BYTES = 64 * 2**20
 
 
+@reports_construction
 class CheckpointManager:
     """Manages the checkpoints of one run in one folder. Only one run may write there at a time.
 
@@ -88,6 +90,12 @@ class CheckpointManager:
                 rule="keep is the number of checkpoints to keep, an integer of at least 1",
                 hint='CheckpointManager("runs/first", keep=3)',
             ).located("CheckpointManager(folder, keep)")
+        if not isinstance(folder, str | os.PathLike):
+            raise TensorTypeError(
+                f"the folder is {folder!r}",
+                rule="the checkpoints of a run are in one folder, given by its path",
+                hint='CheckpointManager("runs/first", keep=3)',
+            ).located("CheckpointManager(folder, keep)")
         self.folder, self.keep = Path(folder).absolute(), keep
         self._thread: threading.Thread | None = None
         self._error: CheckpointError | None = None
@@ -95,6 +103,7 @@ class CheckpointManager:
         self._waits_at_exit = False
         self._folder_is_shared = False  # whether all hosts are known to see the folder
 
+    @checks_arguments
     def save(
         self,
         step: int,
@@ -155,6 +164,7 @@ class CheckpointManager:
                 _warn(path, str(damage))
         return found
 
+    @checks_arguments
     def restore(
         self,
         like_model: PyTree,

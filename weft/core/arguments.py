@@ -6,7 +6,7 @@ A parameter selected by position may be passed by name, and the other way round;
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,18 @@ from .types import PyTree
 Args = tuple[PyTree, ...]
 Kwargs = dict[str, PyTree]
 Selected = tuple[int | str, ...]
+
+
+def as_selected(word: str, given: object) -> Selected:
+    """The arguments that `static` or `donate` selects: one position or name, or several."""
+    several = (given,) if isinstance(given, int | str) else given
+    if not isinstance(several, Iterable):
+        raise ProgramError(
+            f"{word}= is {given!r}",
+            rule="arguments are selected by position, counted from 0, or by name",
+            hint=f"for example {word}=(0,)",
+        )
+    return tuple(several)
 
 
 def check_selected(fn: Callable[..., PyTree], static: Selected, donate: Selected) -> None:

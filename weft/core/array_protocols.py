@@ -36,6 +36,11 @@ _SIZES = "a tensor's dims have names and sizes"
 _BY_NAME = "tensors are multiplied by name: einsum sums the dims that are not in out="
 _PLACED = "a mesh and a layout determine where a tensor is"
 _IMMUTABLE = "tensors are immutable"
+_FUNCTIONS = """
+    sin cos tan floor ceil exp2 expm1 log1p log2 erf rsqrt reciprocal sign where isnan isinf isfinite isclose
+    allclose add subtract multiply divide pow power maximum minimum logical_and logical_or logical_not gelu
+    silu softplus real imag conj median quantile diff roll flip concat stack unstack tril triu scatter_add
+    update shift pad einsum index one_hot"""
 MISSING = (
     ("shape", _SIZES, "x.dims is ({dims}); x.array.shape is the shape of the array"),
     ("T mT H permute swapaxes moveaxis", _ORDER, "omit it; for an array in this order, x.numpy({reverse})"),
@@ -58,7 +63,14 @@ MISSING = (
     ("to cpu cuda", _PLACED, "wf.place(x, mesh, layout); for the host, x.numpy()"),
     ("float double half bfloat16 long int", "astype changes the dtype", "x.astype(jnp.float32)"),
     ("detach", "a function stops the gradient", "wf.stop_gradient(x)"),
-    ("grad backward requires_grad", "functions are differentiated, not tensors", "wf.grad(loss)(x)"),
+    ("numel", _SIZES, "x.size"),
+    ("t", _ORDER, "omit it; for an array in this order, x.numpy({reverse})"),
+    (
+        "grad backward requires_grad requires_grad_",
+        "functions are differentiated, not tensors",
+        "wf.grad(loss)(x)",
+    ),
+    (_FUNCTIONS, "this op is a function, not a method", "call wf.{name}(x, …)"),
 )
 
 
@@ -76,17 +88,24 @@ class _Missing:
     def __get__(self, t: Tensor | None, _: type) -> NoReturn:
         if t is None:
             raise AttributeError(self.name)
+        raise self._error(t, f"{describe(t)}.{self.name}")
+
+    def __set__(self, t: Tensor, _: object) -> NoReturn:
+        raise self._error(t, f"{describe(t)}.{self.name} = …")
+
+    def _error(self, t: Tensor, call: str) -> TensorAttributeError:
         names = [f'"{dim.name}"' for dim in t.dims]
-        raise TensorAttributeError(
+        return TensorAttributeError(
             f"a tensor has no attribute {self.name}",
             rule=self.rule,
             hint=self.hint.format(
+                name=self.name,
                 first=_first_name(t),
                 names=", ".join(names),
                 reverse=", ".join(reversed(names)),
                 dims=format_dims(t.dims),
             ),
-        ).located(f"{describe(t)}.{self.name}")
+        ).located(call)
 
 
 class ArrayProtocols:
@@ -129,7 +148,7 @@ class ArrayProtocols:
         called = called_jax_function(sys._getframe(1))
         if called is None:
             raise AttributeError("__jax_array__")
-        shown, name = describe(cast("Tensor", self)), called.rpartition(".")[2]
+        shown, (*_, group, name) = describe(cast("Tensor", self)), called.split(".")
         # Not TypeErrors: JAX catches those.
         if called in TRANSFORMATIONS.values():
             raise ProgramError(
@@ -138,7 +157,8 @@ class ArrayProtocols:
                 hint=f"wf.{name}(loss)(x); or return the array: {called}(lambda x: loss(x).array)",
             ).located(called)
         weft = public_ops()
-        here = name if name in dir(weft) else weft.ELSEWHERE.get(name)
+        grouped = group in ("linalg", "fft", "random") and hasattr(getattr(weft, group), name)
+        here = f"{group}.{name}" if grouped else name if name in dir(weft) else weft.ELSEWHERE.get(name)
         raise ProgramError(
             f"{called} was called on a tensor",
             rule="JAX's functions work by position, and inside a program they would see one slice only",
@@ -163,6 +183,10 @@ class ArrayProtocols:
     def __setitem__(self, where: object, value: object) -> None:
         hint = 'x = wf.update(x, "{first}", start, value), or wf.where(condition, value, x)'
         raise self._protocol_error("{}[…] = value", "a tensor can't be changed", hint)
+
+    def __delitem__(self, where: object) -> None:
+        hint = 'keep a range instead: x["{first}", :4]'
+        raise self._protocol_error("del {}[…]", "a tensor's elements can't be deleted", hint)
 
     def _protocol_error(self, call: str, fact: str, hint: str) -> TensorTypeError:
         t = cast("Tensor", self)

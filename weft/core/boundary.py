@@ -90,7 +90,19 @@ def leaf_array(leaf: Leaf) -> jax.Array:
     """
     if isinstance(leaf, Tensor):
         return collectives.pvary(leaf._read(), active.context.vmap.axes)
-    return jnp.asarray(leaf)
+    return as_raw_array(leaf)
+
+
+def as_raw_array(leaf: object) -> jax.Array:
+    """A leaf that is not a tensor as an array; raises an error if it is neither an array nor a number."""
+    try:
+        return jnp.asarray(leaf)
+    except (TypeError, ValueError):
+        raise TensorTypeError(
+            f"a value of type {type(leaf).__name__} was given where a tensor, an array or a number is needed",
+            rule="the values that loops and branches take are pytrees of tensors, arrays and numbers",
+            hint="check the order of the arguments",
+        ) from None
 
 
 def check_exact_varying(leaf: Any) -> Any:
@@ -179,7 +191,7 @@ def strip_weak_type(leaf: Any) -> Any:
         spec = LeafSpec.of(leaf)
         assert spec is not None
         return spec.rebuild(lax.convert_element_type(leaf._read(), leaf.dtype))
-    array = jnp.asarray(leaf)
+    array = as_raw_array(leaf)
     # Keys have an extended dtype, which has no weak type and can't be converted.
     return lax.convert_element_type(array, array.dtype) if not _is_key(array) else array
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from . import context
+from .call_errors import raise_call_error
 from .errors import WeftError
 from .shapes import stored_splits
 from .types import Function
@@ -80,7 +81,9 @@ def _format_argument(x: object) -> str:
         ]
         return ":".join(ends if x.step is not None else ends[:2])
     # np.float32 is a type, and has a `shape` and a `dtype` all the same.
-    if hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, type):
+    # A declared parameter is a dataclass: it has no shape, and raises an error that says so.
+    is_array = not isinstance(x, type) and not dataclasses.is_dataclass(x)
+    if is_array and hasattr(x, "shape") and hasattr(x, "dtype"):
         kind = "key" if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else "array"
         return f"{kind} of shape {tuple(x.shape)}" if x.shape or kind == "array" else kind
     if type(x).__repr__ is object.__repr__:  # it would print an address
@@ -101,5 +104,7 @@ def reports_call(fn: Function, prefix: str = "") -> Function:
         except WeftError as error:
             error.located(format_call(prefix + getattr(fn, "__name__", "function"), args, kwargs))
             raise
+        except TypeError as error:
+            raise_call_error(fn, prefix + getattr(fn, "__name__", "function"), args, kwargs, error)
 
     return cast(Function, call)

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from .call_errors import checks_arguments
 from .errors import MeshError
 
 # ctypes can't read the macros of malloc.h, so mallopt's parameters are repeated here by number.
@@ -22,6 +23,7 @@ NEVER, LARGEST = -1, 2**31 - 1
 MAX_CPU_DEVICES = 2048  # XLA rejects more: it takes them for several processes
 
 
+@checks_arguments
 def cpu_devices(count: int) -> None:
     """Split this process's CPU into `count` virtual devices; call it before the first use of JAX.
 

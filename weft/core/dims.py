@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard, TypeVar
 
+from .call_errors import checks_arguments, reports_construction
 from .errors import DimError, WeftError, caret, is_tracer, nearest, python_number_error
 
 EXAMPLES = {"dims": "batch=64 length=128", "Mesh": "data=4 model=2", "Layout": "batch:data d_ff:model"}
@@ -34,6 +35,7 @@ T = TypeVar("T")
 _ANY_NAME = re.compile(rf"_*{NAME.pattern}")
 
 
+@reports_construction
 @dataclass(frozen=True, slots=True)
 class Dim:
     """A named dimension.
@@ -71,7 +73,9 @@ class Dim:
             raise DimError(
                 f"the size of dim {self.name} is {self.size}",
                 rule="a size is an integer, at least 1",
-                hint="omit the dim: empty dims are not supported",
+                hint="omit the dim: empty dims are not supported"
+                if self.size == 0
+                else "write the number of elements: a size is not inferred from the others",
             ).located(f"Dim({self.name!r}, {self.size})")
 
     def rename(self, name: str) -> Dim:
@@ -111,12 +115,19 @@ def is_name(given: object) -> TypeGuard[str]:
     return isinstance(given, str) and NAME.fullmatch(given) is not None
 
 
+@checks_arguments
 def dims(text: str) -> tuple[Dim, ...]:
     """Several dims from one string.
 
     >>> dims("batch=2 length=3")
     (batch=2, length=3)
     """
+    if not isinstance(text, str):
+        raise DimError(
+            f"{_shown(text)} is not a string",
+            rule="dims are written name=size; several are separated by blanks",
+            hint=f'for example wf.dims("{EXAMPLES["dims"]}")',
+        ).located(f"dims({_shown(text)})")
     return tuple(Dim(name, int(size)) for name, size in parse_pairs(text, "=:", DimError, "dims", "dim"))
 
 
@@ -186,9 +197,10 @@ def list_dims(given: DimsLike) -> tuple[DimLike, ...]:
     """
     if isinstance(given, str):
         return _parse(given)
-    if not isinstance(given, Iterable):
-        return (given,)
-    return tuple([item for one in given for item in list_dims(one)])
+    # An array or a tensor is iterable, but not a list of dims.
+    if isinstance(given, Iterable) and not hasattr(given, "dtype"):
+        return tuple([item for one in given for item in list_dims(one)])
+    return (given,)  # type: ignore[return-value]
 
 
 def list_dim(given: DimLike) -> DimLike:
@@ -196,11 +208,16 @@ def list_dim(given: DimLike) -> DimLike:
     dim = _only(list_dims(given))
     if not isinstance(dim, Dim | str):
         raise DimError(
-            f"{dim!r} is not a dim",
+            f"{_shown(dim)} is not a dim",
             rule="a dim is given as a Dim or by its name",
             hint='for example wf.Dim("batch", 64), or "batch"',
         )
     return dim
+
+
+def _shown(given: object) -> str:
+    """An argument that is not a dim, for messages."""
+    return repr(given) if not hasattr(given, "dtype") else f"a value of type {type(given).__name__}"
 
 
 def _only(found: Sequence[T]) -> T:
@@ -241,7 +258,7 @@ def _with_size(item: DimLike, known: Sequence[Dim]) -> Dim:
         return item
     if not isinstance(item, str):
         raise DimError(
-            f"{item!r} is not a Dim",
+            f"{_shown(item)} is not a Dim",
             rule="a new tensor's dims need names and sizes",
             hint='use wf.Dim("batch", 64) or wf.dims("batch=64 length=128")',
         ).located()
@@ -284,7 +301,8 @@ def select_dims(found: Sequence[Dim], wanted: DimsLike) -> tuple[Dim, ...]:
         dim = by_name.get(name) if isinstance(name, str) else None
         if dim is None:
             raise DimError(
-                f"there is no dim {name} in [{format_dims(found)}]{nearest(str(name), by_name)}",
+                f"there is no dim {name if isinstance(name, str) else _shown(name)} in [{format_dims(found)}]"
+                f"{nearest(str(name), by_name)}",
                 rule="a dim is named by a Dim of the tensor or by its name",
                 hint=f"the dims are {', '.join(by_name) or 'none: it is a scalar'}",
             )

@@ -17,6 +17,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -264,9 +265,16 @@ class ExportedProgram:
           path: the file; its folder is created if it doesn't exist.
         """
         contents, path = self.to_bytes(), Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as draft:
-            draft.write_bytes(contents)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as draft:
+                draft.write_bytes(contents)
+        except OSError as error:
+            raise ProgramError(
+                f"can't write {path}: {error.strerror}",
+                rule="the path is that of a file in a folder that exists or can be created",
+                hint='for example program.export(x).save("exported/program.weft")',
+            ) from None
 
 
 @reports_call
@@ -457,6 +465,12 @@ def _decode(node: Any) -> PyTree:
 def _read(source: str | Path | bytes) -> bytes:
     if isinstance(source, bytes | bytearray):
         return bytes(source)
+    if not isinstance(source, str | os.PathLike):
+        raise TensorTypeError(
+            f"load was given a value of type {type(source).__name__}",
+            rule="load reads the file at a path, or takes its contents as bytes",
+            hint='wf.load("program.weft"), or wf.load(file.read())',
+        )
     try:
         return Path(source).read_bytes()
     except OSError as error:

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from .call_errors import reports_construction
 from .errors import ProgramError, WeftError
 from .field_types import FieldType
 
@@ -198,6 +199,7 @@ def documented(config_class: Class) -> Class:
     """Add the documentation of the fields to a dataclass's docstring (a decorator)."""
     docs = field_docs(config_class)
     rows = [f"  {name}: {textwrap.indent(doc, '    ').lstrip()}" for name, doc in docs.items()]
+    config_class = reports_construction(config_class)
     config_class.__doc__ = "\n".join([inspect.getdoc(config_class) or "", "", "Attributes:", *rows, ""])
     return config_class
 

@@ -133,15 +133,29 @@ def called_jax_function(frame: FrameType) -> str | None:
     """
     if frame.f_code.co_name.startswith("_operator_"):
         return None
-    modules = {"jnp": jax.numpy, "jax.nn": jax.nn, "jax.lax": jax.lax, "jax": jax}
+    modules = {
+        "jnp": jax.numpy,
+        "jnp.linalg": jax.numpy.linalg,
+        "jnp.fft": jax.numpy.fft,
+        "jax.nn": jax.nn,
+        "jax.random": jax.random,
+        "jax.lax": jax.lax,
+        "jax": jax,
+    }
     found: str | None = None
     caller: FrameType | None = frame
     while caller is not None and caller.f_globals.get("__name__", "").partition(".")[0] in (
         "jax",
         "contextlib",
     ):
-        name = caller.f_code.co_name
-        public = [f"{short}.{name}" for short, module in modules.items() if hasattr(module, name)]
+        called = caller.f_locals.get("self")
+        name = getattr(
+            called, "__name__" if isinstance(called, jax.numpy.ufunc) else "", caller.f_code.co_name
+        )
+        name = "take" if name == "rewriting_take" else name  # array[indices]
+        public = [
+            f"{short}.{name}" for short, module in modules.items() if callable(getattr(module, name, None))
+        ]
         found = TRANSFORMATIONS.get(name) or (public[0] if public else found)
         caller = caller.f_back
     return None if found in _CONVERSIONS else found

@@ -28,6 +28,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .call_errors import reports_construction
 from .dims import Dim, format_dims, is_name, parse_pairs
 from .errors import LayoutError, nearest
 from .mesh import Mesh, MeshLike
@@ -49,6 +50,7 @@ def axes_of(splits: tuple[tuple[str, ...], ...]) -> frozenset[str]:
     return frozenset([axis for axes in splits for axis in axes])
 
 
+@reports_construction
 class Layout:
     """Rules `dim:axis`.
 
@@ -197,7 +199,11 @@ def _parse(rules: RulesLike) -> dict[str, tuple[str, ...]]:
     parsed: dict[str, tuple[str, ...]] = {}
     for pair in pairs:
         valid = isinstance(pair, tuple | list) and len(pair) == 2 and is_name(pair[0])
-        if not valid or not isinstance(pair[1], str | tuple | list):
+        axes_are_names = valid and (
+            isinstance(pair[1], str)
+            or (isinstance(pair[1], tuple | list) and all(isinstance(axis, str) for axis in pair[1]))
+        )
+        if not axes_are_names:
             raise LayoutError(
                 f"{pair!r} is not a rule",
                 rule="a rule is a dim's name (starting with a letter) and an axis, or axes joined by +",

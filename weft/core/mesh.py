@@ -21,12 +21,14 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
+from .call_errors import reports_construction
 from .dims import is_name, parse_pairs
 from .errors import MeshError
 
 AxesLike = str | Mapping[str, int] | Iterable[tuple[str, int]]
 
 
+@reports_construction
 class Mesh:
     """Devices arranged along named axes.
 
@@ -52,6 +54,12 @@ class Mesh:
         else:
             pairs = [axes]
         # `flat`: a nested list or an array of devices, as jax.sharding.Mesh takes, is accepted too.
+        if devices is not None and (isinstance(devices, str) or not isinstance(devices, Iterable)):
+            raise MeshError(
+                f"devices= is {devices!r}",
+                rule="devices= has one device for each position of the mesh, in row-major order",
+                hint="omit devices= to use the first ones; or choose some, devices=jax.devices()[:2]",
+            )
         self._devices = None if devices is None else tuple(np.array([*devices], object).flat)
         self.axes: tuple[tuple[str, int], ...] = _validated(pairs, self._devices)
         if self._devices is not None and len(self._devices) != self.size:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from .arguments import Args, Kwargs
+from .call_errors import raise_call_error
 from .captures import CapturedFunction, bind_functions
 from .context import active
 from .describe import format_call
@@ -84,6 +85,8 @@ def _public(
         except WeftError as error:
             error.located(format_call(fn.__name__.lstrip("_"), args, kwargs))
             raise
+        except TypeError as error:
+            raise_call_error(fn, fn.__name__, args, kwargs, error)
 
     return cast(Callable[Params, Result], call)
 

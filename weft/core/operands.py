@@ -7,7 +7,7 @@ Output: a slice, that is, a Tensor with `splits`. `as_slice` reads an operand, `
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Generator, Hashable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -140,11 +140,21 @@ def _varying_as_branch(t: Tensor) -> Tensor:
 def _not_a_tensor(x: object) -> TensorTypeError:
     kind = "an array" if hasattr(x, "dtype") else f"a value of type {type(x).__name__}"
     shape = f" of shape {tuple(x.shape)}" if hasattr(x, "shape") else ""
+    hint = next((hint for kinds, hint in _HINTS if isinstance(x, kinds)), None)
+    hint = hint or ("call the function, and pass its result" if callable(x) else _HINT)
     return TensorTypeError(
         f"{'None' if x is None else kind + shape} is not a tensor",
         rule="operands are tensors or numbers; a raw array has no names to match by",
-        hint='name its dimensions: wf.tensor(array, "batch=64 d_model=256")',
+        hint=hint,
     )
+
+
+_HINT = 'name its dimensions: wf.tensor(array, "batch=64 d_model=256")'
+_HINTS = (
+    (Dim, "its size is dim.size, and wf.arange(dim) has its positions"),
+    (str, "convert text to numbers first; dims are a separate argument"),
+    (Generator, "pass one tensor; wf.stack(list(tensors), dim) joins several"),
+)
 
 
 def check_along(dims: Iterable[Dim]) -> None:

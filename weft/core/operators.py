@@ -47,6 +47,13 @@ class Operators:
     __truediv__, __rtruediv__ = _binary("divide")
     __floordiv__, __rfloordiv__ = _binary("floor_divide")
     __mod__, __rmod__ = _binary("remainder")
+
+    def __divmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return other // self, other % self
+
     __pow__, __rpow__ = _binary("power")
     __and__, __rand__ = _binary("bitwise_and")
     __or__, __ror__ = _binary("bitwise_or")
@@ -69,8 +76,6 @@ class Operators:
     else:
         __eq__ = _comparison("equal")
         __ne__ = _comparison("not_equal")
-    # `==` is element-wise, so a Tensor can't be a dict key.
-    __hash__: Any = None
 
     def __round__(self, decimals: int = 0) -> Tensor:
         return public_ops().round(self, decimals)

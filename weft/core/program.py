@@ -24,7 +24,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from . import context
-from .arguments import Args, Kwargs, check_selected, donated_inputs, mark_static
+from .arguments import Args, Kwargs, as_selected, check_selected, donated_inputs, mark_static
+from .call_errors import checks_arguments, raise_call_error
 from .captures import CapturedFunction
 from .context import Context, active
 from .describe import describe, format_call
@@ -116,8 +117,8 @@ class Program(Generic[Params, Result]):
     ):
         self.fn = fn
         self.placement = Placement.of(mesh, layout)
-        self.static = (static,) if isinstance(static, int | str) else tuple(static)
-        self.donate = (donate,) if isinstance(donate, int | str) else tuple(donate)
+        self.static = as_selected("static", static)
+        self.donate = as_selected("donate", donate)
         if self.static or self.donate:
             check_selected(fn, self.static, self.donate)
         self.traces: list[Trace] = []
@@ -292,6 +293,13 @@ class Program(Generic[Params, Result]):
             raise unknown_value_error(error, numbers).located_in(
                 error.__traceback__, self._format_call(args, kwargs)
             ) from error
+        except TypeError as error:
+            if self._eager:
+                raise
+            name = getattr(self.fn, "__name__", "the function")
+            hint = "pass the arguments of the function itself; options are those of wf.spmd"
+            call = self._format_call(args, kwargs)
+            raise_call_error(self.fn, name, args, kwargs, error, call=call, hint=hint)
 
     def _format_call(self, args: Args, kwargs: Kwargs) -> str:
         name = getattr(self.fn, "__name__", "")
@@ -514,6 +522,7 @@ def spmd(
     static: Sequence[int | str] = (),
     donate: Sequence[int | str] = (),
 ) -> Callable[[Callable[Params, Result]], Program[Params, Result]]: ...
+@checks_arguments
 def spmd(
     fn: Callable[..., PyTree] | None = None,
     mesh: MeshLike = None,

@@ -26,10 +26,11 @@ import numpy as np
 
 from . import context
 from .array_protocols import ArrayProtocols
+from .call_errors import check_function, checks_arguments
 from .context import active
 from .describe import describe, format_call, reports_call
 from .dims import Dim, DimsLike, format_dims, list_dims, select_dims
-from .errors import ProgramError, ShapeError
+from .errors import ProgramError, ShapeError, TensorTypeError, WeftError
 from .jax_compat import ShapedArray
 from .labels import OpLabel
 from .layout import Layout, Placement, Splits
@@ -218,6 +219,7 @@ class Tensor(Operators, Methods, ArrayProtocols):
             )
         return self.numpy().item()
 
+    @checks_arguments
     def rename(self, **names: str) -> Tensor:
         """The same values with dims renamed: `x.rename(batch="rows")`."""
         return public_ops().rename(self, names)
@@ -292,6 +294,20 @@ class Tensor(Operators, Methods, ArrayProtocols):
 
     def __float__(self) -> float:
         return float(self._scalar("float"))
+
+    def __index__(self) -> int:
+        raise TensorTypeError(
+            f"{describe(self)} can't be a Python index or a bound of range()",
+            rule="a Python integer is known when a program is traced, a tensor's values only when it runs",
+            hint="wf.take selects by a tensor, wf.fori_loop repeats; outside programs int(x) is an integer",
+        ).located(format_call("index", (self,), {}))
+
+    def __hash__(self) -> int:
+        raise TensorTypeError(
+            f"{describe(self)} can't be a key of a dict or an element of a set",
+            rule="== compares the elements of tensors, so a tensor has no hash",
+            hint="use a name or id(x) as the key",
+        ).located(format_call("hash", (self,), {}))
 
     def __format__(self, spec: str) -> str:
         return format(self._scalar("number") if spec else str(self), spec)
@@ -381,6 +397,7 @@ def is_tensor(x: object) -> bool:
     return isinstance(x, Tensor)
 
 
+@checks_arguments
 def tree_map(f: Callable[..., PyTree], tree: PyTree, *rest: PyTree) -> PyTree:
     """Apply a function to the tensors of a pytree, and to its other leaves: `jax.tree.map` for tensors.
 
@@ -396,7 +413,19 @@ def tree_map(f: Callable[..., PyTree], tree: PyTree, *rest: PyTree) -> PyTree:
     >>> wf.tree_map(lambda x, y: x + y.sum("b"), {"w": wf.ones("a=2")}, {"w": wf.ones("a=2 b=3")})
     {'w': f32[a=2] [4., 4.]}
     """
-    return jax.tree.map(f, tree, *rest, is_leaf=is_tensor)
+    check_function(f, "tree_map")
+    try:
+        return jax.tree.map(f, tree, *rest, is_leaf=is_tensor)
+    except ValueError as error:
+        structures = [str(jax.tree.structure(t, is_leaf=is_tensor)) for t in (tree, *rest)]
+        if isinstance(error, WeftError) or all(one == structures[0] for one in structures):
+            raise
+        raise ProgramError(
+            "the trees differ in structure",
+            *[one.removeprefix("PyTreeDef(").removesuffix(")") for one in structures],
+            rule="tree_map takes trees of the same structure (* is a leaf)",
+            hint="pass the same containers with the same keys and lengths",
+        ).located("tree_map") from None
 
 
 def with_static(t: Tensor, role: str, placement: Placement | None) -> Tensor:

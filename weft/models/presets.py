@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft import nn
+from weft.core.call_errors import checks_arguments
 from weft.core.errors import ModelError, nearest
 
 from .batch import Batch
@@ -80,6 +81,7 @@ def presets() -> list[str]:
     return list(_PRESETS)
 
 
+@checks_arguments
 def preset(name: str) -> Preset:
     """The preset of that name."""
     if name in _PRESETS:
@@ -87,6 +89,7 @@ def preset(name: str) -> Preset:
     raise ModelError(
         f"there is no preset {name!r}{nearest(str(name), _PRESETS)}",
         f"known: {', '.join(_PRESETS)}",
+        rule="a preset is a known model with its published sizes",
         hint="weft models lists them with their sizes",
     )
 

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft import nn
-from weft.core.errors import ModelError
+from weft.core.errors import ModelError, TensorTypeError
 from weft.core.tensor import Tensor
 
 from .batch import Batch, as_batch, invalid_batch
@@ -419,6 +419,12 @@ class Transformer(nn.Module):
     config: Config = eqx.field(static=True)
 
     def __init__(self, config: Config):
+        if not isinstance(config, Config):
+            raise TensorTypeError(
+                f"a Transformer was given a {type(config).__name__}",
+                rule="a Transformer is described by a Config",
+                hint="Transformer(Config(vocab=8192)), or Transformer(preset(name).config)",
+            )
         d = config.dims()
         self.config = config
         # A tied table is the output layer too: vectors of unit variance would give logits of size

@@ -8,7 +8,10 @@ import weft as wf
 from weft.core.dims import DimLike
 from weft.core.tensor import Tensor
 
+from ..core.call_errors import checks_arguments
 
+
+@checks_arguments
 def cross_entropy(
     logits: Tensor,
     targets: Tensor,

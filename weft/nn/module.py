@@ -42,11 +42,13 @@ from jax.typing import DTypeLike
 
 import weft as wf
 from weft.core.dims import DimLike, DimsLike, as_dim, as_dims, format_dims
-from weft.core.errors import ProgramError, WeftError
+from weft.core.errors import ProgramError, TensorTypeError, WeftError
 from weft.core.layers import entered, original, path_name, running
 from weft.core.tensor import Tensor, is_tensor
 from weft.core.types import PyTree
 from weft.random import keys
+
+from ..core.call_errors import checks_arguments, raise_call_error, reports_construction
 
 M = TypeVar("M")
 
@@ -63,6 +65,8 @@ class Module(eqx.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            reports_construction(cls)
         for name, member in list(vars(cls).items()):
             if isinstance(member, types.FunctionType) and (name == "__call__" or not name.startswith("_")):
                 setattr(cls, name, _as_layer(member))
@@ -79,7 +83,11 @@ def _as_layer(method: Callable[..., Any]) -> Callable[..., Any]:
         # The outermost module is the model, which has no name in the names of its parameters either.
         name = "" if outer.module is None else _name_in(outer.module, self)
         with entered(outer.inner(self, name)):
-            return method(self, *args, **kwargs)
+            try:
+                return method(self, *args, **kwargs)
+            except TypeError as error:
+                owner = type(self).__name__
+                raise_call_error(functools.partial(method, self), owner, args, kwargs, error)
 
     return call
 
@@ -156,6 +164,7 @@ class Declared:
         )
 
 
+@checks_arguments
 def declare(dims: DimsLike, initializer: Initializer, dtype: DTypeLike = jnp.float32) -> Tensor:
     """Declare a parameter of a module; `init` replaces it by a tensor.
 
@@ -164,6 +173,12 @@ def declare(dims: DimsLike, initializer: Initializer, dtype: DTypeLike = jnp.flo
       initializer: `zeros`, `ones`, `Normal(stddev)`, `fan_in(dims)`, or a function of key, dims and dtype.
       dtype: the dtype of its elements.
     """
+    if not callable(initializer):
+        raise TensorTypeError(
+            "the initializer is not a function",
+            rule="nn.init calls the initializer with a key, dims and a dtype",
+            hint="nn.declare(dims, nn.zeros): pass the function without calling it",
+        )
     return Declared(as_dims(dims), initializer, dtype)  # type: ignore[return-value]
 
 
@@ -186,6 +201,16 @@ def check_initialized(parameters: Mapping[str, Tensor], rule: str, alternative: 
         )
 
 
+def check_module(module: object) -> None:
+    """Raise an error for a class: an object of it is the module."""
+    if isinstance(module, type):
+        raise ProgramError(
+            f"{module.__name__} is a class, and has no parameters",
+            rule="a module is an object of the class",
+            hint=f"create one: {module.__name__}(…)",
+        )
+
+
 def is_parameter(leaf: PyTree) -> bool:
     """Whether a leaf is a tensor or a declared parameter."""
     return isinstance(leaf, Declared) or is_tensor(leaf)
@@ -198,31 +223,38 @@ def map_parameters(fn: Callable[..., PyTree], module: M, *others: PyTree) -> M:
     )
 
 
+@checks_arguments
 def parameters(module: PyTree) -> dict[str, Tensor]:
     """The parameters by name: `decoder.attention.query`."""
+    check_module(module)
     leaves = jax.tree_util.tree_leaves_with_path(module, is_leaf=is_parameter)
     return {path_name(path): leaf for path, leaf in leaves if is_parameter(leaf)}
 
 
+@checks_arguments
 def count(module: PyTree) -> int:
     """The total size of the parameters."""
     return sum(p.size for p in parameters(module).values())
 
 
+@checks_arguments
 def stack(module: M, dim: DimLike) -> M:
     """The declared module with a new first dim on every parameter: one copy per element of the dim.
 
     `wf.scan(f, x, stacked, dim)` passes them to `f` one after the other.
     """
+    check_module(module)
     new = as_dim(dim)
     return map_parameters(lambda p: Declared((new, *p.dims), p.initializer, p.dtype), module)
 
 
+@checks_arguments
 def specs(module: M) -> M:
     """The module with specs as parameters, for planning."""
     return map_parameters(lambda p: wf.spec(p.dims, p.dtype, role="param"), module)
 
 
+@checks_arguments
 def init(
     module: M, key: jax.Array, mesh: wf.Mesh | str | None = None, layout: wf.Layout | str | None = None
 ) -> M:
@@ -268,6 +300,7 @@ def init(
     return jax.tree.unflatten(tree, [drawn.get(n, leaf) for n, leaf in zip(names, leaves, strict=True)])
 
 
+@checks_arguments
 def cast(module: M, dtype: DTypeLike) -> M:
     """The module with its floating-point parameters cast to the dtype to compute in."""
     return map_parameters(

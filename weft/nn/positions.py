@@ -18,6 +18,7 @@ from weft.core.describe import reports_call
 from weft.core.dims import DimLike, DimsLike, as_dim, as_dims, select_dim
 from weft.core.tensor import Tensor
 
+from ..core.call_errors import checks_arguments
 from .module import Module, Normal, declare
 
 
@@ -35,6 +36,7 @@ class LearnedPositions(Module):
         return wf.take(self.weight, positions, self.positions)
 
 
+@checks_arguments
 def sinusoid(positions: Tensor, d_model: DimLike, max_period: float = 10_000.0) -> Tensor:
     """Sines (first half of d_model) and cosines (second half) of the position at geometric frequencies."""
     d_model = as_dim(d_model)

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 from ..core import collectives
 from ..core.boundary import (
     LeafSpec,
+    as_raw_array,
     check_carry_dtype,
     flatten,
     format_treedef,
@@ -72,7 +73,7 @@ def _replicated_scalar(
         if t.dims or not jnp.issubdtype(t.dtype, kind):
             raise ProgramError(f"{what} is {describe(t)}", rule=rule, hint=hints[0])
         return materialize(t)._read()
-    array = jnp.asarray(given)
+    array = as_raw_array(given)
     axes = collectives.varying_axes(array)
     if array.shape or not jnp.issubdtype(array.dtype, kind) or axes:
         raise ProgramError(

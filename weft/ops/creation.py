@@ -135,8 +135,8 @@ def arange(dim: DimLike, dtype: DTypeLike = jnp.int32) -> Tensor:
     >>> wf.arange("a=3")
     i32[a=3] [0, 1, 2]
     """
-    canonical_dtype(dtype)
     dim = as_dim(dim)
+    canonical_dtype(dtype)
     ctx = active.context
     (axes,) = ctx.splits((dim,))
     array = global_positions(dim, axes)
@@ -188,7 +188,7 @@ def linspace(
     dim = as_dim(dim)
     check_along([dim])  # the distance depends on the size, and a pipeline stage has only one micro-batch
     if dtype is None:
-        arrays = [x._data if isinstance(x, Tensor) else jnp.asarray(x) for x in (start, stop)]
+        arrays = [as_slice(x)._data for x in (start, stop)]
         dtype = jax.eval_shape(lambda x: jnp.linspace(x, x, 2), common_type(*arrays)).dtype
     dtype = canonical_dtype(dtype)
     is_integer = jnp.issubdtype(dtype, jnp.integer)

@@ -574,7 +574,9 @@ def stop_gradient(x: Tree) -> Tree:
 
     def stop(leaf: Tensor | jax.Array) -> Tensor | jax.Array:
         if not isinstance(leaf, Tensor):
-            return jax.lax.stop_gradient(leaf)
+            return jax.lax.stop_gradient(
+                as_slice(leaf) if callable(leaf) else leaf
+            )  # an error for a function
         t = as_slice(leaf)
         result = linear_result(t, jax.lax.stop_gradient(t._read()), t.dims, t.splits)
         result.role = t.role

@@ -114,7 +114,7 @@ def _pairs(where: tuple[Any, ...]) -> Pairs:
     items = where if isinstance(where, tuple) else (where,)
     if not items or len(items) % 2 or not all(isinstance(d, str | Dim) for d in items[::2]):
         raise TensorTypeError(
-            f"a tensor was indexed by {where!r}",
+            f"a tensor was indexed by {format_call('', (where,), {})[1:-1]}",
             rule="an index consists of pairs of a dim and an integer, slice or integer tensor",
             hint='for example x["batch", 0], or x["batch", 2:8, "length", -1]',
         )

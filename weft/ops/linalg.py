@@ -24,7 +24,7 @@ import numpy as np
 
 from ..core.context import active
 from ..core.describe import describe
-from ..core.dims import Dim, DimLike, DimsLike, check_distinct, select_dim, select_dims, union_dims
+from ..core.dims import Dim, DimLike, DimsLike, check_distinct, new_dim, select_dim, select_dims, union_dims
 from ..core.errors import DimError, ShapeError, TensorTypeError
 from ..core.layout import Splits
 from ..core.op import op
@@ -126,7 +126,7 @@ def _matrix_dims(x: Tensor, rows: DimLike, columns: DimLike, square: bool) -> tu
 
 
 def _new_dim(given: DimLike, size: int) -> Dim:
-    dim = Dim(given, size) if isinstance(given, str) else given
+    dim = new_dim(given, size)
     if dim.size != size:
         raise DimError(
             f"the new dim is {dim}, and the smaller dim of the matrices has size {size}",

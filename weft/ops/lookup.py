@@ -13,6 +13,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from ..core import collectives
+from ..core.call_errors import checks_arguments
 from ..core.collectives import Axes
 from ..core.context import active
 from ..core.describe import describe, format_call
@@ -31,6 +32,7 @@ from .indexing import check_value_dtype
 from .typing import ArrayFn, Number, Operand
 
 
+@checks_arguments
 def take(table: Tensor, ids: Operand, dim: DimLike, fill: Number | None = None) -> Tensor:
     """The elements of a table at the given indices along a dim.
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from ..core import collectives
 from ..core.boundary import LeafSpec, common_dim, flatten, leaf_array, numbers_as_tensors
+from ..core.call_errors import check_function, checks_arguments
 from ..core.collectives import Axes
 from ..core.context import active
 from ..core.dims import DimLike, check_distinct, dim_name
@@ -30,6 +31,7 @@ from ..core.types import Params, PyTree, Result
 ArraysFn = Callable[[list[jax.Array]], list[jax.Array]]
 
 
+@checks_arguments
 def vmap(f: Callable[Params, Result], dim: DimLike) -> Callable[Params, Result]:
     """Vectorize `f` over a dim. Inside, tensors lack the dim; results have it first.
 
@@ -42,6 +44,7 @@ def vmap(f: Callable[Params, Result], dim: DimLike) -> Callable[Params, Result]:
     f32[row=2] [2., 4.]
     """
 
+    check_function(f, "vmap")
     return functools.partial(_vmap, f, dim)
 
 

@@ -10,10 +10,12 @@ from weft.core.op import call_in_program
 from weft.core.tensor import Tensor
 from weft.core.types import PyTree, at_least_float32
 
+from ..core.call_errors import checks_arguments
 from ..core.field_types import is_finite_number
 from .named_tree import error_context, named_tensors, replace_tensors
 
 
+@checks_arguments
 def global_norm(grads: PyTree) -> Tensor:
     """The square root of the sum of squares over all elements of all tensors, in float32.
 
@@ -24,6 +26,7 @@ def global_norm(grads: PyTree) -> Tensor:
         return call_in_program(_global_norm, grads)
 
 
+@checks_arguments
 def clip_by_global_norm(grads: PyTree, limit: float, norm: Tensor | None = None) -> PyTree:
     """Scale gradients so that their global norm is at most `limit`.
 

@@ -17,12 +17,14 @@ from weft.core.op import call_in_program
 from weft.core.tensor import Tensor
 from weft.core.types import PyTree, at_least_float32
 
+from ..core.call_errors import checks_arguments
 from .named_tree import any_specs, error_context, named_tensors, replace_tensors
 from .optimizers import moving_average
 
 Ema = dict[str, Tensor]  # by the name of the parameter
 
 
+@checks_arguments
 def init_ema(params: PyTree) -> Ema:
     """The initial EMA: the parameters in float32 (or wider), stored as optimizer state."""
     with error_context("init_ema(params)"):
@@ -34,6 +36,7 @@ def init_ema(params: PyTree) -> Ema:
         return call_in_program(_init, params)
 
 
+@checks_arguments
 def update_ema(ema: Ema, params: PyTree, decay: float) -> Ema:
     """The EMA after one more step: `decay * ema + (1 - decay) * params`.
 

@@ -33,6 +33,7 @@ from weft.core.op import call_in_program
 from weft.core.tensor import Tensor
 from weft.core.types import PyTree, at_least_float32
 
+from ..core.call_errors import checks_arguments
 from ..core.field_types import NonNegative, Share
 from ..core.fields import documented, validate
 from .named_tree import (
@@ -88,6 +89,7 @@ class Optimizer:
         object.__setattr__(self, "stacked_dims", stacked)
         validate(self, hint=f"for example {self.example_call()}")
 
+    @checks_arguments
     def init(self, params: PyTree) -> State:
         """The initial state. If the parameters are specs, so is the state."""
         with error_context(f"{type(self).__name__}.init(params)"):
@@ -97,6 +99,7 @@ class Optimizer:
                 return _build_state(self, params, lambda dims, dtype: wf.spec(dims, dtype, role="optimizer"))
             return call_in_program(_init, self, params)
 
+    @checks_arguments
     def update(self, grads: PyTree, state: State, params: PyTree) -> tuple[PyTree, State]:
         """Compute the new parameters and the new state.
 

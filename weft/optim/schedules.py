@@ -23,6 +23,8 @@ from weft.core.field_types import Fraction, NonNegative, Range, is_finite_number
 from weft.core.fields import validate
 from weft.core.tensor import Tensor
 
+from ..core.call_errors import reports_construction
+
 # A number of steps that something takes. It may be computed, so it need not be an integer.
 Duration = Annotated[float, Range(at_least=1)]
 
@@ -47,6 +49,7 @@ class Schedule:
         return Product((other, self))  # type: ignore[arg-type]
 
 
+@reports_construction
 @dataclass(frozen=True)
 class Constant(Schedule):
     """The same value at every step.
@@ -64,6 +67,7 @@ class Constant(Schedule):
         return wf.full((), self.value, jnp.float32)
 
 
+@reports_construction
 @dataclass(frozen=True)
 class LinearWarmup(Schedule):
     """Rises linearly from 0 to 1 in `steps` steps, then stays 1.
@@ -81,6 +85,7 @@ class LinearWarmup(Schedule):
         return wf.minimum(t / float(self.steps), 1.0)
 
 
+@reports_construction
 @dataclass(frozen=True)
 class RsqrtDecay(Schedule):
     """1 / sqrt(max(step, warmup)).
@@ -98,6 +103,7 @@ class RsqrtDecay(Schedule):
         return wf.rsqrt(wf.maximum(t, float(self.warmup)))
 
 
+@reports_construction
 @dataclass(frozen=True)
 class LinearDecay(Schedule):
     """1 until the last `steps` of `total` steps, then falls linearly to 0.
@@ -116,6 +122,7 @@ class LinearDecay(Schedule):
         return wf.clip((self.total - t) / float(self.steps), 0.0, 1.0)
 
 
+@reports_construction
 @dataclass(frozen=True)
 class Cosine(Schedule):
     """Half a cosine wave from 1 down to `floor` in `steps` steps, starting at step `after`.
@@ -136,6 +143,7 @@ class Cosine(Schedule):
         return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + wf.cos(math.pi * done))
 
 
+@reports_construction
 @dataclass(frozen=True)
 class Product(Schedule):
     """The product of several schedules. A number becomes a `Constant`."""

@@ -23,6 +23,7 @@ from weft.core.types import PyTree
 from weft.ops.optax import OptaxOptimizer, is_transformation
 from weft.random import keys
 
+from ..core.call_errors import checks_arguments
 from ..core.field_types import Positive, PositiveInt, Share
 from ..core.fields import validate
 from ..optim.clipping import clip_by_global_norm, global_norm
@@ -55,7 +56,11 @@ class TrainStep:
     def __post_init__(self) -> None:
         if is_transformation(self.optimizer):
             object.__setattr__(self, "optimizer", wf.optimizer(self.optimizer))
-        if not hasattr(self.optimizer, "init") or not hasattr(self.optimizer, "update"):
+        if (
+            isinstance(self.optimizer, type)
+            or not hasattr(self.optimizer, "init")
+            or not hasattr(self.optimizer, "update")
+        ):
             raise ProgramError(
                 f"{self.optimizer!r} is not an optimizer",
                 rule="the optimizer is one of weft.optim's, or an optax transformation",
@@ -73,10 +78,17 @@ class TrainStep:
         state = self.optimizer.init(model)
         return state if self.average is None else {"optimizer": state, "average": init_ema(model)}
 
+    @checks_arguments
     def __call__(
         self, model: PyTree, state: PyTree, batch: PyTree, key: jax.Array | None
     ) -> tuple[dict[str, Tensor], PyTree, PyTree]:
         with error_context("train_step(model, state, batch, key)"):
+            if not callable(getattr(model, "loss", None)):
+                raise ProgramError(
+                    f"a {type(model).__name__} has no method loss",
+                    rule="a train step minimizes model.loss(batch, key), a scalar",
+                    hint="define loss in the class of the model; or write a step with wf.value_and_grad",
+                )
             if key is not None:
                 keys.check_key(key)
             loss, grads, weight = accumulate_gradients(model, batch, key, self.micro, self.weight)
@@ -108,6 +120,7 @@ class TrainStep:
         return model, {"optimizer": optimizer_state, "average": ema}
 
 
+@checks_arguments
 def train_step(
     optimizer: Optimizer | OptaxOptimizer | optax.GradientTransformation,
     *,
