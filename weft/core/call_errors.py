@@ -55,17 +55,18 @@ KEYWORDS = {
     )
     for name in names.split()
 }
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # Python's messages for a call that does not match the signature of a function.
 _WRONG_CALL = re.compile(r"\(\) (takes|missing|got) |object is not callable$")
 
 
-def check_function(fn: object, name: str) -> None:
+def check_function(fn: object, name: str, hint: str = "") -> None:
     """Raise an error unless an argument is a function; most often it was called too early."""
     if not callable(fn):
         raise TensorTypeError(
             f"{name} was given {_format(fn)}, which is not a function",
             rule=f"{name} takes the function itself, and calls it later",
-            hint=f"pass the function without its arguments: wf.{name}(loss), not wf.{name}(loss(x))",
+            hint=hint or f"pass the function without its arguments: wf.{name}(loss), not wf.{name}(loss(x))",
         ).located(name)
 
 
@@ -84,7 +85,8 @@ def checks_arguments(fn: Function) -> Function:
                 error.located(_format_call(fn.__name__, args, kwargs))
             raise
         except TypeError as error:
-            raise_call_error(fn, fn.__name__, args, kwargs, error)
+            name = fn.__name__ if fn.__name__ != "__call__" else type(args[0]).__name__
+            raise_call_error(fn, name, args, kwargs, error)
 
     return call  # type: ignore[return-value]
 
@@ -132,7 +134,7 @@ def raise_call_error(
     if isinstance(error, WeftError):
         raise error
     name = name.lstrip("_")
-    hint = hint or _example(name, doc or fn.__doc__ or "")
+    hint = hint or _example(fn, name, doc or fn.__doc__ or "")
     found = _signature_error(fn, name, args, kwargs, hint) or _inner_call_error(name, error, hint)
     if found is None:
         raise error
@@ -152,6 +154,8 @@ def _signature_error(
         return None
     except TypeError:
         pass
+    if next(iter(signature.parameters), "") == "self":
+        signature, args = _without_self(signature), args[1:]
     parameters = signature.parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -159,15 +163,15 @@ def _signature_error(
     unknown = [k for k in kwargs if k not in names and inspect.Parameter.VAR_KEYWORD not in accepts_any]
     if unknown:
         fact = f"{name}() has no argument {', '.join(k + nearest(k, names) for k in unknown)}"
-        close = [KEYWORDS[k] for k in unknown if k in KEYWORDS]
-        hint = close[0] if close else hint
+        close = [nearest(k, names).removeprefix(" (did you mean ").removesuffix("?)") for k in unknown]
+        hints = [KEYWORDS[k] for k in unknown if k in KEYWORDS] + [f"write {k}=" for k in close if k]
+        hint = hints[0] if hints else hint
     elif len(args) > len(positional) and inspect.Parameter.VAR_POSITIONAL not in accepts_any:
         most = f"{len(positional)} argument{'s' if len(positional) != 1 else ''}"
         fact = f"{name}() takes {most} by position, and {len(args)} were given"
     else:
         given = {p.name for p in positional[: len(args)]} | set(kwargs)
-        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        required = [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
+        required = [p.name for p in parameters if p.default is p.empty and p.kind not in VARIABLE]
         missing = [one for one in required if one not in given]
         twice = [p.name for p in positional[: len(args)] if p.name in kwargs]
         fact = (
@@ -194,10 +198,28 @@ def _inner_call_error(name: str, error: TypeError, hint: str) -> TensorTypeError
     )
 
 
-def _example(name: str, doc: str) -> str:
-    """The example of a docstring that calls the function."""
-    lines = re.findall(rf"^\s*>>> (.*\b{name}\(.*)$", doc, re.MULTILINE)
-    return f"for example {lines[0]}" if lines else f"help({name}) describes the arguments"
+def _example(fn: Callable[..., Any], name: str, doc: str) -> str:
+    """The first call of the function in the examples of a docstring; without one, its required arguments."""
+    for line in re.findall(r"^\s*>>> (.*)$", doc, re.MULTILINE):
+        found = re.search(rf"(?<![\w.])[\w.]*\b{re.escape(name)}\(", line)
+        if found is None:
+            continue
+        for end in range(found.end(), len(line) + 1):
+            call = line[found.start() : end]
+            if call.count("(") == call.count(")"):
+                return f"for example {call}"
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return f"help({name}) describes the arguments"
+    signature = _without_self(signature)
+    required = [p for p in signature.parameters.values() if p.default is p.empty and p.kind not in VARIABLE]
+    short = signature.replace(parameters=required) if required else signature
+    return f"call {_format_signature(name, short)}"
+
+
+def _without_self(signature: inspect.Signature) -> inspect.Signature:
+    return signature.replace(parameters=[p for n, p in signature.parameters.items() if n != "self"])
 
 
 def _format_signature(name: str, signature: inspect.Signature) -> str:

@@ -58,20 +58,21 @@ def describe(t: Tensor) -> str:
 
 def format_call(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """`einsum(f32[batch=64, io=8], f32[io=8], out=[…])`, for messages."""
-    parts = [_format_argument(a) for a in args] + [f"{k}={_format_argument(v)}" for k, v in kwargs.items()]
+    parts = [format_argument(a) for a in args] + [f"{k}={format_argument(v)}" for k, v in kwargs.items()]
     return f"{name}({', '.join(parts)})"
 
 
-def _format_argument(x: object) -> str:
+def format_argument(x: object) -> str:
+    """An argument in short, for messages."""
     from .tensor import Tensor  # imported here because tensor.py imports this module
 
     if isinstance(x, Tensor):
         return describe(x)
     if isinstance(x, list | tuple):
-        text = ", ".join(map(_format_argument, x))
+        text = ", ".join(map(format_argument, x))
         return f"[{text}]" if len(text) < MAX_ENTRY_CHARS else "[…]"
     if isinstance(x, dict):
-        text = ", ".join(f"{k}: {_format_argument(v)}" for k, v in x.items())
+        text = ", ".join(f"{k}: {format_argument(v)}" for k, v in x.items())
         return f"{{{text}}}" if len(text) < MAX_ENTRY_CHARS else "{…}"
     if isinstance(x, bytes | bytearray):
         return "bytes"
@@ -86,9 +87,9 @@ def _format_argument(x: object) -> str:
     if is_array and hasattr(x, "shape") and hasattr(x, "dtype"):
         kind = "key" if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else "array"
         return f"{kind} of shape {tuple(x.shape)}" if x.shape or kind == "array" else kind
-    if type(x).__repr__ is object.__repr__:  # it would print an address
-        return f"{type(x).__name__}(…)"
     text = getattr(x, "__name__", None) or repr(x)
+    if " at 0x" in text.lower():  # an address
+        return f"{type(x).__name__}(…)"
     if len(text) < 60 and "\n" not in text:
         return text
     return f"{type(x).__name__}(…)" if dataclasses.is_dataclass(x) else f"{text[:50]}…"

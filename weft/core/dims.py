@@ -217,7 +217,9 @@ def list_dim(given: DimLike) -> DimLike:
 
 def _shown(given: object) -> str:
     """An argument that is not a dim, for messages."""
-    return repr(given) if not hasattr(given, "dtype") else f"a value of type {type(given).__name__}"
+    if hasattr(given, "dtype"):
+        return "a tensor" if hasattr(given, "dims") else "an array"
+    return repr(given)
 
 
 def _only(found: Sequence[T]) -> T:
@@ -301,8 +303,9 @@ def select_dims(found: Sequence[Dim], wanted: DimsLike) -> tuple[Dim, ...]:
         dim = by_name.get(name) if isinstance(name, str) else None
         if dim is None:
             raise DimError(
-                f"there is no dim {name if isinstance(name, str) else _shown(name)} in [{format_dims(found)}]"
-                f"{nearest(str(name), by_name)}",
+                f"{_shown(item)} was given as a dim of [{format_dims(found)}]"
+                if hasattr(item, "dtype")
+                else f"there is no dim {name} in [{format_dims(found)}]{nearest(str(name), by_name)}",
                 rule="a dim is named by a Dim of the tensor or by its name",
                 hint=f"the dims are {', '.join(by_name) or 'none: it is a scalar'}",
             )

@@ -135,12 +135,12 @@ def called_jax_function(frame: FrameType) -> str | None:
         return None
     modules = {
         "jnp": jax.numpy,
-        "jnp.linalg": jax.numpy.linalg,
-        "jnp.fft": jax.numpy.fft,
         "jax.nn": jax.nn,
-        "jax.random": jax.random,
         "jax.lax": jax.lax,
         "jax": jax,
+        "jnp.linalg": jax.numpy.linalg,
+        "jnp.fft": jax.numpy.fft,
+        "jax.random": jax.random,
     }
     found: str | None = None
     caller: FrameType | None = frame

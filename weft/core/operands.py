@@ -7,7 +7,7 @@ Output: a slice, that is, a Tensor with `splits`. `as_slice` reads an operand, `
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +141,8 @@ def _not_a_tensor(x: object) -> TensorTypeError:
     kind = "an array" if hasattr(x, "dtype") else f"a value of type {type(x).__name__}"
     shape = f" of shape {tuple(x.shape)}" if hasattr(x, "shape") else ""
     hint = next((hint for kinds, hint in _HINTS if isinstance(x, kinds)), None)
+    if isinstance(x, list | tuple) and any(isinstance(one, Tensor) for one in x):
+        hint = "join the tensors first: wf.stack(tensors, dim) or wf.concat(tensors, dim)"
     hint = hint or ("call the function, and pass its result" if callable(x) else _HINT)
     return TensorTypeError(
         f"{'None' if x is None else kind + shape} is not a tensor",
@@ -153,7 +155,7 @@ _HINT = 'name its dimensions: wf.tensor(array, "batch=64 d_model=256")'
 _HINTS = (
     (Dim, "its size is dim.size, and wf.arange(dim) has its positions"),
     (str, "convert text to numbers first; dims are a separate argument"),
-    (Generator, "pass one tensor; wf.stack(list(tensors), dim) joins several"),
+    (type(None), "a function without a return statement returns None; check how the operand was computed"),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -212,12 +212,16 @@ def _as_array(given: object) -> jax.Array:
     try:
         return as_array(given)
     except (TypeError, ValueError) as error:
-        text = repr(given)
+        is_iterator = isinstance(given, Iterator)  # its text is an address
+        text, reason = repr(given), str(error).splitlines()[0]
+        text = type(given).__name__ if is_iterator or len(text) >= 60 else text
         raise TensorTypeError(
-            f"{text if len(text) < 60 else type(given).__name__} can't be converted to an array",
-            f"JAX: {str(error).splitlines()[0]}",
+            f"{text} can't be converted to an array",
+            *([] if is_iterator else [f"JAX: {reason}"]),
             rule="a tensor's elements are numbers or booleans, and its rows have equal lengths",
-            hint="tokenize text first; pad rows to one length",
+            hint="make a list of its items: list(items)"
+            if is_iterator
+            else "tokenize text first; pad rows to one length",
         ) from None
 
 

@@ -413,7 +413,7 @@ def tree_map(f: Callable[..., PyTree], tree: PyTree, *rest: PyTree) -> PyTree:
     >>> wf.tree_map(lambda x, y: x + y.sum("b"), {"w": wf.ones("a=2")}, {"w": wf.ones("a=2 b=3")})
     {'w': f32[a=2] [4., 4.]}
     """
-    check_function(f, "tree_map")
+    check_function(f, "tree_map", "wf.tree_map(f, tree): the function comes first")
     try:
         return jax.tree.map(f, tree, *rest, is_leaf=is_tensor)
     except ValueError as error:

@@ -234,6 +234,7 @@ def parameters(module: PyTree) -> dict[str, Tensor]:
 @checks_arguments
 def count(module: PyTree) -> int:
     """The total size of the parameters."""
+    check_module(module)
     return sum(p.size for p in parameters(module).values())
 
 

@@ -11,6 +11,7 @@ from weft.core.tensor import Tensor
 from weft.core.types import PyTree, at_least_float32
 
 from ..core.call_errors import checks_arguments
+from ..core.describe import format_argument
 from ..core.field_types import is_finite_number
 from .named_tree import error_context, named_tensors, replace_tensors
 
@@ -42,10 +43,10 @@ def clip_by_global_norm(grads: PyTree, limit: float, norm: Tensor | None = None)
     """
     if not is_finite_number(limit) or limit <= 0:
         raise ProgramError(
-            f"the limit of the global norm is {limit!r}",
+            f"the limit of the global norm is {format_argument(limit)}",
             rule="the limit is a number above 0",
             hint="for example clip_by_global_norm(grads, 1.0)",
-        ).located(f"clip_by_global_norm(grads, {limit!r})")
+        ).located(f"clip_by_global_norm(grads, {format_argument(limit)})")
     with error_context(f"clip_by_global_norm(grads, {limit!r})"):
         return call_in_program(_clip, grads, wf.full((), limit, jnp.float32), norm)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from ..core.describe import format_argument
 from ..core.errors import TensorTypeError
 
 
 def check_key(key: object) -> None:
     """Raise an error unless the argument is a single key."""
     if not is_prng_key(key):
-        shape = f"an array of shape {tuple(key.shape)}" if hasattr(key, "shape") else repr(key)
+        shape = f"an array of shape {tuple(key.shape)}" if hasattr(key, "shape") else format_argument(key)
         raise TensorTypeError(
             f"{shape} is not a key",
             rule="random functions take a single JAX key; the same key gives the same numbers",
