@@ -135,10 +135,12 @@ def raise_call_error(
         raise error
     name = name.lstrip("_")
     hint = hint or _example(fn, name, doc or fn.__doc__ or "")
-    found = _signature_error(fn, name, args, kwargs, hint) or _inner_call_error(name, error, hint)
-    if found is None:
-        raise error
-    raise found.located(call or _format_call(name, args, kwargs)) from None
+    call = call or _format_call(name, args, kwargs)
+    if found := _signature_error(fn, name, args, kwargs, hint):
+        raise found.located(call) from None
+    if found := _inner_call_error(name, error, hint):
+        raise found.located(call) from error
+    raise error
 
 
 def _signature_error(
