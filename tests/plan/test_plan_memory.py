@@ -88,10 +88,16 @@ def mandelbrot(x):
     return wf.fori_loop(0, 10, step, (zeros, zeros, zeros))[2]
 
 
+def median_filter(x):
+    window = [wf.shift(wf.shift(x, "a", i), "b", j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+    return wf.sort(wf.stack(window, wf.Dim("k", 9)), "k")["k", 4]
+
+
 SMALL_PROGRAMS = {
     "a cumulative sum": (lambda x: wf.cumsum(x, "b"), "a:x"),
     "cumulative sums along both dims": (lambda x: wf.cumsum(wf.cumsum(x, "a"), "b"), "a:x b:y"),
     "carries that begin with the same value": (mandelbrot, "a:x b:y"),
+    "a stack of many arrays": (median_filter, "a:x"),
     "the largest elements of a split dim": (lambda x: wf.top_k(x, "a", wf.Dim("k", 16)), "a:x"),
 }
 
