@@ -268,6 +268,22 @@ def test_settings_of_hosts_and_the_folder_are_checked_at_construction():
         TrainConfig(preset="tiny-lm", folder=3, steps=0)
 
 
+def test_a_request_reports_unknown_and_invalid_fields_together():
+    body = b'{"promt": "a", "stream": 1, "limit": 2, "a": 0, "b": 0, "c": 0}'
+    with pytest.raises(APIError) as found:
+        parse_body(body, COMPLETION_FIELDS)
+    lines = found.value.message.split("\n")
+    assert [line.partition(";")[0] for line in lines] == [
+        'there is no field "promt" (did you mean prompt?)',
+        'there is no field "limit"',
+        'there is no field "a"',
+        'there is no field "b"',  # the message does not grow with the request
+        "prompt is missing",
+        "stream is 1",
+    ]
+    assert (found.value.param, found.value.code) == ("promt", "unknown_parameter")
+
+
 def test_a_request_reports_every_invalid_field():
     body = b'{"prompt": "a", "temperature": 1e999, "top_p": 0, "n": -1, "seed": "x"}'
     with pytest.raises(APIError) as found:
