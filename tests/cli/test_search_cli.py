@@ -10,6 +10,7 @@ from search_cases import two_layers_trained
 import weft as wf
 from weft import nn
 from weft.autolayout import search
+from weft.autolayout.space import TrainVariant
 from weft.cli.main import main
 from weft.cli.preset_targets import load_plan_target
 from weft.core.errors import LayoutError
@@ -154,12 +155,17 @@ def test_dims_that_a_kernel_cannot_split_are_not_searched(program, capsys):
 
 
 def test_flags_of_variants():
-    """The command line to paste contains the variant too."""
+    """The command line to paste contains the variant too. A name in Python may be any text."""
     fn, args = two_layers_trained()
-    variant = {"remat dots, micro 2": (fn, args)}
-    found = search(fn, args, devices=1, hardware="h100", variants=variant, top=2)
+    known = TrainVariant.of({"--model.remat": "dots", "--optimizer.micro": 2, "--model.pipeline": None})
+    variants = {known: (fn, args), "micro 2, of my own": (fn, args)}
+    found = search(fn, args, devices=1, hardware="h100", variants=variants, top=3)
     flags = {row["variant"]: row["train_flags"] for row in found.to_data()["ranked"]}
-    assert flags == {"": "", "remat dots, micro 2": "--model.remat dots --optimizer.micro 2"}
+    assert flags == {
+        "": "",
+        "remat dots, micro 2": "--model.remat dots --optimizer.micro 2",
+        "micro 2, of my own": "",
+    }
 
 
 def test_flags_to_train_with_are_those_of_train(capsys):

@@ -109,7 +109,7 @@ def test_a_traced_program_replaces_the_function_and_its_arguments():
     assert wf.search(traced, devices=2, hardware="h100").best.mesh.size == 2
     x = wf.ones([batch, io])
     summed = wf.spmd(lambda x: wf.sum(x, "io"), *PLACEMENT)
-    for args in ((), (x,)):
+    for args in ((), [], (x,)):
         assert all(one.agrees for one in wf.verify(summed.trace(x), args, *PLACEMENT))
     with pytest.raises(wf.WeftError, match="keyword arguments: x"):
         wf.search(summed.trace(x=x), devices=2, hardware="h100")

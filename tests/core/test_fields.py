@@ -40,7 +40,7 @@ from weft.core.fields import (
 from weft.hardware.profile import Hardware
 from weft.models import Config
 from weft.serve.schema import COMPLETION_FIELDS, APIError, parse_body, schema_field
-from weft.train.config import DataConfig
+from weft.train.config import DataConfig, HostsConfig, TrainConfig
 
 pytestmark = pytest.mark.nodevice
 
@@ -259,6 +259,29 @@ def test_contradictions_are_found_at_construction():
         ProgramError, match="buckets is a list in which each item is an integer of at least 1"
     ):
         DataConfig(buckets=(-1,))
+
+
+def test_settings_of_hosts_and_the_folder_are_checked_at_construction():
+    with pytest.raises(ProgramError, match=r"(?s)processes=0, process=-1.*processes is an integer of at le"):
+        HostsConfig(processes=0, process=-1)
+    with pytest.raises(ProgramError, match=r"(?s)folder=3, steps=0.*folder is a path"):
+        TrainConfig(preset="tiny-lm", folder=3, steps=0)
+
+
+def test_a_request_reports_unknown_and_invalid_fields_together():
+    body = b'{"promt": "a", "stream": 1, "limit": 2, "a": 0, "b": 0, "c": 0}'
+    with pytest.raises(APIError) as found:
+        parse_body(body, COMPLETION_FIELDS)
+    lines = found.value.message.split("\n")
+    assert [line.partition(";")[0] for line in lines] == [
+        'there is no field "promt" (did you mean prompt?)',
+        'there is no field "limit"',
+        'there is no field "a"',
+        'there is no field "b"',  # the message does not grow with the request
+        "prompt is missing",
+        "stream is 1",
+    ]
+    assert (found.value.param, found.value.code) == ("promt", "unknown_parameter")
 
 
 def test_a_request_reports_every_invalid_field():

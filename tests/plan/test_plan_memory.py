@@ -77,16 +77,34 @@ def test_a_slice_takes_less_than_the_full_tensor():
     assert one.peak / 4 < four.peak < one.peak
 
 
-SINGLE_OPS = {
+def mandelbrot(x):
+    def step(_, carry):
+        a, b, count = carry
+        inside = a * a + b * b < 4.0
+        a, b = wf.where(inside, a * a - b * b + x, a), wf.where(inside, 2.0 * a * b + x, b)
+        return a, b, count + wf.where(inside, 1.0, 0.0)
+
+    zeros = wf.zeros(x.dims)
+    return wf.fori_loop(0, 10, step, (zeros, zeros, zeros))[2]
+
+
+def median_filter(x):
+    window = [wf.shift(wf.shift(x, "a", i), "b", j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+    return wf.sort(wf.stack(window, wf.Dim("k", 9)), "k")["k", 4]
+
+
+SMALL_PROGRAMS = {
     "a cumulative sum": (lambda x: wf.cumsum(x, "b"), "a:x"),
     "cumulative sums along both dims": (lambda x: wf.cumsum(wf.cumsum(x, "a"), "b"), "a:x b:y"),
+    "carries that begin with the same value": (mandelbrot, "a:x b:y"),
+    "a stack of many arrays": (median_filter, "a:x"),
     "the largest elements of a split dim": (lambda x: wf.top_k(x, "a", wf.Dim("k", 16)), "a:x"),
 }
 
 
-@pytest.mark.parametrize("name", SINGLE_OPS)
-def test_single_ops(name):
-    fn, layout = SINGLE_OPS[name]
+@pytest.mark.parametrize("name", SMALL_PROGRAMS)
+def test_small_programs(name):
+    fn, layout = SMALL_PROGRAMS[name]
     program, x = wf.spmd(fn, "x=4 y=2", layout), wf.spec("a=1024 b=1024")
     xla = program.compile(x).memory_analysis()
     used = xla.argument_size_in_bytes + xla.output_size_in_bytes + xla.temp_size_in_bytes

@@ -12,13 +12,6 @@ if TYPE_CHECKING:
     from .results import RankedLayout, SearchResult
 
 VERSION = 1
-# A variant's name has these words, so that its flags can be pasted into `weft train`.
-VARIANT_FLAGS = {
-    "remat": "--model.remat",
-    "micro": "--optimizer.micro",
-    "pipeline": "--model.pipeline",
-    "pipeline-micro": "--model.pipeline-micro",
-}
 
 
 def explain(result: SearchResult, compare: RankedLayout | None, rows: int) -> str:
@@ -61,9 +54,7 @@ def train_flags(layout: RankedLayout) -> str:
     c = layout.candidate
     flags = {"mesh": str(c.mesh), "rules": c.rules, **c.storage_rules}
     layout_flags = [f'--layout.{name} "{value}"' for name, value in flags.items() if value]
-    words = [word.partition(" ") for word in c.variant.split(", ")]
-    variant_flags = [f"{VARIANT_FLAGS[name]} {value}" for name, _, value in words if name in VARIANT_FLAGS]
-    return " ".join([*layout_flags, *variant_flags])
+    return " ".join([*layout_flags, *getattr(c.variant, "flags", ())])
 
 
 def describe_counts(result: SearchResult) -> str:

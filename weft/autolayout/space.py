@@ -37,6 +37,24 @@ AxisOrder = tuple[tuple[str, tuple[int, ...]], ...]
 STORAGE_LEVELS = ("", "optimizer", "params")
 
 
+class TrainVariant(str):
+    """The name of a train step with other settings, `remat dots, micro 2`.
+
+    Attributes:
+      flags: the flags of `weft train` for these settings.
+    """
+
+    flags: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Mapping[str, object]) -> TrainVariant:
+        """The variant with these settings, by flag; those that are None are left as they are."""
+        given = {flag: value for flag, value in settings.items() if value is not None}
+        name = cls(", ".join(f"{flag.rpartition('.')[2]} {value}" for flag, value in given.items()))
+        name.flags = tuple(f"{flag} {value}" for flag, value in given.items())
+        return name
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A mesh and a layout.
@@ -47,7 +65,7 @@ class Candidate:
       levels: the state that each axis stores split along extra dims, one of STORAGE_LEVELS.
       storage_groups: these extra dims of each axis.
       order: dims whose axes are not in mesh order, with their axes.
-      variant: the name of the searched function.
+      variant: the name of the searched function; a `TrainVariant` if flags of `weft train` select it.
       axes: the names of the mesh axes, if the user named them.
     """
 

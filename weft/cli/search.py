@@ -155,13 +155,14 @@ class SearchCommand:
         if not any(getattr(self, name) for name in settings):
             return {}
         if self.train is None or not is_preset(self.target):
-            flags = [f"--{name.replace('_', '-')}" for name in settings if getattr(self, name)]
+            given = [f"--{name.replace('_', '-')}" for name in settings if getattr(self, name)]
             raise UsageError(
-                f"{' and '.join(flags)} without the train step of a preset",
+                f"{' and '.join(given)} without the train step of a preset",
                 rule="these flags change a preset's train step",
-                hint=f"weft search lm-4.9b --train adafactor {flags[0]} … --devices 512 --hardware tpu-v2",
+                hint=f"weft search lm-4.9b --train adafactor {given[0]} … --devices 512 --hardware tpu-v2",
             )
         from .. import nn
+        from ..autolayout.space import TrainVariant
         from ..core.program import spmd
         from ..models import Transformer
         from ..train import train_step
@@ -173,16 +174,16 @@ class SearchCommand:
         found: dict[str, tuple[Any, ...]] = {}
         for policy in (None, *self.remat):
             for micro in (1, *self.micro):
-                words = [f"remat {policy}"] * (policy is not None) + [f"micro {micro}"] * (micro > 1)
-                if words:
-                    found[", ".join(words)] = variant(micro, remat=policy)
+                flags = {"--model.remat": policy, "--optimizer.micro": micro if micro > 1 else None}
+                if name := TrainVariant.of(flags):
+                    found[name] = variant(micro, remat=policy)
         for schedule in ("gpipe", *self.pipeline):
             for count in (None, *self.pipeline_micro):
-                words = [f"pipeline {schedule}"] * (schedule != "gpipe")
-                words += [f"pipeline-micro {count}"] * (count is not None)
-                if words:
+                changed = schedule if schedule != "gpipe" else None
+                flags = {"--model.pipeline": changed, "--model.pipeline-micro": count}
+                if name := TrainVariant.of(flags):
                     program = variant(1, pipeline=schedule, pipeline_micro=count)
-                    found[", ".join(words)] = *program, "layers"
+                    found[name] = *program, "layers"
         return found
 
     def _plan_compared(

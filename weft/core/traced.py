@@ -127,7 +127,7 @@ def unpack_traced(fn: Any, args: PyTree, call: str) -> tuple[Any, PyTree]:
     """
     if not isinstance(fn, Traced):
         return fn, args
-    if not isinstance(args, tuple) or args:
+    if not isinstance(args, tuple | list) or args:
         return fn.program, args
     if fn.kwargs:
         raise ProgramError(

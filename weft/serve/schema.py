@@ -121,6 +121,7 @@ def _is_stop(x: object) -> bool:
 
 MAX_TEXTS, MAX_STOPS = 64, 4  # in one request
 MAX_QUOTED = 60  # characters of an invalid value that a message repeats
+MAX_UNKNOWN = 4  # unknown fields that a message names
 Count = Annotated[int, Range(at_least=1, below=2**31)]
 TEXTS_FIELD = SchemaField(f"a text, or a list of 1 to {MAX_TEXTS} texts", _is_texts, required=True)
 STRING_FIELD = SchemaField("a text", _is_text)
@@ -185,14 +186,14 @@ def parse_body(body: bytes, fields: Mapping[str, SchemaField]) -> dict[str, Any]
         raise APIError(400, f"the body is not JSON: {error or 'nested too deep'}") from None
     if not isinstance(given, dict):
         raise APIError(400, f"the body is {_quoted(given)}; it must be a JSON object")
-    for name in given:
-        if name not in fields:
-            known = f"{nearest(name[:MAX_QUOTED], fields)}; the fields are {', '.join(fields)}"
-            param = name[:MAX_QUOTED].encode(errors="replace").decode()  # a lone surrogate has no UTF-8
-            message = f"there is no field {_quoted(name)}{known}"
-            raise APIError(400, message, param=param, code="unknown_parameter")
     values = {}
     errors: list[tuple[str, str, str]] = []  # message, field and code; all are reported at once
+    unknown = [name for name in given if name not in fields][:MAX_UNKNOWN]
+    for name in unknown:
+        known = f"; the fields are {', '.join(fields)}" if name == unknown[-1] else ""
+        message = f"there is no field {_quoted(name)}{nearest(name[:MAX_QUOTED], fields)}{known}"
+        param = name[:MAX_QUOTED].encode(errors="replace").decode()  # a lone surrogate has no UTF-8
+        errors.append((message, param, "unknown_parameter"))
     for name, field in fields.items():
         value = given.get(name)
         if value is None:

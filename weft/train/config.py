@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -173,9 +174,9 @@ class HostsConfig(_Section):
 
     coordinator: str | None = None
     """Address and port of process 0."""
-    processes: int | None = None
+    processes: PositiveInt | None = None
     """The number of processes."""
-    process: int | None = None
+    process: NonNegativeInt | None = None
     """The index of this process, from 0 on."""
     wait: Seconds = 1800.0
     """Seconds that a process waits for the others at any one point before it exits with an error."""
@@ -220,7 +221,8 @@ class TrainConfig:
         return dataclasses.replace(self, **changes)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder))
+        if isinstance(self.folder, str | PathLike):
+            object.__setattr__(self, "folder", Path(self.folder))
         validate(self)
 
     def check(self) -> None:

@@ -115,6 +115,7 @@ def allocate_buffers(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[i
     updated = {node.operands[0] for node in body.walk() if node.fusion is Fusion.UPDATE}
     for node in body.walk():
         gaps: dict[int, Interval] = {}
+        reused: set[Buffer] = set()
         for inside in node.bodies:
             aliased |= overwriting_results(inside, reads)
             copied = copied_inputs(inside, reads)
@@ -139,8 +140,10 @@ def allocate_buffers(body: Body, sizes: list[int], reads: Reads) -> tuple[dict[i
             for operand in () if n in updated else _reusable_operands(node, position, reads[id(node)]):
                 buffer = buffers.get(operand)
                 dies_here = buffer is not None and buffer.end == last_reads[operand] == node.end
-                if buffer is not None and dies_here and buffer.size == sizes[n]:
+                # Two carries of a loop may begin with the same value: the second one begins with a copy.
+                if buffer is not None and dies_here and buffer.size == sizes[n] and buffer not in reused:
                     buffers[n], buffer.end = buffer, end
+                    reused.add(buffer)
                     break
             else:
                 # The result of a cond replaces that of its branch, which is live until the cond ends.

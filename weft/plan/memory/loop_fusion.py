@@ -70,10 +70,13 @@ def should_fuse(producer: Kernel, consumer: Kernel, kernels: Kernels) -> bool:
 
 def copies_rows(node: Node, kernels: Kernels) -> bool:
     """Whether a node concatenates along the last dim, or many arrays."""
-    if node.primitive != "concatenate" or len(node.operands) > _MAX_CONCATENATED:
-        return node.primitive == "concatenate"
+    if node.primitive not in ("concatenate", "stack"):
+        return False
+    if len(node.operands) > _MAX_CONCATENATED:
+        return True
     aval = kernels.graph.avals[node.results[0]]
-    is_last = aval.ndim > 1 and node.eqn.params["dimension"] == aval.ndim - 1
+    params = node.eqn.params
+    is_last = aval.ndim > 1 and params.get("dimension", params.get("axis")) == aval.ndim - 1
     return is_last and aval.shape[-1] * aval.dtype.itemsize >= 64 and aval.size * aval.dtype.itemsize >= 2048
 
 
