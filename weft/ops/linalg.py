@@ -24,7 +24,7 @@ import numpy as np
 
 from ..core.context import active
 from ..core.describe import describe
-from ..core.dims import Dim, DimLike, DimsLike, check_distinct, select_dim, select_dims, union_dims
+from ..core.dims import Dim, DimLike, DimsLike, check_distinct, new_dim, select_dim, select_dims, union_dims
 from ..core.errors import DimError, ShapeError, TensorTypeError
 from ..core.layout import Splits
 from ..core.op import op
@@ -63,7 +63,7 @@ def _factorize(
     batch = _without(a.dims, matrix)
     names = {"r": row, "c": column}
     if new is not None:
-        names["k"] = _new_dim(new, min(row.size, column.size))
+        names["k"] = _factor_dim(new, min(row.size, column.size))
     (array,) = reshard_together([a], [_splits(a.dims, matrix)])
     outs = fn(_regular(align(array, a.dims, (*batch, *matrix)), batch, matrix))
     return tuple(
@@ -125,8 +125,8 @@ def _matrix_dims(x: Tensor, rows: DimLike, columns: DimLike, square: bool) -> tu
     return row, column
 
 
-def _new_dim(given: DimLike, size: int) -> Dim:
-    dim = Dim(given, size) if isinstance(given, str) else given
+def _factor_dim(given: DimLike, size: int) -> Dim:
+    dim = new_dim(given, size)
     if dim.size != size:
         raise DimError(
             f"the new dim is {dim}, and the smaller dim of the matrices has size {size}",
