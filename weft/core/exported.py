@@ -47,6 +47,8 @@ from .types import PyTree, cast_like, weak_type
 MAGIC = b"WEFT EXPORT\n"
 VERSION = 1
 LENGTH_BYTES = 8
+# JAX exports only custom calls that it guarantees to keep. XLA itself resolves this one, that of `row_major`.
+PERMITTED = [jax_export.DisabledSafetyCheck.custom_call("LayoutConstraint")]
 ARRAY_FIELDS, TENSOR_FIELDS = ("dtype", "position", "weak_type"), ("dtype", "role", "position", "weak_type")
 
 
@@ -328,7 +330,7 @@ def export_staged(
       args, kwargs: the arguments; those that were declared static are `Static`.
       out_avals: the types of its results.
     """
-    exported = jax_export.export(staged.jitted)(*arrays)
+    exported = jax_export.export(staged.jitted, disabled_checks=PERMITTED)(*arrays)
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument_leaf)
     positions = itertools.count()
     inputs = [_spec(leaf, next(positions) if is_dynamic(leaf, ()) else 0) for leaf in leaves]
