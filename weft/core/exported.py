@@ -141,6 +141,10 @@ class ExportedProgram:
             raise AttributeError(name)
         return getattr(self.exported, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and pickles: JAX's object has local functions."""
+        return load, (self.to_bytes(),)
+
     def __repr__(self) -> str:
         return f"<exported program {self._signature} on {self.placement}>"
 
