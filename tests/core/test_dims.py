@@ -18,11 +18,12 @@ X = wf.tensor(np.linspace(-2.0, 3.0, 24, dtype=np.float32).reshape(6, 4), [BATCH
 IDS = wf.tensor(np.array([2, 0, 1, 2], np.int32), [LENGTH])
 TABLE = wf.tensor(np.arange(15.0, dtype=np.float32).reshape(3, 5), "vocab=3 d=5")
 KERNEL = wf.tensor(np.arange(6.0, dtype=np.float32).reshape(3, 2), "tap=3 out=2")
+MATRIX = wf.tensor(np.diag(np.arange(1.0, 5.0, dtype=np.float32)), "length=4 column=4")
 LAYERS = wf.tensor(np.array([1.0, 2.0, 3.0], np.float32), "layers=3")
 KEY = jax.random.key(0)
 
 
-ALL = {dim.name: dim for t in (X, TABLE, KERNEL, LAYERS) for dim in t.dims}
+ALL = {dim.name: dim for t in (X, TABLE, KERNEL, MATRIX, LAYERS) for dim in t.dims}
 
 
 class Spelling:
@@ -80,12 +81,22 @@ def along_one(fn):
     return lambda s: fn(X, s.have_one("length"))
 
 
+def of_matrix(fn, *between):
+    """A function of `MATRIX`, perhaps of others, and of its two dims."""
+    return lambda s: fn(MATRIX, *between, s.have_one("length"), s.have_one("column"))
+
+
+def factors(fn):
+    return lambda s: fn(MATRIX, s.have_one("length"), s.have_one("column"), s.new_one("k=4"))
+
+
 def drawn(fn, *args):
     return lambda s: fn(KEY, s.new("m=2 n=3"), *args)
 
 
 SEVERAL = "sum mean max min prod any all var std median logsumexp softmax log_softmax"
 ONE = "argmax argmin sort argsort cumsum cumprod diff flip unstack"
+FOURIER = "fft fft2 fftn ifft ifft2 ifftn rfft rfft2 rfftn irfft irfft2 irfftn"
 DRAWS = "bits uniform normal gumbel truncated_normal bernoulli"
 # From a spelling to the result of a call.
 CALLS = {
@@ -101,6 +112,8 @@ CALLS = {
     "from_callback": lambda s: wf.from_callback(lambda i: np.ones((2, 3))[i], s.new("m=2 n=3"), "", ""),
     "numpy": lambda s: X.numpy(s.have("length batch")),
     "arange": lambda s: wf.arange(s.new_one("m=3")),
+    "eye": lambda s: wf.eye(s.new_one("m=3"), s.new_one("n=2")),
+    "linspace": lambda s: wf.linspace(0.0, 1.0, s.new_one("m=3")),
     "einsum": lambda s: wf.einsum(X, IDS, out=s.have("length batch")),
     "einsum reduce": lambda s: wf.einsum(X, IDS, reduce=s.have("batch length")),
     "transpose": lambda s: wf.transpose(X, s.have("length batch")),
@@ -128,6 +141,13 @@ CALLS = {
     "searchsorted": lambda s: wf.searchsorted(X.sort("length"), 0.5, s.have_one("length")),
     "tril": lambda s: wf.tril(X, s.have_one("batch"), s.have_one("length")),
     "triu": lambda s: wf.triu(X, s.have_one("length"), s.have_one("batch")),
+    **{name: of_matrix(getattr(wf.linalg, name)) for name in "cholesky inv det slogdet".split()},
+    **{name: of_matrix(getattr(wf.linalg, name), IDS) for name in "solve triangular_solve".split()},
+    **{name: factors(getattr(wf.linalg, name)) for name in "eigh qr svd".split()},
+    "norm": over_several(wf.linalg.norm),
+    **{name: over_several(getattr(wf.fft, name)) for name in FOURIER.split()},
+    "fftfreq": lambda s: wf.fft.fftfreq(s.new_one("time=5"), 0.5),
+    "rfftfreq": lambda s: wf.fft.rfftfreq(s.new_one("time=5"), 0.5),
     "conv": lambda s: wf.conv(X, KERNEL, {s.have_one("length"): s.have_one("tap")}, s.have("out batch length")),
     "max_pool": lambda s: wf.max_pool(X, {s.have_one("length"): 2}, stride={s.have_one("length"): 1}),
     "avg_pool": lambda s: wf.avg_pool(X, {s.have_one("length"): 2}),
@@ -197,7 +217,7 @@ def test_a_misspelt_name_is_reported_with_the_nearest(name):
 
 def public():
     """The public functions, and the methods of public classes, that have a parameter for dims."""
-    for module in (wf, wf.random, nn):
+    for module in (wf, wf.random, wf.linalg, wf.fft, nn):
         for name in dir(module):
             value = getattr(module, name)
             if name.startswith("_") or not getattr(value, "__module__", "").startswith("weft."):

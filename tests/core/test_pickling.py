@@ -117,6 +117,15 @@ def test_copies_inside_a_program_are_uses():
     np.testing.assert_allclose(program(wf.place(x, None, None)).numpy(), 2 * x.numpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("how", COPIES)
+def test_an_exported_program(how):
+    x = cosines("batch=4 d=3")
+    stored = wf.spmd(lambda x: wf.sum(x, "d"), MESH, "batch:data").export(x)
+    got = COPIES[how](stored)
+    assert repr(got) == repr(stored)
+    np.testing.assert_array_equal(got(x).numpy(), stored(x).numpy())
+
+
 def test_a_program_is_its_own_copy():
     program = wf.spmd(wf.sum, MESH, "batch:data")
     assert copy.deepcopy([program])[0] is program and copy.copy(program) is program

@@ -48,6 +48,8 @@ from .types import PyTree, cast_like, weak_type
 MAGIC = b"WEFT EXPORT\n"
 VERSION = 1
 LENGTH_BYTES = 8
+# JAX exports only custom calls that it guarantees to keep. XLA itself resolves this one, that of `row_major`.
+PERMITTED = [jax_export.DisabledSafetyCheck.custom_call("LayoutConstraint")]
 ARRAY_FIELDS, TENSOR_FIELDS = ("dtype", "position", "weak_type"), ("dtype", "role", "position", "weak_type")
 
 
@@ -139,6 +141,10 @@ class ExportedProgram:
         if name.startswith("_") or name == "exported":
             raise AttributeError(name)
         return getattr(self.exported, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and pickles: JAX's object has local functions."""
+        return load, (self.to_bytes(),)
 
     def __repr__(self) -> str:
         return f"<exported program {self._signature} on {self.placement}>"
@@ -336,7 +342,7 @@ def export_staged(
       args, kwargs: the arguments; those that were declared static are `Static`.
       out_avals: the types of its results.
     """
-    exported = jax_export.export(staged.jitted)(*arrays)
+    exported = jax_export.export(staged.jitted, disabled_checks=PERMITTED)(*arrays)
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument_leaf)
     positions = itertools.count()
     inputs = [_spec(leaf, next(positions) if is_dynamic(leaf, ()) else 0) for leaf in leaves]

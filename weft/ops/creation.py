@@ -149,7 +149,7 @@ def arange(dim: DimLike, dtype: DTypeLike = jnp.int32) -> Tensor:
 
 
 @op(example=lambda op: op(Dim("a", 6), Dim("b", 3)), split_invariant=True)
-def eye(rows: Dim, columns: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
+def eye(rows: DimLike, columns: DimLike, dtype: DTypeLike = jnp.float32) -> Tensor:
     """Ones where the positions along two dims are equal and zeros elsewhere: the identity matrix.
 
     Args:
@@ -168,7 +168,7 @@ def eye(rows: Dim, columns: Dim, dtype: DTypeLike = jnp.float32) -> Tensor:
 
 @op(example=lambda op, x: op(x, 2.5, Dim("s", 5), endpoint=False), split_invariant=True)
 def linspace(
-    start: Operand, stop: Operand, dim: Dim, endpoint: bool = True, dtype: DTypeLike | None = None
+    start: Operand, stop: Operand, dim: DimLike, endpoint: bool = True, dtype: DTypeLike | None = None
 ) -> Tensor:
     """Evenly spaced numbers along a new first dim, from `start` to `stop`, like `jax.numpy.linspace`.
 

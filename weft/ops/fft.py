@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ..core.context import active
 from ..core.describe import describe
-from ..core.dims import Dim, DimsLike, as_dim, format_dims, select_dims
+from ..core.dims import Dim, DimLike, DimsLike, as_dim, format_dims, select_dims
 from ..core.errors import ShapeError, TensorTypeError
 from ..core.jax_compat import row_major
 from ..core.op import op
@@ -144,7 +144,7 @@ def _frequencies(dim: Dim, cycles: ArrayFn, duration: float) -> Tensor:
 
 
 @op(example=lambda op: op(Dim("a", 6), 0.5))
-def fftfreq(dim: Dim, spacing: float = 1.0) -> Tensor:
+def fftfreq(dim: DimLike, spacing: float = 1.0) -> Tensor:
     """The frequencies of the positions of a dim after `fft`, in cycles per unit of `spacing`.
 
     Args:
@@ -161,7 +161,7 @@ def fftfreq(dim: Dim, spacing: float = 1.0) -> Tensor:
 
 
 @op(example=lambda op: op(Dim("a", 6), 0.5))
-def rfftfreq(dim: Dim, spacing: float = 1.0) -> Tensor:
+def rfftfreq(dim: DimLike, spacing: float = 1.0) -> Tensor:
     """The frequencies of the positions of a dim after `rfft`.
 
     Args:

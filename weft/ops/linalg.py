@@ -63,7 +63,7 @@ def _factorize(
     batch = _without(a.dims, matrix)
     names = {"r": row, "c": column}
     if new is not None:
-        names["k"] = _new_dim(new, min(row.size, column.size))
+        names["k"] = _factor_dim(new, min(row.size, column.size))
     (array,) = reshard_together([a], [_splits(a.dims, matrix)])
     outs = fn(_regular(align(array, a.dims, (*batch, *matrix)), batch, matrix))
     return tuple(
@@ -125,7 +125,7 @@ def _matrix_dims(x: Tensor, rows: DimLike, columns: DimLike, square: bool) -> tu
     return row, column
 
 
-def _new_dim(given: DimLike, size: int) -> Dim:
+def _factor_dim(given: DimLike, size: int) -> Dim:
     dim = new_dim(given, size)
     if dim.size != size:
         raise DimError(

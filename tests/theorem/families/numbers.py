@@ -163,6 +163,14 @@ MIXED: Rows = {
         lambda dims, stop, endpoint: wf.linspace(0, stop, *as_dims(dims), endpoint),
         lambda dims, stop, endpoint: Named(np.linspace(0, stop, dims[0][1], endpoint), (dims[0][0],)),
     ),
+    **{
+        name: Op(
+            lambda d: ((), {"dims": d.dims(1), "spacing": d.choose([1, 0.25, -2])}),
+            lambda dims, spacing, name=name: getattr(wf.fft, name)(*as_dims(dims), spacing),
+            lambda dims, spacing, name=name: Named(getattr(np.fft, name)(dims[0][1], spacing), (dims[0][0],)),
+        )
+        for name in ("fftfreq", "rfftfreq")
+    },
     "cumsum of any": Op(
         one_along("ib"), wf.cumsum, along(lambda a, n: A.cumsum(a, axis=n)), exact=True, adds=True
     ),
