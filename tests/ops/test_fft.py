@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compare import assert_same, check, collectives, real
+from tiers import slow_except
 
 import weft as wf
 
@@ -16,7 +17,7 @@ PLACES = [
     ("x=4 y=2", "w:x t:y"),
     ("x=3", "h:x"),
 ]
-places = pytest.mark.parametrize("mesh, layout", PLACES, ids=[f"{m}-{lay}" for m, lay in PLACES])
+places = pytest.mark.parametrize("mesh, layout", slow_except(PLACES[:2], PLACES))
 X = {"x": real(0, "t=5 h=6 w=7"), "y": real(1, "t=5 h=6 w=7")}
 DIMS = {"t": 0, "h": 1, "w": 2}
 
@@ -55,6 +56,7 @@ def test_values_and_gradients(mesh, layout):
     check(ROWS, mesh, layout, X, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_float64():
     with jax.enable_x64(True):
         tensors = {name: t.astype(jnp.float64) for name, t in X.items()}
