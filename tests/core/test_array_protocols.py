@@ -111,6 +111,14 @@ def test_round():
     np.testing.assert_array_equal(round(x, 1).numpy(), np.round(x.numpy(), 1))
 
 
+def test_divmod():
+    x = cosines("a=5")
+    for got, want in zip(
+        (*divmod(x, 0.3), *divmod(2, x)), (*divmod(x.numpy(), 0.3), *divmod(2, x.numpy())), strict=True
+    ):
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+
+
 MISTAKES |= {
     "ufunc_reduce": lambda: np.add.reduce(ones("batch=4")),  # wrong
     "ufunc_without_an_op": lambda: np.gcd(ones("batch=4", np.int32), 2),  # wrong
