@@ -13,11 +13,11 @@ from .placement import without_values
 from .program import Program
 from .staging import UNPLACED
 from .tensor import Tensor, tree_map
-from .types import PyTree
+from .types import PyTree, Result
 
 
 @reports_call
-def eval_shape(fn: Callable[..., PyTree], /, *args: PyTree, **kwargs: PyTree) -> PyTree:
+def eval_shape(fn: Callable[..., Result], /, *args: PyTree, **kwargs: PyTree) -> Result:
     """The results of a function as specs, without computing them, like `jax.eval_shape`.
 
     Args:

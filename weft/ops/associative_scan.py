@@ -33,7 +33,7 @@ from ..core.operands import check_along, slice_tensor
 from ..core.padding import fill_padding, global_positions, is_uneven, safe_padding
 from ..core.reshard import layout_splits, reshard
 from ..core.tensor import Tensor
-from ..core.types import PyTree
+from ..core.types import Tree
 from .sorting import gather_totals
 
 Arrays = list[jax.Array]  # the leaves of some elements; their first position is that of the dim
@@ -46,8 +46,8 @@ Combine = Callable[[Arrays, Arrays], Arrays]
     functions=True,
 )
 def associative_scan(
-    f: Callable[[PyTree, PyTree], PyTree], xs: PyTree, dim: DimLike, *, reverse: bool = False
-) -> PyTree:
+    f: Callable[[Tree, Tree], Tree], xs: Tree, dim: DimLike, *, reverse: bool = False
+) -> Tree:
     """Combine the elements of `xs` along a dim cumulatively, in parallel, like `jax.lax.associative_scan`.
 
     If the dim is split, devices exchange the totals of their blocks only.

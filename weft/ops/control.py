@@ -218,7 +218,7 @@ def cond(
     example=lambda op, x, start: op(start, [lambda x: x, lambda x: x * x, lambda x: x * 2.0], x),
     functions=True,
 )
-def switch(index: Tensor | ArrayLike, branches: Sequence[Callable[..., PyTree]], *operands: PyTree) -> PyTree:
+def switch(index: Tensor | ArrayLike, branches: Sequence[Callable[..., Result]], *operands: PyTree) -> Result:
     """`branches[index](*operands)`, like `jax.lax.switch`. Only that branch runs.
 
     Args:

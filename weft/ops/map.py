@@ -16,12 +16,12 @@ from ..core.dims import DimLike
 from ..core.errors import TensorTypeError
 from ..core.op import op
 from ..core.tensor import Tensor
-from ..core.types import PyTree
+from ..core.types import Result, Tree
 from .vmap import ArraysFn, map_positions
 
 
 @op(example=lambda op, x: op(lambda row: row * row["b", 0], x, "a"), functions=True)
-def map(f: Callable[[PyTree], PyTree], xs: PyTree, dim: DimLike, *, batch_size: int | None = None) -> PyTree:
+def map(f: Callable[[Tree], Result], xs: Tree, dim: DimLike, *, batch_size: int | None = None) -> Result:
     """Apply `f` to the slices of `xs` along a dim, one after the other, like `jax.lax.map`.
 
     It needs less memory than `vmap`. If the dim is split, each device maps its own positions.
