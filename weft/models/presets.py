@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 import weft as wf
 from weft import nn
-from weft.core.call_errors import checks_arguments
 from weft.core.errors import ModelError, nearest
 
 from .batch import Batch
@@ -81,7 +80,6 @@ def presets() -> list[str]:
     return list(_PRESETS)
 
 
-@checks_arguments
 def preset(name: str) -> Preset:
     """The preset of that name."""
     if name in _PRESETS:
