@@ -67,7 +67,7 @@ def test_raw_arrays_and_numbers():
     specs = wf.eval_shape(lambda x, a, n: (x * n, a + 1), X, np.ones((3, 2)), 2.5)
     assert wf.tree_map(kind, specs) == wf.tree_map(kind, (X * 2.5, jnp.ones((3, 2))))
     assert wf.eval_shape(jax.random.split, jax.random.key(0)).shape == (2,)
-    assert wf.eval_shape(lambda a: wf.tensor(a, "a=3"), jax.ShapeDtypeStruct((3,), int)).dims == wf.dims(
+    assert wf.eval_shape(lambda a: wf.tensor(a, "a=3"), jax.ShapeDtypeStruct((3,), np.int32)).dims == wf.dims(
         "a=3"
     )
 

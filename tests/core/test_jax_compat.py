@@ -1,5 +1,6 @@
 """One test for each JAX API without a stability guarantee: a new release of JAX that breaks Weft fails here first."""
 
+import functools
 import sys
 
 import jax
@@ -84,6 +85,19 @@ def test_varying_axes_are_read_and_removed():
     jax.make_jaxpr(jax.shard_map(fn, mesh=mesh, in_specs=both, out_specs=both))(jnp.ones(4))
     assert found == [{"a", "b"}, {"b"}, {"a", "b"}]
     assert jax_compat.jaxpr_varying_axes(jax.typeof(1.0)) == set()
+
+
+@pytest.mark.parametrize("name", ["erf", "erfc", "gelu"])
+def test_the_derivatives_of_error_functions_inside_shard_map(name):
+    mesh = AbstractMesh((2,), ("a",), axis_types=(AxisType.Auto,))
+    options = {"approximate": False} if name == "gelu" else {}
+    fn = lambda module: functools.partial(getattr(module, name), **options)
+    slope = jax.grad(lambda x: jnp.sum(fn(jax_compat)(x)))
+    split = PartitionSpec("a")
+    jax.make_jaxpr(jax.shard_map(slope, mesh=mesh, in_specs=split, out_specs=split))(jnp.ones(4))
+    x = jnp.linspace(-4, 4, 33)
+    want = jax.vmap(jax.grad(fn(jax.nn if name == "gelu" else jax.scipy.special)))(x)
+    np.testing.assert_allclose(slope(x), want, rtol=1e-5, atol=1e-7)
 
 
 def test_an_outer_trace_can_be_entered_from_an_inner_one():

@@ -8,12 +8,15 @@ JAX that breaks Weft is repaired in this file.
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import jax.scipy.special
 import numpy as np
 
 # The types of traced values: `Tracer` distinguishes values known only at run time from concrete ones, and
@@ -97,6 +100,33 @@ def jaxpr_varying_axes(aval: AbstractValue) -> frozenset[str]:
 def without_varying(aval: ShapedArray, axes: frozenset[str]) -> ShapedArray:
     """The type of a value that no longer varies over these mesh axes."""
     return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - axes))
+
+
+def _error_function(fn: Callable[[jax.Array], jax.Array], slope: float) -> Callable[[jax.Array], jax.Array]:
+    """An error function with the derivative slope · exp(-x²).
+
+    The derivative in JAX 0.12 is a polynomial whose coefficients don't vary, which `shard_map` rejects.
+    """
+    wrapped = jax.custom_jvp(fn)
+
+    @wrapped.defjvp
+    def jvp(primals: Sequence[jax.Array], tangents: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        (x,), (dx,) = primals, tangents
+        return wrapped(x), jnp.asarray(slope, x.dtype) * (dx * jnp.exp(-jnp.square(x)))
+
+    return wrapped
+
+
+erf = _error_function(jax.scipy.special.erf, 2 / math.sqrt(math.pi))
+erfc = _error_function(jax.scipy.special.erfc, -2 / math.sqrt(math.pi))
+
+
+def gelu(x: jax.Array, approximate: bool = True) -> jax.Array:
+    """`jax.nn.gelu` with this derivative of the error function."""
+    if approximate:
+        return jax.nn.gelu(x)
+    x = x.astype(jnp.result_type(x, float)) if not jnp.issubdtype(x.dtype, jnp.inexact) else x
+    return jnp.array(0.5 * x * erfc(-x * np.sqrt(0.5).astype(x.dtype)), dtype=x.dtype)
 
 
 def pull_back_wanted(pullback: Any, wanted: Any, cotangents: Any) -> Any:

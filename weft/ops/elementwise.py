@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..core import collectives
+from ..core import collectives, jax_compat
 from ..core.collectives import Axes
 from ..core.context import active
 from ..core.describe import describe
@@ -225,8 +225,8 @@ UNARY: Rows = {
         "arctanh": (jnp.arctanh, True, False, "u"),
     },
     "error functions": {
-        "erf": (jax.scipy.special.erf, True, False, "x"),
-        "erfc": (jax.scipy.special.erfc, False, False, "x"),
+        "erf": (jax_compat.erf, True, False, "x"),
+        "erfc": (jax_compat.erfc, False, False, "x"),
         "erfinv": (jax.scipy.special.erfinv, True, False, "u"),
     },
     "rounding and sign": {
@@ -241,7 +241,7 @@ UNARY: Rows = {
         "leaky_relu": (jax.nn.leaky_relu, True, False, "x"),
         "elu": (jax.nn.elu, True, False, "x"),
         "selu": (jax.nn.selu, True, False, "x"),
-        "gelu": (with_saved_derivative(jax.nn.gelu), True, False, "x"),
+        "gelu": (with_saved_derivative(jax_compat.gelu), True, False, "x"),
         "silu": (with_saved_derivative(jax.nn.silu), True, False, "x"),
         "sigmoid": (jax.nn.sigmoid, False, False, "x"),
         "log_sigmoid": (jax.nn.log_sigmoid, False, False, "x"),
