@@ -146,6 +146,7 @@ MISTAKES |= {
     "norm_along_an_axis": lambda: wf.linalg.norm(x(), axis=0),  # wrong
     "fft_of_a_length": lambda: wf.fft.fft(v(), "batch", n=8),  # wrong
     "fft_without_dims": lambda: wf.fft.fft(v()),  # wrong
+    "fft_with_an_unknown_norm": lambda: wf.fft.fft(v(), "batch", norm="orto"),  # wrong
     "irfft_of_a_negative_size": lambda: wf.fft.irfft(v(), "batch", size=-2),  # wrong
 }  # fmt: skip
 

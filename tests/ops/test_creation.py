@@ -40,8 +40,8 @@ def triangles_of(x):
 ROWS = {
     "eye": (
         "",
-        lambda: [wf.eye(A, B), wf.eye(B, A, jnp.int32), wf.eye(S, A, bool)],
-        lambda: [jnp.eye(6, 3), jnp.eye(3, 6, dtype=jnp.int32), jnp.eye(9, 6, dtype=bool)],
+        lambda: [wf.eye(A, B), wf.eye(B, A, jnp.int32), wf.eye(S, A, bool), wf.eye(A, B, k=-2), wf.eye(B, A, int, 1)],
+        lambda: [jnp.eye(6, 3), jnp.eye(3, 6, dtype=jnp.int32), jnp.eye(9, 6, dtype=bool), jnp.eye(6, 3, k=-2), jnp.eye(3, 6, 1, int)],
     ),
     "triangles": ("x", lambda x: triangles(x, "a", "b"), triangles_of),
     "triangles of columns": (

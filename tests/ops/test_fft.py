@@ -27,18 +27,18 @@ def distances(complex_result, abs):
     return [abs(complex_result - point) for point in (9.0, 9.0j)]
 
 
-def row(name, dims, size=None):
+def row(name, dims, size=None, norm="backward"):
     """A transform of complex numbers along dims; `rfft` is one of real numbers."""
     axes = [DIMS[d] for d in dims]
     make = (lambda x, y: x) if name == "rfft" else (lambda x, y: x + 1j * y)
 
     def fn(x, y):
         sized = {} if size is None else {"size": size}
-        return distances(getattr(wf.fft, name)(make(x, y), dims, **sized), wf.abs)
+        return distances(getattr(wf.fft, name)(make(x, y), dims, norm=norm, **sized), wf.abs)
 
     def oracle(x, y):
         sized = {} if size is None else {"s": [*(x.shape[n] for n in axes[:-1]), size]}
-        return distances(getattr(jnp.fft, f"{name}n")(make(x, y), axes=axes, **sized), jnp.abs)
+        return distances(getattr(jnp.fft, f"{name}n")(make(x, y), axes=axes, norm=norm, **sized), jnp.abs)
 
     return "x y", fn, oracle
 
@@ -48,6 +48,11 @@ ROWS = {
     for name in ("fft", "ifft", "rfft", "irfft")
     for dims in (["t"], ["h"], ["w"], ["w", "t"], ["h", "t", "w"])
     for size in ((None, 9) if name == "irfft" else (None,))
+}
+ROWS |= {
+    f"{name}, {norm}": row(name, ["w", "t"], norm=norm)
+    for name in ("fft", "ifft", "rfft", "irfft")
+    for norm in ("ortho", "forward")
 }
 
 

@@ -149,13 +149,14 @@ def arange(dim: DimLike, dtype: DTypeLike = jnp.int32) -> Tensor:
 
 
 @op(example=lambda op: op(Dim("a", 6), Dim("b", 3)), split_invariant=True)
-def eye(rows: DimLike, columns: DimLike, dtype: DTypeLike = jnp.float32) -> Tensor:
+def eye(rows: DimLike, columns: DimLike, dtype: DTypeLike = jnp.float32, k: int = 0) -> Tensor:
     """Ones where the positions along two dims are equal and zeros elsewhere: the identity matrix.
 
     Args:
       rows: the first dim of the result.
       columns: the second dim. It has another name, and may have another size.
       dtype: the dtype of the result.
+      k: the diagonal of ones, whose column is k more than its row.
 
     >>> import weft as wf
     >>> wf.eye(wf.Dim("a", 2), wf.Dim("b", 3)).numpy().tolist()
@@ -163,7 +164,18 @@ def eye(rows: DimLike, columns: DimLike, dtype: DTypeLike = jnp.float32) -> Tens
     """
     rows, columns = as_dim(rows), as_dim(columns)
     check_distinct([rows, columns])
-    return astype(elementwise(jnp.equal, [arange(rows), arange(columns)], keeps_zero=False), dtype)
+    return astype(
+        elementwise(
+            jnp.equal,
+            [
+                arange(rows)
+                + as_integer(k, "k", hint="compare positions: wf.arange(rows) + k == wf.arange(columns)"),
+                arange(columns),
+            ],
+            keeps_zero=False,
+        ),
+        dtype,
+    )
 
 
 @op(example=lambda op, x: op(x, 2.5, Dim("s", 5), endpoint=False), split_invariant=True)

@@ -7,6 +7,7 @@ is gathered first; plans list the all-gather under the op. Transforms are linear
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from ..core.context import active
 from ..core.describe import describe
 from ..core.dims import Dim, DimLike, DimsLike, as_dim, format_dims, select_dims
-from ..core.errors import ShapeError, TensorTypeError
+from ..core.errors import ProgramError, ShapeError, TensorTypeError, nearest
 from ..core.jax_compat import row_major
 from ..core.op import op
 from ..core.operands import as_slice, check_along, slice_tensor
@@ -24,9 +25,14 @@ from ..core.tensor import Tensor
 from ..core.types import at_least_float32
 from .typing import ArrayFn
 
+# A transform and its inverse together divide by the number of positions: the inverse does, or the transform,
+# or each divides by the square root.
+Norm = Literal["backward", "ortho", "forward"]
+NORMS = ("backward", "ortho", "forward")
+
 
 def _transform(
-    fn: ArrayFn, x: Tensor, dims: DimsLike, resized: Callable[[Dim], Dim] = lambda last: last
+    fn: ArrayFn, x: Tensor, dims: DimsLike, norm: Norm, resized: Callable[[Dim], Dim] = lambda last: last
 ) -> Tensor:
     """Apply a function of `jax.numpy.fft` along dims.
 
@@ -34,8 +40,16 @@ def _transform(
       fn: takes the array, and the sizes and positions of the transformed dims in the signal.
       x: a tensor.
       dims: the dims to transform.
+      norm: which of the two transforms divides.
       resized: maps the last of them to that dim of the signal; only `irfft` has another one.
     """
+    if norm not in NORMS:
+        raise ProgramError(
+            f"there is no norm {norm!r}{nearest(norm, NORMS)}",
+            rule="the inverse transform divides by the number of positions (backward), the transform does "
+            "(forward), or both divide by its square root (ortho)",
+            hint='norm="ortho", for example',
+        )
     x = as_slice(x)
     chosen = select_dims(x.dims, dims)
     check_along(chosen)
@@ -52,18 +66,20 @@ def _transform(
     sizes = [d.size for d in (*chosen[:-1], resized(chosen[-1]))]
     positions, last = [x.dims.index(d) for d in chosen], range(-len(chosen), 0)
     array = row_major(jnp.moveaxis(array, positions, last))
-    result = jnp.moveaxis(row_major(fn(array, sizes, last)), last, positions)
+    result = jnp.moveaxis(row_major(fn(array, sizes, last, norm)), last, positions)
     new = [d.resize(size) if d in chosen else d for d, size in zip(x.dims, result.shape, strict=True)]
     return slice_tensor(result, new, splits)
 
 
 @op(example=lambda op, x: op(x, "a"), mixes_rows=True)
-def fft(x: Tensor, dims: DimsLike) -> Tensor:
+def fft(x: Tensor, dims: DimsLike, norm: Norm = "backward") -> Tensor:
     """The discrete Fourier transform along a dim, or along several: 2 or 3 are NumPy's `fft2` and `fftn`.
 
     Args:
       x: a tensor, real or complex.
       dims: one to three of its dims, which keep their names and sizes.
+      norm: which transform divides, as in NumPy: "backward" (the inverse, by the number of positions),
+        "forward" (this one), or "ortho" (both, by its square root).
 
     Returns:
       A complex tensor with the same dims.
@@ -72,28 +88,29 @@ def fft(x: Tensor, dims: DimsLike) -> Tensor:
     >>> wf.abs(wf.fft.fft(wf.tensor([1.0, -1.0, 1.0, -1.0], "time=4"), "time"))
     f32[time=4] [0., 0., 4., 0.]
     """
-    return _transform(jnp.fft.fftn, x, dims)
+    return _transform(jnp.fft.fftn, x, dims, norm)
 
 
 @op(example=lambda op, x: op(x, "a"), mixes_rows=True)
-def ifft(x: Tensor, dims: DimsLike) -> Tensor:
-    """The inverse of `fft`, with the same arguments. It divides by the sizes of the dims.
+def ifft(x: Tensor, dims: DimsLike, norm: Norm = "backward") -> Tensor:
+    """The inverse of `fft`, with the same arguments. By default it divides by the sizes of the dims.
 
     >>> import weft as wf
     >>> x = wf.tensor([1.0, 2.0, 4.0], "time=3")
     >>> wf.abs(wf.fft.ifft(wf.fft.fft(x, "time"), "time"))
     f32[time=3] [1., 2., 4.]
     """
-    return _transform(jnp.fft.ifftn, x, dims)
+    return _transform(jnp.fft.ifftn, x, dims, norm)
 
 
 @op(example=lambda op, x: op(x, "a"), mixes_rows=True)
-def rfft(x: Tensor, dims: DimsLike) -> Tensor:
+def rfft(x: Tensor, dims: DimsLike, norm: Norm = "backward") -> Tensor:
     """The discrete Fourier transform of a real tensor, without the frequencies that follow by symmetry.
 
     Args:
       x: a real tensor.
       dims: one to three of its dims.
+      norm: which transform divides, as for `fft`.
 
     Returns:
       A complex tensor. The last of `dims` keeps its name, and has n // 2 + 1 positions instead of n.
@@ -109,11 +126,11 @@ def rfft(x: Tensor, dims: DimsLike) -> Tensor:
             rule="rfft takes real numbers",
             hint="transform complex numbers with wf.fft.fft",
         )
-    return _transform(jnp.fft.rfftn, x, dims)
+    return _transform(jnp.fft.rfftn, x, dims, norm)
 
 
 @op(example=lambda op, x: op(x, "a", size=7), mixes_rows=True)
-def irfft(x: Tensor, dims: DimsLike, size: int | None = None) -> Tensor:
+def irfft(x: Tensor, dims: DimsLike, size: int | None = None, norm: Norm = "backward") -> Tensor:
     """The inverse of `rfft`.
 
     Args:
@@ -121,6 +138,7 @@ def irfft(x: Tensor, dims: DimsLike, size: int | None = None) -> Tensor:
       dims: one to three of its dims.
       size: the size of the last of them in the result, by default 2 · (m - 1) for m positions. An odd size
         must be given.
+      norm: which transform divides, as for `fft`.
 
     Returns:
       A real tensor.
@@ -130,9 +148,11 @@ def irfft(x: Tensor, dims: DimsLike, size: int | None = None) -> Tensor:
     >>> wf.fft.irfft(wf.fft.rfft(x, "time"), "time", size=3)
     f32[time=3] [1., 2., 4.]
     """
-    return _transform(
-        jnp.fft.irfftn, x, dims, lambda last: last.resize(2 * (last.size - 1) if size is None else size)
-    )
+
+    def resized(last: Dim) -> Dim:
+        return last.resize(2 * (last.size - 1) if size is None else size)
+
+    return _transform(jnp.fft.irfftn, x, dims, norm, resized)
 
 
 def _frequencies(dim: Dim, cycles: ArrayFn, duration: float) -> Tensor:
