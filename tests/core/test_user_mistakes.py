@@ -115,6 +115,7 @@ MISTAKES |= {
     "linspace_of_a_number": lambda: wf.linspace(0, 1, 5),  # wrong
     "linspace_to_nothing": lambda: wf.linspace(0, None, "a=5"),  # wrong
     "linspace_between_arrays": lambda: wf.linspace(np.zeros(2), 1, "a=5"),  # wrong
+    "names_for_an_array_of_another_rank": lambda: wf.tensor(np.ones((3, 4)), "row"),  # wrong
     "eye_of_a_number": lambda: wf.eye(3),  # wrong
     "eye_of_one_string": lambda: wf.eye("a=3 b=3"),  # wrong
     "tril_without_dims": lambda: wf.tril(ones("row=3 column=3")),  # wrong

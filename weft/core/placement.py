@@ -14,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 from . import context
 from .context import active
 from .describe import describe, reports_call
-from .dims import DimsLike, as_dims, format_dims
+from .dims import DimsLike, as_dims, list_dims, new_dim
 from .errors import ProgramError, ShapeError, TensorTypeError, nearest
 from .layout import ROLES, LayoutLike, Placement, Splits
 from .mesh import MeshLike
@@ -158,6 +158,7 @@ def tensor(array: ArrayLike | Sequence[Any] | jax.ShapeDtypeStruct, dims: DimsLi
     Args:
       array: anything that JAX or NumPy can convert to an array, without padding.
       dims: one dim for each dimension, in the array's order: Dims, or a string such as `"batch=2 length=3"`.
+        Names without a size have the array's.
 
     Returns:
       A tensor that is not placed on a mesh; inside a program, a replicated slice.
@@ -165,8 +166,9 @@ def tensor(array: ArrayLike | Sequence[Any] | jax.ShapeDtypeStruct, dims: DimsLi
     >>> import weft as wf
     >>> wf.tensor([[1, 2, 3]], "row=1 column=3")
     i32[row=1, column=3] [[1, 2, 3]]
+    >>> wf.tensor([[1, 2, 3]], "row column").dims
+    (row=1, column=3)
     """
-    dims = as_dims(dims)
     if isinstance(array, Tensor):
         raise TensorTypeError(
             f"{describe(array)} is a tensor already",
@@ -175,10 +177,11 @@ def tensor(array: ArrayLike | Sequence[Any] | jax.ShapeDtypeStruct, dims: DimsLi
         )
     found: Any = array if isinstance(array, jax.Array | jax.ShapeDtypeStruct) else _as_array(array)
     _check_no_keys(found.dtype)
-    shape = tuple(found.shape)
-    if shape != tuple(dim.size for dim in dims):
+    shape, given = tuple(found.shape), list_dims(dims)
+    dims = as_dims([new_dim(dim, size) for dim, size in zip(given, shape, strict=False)])
+    if len(given) != len(shape) or shape != tuple(dim.size for dim in dims):
         raise ShapeError(
-            f"an array of shape {shape} was given the dims [{format_dims(dims)}]",
+            f"an array of shape {shape} was given the dims [{', '.join(map(str, given))}]",
             rule="an array needs one dim for each of its dimensions, of the same size",
             hint="pass the dims in the array's own order; wf.transpose reorders them afterwards",
         )
