@@ -112,9 +112,9 @@ def truncated_normal(
     def block_draw(key: jax.Array, shape: Shape, starts: Starts, sizes: Shape) -> jax.Array:
         erf_bounds = (jax.lax.erf(bound / sqrt2) for bound in bounds)
         drawn = threefry.block_uniform(key, shape, starts, sizes, dtype, *erf_bounds)
-        drawn = sqrt2 * jax.lax.erf_inv(drawn)
+        drawn = sqrt2 * jax.lax.erf_inv(drawn.reshape(-1))
         inside = jnp.nextafter(*bounds), jnp.nextafter(*bounds[::-1])  # rounding may reach a bound
-        return jax.lax.optimization_barrier(jnp.clip(drawn, *inside))
+        return jax.lax.optimization_barrier(jnp.clip(drawn, *inside)).reshape(sizes)
 
     return _draw(block_draw, key, dims)
 
@@ -126,8 +126,8 @@ def gumbel(key: jax.Array, dims: DimsLike, dtype: DTypeLike = jnp.float32) -> Te
     tiny = jnp.finfo(dtype).tiny  # log(0) is infinite
 
     def block_draw(key: jax.Array, shape: Shape, starts: Starts, sizes: Shape) -> jax.Array:
-        drawn = threefry.block_uniform(key, shape, starts, sizes, dtype, tiny, 1.0)
-        return jax.lax.optimization_barrier(-jnp.log(-jnp.log(drawn)))
+        drawn = threefry.block_uniform(key, shape, starts, sizes, dtype, tiny, 1.0).reshape(-1)
+        return jax.lax.optimization_barrier(-jnp.log(-jnp.log(drawn))).reshape(sizes)
 
     return _draw(block_draw, key, dims)
 
