@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from compare import assert_same
 from jax.extend import core as jax_core
-from tiers import slow_except
 
 import weft as wf
 from weft import nn
@@ -75,8 +74,8 @@ def test_dropout_in_chunks_equals_that_of_the_full_tensor(name):
     assert (uneven == dropped(x, key, 5).numpy("length", "batch", "d_ff")).all()
 
 
-# The fast tests split one of the two dims that chunks divide; the others are slow.
-@pytest.mark.parametrize("name", slow_except(["length"], LAYOUTS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_model_with_dropout_is_the_same_in_chunks(name):
     with jax.enable_x64(True):
         config = Config(

@@ -391,8 +391,8 @@ def test_the_program_does_not_grow(schedule):
         )
         return instructions(program.compile(*given(layers, 8 * micro)).as_text())
 
-    first = count(2, 8, 4)
-    for stages, layers, micro in ((2, 8, 16), (4, 8, 4), (2, 16, 4)):
+    first = count(2, 8, 16)  # XLA sums fewer micro-batches in another way, with fewer instructions
+    for stages, layers, micro in ((2, 8, 64), (4, 8, 16), (2, 16, 16)):
         assert count(stages, layers, micro) == pytest.approx(first, rel=0.01)
 
 
