@@ -121,6 +121,13 @@ def test_an_outer_trace_can_be_entered_from_an_inner_one():
     assert names.index("sin") < names.index("scan")
 
 
+def test_there_is_a_trace():
+    assert jax_compat.has_trace()
+    with jax_compat.take_current_trace():
+        found = jax_compat.has_trace()
+    assert found == (jax.__version_info__ < (0, 11))  # earlier versions of JAX always have one
+
+
 def test_a_primitive_with_its_rules():
     same = jax_compat.Primitive("same_for_a_test")
     same.def_impl(lambda x: x)

@@ -33,9 +33,6 @@ from jax.custom_derivatives import linear_call as linear_call
 from jax.experimental.layout import Layout as ArrayLayout
 from jax.experimental.layout import with_layout_constraint
 
-# The memo of variants belongs to one trace, and computes a shared variant in an outer trace.
-from jax.extend import core as extend_core
-
 # A plan reads jaxprs: these are their parts.
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
@@ -45,6 +42,9 @@ from jax.extend.core import Literal as Literal
 # `collectives.assume_replicated` is a primitive: JAX has no cast from varying to unvarying.
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
+
+# The memo of variants belongs to one trace, and computes a shared variant in an outer trace.
+from jax.extend.core import get_opaque_trace_state as get_opaque_trace_state
 
 # The bodies of calls that the plan has no rule for.
 from jax.extend.core import jaxprs_in_params as jaxprs_in_params
@@ -76,15 +76,13 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     return len(consts), len(carries)
 
 
-def get_opaque_trace_state() -> Any:
-    """The current trace, to compare with; it does not keep the trace alive.
-
-    Raises UnexpectedTracerError if there is none: `jax.jvp` of JAX 0.12 flattens results after its trace.
-    """
+def has_trace() -> bool:
+    """Whether there is a current trace. `jax.jvp` of JAX 0.12 flattens results after its own has ended."""
     try:
-        return extend_core.get_opaque_trace_state()
+        get_opaque_trace_state()
     except AssertionError:
-        raise jax.errors.UnexpectedTracerError("no trace is open") from None
+        return False
+    return True
 
 
 def expand_hijax(jaxpr: Jaxpr) -> Jaxpr:

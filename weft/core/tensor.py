@@ -31,7 +31,7 @@ from .context import active
 from .describe import describe, format_call, reports_call
 from .dims import Dim, DimsLike, format_dims, list_dims, select_dims
 from .errors import ProgramError, ShapeError, TensorTypeError, WeftError
-from .jax_compat import ShapedArray
+from .jax_compat import ShapedArray, has_trace
 from .labels import OpLabel
 from .layout import Layout, Placement, Splits
 from .mesh import Mesh
@@ -455,7 +455,9 @@ def _flatten(t: Tensor) -> tuple[tuple[Any], Any]:
     is_array = hasattr(t._data, "dtype") and not isinstance(t._data, ShapedArray)
     try:
         stored = t._materialized() if is_array else t
-    except jax.errors.UnexpectedTracerError:
+    except (jax.errors.UnexpectedTracerError, AssertionError) as error:
+        if isinstance(error, AssertionError) and has_trace():
+            raise
         raise ProgramError(
             f"{describe(t)} leaves a function that JAX transforms",
             rule="jax.jvp flattens a function's results after its trace has ended, when a pending sum can't "
