@@ -47,8 +47,8 @@ def block_bits(key: jax.Array, shape: Shape, starts: Starts, sizes: Shape, bit_w
 def _flat_bits(key: jax.Array, shape: Shape, starts: Starts, sizes: Shape, bit_width: int) -> jax.Array:
     """The bits of a block as an array of one dimension.
 
-    Floats are computed from them in that form: XLA's CPU backend may round an array of few columns otherwise
-    than one of many (JAX 0.12, 3 to 5 columns).
+    Floats are computed from them in that form: XLA's CPU backend may round arrays of few and of many columns
+    differently (JAX 0.12, 3 to 5 columns).
     """
     assert len(shape) == len(starts) == len(sizes), (shape, starts, sizes)
     dtype = _available(f"uint{bit_width}", jnp.unsignedinteger)
