@@ -25,6 +25,7 @@ ORDER = [
     {"ops", "random", "linalg", "fft", "autodiff", "pipelines"},
     {"hardware"},
     {"plan"},
+    {"compilers"},
     {"verification"},
     {"autolayout"},
     {"__init__"},
@@ -39,7 +40,7 @@ ORDER = [
     {"cli"},
 ]
 # Imported when they are called: an operator's op, a program's plan, and the public table, which loads nothing.
-LATE = {("core", "__init__"), ("core", "plan")}
+LATE = {("core", "__init__"), ("core", "plan"), ("core", "compilers"), ("plan", "compilers")}
 
 
 def rank(name):
@@ -167,7 +168,11 @@ def names_of_jax(path):
 def test_one_file_has_the_names_of_jax_without_a_stability_guarantee(path):
     if path == PACKAGE / "core" / "jax_compat.py":
         return
+    # Runs in a process of its own, which imports nothing of Weft.
+    allowed = {"jax.experimental.topologies"} if path == PACKAGE / "compilers" / "worker.py" else set()
     for name, line in names_of_jax(path):
+        if name in allowed:
+            continue
         module = name.split(".")[1] if name.startswith("jax.") else name
         is_module = inspect.ismodule(getattr(jax, module, jax))
         assert module in STABLE_MODULES or not is_module, (

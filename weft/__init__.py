@@ -18,10 +18,10 @@ NAMES = {
     "core.role_layout": "store under_layout",
     "core.devices": "cpu_devices",
     "core.errors": """
-        WeftError CheckpointError CheckpointWarning DataError DataWarning DimError DistributedError
-        HardwareError LayoutError LayoutWarning MeshError MissingExtraError ModelError PeerTimeoutError
-        ProgramError RunFolderError ShapeError TensorAttributeError TensorTypeError TrainingError
-        VerificationError""",
+        WeftError CheckpointError CheckpointWarning CompileError DataError DataWarning DimError
+        DistributedError HardwareError LayoutError LayoutWarning MeshError MissingExtraError ModelError
+        PeerTimeoutError ProgramError RunFolderError ShapeError TensorAttributeError TensorTypeError
+        TrainingError VerificationError""",
     "ops.elementwise": """
         abs add arccos arccosh arcsin arcsinh arctan arctan2 arctanh astype bitwise_and bitwise_not
         bitwise_or bitwise_xor cbrt ceil clip conj cos cosh divide elu equal erf erfc erfinv exp exp2

@@ -30,6 +30,7 @@ from .core.dims import DimsLike as DimsLike
 from .core.dims import dims as dims
 from .core.errors import CheckpointError as CheckpointError
 from .core.errors import CheckpointWarning as CheckpointWarning
+from .core.errors import CompileError as CompileError
 from .core.errors import DataError as DataError
 from .core.errors import DataWarning as DataWarning
 from .core.errors import DimError as DimError

@@ -12,7 +12,7 @@ import pytest
 import weft
 from weft.checkpoint import orbax
 from weft.core.errors import MissingExtraError
-from weft.core.extras import EXTRAS, from_extra
+from weft.core.extras import COMPILER_EXTRAS, EXTRAS, from_extra
 from weft.data import SentencePiece, shuffle
 from weft.train.run_folder import RunFolderWriter
 
@@ -71,10 +71,10 @@ def test_every_import_is_of_the_core_or_names_its_extra():
 
 
 def test_the_extras_are_those_of_the_project():
-    assert {*EXTRAS, "all", "dev", "peers"} == set(OPTIONAL)
+    assert {*EXTRAS, *COMPILER_EXTRAS, "all", "dev", "peers"} == set(OPTIONAL)
     assert OPTIONAL["all"] == [f"weft[{','.join(sorted(EXTRAS))}]"]
     page = (ROOT / "docs" / "install.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == {*EXTRAS, "all"}
+    assert set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == {*EXTRAS, *COMPILER_EXTRAS, "all"}
 
 
 # Packages of an extra, each with a function that needs it.

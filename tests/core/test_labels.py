@@ -165,7 +165,7 @@ def test_equal_ops_of_two_layers_are_two_labels():
     program = wf.spmd(lambda m, x: m(x), "x=2", "batch:x")
     plan = program.plan(nn.specs(Two(Loop(), Loop())), wf.spec([batch, d]))
     assert [w.layer for w in plan.work if w.kind == "matmul"] == ["one", "two"]
-    assert parse_label("local[batch]@one") != parse_label("local[batch]@two")
+    assert parse_label("local[batch] in one") != parse_label("local[batch] in two")
 
 
 def test_a_backward_rule_belongs_to_the_layer_that_called_the_function():

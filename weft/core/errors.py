@@ -123,6 +123,10 @@ class HardwareError(WeftError, ValueError):
     """A hardware profile that is unknown or can't be parsed."""
 
 
+class CompileError(WeftError, RuntimeError):
+    """A vendor's compiler can't compile a program, or does not finish."""
+
+
 class ModelError(WeftError, ValueError):
     """A model that is unknown, or a checkpoint that doesn't fit it."""
 

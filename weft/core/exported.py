@@ -32,6 +32,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .atomic_file import atomic_write
 from .boundary import format_treedef
+from .call_stack import call_with_room
 from .context import active
 from .describe import format_call, reports_call, short_dtype
 from .dims import Dim, format_dims
@@ -357,6 +358,21 @@ def export_staged(
         plain(jax.tree.unflatten(staged.out_tree, outputs)),
     )
     return ExportedProgram(name, exported, staged.placement, taken, returned, staged.captured)
+
+
+def export_for(staged: Staged, arrays: Sequence[Any], platform: str) -> bytes:
+    """The bytes of a staged function exported for a platform that need not be there, `tpu` or `cuda`.
+
+    Unlike those of `export_staged` they also hold for a mesh without devices: the inputs are described, with
+    their sharding.
+    """
+    mesh = staged.placement.mesh.jax_mesh
+    inputs = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec), weak_type=weak_type(a))
+        for a, spec in zip(arrays, staged.in_specs, strict=True)
+    ]
+    export = jax_export.export(staged.jitted, platforms=[platform], disabled_checks=PERMITTED)
+    return bytes(call_with_room(export, *inputs).serialize())
 
 
 def plain(tree: PyTree) -> PyTree:

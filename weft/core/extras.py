@@ -22,6 +22,11 @@ EXTRAS = {
     "huggingface": "safetensors files and the tokenizers of Hugging Face folders",
     "zstd": "data files compressed with Zstandard",
 }
+# Run by `compilers/process.py` in a process of their own. They are large, so weft[all] does not have them.
+COMPILER_EXTRAS = {
+    "tpu-compiler": "compiling for TPUs without a TPU",
+    "gpu-compiler": "compiling for GPUs without a GPU",
+}
 
 
 @contextmanager
@@ -31,7 +36,7 @@ def from_extra(name: str) -> Iterator[None]:
     >>> with from_extra("zstd"):
     ...     import zstandard
     """
-    purpose = EXTRAS[name]
+    purpose = EXTRAS.get(name) or COMPILER_EXTRAS[name]
     try:
         yield
     except ModuleNotFoundError as error:

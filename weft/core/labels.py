@@ -2,7 +2,7 @@
 
     label = OpLabel("einsum", [("batch", "io"), ("io", "hidden")], ("batch", "hidden"), layer="mlp.up")
     str(label)        # einsum[batch,io · io,hidden → batch,hidden]
-    label.scope       # einsum[batch,io · io,hidden → batch,hidden]@mlp.up, for jax.named_scope
+    label.scope       # einsum[batch,io · io,hidden → batch,hidden] in mlp.up, for jax.named_scope
 
 JAX carries a name stack of plain text from the op through differentiation to the equation. `OpLabel.scope` is
 the only code that writes this text, and `parse_label` is the only code that reads it. Everything else uses
@@ -74,7 +74,8 @@ class OpLabel(str):
     ) -> OpLabel:
         label = str.__new__(cls, text)
         label.name, label.operands, label.out, label.layer = name, operands, out, layer
-        label.scope = f"{text}@{layer}" if layer else text
+        # Not "@", after which XLA drops the rest of a name.
+        label.scope = f"{text} in {layer}" if layer else text
         return label
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,7 +107,7 @@ def op_label(
 # The update by an optax transformation, which XLA's partitioner splits.
 OPTAX_LABEL = OpLabel(OPTIMIZER, [("optax",)])
 
-_SCOPE = re.compile(r"([a-z_0-9]+)\[([^\]]*)\](?:@(.+))?")
+_SCOPE = re.compile(r"([a-z_0-9]+)\[([^\]]*)\](?: in (.+))?")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -57,6 +57,8 @@ from .traced import Traced, trace_staged
 from .types import Params, PyTree, Result, weak_type
 
 if TYPE_CHECKING:
+    from ..compilers.compiled import Compiled
+    from ..compilers.target import Target
     from ..plan.facts import Collective
     from ..plan.plan import Plan
 
@@ -94,6 +96,7 @@ class Program(Generic[Params, Result]):
 
     Attributes:
       mesh, layout: the mesh and the layout that it is staged for.
+      compiler_options: options of the compiler.
       traces: one entry for each time the function was traced, with the reason.
 
     >>> import weft as wf
@@ -112,6 +115,7 @@ class Program(Generic[Params, Result]):
         *,
         static: Sequence[int | str] = (),
         donate: Sequence[int | str] = (),
+        compiler_options: Mapping[str, Any] | None = None,
         eager: bool = False,
         static_numbers: tuple[type, ...] = (),
     ):
@@ -119,6 +123,7 @@ class Program(Generic[Params, Result]):
         self.placement = Placement.of(mesh, layout)
         self.static = as_selected("static", static)
         self.donate = as_selected("donate", donate)
+        self.compiler_options = dict(compiler_options or {})
         if self.static or self.donate:
             check_selected(fn, self.static, self.donate)
         self.traces: list[Trace] = []
@@ -215,6 +220,21 @@ class Program(Generic[Params, Result]):
     def compile(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """JAX's compiled form (`.as_text()` is HLO, `.memory_analysis()` its memory)."""
         return self.lower(*args, **kwargs).compile()
+
+    def compile_for(self, target: Target | str, *args: PyTree, **kwargs: PyTree) -> Compiled:
+        """Compile for TPUs or GPUs that need not be there, with the vendor's compiler.
+
+        Arguments may be `wf.spec`s, and the mesh needs no devices: it has one position for each device of the
+        target. `program.trace(*args).compile_for(target, timeout=…)` takes further options.
+
+        Args:
+          target: `"tpu-v5e:16x16"`, `"h100:16x8"` (16 hosts of 8).
+          args, kwargs: the arguments of the program.
+
+        Returns:
+          A `Compiled`: its memory, the collectives and the work as compiled, with `.explain()`.
+        """
+        return self.trace(*args, **kwargs).compile_for(target)
 
     def export(self, *args: PyTree, **kwargs: PyTree) -> ExportedProgram:
         """The program exported by `jax.export`: `.save(path)` writes a file for `wf.load`."""
@@ -445,6 +465,7 @@ class Program(Generic[Params, Result]):
             donated=donated,
             static_numbers=self._static_numbers,
             is_eager=self._eager,
+            compiler_options=self.compiler_options or None,
         )
         staged.trace([*arrays, *[t._read() for t in staged.captured]])
         if not self._eager:
@@ -512,6 +533,7 @@ def spmd(
     *,
     static: Sequence[int | str] = (),
     donate: Sequence[int | str] = (),
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> Program[Params, Result]: ...
 @overload
 def spmd(
@@ -521,6 +543,7 @@ def spmd(
     *,
     static: Sequence[int | str] = (),
     donate: Sequence[int | str] = (),
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[Params, Result]], Program[Params, Result]]: ...
 @checks_arguments
 def spmd(
@@ -530,6 +553,7 @@ def spmd(
     *,
     static: Sequence[int | str] = (),
     donate: Sequence[int | str] = (),
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Stage a function of named tensors for a mesh and a layout.
 
@@ -540,6 +564,8 @@ def spmd(
       static: positions or names of arguments that are part of the signature: numbers that Python code
         needs, and objects that are not pytrees. They are hashed and compared by value.
       donate: positions or names of arguments whose memory the program may reuse.
+      compiler_options: options of the compiler of the devices it runs on or is compiled for, as of
+        `jax.jit`: `{"xla_tpu_enable_async_collective_fusion": True}`.
 
     Returns:
       A `Program`: call it with global tensors.
@@ -550,7 +576,9 @@ def spmd(
     i32[a=3] [0, 2, 4]
     """
     if fn is None:
-        return functools.partial(spmd, mesh=mesh, layout=layout, static=static, donate=donate)
+        return functools.partial(
+            spmd, mesh=mesh, layout=layout, static=static, donate=donate, compiler_options=compiler_options
+        )
     try:
         if not callable(fn):
             raise ProgramError(
@@ -558,7 +586,8 @@ def spmd(
                 rule="spmd stages a function that takes and returns pytrees of tensors",
                 hint="wf.spmd(fn, mesh, layout); omit fn to use it as a decorator",
             )
-        return Program(fn, mesh, layout, static=static, donate=donate)
+        return Program(fn, mesh, layout, static=static, donate=donate, compiler_options=compiler_options)
     except WeftError as error:
-        more = {k: v for k, v in {"static": static, "donate": donate}.items() if v != ()}
+        given = {"static": static, "donate": donate, "compiler_options": compiler_options}
+        more = {k: v for k, v in given.items() if v}
         raise error.located(format_call("spmd", (fn, mesh, layout), more)) from None

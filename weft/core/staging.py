@@ -46,6 +46,7 @@ class Staged:
       jitted: the jitted function.
       is_compiled: whether it has run.
       captured: the captured tensors, placed.
+      in_specs: how the inputs are split.
       donated: the positions of donated inputs.
       is_stale: whether jit retraced the function and it captured different tensors.
       context: the context of the last trace.
@@ -65,12 +66,14 @@ class Staged:
         donated: tuple[int, ...],
         static_numbers: tuple[type, ...],
         is_eager: bool,
+        compiler_options: dict[str, Any] | None = None,
     ):
         self.fn, self.placement, self.tree, self.donated = fn, placement, tree, donated
         self.capture_keys, self.captured = list(captured), list(captured.values())
         self.builders = _argument_builders(leaves, static_numbers)
         specs = [spec for leaf in leaves for spec in _in_specs(leaf, placement, static_numbers)]
         in_specs = (*specs, *(partition_spec(stored_splits(t)) for t in self.captured))
+        self.in_specs = in_specs
         mesh = placement.mesh
         self.is_stale = self.is_compiled = False
         self.context = Context(placement)
@@ -104,7 +107,9 @@ class Staged:
 
         run.__name__ = run.__qualname__ = getattr(fn, "__name__", "program")  # the name of the HLO module
         sharding = NamedSharding(mesh.jax_mesh, PartitionSpec()) if mesh.is_chosen_device else None
-        self.jitted = jax.jit(run, donate_argnums=donated, out_shardings=sharding)
+        self.jitted = jax.jit(
+            run, donate_argnums=donated, out_shardings=sharding, compiler_options=compiler_options
+        )
 
     def trace(self, arrays: Sequence[Any]) -> Any:
         """The traced function, as a `jax.stages.Traced`."""

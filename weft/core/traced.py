@@ -10,7 +10,7 @@ search traces the program again, on other meshes, so a `Traced` keeps the progra
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from .arguments import Args, Kwargs, mark_static
 from .call_stack import call_with_room
 from .dims import Dim
 from .errors import ProgramError
-from .exported import ExportedProgram, export_staged
+from .exported import ExportedProgram, export_for, export_staged
 from .layout import Placement
 from .observations import Observations
 from .staging import Staged
@@ -28,6 +28,8 @@ from .tensor import Tensor, is_tensor
 from .types import PyTree
 
 if TYPE_CHECKING:
+    from ..compilers.compiled import Compiled
+    from ..compilers.target import Target
     from ..plan.facts import Collective
     from ..plan.plan import Plan
     from .program import Program
@@ -106,6 +108,31 @@ class Traced:
         if self.program.static:
             args, kwargs = mark_static(self.program.fn, self.program.static, args, kwargs)
         return export_staged(self.name, self._staged, self._arrays, args, kwargs, self.jaxpr.out_avals)
+
+    def export_for(self, platform: str) -> bytes:
+        """The program exported for a platform that need not be there, `tpu` or `cuda`, for
+        `jax.export.deserialize`. The mesh needs no devices."""
+        return export_for(self._staged, self._arrays, platform)
+
+    def compile_for(
+        self,
+        target: Target | str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> Compiled:
+        """Compile for TPUs or GPUs that need not be there, with the vendor's compiler.
+
+        Args:
+          target: `"tpu-v5e:16x16"`, `"h100:16x8"` (16 hosts of 8).
+          options: options of the compiler, over those of the program.
+          timeout: seconds after which the compiler is stopped; 1800 by default.
+          progress: is called with each step of the compiler and the seconds since its start.
+        """
+        from ..compilers.compiled import compile_traced  # compilers/ imports this module
+
+        return compile_traced(self, target, options=options, timeout=timeout, progress=progress)
 
     def plan(self) -> Plan:
         """The `Plan` of one call."""
