@@ -37,8 +37,10 @@ print(wf.__file__, value.item())
 
 
 def run(*command, cwd):
-    """Run a command without the settings of this process that would make it import the checkout."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COLUMNS")}
+    """Run a command without the settings of this process: it would import the checkout, and another JAX may
+    not know the flags."""
+    own = ("PYTHONPATH", "COLUMNS", "XLA_FLAGS")
+    environment = {k: v for k, v in os.environ.items() if k not in own}
     done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -7,6 +7,7 @@ import pytest
 from theorem import Case, Input, Step, cases, check, reduced
 from theorem.families import FAMILIES
 from theorem.families.derived import kinds_of
+from theorem.program import Body
 
 SHARDS, EXAMPLES = 10, 4
 
@@ -56,6 +57,32 @@ def test_layouts_never_change_results_of_examples():
     steps = tuple(Step(name, tuple(given[kind] for kind in kinds_of(name))) for name in rows)
     results = range(len(inputs), len(inputs) + sum(row.count for row in rows.values()))
     holds(Case((*inputs.values(),), steps, (*results,), mesh="x=2 y=2", layout="a:x b:y"))
+
+
+# Cases that failed once, after shrinking.
+FAILED_ONCE = {
+    "XLA rounds the operands of hypot differently for each use": Case(
+        (Input("e=5", "positive", seed=30),),
+        (Step("linspace", (0,)), Step("floor", (1,)), Step("hypot", (1, 2))),
+        (3,),
+        plain=(3,),
+        mesh="x=2",
+        layout="b:x",
+    ),
+    "the dims of a Jacobian of a Jacobian have different names": Case(
+        (Input("c=1"),),
+        (Step("jacobian", (0,), {"body": Body((), 0)}), Step("jacobian", (1, 1), {"body": Body((), 0)})),
+        (2,),
+        plain=(2,),
+        mesh="y=2",
+        layout="",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILED_ONCE)
+def test_cases_that_failed_once(name):
+    check(FAILED_ONCE[name])
 
 
 @pytest.mark.slow

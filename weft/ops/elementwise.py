@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -187,6 +188,25 @@ def with_saved_derivative(f: ArrayFn) -> ArrayFn:
     return call
 
 
+# JAX's derivative asks which operand equals the larger one. XLA may compute an operand again for this
+# comparison, round it differently, and find that neither does: the derivative would be wrong.
+@jax.custom_jvp
+def _hypot(x: Any, y: Any) -> jax.Array:
+    return jnp.hypot(x, y)
+
+
+@_hypot.defjvp
+def _hypot_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
+    """The derivatives x/h and y/h; 0.5 where both are zero, as in JAX."""
+    found = _hypot(*primals)
+    is_zero = found == 0
+    tangent = jnp.zeros_like(found)
+    for operand, d in zip(primals, tangents, strict=True):
+        if d.dtype != jax.dtypes.float0:  # that of integers
+            tangent += d * jnp.where(is_zero, 0.5, operand / jnp.where(is_zero, 1, found)).astype(found.dtype)
+    return found, tangent.astype(found.dtype)
+
+
 Rows = dict[str, dict[str, tuple[ArrayFn, bool, bool, str]]]
 
 UNARY: Rows = {
@@ -288,7 +308,7 @@ BINARY: Rows = {
     },
     "others": {
         "arctan2": (jnp.arctan2, True, True, "x y"),
-        "hypot": (jnp.hypot, True, True, "x y"),
+        "hypot": (_hypot, True, True, "x y"),
         "logaddexp": (jnp.logaddexp, False, False, "x y"),
     },
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -122,11 +121,12 @@ def _jacobian(*xs: Named, body: Body) -> list[Named]:
             return out.array
 
         array = jax.jacobian(fn)(xs[0].array)
-        used = {*names, *xs[0].names}
-        primed = [
-            next(p for k in itertools.count(n in names) if (p := n + "'" * k) == n or p not in used)
-            for n in xs[0].names
-        ]
+        used, primed = {*names, *xs[0].names}, []
+        for n in xs[0].names:
+            primed.append(n)
+            while primed[-1] in names or (primed[-1] != n and primed[-1] in used):
+                primed[-1] += "'"
+            used.add(primed[-1])
         return [Named(array, (*names, *primed))]
 
     return _by_jax(rows, xs)
