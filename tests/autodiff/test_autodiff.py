@@ -419,13 +419,19 @@ def test_infinite_gradients_are_zero_in_padding(place):
     assert not np.isnan(stored).any() and (stored[5:] == 0).all()
 
 
+COMPLEX = {
+    "products": lambda x: wf.sin((x + 1j * x) * (x - 2j)),
+    "a Fourier transform": lambda x: wf.fft.rfft(wf.tanh(x), "a") - (4 + 3j),
+}
+
+
 @pytest.mark.parametrize("policy", [None, "everything", "dots"])
-def test_remat_of_complex_values(policy):
+@pytest.mark.parametrize("name", COMPLEX)
+def test_remat_of_complex_values(name, policy):
     """JAX fails to save a complex value for the backward pass; Weft computes it again."""
 
     def loss(x, transform):
-        inner = lambda x: wf.sum(wf.abs(wf.sin((x + 1j * x) * (x - 2j))))
-        return transform(inner)(x)
+        return transform(lambda x: wf.sum(wf.abs(COMPLEX[name](x))))(x)
 
     x = wf.tensor(np.linspace(0.1, 2, 5, dtype=np.float32), "a=5")
     want = wf.grad(lambda x: loss(x, lambda f: f))(x)

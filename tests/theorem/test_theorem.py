@@ -77,6 +77,16 @@ FAILED_ONCE = {
         mesh="y=2",
         layout="",
     ),
+    "a system with random matrices and a vector that is differentiated": Case(
+        (Input("f=1"),),
+        (
+            Step("truncated_normal", (), {"dims": [("c", 7), ("f", 1), ("a", 5)], "seed": 52}),
+            Step("solve", (1, 0), {"row": "f", "column": "g"}),
+        ),
+        (2,),
+        plain=(2,),
+        mesh="x=2",
+    ),
 }
 
 

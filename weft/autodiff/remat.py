@@ -25,13 +25,17 @@ def _sums_saveable(primitive: Primitive, *_: object, **__: object) -> bool:
     return primitive.name == "psum_invariant"  # the primitive of lax.psum inside a shard_map
 
 
+# JAX's primitives with real operands and complex results; an `fft` may have either.
+MAKE_COMPLEX = ("complex", "fft")
+
+
 def _recomputes_complex(policy: Callable[..., Any]) -> Callable[..., Any]:
     """The policy, but for complex values, which are recomputed: JAX fails when it saves one (0.10.2)."""
 
     def saves(primitive: Primitive, *avals: Any, **params: Any) -> Any:
         dtypes = [params.get("new_dtype"), *[getattr(a, "dtype", None) for a in avals]]
         is_complex = any(d is not None and jnp.issubdtype(d, jnp.complexfloating) for d in dtypes)
-        return not is_complex and primitive.name != "complex" and policy(primitive, *avals, **params)
+        return not is_complex and primitive.name not in MAKE_COMPLEX and policy(primitive, *avals, **params)
 
     return saves
 

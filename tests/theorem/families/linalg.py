@@ -16,8 +16,8 @@ from ..program import Named
 from .rows import GAP, A, Op, Rows, apart_from, broadcast, distinct, lined, one_over, over, renamed
 
 
-def _numpy(array: Any) -> Any:
-    return jnp if isinstance(array, jax.Array) else np
+def _numpy(*arrays: Any) -> Any:
+    return jnp if any(isinstance(array, jax.Array) for array in arrays) else np
 
 
 def _matrices(x: Named, row: str, column: str) -> Named:
@@ -104,7 +104,7 @@ def _system(fn: Callable[..., wf.Tensor], triangle: Callable[..., Any]) -> Op:
         array = lined(b, (*batch, row, *right))
         shape = (*a.array.shape[:-1], *array.shape[array.ndim - len(right) :])
         columns = A.broadcast_to(array, shape).reshape(*a.array.shape[:-1], -1)
-        result = _numpy(a.array).linalg.solve(triangle(a.array), columns)
+        result = _numpy(a.array, columns).linalg.solve(triangle(a.array), columns)
         return Named(result.reshape(shape), (*batch, column, *right))
 
     return Op(draw_system, weft, oracle, groups=_all_dims)
