@@ -214,7 +214,7 @@ def test_every_optimizer_can_be_selected():
     } - {optim.Optimizer}
     page = (PACKAGE.parent / "docs" / "training.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) >= set(OPTIMIZERS)
-    for command in ("plan", "search"):  # whose help lists them without loading them
+    for command in ("program_flags", "search"):  # whose help lists them without loading them
         (text,) = re.findall(r'train step: (.*)\."""', (PACKAGE / "cli" / f"{command}.py").read_text())
         assert {*re.findall(r"\w+", text)} >= set(OPTIMIZERS)
     tests = (PACKAGE.parent / "tests" / "optim" / "test_optimizers.py").read_text()

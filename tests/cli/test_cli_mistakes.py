@@ -36,7 +36,7 @@ MISTAKES = {
         ["--diff takes 2 values, not 1: 'data=2'", "each in quotes", "hint: --diff "],
     ),
     "no diff": (["train.py:example", "--diff"], ["--diff takes 2 values, not 0: none"]),
-    "two outputs": (["train.py:example", "--json", "--compile"], ["are mutually exclusive"]),
+    "two outputs": (["train.py:example", "--json", "--compile", "cpu"], ["are mutually exclusive"]),
     "no folder": (["train.py:example", "--html", "no/x.html"], ["no folder no"]),
     "a folder": (["train.py:example", "--html", "."], ["is a folder"]),
     "in a file": (["train.py:example", "--html", "train.py/x.html"], ["train.py is a file", "hint: "]),

@@ -99,7 +99,7 @@ def test_a_file_may_have_the_name_of_a_module_that_is_loaded(folder, capsys):
 
 
 def test_compile_prints_xlas_memory_beside_ours(folder, capsys):
-    code, out, _ = run(capsys, "plan", "train.py:staged", "--compile")
+    code, out, _ = run(capsys, "plan", "train.py:staged", "--compile", "cpu")
     assert code == 0 and "XLA on virtual CPU devices" in out and "planned: " in out
 
 

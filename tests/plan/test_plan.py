@@ -1,5 +1,6 @@
 """The plan agrees exactly with the compiler, and with Table 1 of the paper."""
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -27,7 +28,8 @@ from op_examples import OPERANDS
 import weft as wf
 from benchmarks import lm
 from benchmarks.handwritten import Size
-from weft.plan.advice import exceeds_memory
+from weft.hardware.profile import Hardware
+from weft.plan.advice import hardware_advice
 from weft.plan.primitives import PRIMITIVES
 
 SMALL = Size(layers=3, d_model=32, d_ff=64, heads=4, d_kv=8, vocab=64, length=16, batch=8)
@@ -590,4 +592,5 @@ def test_a_plan_that_does_not_fit_reports_what_would_help():
     for report in (" ".join(plan.explain("tpu-v2").split()), plan.to_html("tpu-v2")):
         assert "the peak exceeds the memory of a device by" in report and advice in report
         assert "are parameters" not in report  # they are small
-    assert not [*exceeds_memory(plan, plan.memory.peak)]
+    enough = dataclasses.replace(Hardware.of("tpu-v2"), memory_bytes=plan.memory.peak)
+    assert not [*hardware_advice(plan, enough)]

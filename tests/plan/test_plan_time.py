@@ -22,7 +22,8 @@ from weft.hardware.profile import (
 )
 from weft.plan.events import wire_bytes
 from weft.plan.facts import Collective
-from weft.plan.time import collective_seconds, estimate_time, ring_segments
+from weft.plan.network import collective_seconds, ring_segments
+from weft.plan.time import estimate_time
 
 pytestmark = pytest.mark.nodevice
 

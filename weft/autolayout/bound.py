@@ -31,7 +31,8 @@ from ..hardware.profile import Hardware
 from ..plan.events import wire_bytes
 from ..plan.facts import Collective
 from ..plan.memory.buffers import Buffer
-from ..plan.time import can_overlap, collective_seconds, main_dtype, work_seconds
+from ..plan.network import collective_seconds
+from ..plan.time import can_overlap, main_dtype, work_seconds
 from .cost_atoms import CostAtoms, WorkAtom
 from .space import Candidate, DimGroup, MeshShape, StorageLevels, extra_storage_dims
 
@@ -252,6 +253,8 @@ class LowerBound:
         stored = [frozenset(name for name, n, _ in tensor.dims if n > 1) for tensor in self.atoms.inputs]
         remaining = {dims: stored.count(dims) for dims in stored}
         seen: set[tuple[DimGroup, DimGroup]] = set()
+        # A gradient is an all-reduce or a reduce-scatter, by the layout of the state.
+        sums_overlap = not {"all-reduce", "reduce-scatter"}.isdisjoint(self.hardware.overlapped)
         costs: dict[tuple[str, bool], list[CollectiveCost]] = defaultdict(list)
         # Largest first: of several sums that become one, the largest is the one that stays.
         atoms = sorted(self.atoms.collectives, key=lambda a: -a.collective.bytes * a.collective.count)
@@ -272,7 +275,10 @@ class LowerBound:
                     continue
                 seen.add(key)
             is_gradient = is_gradient or (c.phase == "backward" and any(dims <= s for s in stored if dims))
-            overlaps = not self.hardware.shared_cores and (is_gradient or can_overlap(c, self.atoms.plan))
+            is_hidden = is_gradient and sums_overlap
+            overlaps = not self.hardware.shared_cores and (
+                is_hidden or can_overlap(c, self.atoms.plan, self.hardware)
+            )
             trigger = "state" if c.phase == "update" else "value"
             # A gradient may be sliced to the layout of stored state before it is summed, and is smaller then.
             payload = "state" if is_gradient else trigger

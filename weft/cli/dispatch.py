@@ -18,6 +18,7 @@ import tyro
 from ..core.errors import LayoutWarning, WeftError, nearest
 from .argument_types import REGISTRY
 from .checkpoint import CheckpointCommand
+from .compile import CompileCommand
 from .completion import CompletionCommand
 from .demo import DemoCommand
 from .evaluate import EvalCommand
@@ -36,17 +37,18 @@ from .verify import VerifyCommand
 
 DESCRIPTION = """Math over named dimensions, sharded over a device mesh by a one-line layout.
 
-weft plan reports what a program will do and cost before it runs; weft search finds the mesh and layout with
-the lowest cost. weft verify runs a program under several layouts and compares the results. weft train trains
-a model on one device or many, and weft eval evaluates it; weft demo does both in a few minutes. weft
-translate, weft generate and weft score apply a trained model to text files; weft serve serves it over HTTP.
-weft checkpoint inspects the checkpoints of a run; weft launch starts a command in several processes. weft
-hardware lists the hardware profiles for predicted times, and weft models lists the known models. weft
-completion prints a script for TAB in a shell. Every command has --help; use --version to print Weft's
-version."""
+weft plan reports what a program will do and cost before it runs; weft compile compiles it with the compiler
+of the TPU or GPU that it will run on; weft search finds the mesh and layout with the lowest cost. weft verify
+runs a program under several layouts and compares the results. weft train trains a model on one device or
+many, and weft eval evaluates it; weft demo does both in a few minutes. weft translate, weft generate and weft
+score apply a trained model to text files; weft serve serves it over HTTP. weft checkpoint inspects the
+checkpoints of a run; weft launch starts a command in several processes. weft hardware lists the hardware
+profiles for predicted times, and weft models lists the known models. weft completion prints a script for TAB
+in a shell. Every command has --help; use --version to print Weft's version."""
 
 COMMANDS = {
     "plan": PlanCommand,
+    "compile": CompileCommand,
     "search": SearchCommand,
     "verify": VerifyCommand,
     "demo": DemoCommand,

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
-from ..core.field_types import PositiveInt
+from .compile import compile_with_progress, parse_target
 from .flag_errors import validate_flags
 from .output_files import check_output_path, terminal_width, write_output
-from .preset_targets import load_plan_target
-from .targets import CommandFailure, UsageError, user_code, virtual_devices
+from .program_flags import ProgramFlags
+from .targets import CommandFailure, UsageError, virtual_devices
 
 if TYPE_CHECKING:
-    from ..core.layout import Layout
-    from ..core.program import Program
+    from ..core.traced import Traced
     from ..hardware.profile import Hardware
     from ..plan.plan import Plan
 
+CPU = "cpu"  # of --compile: virtual devices of this machine
+
 
 @dataclass
-class PlanCommand:
+class PlanCommand(ProgramFlags):
     """Report what a program will do and cost on each device: work, collectives, memory and time. Nothing
     runs, and the mesh needs no devices.
 
@@ -47,24 +47,8 @@ class PlanCommand:
         weft plan lm-4.9b --train adafactor --mesh "data=16 model=32" --layout "batch:data vocab:model
           d_ff:model heads:model" --hardware tpu-v2"""
 
-    target: Annotated[Positional[str], arg(metavar="FILE.py:FN|PRESET")]
-    """A Python file and a function in it that returns what to plan, or the name of a known model."""
-    mesh: Annotated[str | None, arg(metavar="AXES", help_behavior_hint="")] = None
-    """The device mesh, such as "data=4 model=2" (default: one device)."""
-    layout: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
-    """Which dims are split over which axes, such as "batch:data d_ff:model" (default: none)."""
-    params: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
-    """Additional rules for stored parameters, such as "d_model:data" (ZeRO-3)."""
-    optimizer: Annotated[str | None, arg(metavar="RULES", help_behavior_hint="")] = None
-    """Additional rules for the optimizer state (default: those of --params)."""
     hardware: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None
     """Predict the time on this hardware: a name from `weft hardware list`, or a TOML file."""
-    train: Annotated[str | None, arg(metavar="OPTIMIZER", help_behavior_hint="")] = None
-    """Plan a preset's train step: adafactor, adamw, lion, momentum or sgd."""
-    batch: Annotated[PositiveInt | None, arg(metavar="ROWS", help_behavior_hint="")] = None
-    """Rows in a preset's batch (default: the preset's training batch)."""
-    length: Annotated[PositiveInt | None, arg(metavar="LENGTH", help_behavior_hint="")] = None
-    """Sequence length of a preset's batch."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of text."""
     html: Annotated[Path | None, arg(metavar="OUT", help_behavior_hint="")] = None
@@ -73,13 +57,14 @@ class PlanCommand:
     """Print how the plan changes with a second mesh and layout."""
     check: Annotated[Path | None, arg(metavar="GOLDEN", help_behavior_hint="")] = None
     """Compare with a plan printed earlier by --json; if it changed, print the changes and exit with 1."""
-    compile: Annotated[bool, arg(help_behavior_hint="")] = False
-    """Also compile for virtual CPU devices, and print XLA's memory next to the planned memory."""
+    compile: Annotated[str | None, arg(metavar="FOR", help_behavior_hint="")] = None
+    """Also compile, and print planned next to compiled: for a TPU slice or GPUs, such as tpu-v5e:4x4 or
+    h100:2x8 (see weft compile), or for "cpu", virtual devices of this machine."""
 
     def run(self) -> None:
         """Plan, and print or write the plan."""
         validate_flags(self)
-        outputs = [self.json, self.diff is not None, self.check is not None, self.compile]
+        outputs = [self.json, self.diff is not None, self.check is not None, self.compile is not None]
         if sum(outputs) > 1:
             raise UsageError(
                 "--json, --diff, --check and --compile are mutually exclusive",
@@ -99,55 +84,28 @@ class PlanCommand:
         from ..hardware.profile import Hardware
 
         profile = Hardware.of(self.hardware) if self.hardware else None
-        if self.compile:
+        if self.compile == CPU:
             virtual_devices(self.mesh)
-        fn, args = load_plan_target(self.target, self.train, self.batch, self.length)
-        program = self._program(fn, self.mesh, self.layout)
-        plan = self._plan(program, args)
+        target = parse_target(self.compile) if self.compile not in (None, CPU) else None
+        fn, args = self.load()
+        program = self.stage(fn, self.mesh, self.layout)
+        traced = self.trace(program, args)
+        plan = traced.plan()
         if self.html is not None:
             write_output(self.html, plan.to_html(profile))
             print(f"wrote {self.html}", file=sys.stderr)
         if golden is not None:
             _check_golden(golden, plan, self.check)
-        elif self.compile:
-            print(_compare_with_xla(program, args, plan))
+        elif target is not None:
+            print(plan.diff(compile_with_progress(traced, target)), end="")
+        elif self.compile == CPU:
+            print(_compare_with_xla(traced, plan))
         elif self.json:
             print(_to_json(plan, profile))
         elif self.diff is not None:
-            print(plan.diff(self._plan(self._program(fn, *self.diff), args)), end="")
+            print(plan.diff(self.trace(self.stage(fn, *self.diff), args).plan()), end="")
         else:
             print(plan.explain(profile, terminal_width()), end="")
-
-    def _program(self, fn: Callable[..., Any], mesh: str | None, layout: str | None) -> Program:
-        from ..core.program import Program, spmd
-        from ..models.checked_layout import CheckedLayout
-
-        if not isinstance(fn, Program):
-            return spmd(fn, mesh, CheckedLayout(layout or "", params=self.params, optimizer=self.optimizer))
-        rules = _override_layout(fn.layout, layout, self.params, self.optimizer)
-        return spmd(fn.fn, fn.mesh if mesh is None else mesh, rules, static=fn.static, donate=fn.donate)
-
-    def _plan(self, program: Program, args: tuple[Any, ...]) -> Plan:
-        name = getattr(program.fn, "__name__", "the function")
-        with user_code(f"tracing {name} of {self.target} failed"):
-            return program.plan(*args)
-
-
-def _override_layout(layout: Layout, rules: str | None, params: str | None, optimizer: str | None) -> Layout:
-    """A program's layout with the rules that are not None replaced."""
-    from ..core.layout import ROLES
-    from ..models.checked_layout import CheckedLayout
-
-    base, stored, state = map(layout.rules_for, ROLES)
-    further = [{n: axes for n, axes in more.items() if base.get(n) != axes} for more in (stored, state)]
-    # If the state has the rules of the parameters, None makes it follow them, even where --params replaces
-    # them.
-    state_rules = further[1] if optimizer is None and state != stored else optimizer
-    return CheckedLayout(
-        base if rules is None else rules,
-        params=further[0] if params is None else params,
-        optimizer=state_rules,
-    )
 
 
 def _read_golden(path: Path) -> dict[str, Any]:
@@ -177,10 +135,10 @@ def _check_golden(golden: dict[str, Any], plan: Plan, path: Path | None) -> None
     print(f"the plan equals {path}", file=sys.stderr)
 
 
-def _compare_with_xla(program: Program, args: tuple[Any, ...], plan: Plan) -> str:
+def _compare_with_xla(traced: Traced, plan: Plan) -> str:
     from ..plan.units import human_bytes
 
-    found = program.compile(*args).memory_analysis()
+    found = traced.lower().compile().memory_analysis()
     parts = {
         "arguments": found.argument_size_in_bytes,
         "results": found.output_size_in_bytes,

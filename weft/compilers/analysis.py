@@ -9,20 +9,23 @@ from dataclasses import dataclass, replace
 from ..core.labels import OpLabel
 from ..core.mesh import Mesh
 from ..hardware.profile import Hardware
+from ..hardware.topology import Assignment
 from ..plan.events import wire_bytes
 from ..plan.facts import Collective, UnboundedLoop
-from ..plan.time import collective_seconds
+from ..plan.network import collective_seconds
 from . import costs
 from .collectives import FoundCollective, describing_name, find_collectives, group_axes, operand_bytes
 from .estimates import estimates_of
-from .facts import CompiledCollective, CompiledWork, PaddedArray
+from .facts import CompiledCollective, CompiledWork, LiveArray, PaddedArray
 from .hlo import Array, Instruction, parse_hlo
+from .live_arrays import Allocation, live_at_peak
 from .op_names import REQUESTED, parse_op_name
 from .process import CompilerOutput
 from .schedule import Step, read_schedule
 from .target import Target
 
-MOST_PADDED = 12  # rows
+MOST_LIVE = 24  # rows
+MOST_PADDED = 12
 LEAST_PADDING = 1 << 20  # bytes; smaller losses are not listed
 
 
@@ -32,13 +35,14 @@ class Analysis:
 
     work: tuple[CompiledWork, ...]
     collectives: tuple[CompiledCollective, ...]
+    largest: tuple[LiveArray, ...]
     padded: tuple[PaddedArray, ...]
     loops: tuple[UnboundedLoop, ...]
 
 
-def analyze(output: CompilerOutput, target: Target, mesh: Mesh) -> Analysis:
+def analyze(output: CompilerOutput, target: Target, mesh: Mesh, assignment: Assignment) -> Analysis:
     """The facts of a compiled program."""
-    reader = _Reader(output, target, mesh)
+    reader = _Reader(output, target, mesh, assignment)
     found = list(find_collectives(reader.schedule))
     starts = {id(one.step) for one in found}
     steps = [step for step in reader.schedule.steps if id(step) not in starts or reader.has_work(step)]
@@ -48,6 +52,7 @@ def analyze(output: CompilerOutput, target: Target, mesh: Mesh) -> Analysis:
     return Analysis(
         tuple(work.values()),
         tuple(reader.collective(one, seconds) for one, seconds in zip(found, hidden, strict=True)),
+        tuple(reader.largest()),
         tuple(reader.padded()),
         tuple(UnboundedLoop(*reader.origin(one)[::2]) for one in reader.schedule.unbounded),
     )
@@ -56,10 +61,10 @@ def analyze(output: CompilerOutput, target: Target, mesh: Mesh) -> Analysis:
 class _Reader:
     """Reads the instructions of one module."""
 
-    def __init__(self, output: CompilerOutput, target: Target, mesh: Mesh):
+    def __init__(self, output: CompilerOutput, target: Target, mesh: Mesh, assignment: Assignment):
         self.module = parse_hlo(output.hlo)
         self.schedule = read_schedule(self.module)
-        self.hardware, self.mesh = target.hardware, mesh
+        self.hardware, self.mesh, self.assignment = target.hardware, mesh, assignment
         self.estimate = estimates_of(target, output.costs)
         self.seen_backward = False
 
@@ -134,13 +139,23 @@ class _Reader:
             count=found.step.count,
             asynchronous=hidden > 0,
             hidden_seconds=hidden,
-            network_seconds=collective_seconds(planned, self.mesh, self.hardware),
+            network_seconds=collective_seconds(planned, self.mesh, self.hardware, self.assignment),
             estimated_seconds=self.estimate(self.module, found.step.computation, found.step.instruction),
             op=op,
             phase=phase,
             source=source,
             instruction=found.step.instruction.name,
         )
+
+    def largest(self) -> Iterator[LiveArray]:
+        """The largest arrays that are live at the peak; equal ones are one row."""
+        groups: dict[tuple[Array, str], list[Allocation]] = defaultdict(list)
+        for allocation in live_at_peak(self.module):
+            groups[allocation.array, allocation.made_by.op_name].append(allocation)
+        ordered = sorted(groups.items(), key=lambda item: -item[1][0].bytes * len(item[1]))
+        for (array, _), group in ordered[:MOST_LIVE]:
+            op, phase, source = self.origin(group[0].made_by)
+            yield LiveArray(op, phase, source, str(array), group[0].bytes, len(group))
 
     def padded(self) -> Iterator[PaddedArray]:
         """The arrays that lose the most memory to padding."""

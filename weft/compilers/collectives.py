@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..core.mesh import Mesh
 from .hlo import Computation, HloModule, Instruction
+from .op_names import merged_names, parse_op_name, primitive_of
 from .schedule import HloSchedule, Step
 
 KINDS = {
@@ -44,21 +45,30 @@ class FoundCollective:
 
     @property
     def kind(self) -> str:
-        return KINDS[self.instruction.opcode.removesuffix("-start")]
+        """all-reduce, all-gather, reduce-scatter, all-to-all or permute."""
+        opcode = self.instruction.opcode.removesuffix("-start")
+        # The TPU compiler's name of a fusion that sends each device its slice of the sum only.
+        is_scatter = opcode == "all-reduce" and self.inside.name.startswith("all-reduce-scatter")
+        return "reduce-scatter" if is_scatter else KINDS[opcode]
 
 
 def find_collectives(schedule: HloSchedule) -> Iterator[FoundCollective]:
     """The collectives of a schedule, in order; a chain is one."""
-    seen = set()
+    latest: dict[tuple[int, str], int] = {}
     for step in schedule.steps:
         for inside, instruction in _collectives_in(schedule.module, step):
-            chain = re.search(r'chain_id="(\d+)"', instruction.attributes)
-            key = (id(step.computation), chain[1]) if chain else (id(step.computation), step.position)
-            if key in seen and chain:
+            chain = re.search(r'chain_id="\d+"', instruction.attributes)
+            if chain is None:
+                yield FoundCollective(step, inside, instruction, _end_of_pair(step))
                 continue
-            seen.add(key)
-            ends = _end_of_chain(schedule.module, step, chain[0]) if chain else _end_of_pair(step)
-            yield FoundCollective(step, inside, instruction, ends)
+            # A computation that is called again starts its chains again.
+            key = id(step.computation), chain[0]
+            is_first = key not in latest or step.position < latest[key]
+            latest[key] = step.position
+            if is_first:
+                yield FoundCollective(
+                    step, inside, instruction, _end_of_chain(schedule.module, step, chain[0])
+                )
 
 
 def _collectives_in(module: HloModule, step: Step) -> Iterator[tuple[Computation, Instruction]]:
@@ -105,7 +115,7 @@ def group_axes(found: FoundCollective, mesh: Mesh) -> tuple[tuple[str, ...], int
     if not groups or not mesh.axes:
         return (), 1
     sizes = [size for _, size in mesh.axes]
-    if found.kind == "permute":
+    if found.instruction.opcode.startswith("collective-permute"):  # a broadcast has groups
         sources, targets = (np.array(np.unravel_index(ids, sizes)) for ids in zip(*groups, strict=True))
         differs = (sources != targets).any(axis=1)
         axes = tuple(name for name, other in zip(mesh.names, differs, strict=True) if other)
@@ -120,32 +130,79 @@ def operand_bytes(found: FoundCollective, members: int) -> tuple[int, list[int]]
     of each of the arrays that it sends."""
     one = found.instruction
     scale = members if found.kind == "all-gather" else 1
-    sizes = []
-    for n in range(len(one.operands)):
-        arrays = found.inside.operand_arrays(one, n)
-        sizes.append(scale * sum(array.bytes for array in arrays))
+    # The other operands of a ragged one are its result's memory, offsets and sizes.
+    sent = 1 if one.opcode.startswith("ragged") else len(one.operands)
+    arrays = [found.inside.operand_arrays(one, n) for n in range(sent)]
+    sizes = [scale * sum(array.bytes for array in parts) for parts in arrays]
     return sum(sizes), sizes
 
 
-def describing_name(found: FoundCollective, part: int) -> Instruction:
-    """The instruction whose name describes an array that a collective sends.
+# Names
 
-    A merged collective has the name of one of its parts, or none. Those that take its results apart have
-    the names of all.
+
+def describing_name(found: FoundCollective, part: int) -> Instruction:
+    """An instruction with the name that describes an array that a collective sends.
+
+    A merged collective has the name of one of its parts, or none; the GPU compiler merges the names, too.
+    Instructions that take its results apart have the name of the part. Without these, a sum has the name of
+    what is summed, and other collectives that of what uses the result.
     """
-    results = found.step.computation
-    holder = found.instruction if found.inside is results else found.step.instruction
-    merged = len(found.instruction.operands) > 1
-    if found.instruction.op_name and not merged:
-        return found.instruction
-    names = [holder.name]
+    own = found.instruction
+    names = merged_names(own.op_name)
+    if len(names) > 1:
+        return _renamed(own, names[part if len(names) == len(own.operands) else 0])
+    if own.op_name and len(own.operands) == 1:
+        return own
+    parts, users = _users_by_role(found, part)
+    if parts:
+        return max(parts, key=lambda one: one.bytes)
+    summed = _summed(found, part) if found.kind in ("all-reduce", "reduce-scatter") else None
+    return summed or next(iter(users), own)
+
+
+def _users_by_role(found: FoundCollective, part: int) -> tuple[list[Instruction], list[Instruction]]:
+    """The named instructions that take a result apart, and those that use it."""
+    computation = found.step.computation
+    holder = found.instruction if found.inside is computation else found.step.instruction
+    parts: list[Instruction] = []
+    users: list[Instruction] = []
+    names, seen = [holder.name], {holder.name}
+    tuples = {holder.name}  # of all results
     while names:
         name = names.pop(0)
-        for user in results.users.get(name, ()):
-            if user.opcode == "get-tuple-element" and int(user.attribute("index")) != part:
+        for user in computation.users[name]:
+            if user.opcode == "get-tuple-element" and name in tuples and int(user.attribute("index")) != part:
                 continue
-            if user.op_name:
-                return user
-            if user.opcode in ("get-tuple-element", "bitcast", "slice", "fusion") or "-done" in user.opcode:
+            is_done = user.opcode.endswith("-done")
+            if user.op_name and not is_done:
+                takes_part = user.opcode in PARTS or user.name.startswith("wrapped_slice")
+                (parts if takes_part else users).append(user)
+            elif (is_done or user.opcode in (*MOVES, "fusion")) and user.name not in seen:
+                seen.add(user.name)
                 names.append(user.name)
-    return found.instruction
+                tuples |= {user.name} if is_done else set()
+    return parts, users
+
+
+# Instructions that take the results of a merged collective apart.
+PARTS = ("bitcast", "get-tuple-element", "reshape", "slice")
+# Instructions between a collective and what computes its operand.
+MOVES = (*PARTS, "convert", "copy", "copy-done", "copy-start", "transpose")
+
+
+def _summed(found: FoundCollective, part: int) -> Instruction | None:
+    """What computes an array that a collective sums, with a name that ends before its primitive."""
+    made = found.inside.by_name.get(found.instruction.operands[part])
+    while made is not None and not parse_op_name(made.op_name).ops:
+        made = found.inside.by_name.get(made.operands[0]) if made.opcode in MOVES else None
+    if made is None:
+        return None
+    primitive = primitive_of(made.op_name)
+    return _renamed(made, made.op_name.removesuffix(f"/{primitive}") if primitive else made.op_name)
+
+
+def _renamed(instruction: Instruction, name: str) -> Instruction:
+    """An instruction with another name, from the same line of the source."""
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    frame = instruction.stack_frame
+    return replace(instruction, attributes=f'metadata={{op_name="{escaped}" stack_frame_id={frame}}}')

@@ -14,19 +14,24 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import MeshError, ProgramError
 from ..core.field_types import PositiveInt
 from ..core.fields import argument_types, check_values
 from ..core.mesh import Mesh
 from ..core.traced import Traced
+from ..hardware.topology import Assignment
 from ..plan.facts import UnboundedLoop, to_jsonable
+from ..plan.network import assign_mesh
 from ..plan.units import human_bytes, human_seconds
 from .analysis import analyze
-from .facts import VERSION, CompiledCollective, CompiledMemory, CompiledWork, PaddedArray
+from .facts import VERSION, CompiledCollective, CompiledMemory, CompiledWork, LiveArray, PaddedArray
 from .process import TIMEOUT, Progress, run_compiler
 from .target import Target, nearest_shapes
+
+if TYPE_CHECKING:
+    from ..plan.plan import Plan
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,12 +42,14 @@ class Compiled:
       name: the name of the function.
       target: what it was compiled for.
       mesh, layout: the mesh and the layout.
+      assignment: where the axes of the mesh lie on the target's network, and the order of the devices.
       compiler: the compiler and its version.
       device_kind: the compiler's name of the device.
       seconds: how long the compiler took.
       memory: bytes on one device.
       work: the local work, by instruction, in the order in which it runs.
       collectives: the collectives as compiled, in order.
+      largest: the largest arrays that are live when the program needs the most memory.
       padded: arrays that take more memory than their elements.
       loops: loops with an unknown number of iterations; one is counted.
       hlo: the text of the compiled program.
@@ -52,12 +59,14 @@ class Compiled:
     target: Target
     mesh: Mesh
     layout: str
+    assignment: Assignment
     compiler: str
     device_kind: str
     seconds: float
     memory: CompiledMemory
     work: tuple[CompiledWork, ...]
     collectives: tuple[CompiledCollective, ...]
+    largest: tuple[LiveArray, ...]
     padded: tuple[PaddedArray, ...]
     loops: tuple[UnboundedLoop, ...]
     hlo: str
@@ -96,10 +105,7 @@ class Compiled:
     @functools.cached_property
     def estimated_seconds(self) -> float:
         """The compiler's own estimate of the local work; work without one counts at its roofline."""
-        return sum(
-            (w.roofline_seconds if w.estimated_seconds is None else w.estimated_seconds) * w.count
-            for w in self.work
-        )
+        return sum(w.likely_seconds * w.count for w in self.work)
 
     @functools.cached_property
     def has_estimates(self) -> bool:
@@ -149,6 +155,7 @@ class Compiled:
             "target": self.target.name,
             "mesh": [list(axis) for axis in self.mesh.axes],
             "layout": self.layout,
+            "assignment": self.assignment.describe(),
             "compiler": self.compiler,
             "device_kind": self.device_kind,
             "compile_seconds": self.seconds,
@@ -162,6 +169,7 @@ class Compiled:
             "exposed_seconds": self.exposed_seconds,
             "collectives": to_jsonable(self.collectives),
             "work": to_jsonable(self.work),
+            "largest": to_jsonable(self.largest),
             "padded": to_jsonable(self.padded),
             "loops": to_jsonable(self.loops),
         }
@@ -169,6 +177,16 @@ class Compiled:
     def to_json(self) -> str:
         """The compiled program as JSON; `version` is the version of the format."""
         return json.dumps(self.to_data(), indent=1)
+
+    def to_html(self, plan: Plan | None = None) -> str:
+        """The compiled program as one self-contained page.
+
+        Args:
+          plan: adds the numbers of a plan of the same call next to the compiled ones.
+        """
+        from .html import compiled_page
+
+        return compiled_page(self, plan)
 
 
 def compile_traced(
@@ -196,29 +214,33 @@ def compile_traced(
             hint=f"choose another mesh, or a target of {mesh.size} devices: "
             f"{', '.join(nearest_shapes(target.hardware.name, mesh.size))}",
         ).located(f"compile_for({target.name!r})")
+    assignment = assign_mesh(traced.collectives(), mesh, target.hardware)
+    assert assignment is not None  # a target has a shape
     output = run_compiler(
         traced.export_for(target.platform),
         target,
         mesh.axes,
-        range(mesh.size),
+        assignment.order,
         traced.donated,
         {**traced.program.compiler_options, **(options or {})},
         timeout=TIMEOUT if timeout is None else timeout,
         progress=progress,
         name=traced.name,
     )
-    analysis = analyze(output, target, mesh)
+    analysis = analyze(output, target, mesh, assignment)
     return Compiled(
         name=traced.name,
         target=target,
         mesh=mesh,
         layout=repr(traced.placement.layout),
+        assignment=assignment,
         compiler=output.compiler,
         device_kind=output.device_kind,
         seconds=output.seconds,
         memory=CompiledMemory(**output.memory, available=target.hardware.memory_bytes),
         work=analysis.work,
         collectives=analysis.collectives,
+        largest=analysis.largest,
         padded=analysis.padded,
         loops=analysis.loops,
         hlo=output.hlo,

@@ -7,12 +7,14 @@ tables of measured matmuls and collectives, and a roofline for the rest; two kno
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from ..hardware.profile import Hardware
-from .costs import call_target, traffic
+from .flops import call_target
 from .hlo import Computation, HloModule, Instruction
 from .target import Target
+from .traffic import traffic
 
 Estimate = Callable[[HloModule, Computation, Instruction], float | None]
 
@@ -56,7 +58,7 @@ def gpu_seconds(
 ) -> float | None:
     """The estimate of XLA's GPU cost model."""
     listed = instruction.config.get("reification_cost") or []
-    by_model = {one["name"]: one["exec_time_us"] * 1e-6 for one in listed}
+    by_model = {one["name"]: float(one["exec_time_us"]) * 1e-6 for one in listed}
     if not by_model:
         return costs[instruction.name] * 1e-6 if instruction.name in costs else None
     if instruction.opcode == "fusion" and instruction.config.get("fusion_backend_config", {}).get(
@@ -65,7 +67,9 @@ def gpu_seconds(
         # The other models return 0, or minutes, for these.
         return by_model.get("indexing-cost-model")
     seconds = by_model.get("sol", by_model.get(""))
-    if seconds is not None and call_target(instruction).startswith("__cublas"):
+    if seconds is None or not math.isfinite(seconds):  # infinite: "Infinity", as text
+        return None
+    if call_target(instruction).startswith("__cublas"):
         arrays = [computation.operand_arrays(instruction, n)[0] for n in (0, 1)] + [instruction.arrays[0]]
         if tuple(array.dtype for array in arrays) not in TABULATED:
             # For other dtypes the model scales each of the three sizes by the bytes of an element of the

@@ -71,6 +71,11 @@ class CompiledWork(OfOp):
     roofline_seconds: float
     estimated_seconds: float | None
 
+    @property
+    def likely_seconds(self) -> float:
+        """The compiler's estimate, or the roofline if it has none, each time."""
+        return self.roofline_seconds if self.estimated_seconds is None else self.estimated_seconds
+
 
 @dataclass(frozen=True)
 class CompiledCollective(OfOp):
@@ -117,6 +122,25 @@ class CompiledCollective(OfOp):
     def exposed_seconds(self) -> float:
         """The time that nothing overlaps with, each time."""
         return max(0.0, self.network_seconds - self.hidden_seconds)
+
+
+@dataclass(frozen=True)
+class LiveArray(OfOp):
+    """An array that is live when the program needs the most memory; arguments are not among them.
+
+    Attributes:
+      op, phase, source: as of `plan.facts.Work`, of the instruction that computes it.
+      shape: its type.
+      bytes: what it takes, with padding.
+      count: the number of such arrays.
+    """
+
+    op: OpLabel
+    phase: str
+    source: str
+    shape: str
+    bytes: int
+    count: int
 
 
 @dataclass(frozen=True)

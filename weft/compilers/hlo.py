@@ -15,20 +15,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from ..core.errors import is_library, short_path
+from ..plan.sources import user_line
+from .groups import Groups, parse_groups
 
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?(\S+) = ")
 _OPERAND = re.compile(r"%([\w.\-]+)")
-_GROUPS = re.compile(r"replica_groups=\{(.*?\})\}")
-_IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_PAIRS = re.compile(r"source_target_pairs=\{(.*?\})\}")
+_CONTROL = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+_PARENTHESIS = re.compile(r"[()]")
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2}|.)")
 
-BITS = {"pred": 8, "c64": 64, "c128": 128, "token": 0, "opaque": 0}
-HOST_MEMORY, ON_CHIP = (5,), (1, 2, 3, 4, 6)  # XLA's numbers of memory spaces; 0 is the device's main memory
+BITS = {"pred": 8, "token": 0, "opaque": 0}  # the names of other types end with the number
+# XLA's numbers of memory spaces: the device's main memory, and the host's. All others are on the chip.
+MAIN_MEMORY, HOST_MEMORY = 0, 5
+# The instructions that run another computation once. A reduction names one, too, that runs for each element.
+CALLS = ("fusion", "call", "async-start", "call-start", "fusion-start")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Array:
       order: the dims from the minor-most to the major-most.
       tile: the tile of the minor-most dims, which the compiler pads to full tiles.
       space: the number of its memory space; 0 is the device's main memory.
+      element_bits: the bits that the layout reserves for an element; 0 stands for those of the dtype.
     """
 
     dtype: str
@@ -46,6 +49,7 @@ class Array:
     order: tuple[int, ...] = ()
     tile: tuple[int, ...] = ()
     space: int = 0
+    element_bits: int = 0
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -68,12 +72,17 @@ class Array:
         sizes += [1] * (len(self.tile) - len(sizes))
         for n, size in enumerate(reversed(self.tile)):
             sizes[n] = -(-sizes[n] // size) * size
-        return math.prod(sizes) * self.bits // 8
+        return math.prod(sizes) * (self.element_bits or self.bits) // 8
+
+    @property
+    def is_on_chip(self) -> bool:
+        """Whether it is in a memory of the chip itself."""
+        return self.space not in (MAIN_MEMORY, HOST_MEMORY)
 
     @property
     def memory_bytes(self) -> int:
         """The bytes that it takes in the main memory: none if it is on the chip or on the host."""
-        return 0 if self.space else self.padded_bytes
+        return self.padded_bytes if self.space == MAIN_MEMORY else 0
 
 
 def parse_arrays(text: str) -> tuple[Array, ...]:
@@ -86,12 +95,14 @@ def _array(dtype: str, shape: str, layout: str | None) -> Array:
     order, _, rest = (layout or "").partition(":")
     tile = re.search(r"T\(([\d,]+)\)", rest)
     space = re.search(r"S\((\d+)\)", rest)
+    element = re.search(r"E\((\d+)\)", rest)
     return Array(
         dtype,
         tuple(int(n.removeprefix("<=")) for n in shape.split(",") if n),
         tuple(int(n) for n in order.split(",") if n),
         tuple(map(int, tile[1].split(","))) if tile else (),
-        int(space[1]) if space else 0,
+        int(space[1]) if space else MAIN_MEMORY,
+        int(element[1]) if element else 0,
     )
 
 
@@ -157,24 +168,21 @@ class Instruction:
         match = re.search(r"stack_frame_id=(\d+)", self.attributes)
         return int(match[1]) if match else 0
 
-    def groups(self, devices: int) -> list[tuple[int, ...]]:
-        """The groups of devices of a collective; of a permute, the pairs (source, target)."""
-        if iota := _IOTA_GROUPS.search(self.attributes):
-            shape, base, order = ([int(n) for n in (part or "").split(",") if n] for part in iota.groups())
-            ids = np.arange(math.prod(base)).reshape(base)
-            return [tuple(row) for row in ids.transpose(order or None).reshape(shape).tolist()]
-        listed = _GROUPS.search(self.attributes) or _PAIRS.search(self.attributes)
-        if listed is None:
-            return [tuple(range(devices))]
-        return [tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+    def groups(self, devices: int) -> Groups:
+        """The groups of devices of a collective; of a permute, the pairs of source and target."""
+        return parse_groups(self.attributes, devices)
 
 
 def _unescape(text: str) -> str:
-    r"""A name as it was before HLO escaped it: UTF-8 as octal, `\302\267`."""
+    r"""A text as it was before HLO escaped it: UTF-8 as octal, `\302\267`."""
     if "\\" not in text:
         return text
-    octal = re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), text)
-    return re.sub(r"\\(.)", r"\1", octal).encode("latin-1").decode("utf-8", "replace")
+    return _ESCAPED.sub(_unescaped_byte, text.encode()).decode("utf-8", "replace")
+
+
+def _unescaped_byte(match: re.Match[bytes]) -> bytes:
+    code = match[1]
+    return bytes([int(code, 8)]) if len(code) == 3 else _CONTROL.get(code, code)
 
 
 @dataclass(eq=False)
@@ -217,19 +225,37 @@ class Computation:
 
 @dataclass(eq=False)
 class HloModule:
-    """A compiled module."""
+    """A compiled module.
+
+    Attributes:
+      devices: the number of its partitions.
+      aliases: the results that reuse the memory of an argument, as text: `{1}: (0, {}, may-alias)`.
+    """
 
     computations: dict[str, Computation]
     entry: Computation
     devices: int
+    aliases: str
     _files: dict[int, str]
     _locations: dict[int, tuple[int, int]]
     _frames: dict[int, tuple[int, int]]
 
+    @functools.cached_property
+    def loops(self) -> dict[str, tuple[Computation, Instruction]]:
+        """The loops by the names of their body and condition, each with the computation that runs it."""
+        return {
+            one.attribute(name): (computation, one)
+            for computation in self.computations.values()
+            for one in computation.instructions
+            if one.opcode == "while"
+            for name in ("body", "condition")
+        }
+
     def called(self, instruction: Instruction) -> Computation | None:
         """The computation that a fusion, a call or an asynchronous operation runs."""
-        name = instruction.attribute("calls") or instruction.attribute("to_apply")
-        return self.computations.get(name)
+        if instruction.opcode not in CALLS:
+            return None  # `to_apply` of a reduction, of a sort: it runs for each element
+        return self.computations.get(instruction.attribute("calls") or instruction.attribute("to_apply"))
 
     def fused(self, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
         """The instructions inside a fusion, and inside fusions and calls in it."""
@@ -237,8 +263,7 @@ class HloModule:
         if computation is not None:
             for inner in computation.instructions:
                 yield computation, inner
-                if inner.opcode in ("fusion", "call", "async-start"):
-                    yield from self.fused(inner)
+                yield from self.fused(inner)
 
     def source(self, instruction: Instruction) -> str:
         """The user's `file:line` that an instruction comes from, or ""."""
@@ -246,9 +271,8 @@ class HloModule:
         while frame in self._frames:
             location, parent = self._frames[frame]
             file, line = self._locations.get(location, (0, 0))
-            name = self._files.get(file, "")
-            if name and not is_library(name):
-                return f"{short_path(name)}:{line}"
+            if source := user_line(self._files.get(file, "<unknown>"), line):
+                return source
             frame = parent
         return ""
 
@@ -273,14 +297,17 @@ def parse_hlo(text: str) -> HloModule:
         elif table is not None and line[:1].isdigit():
             number, _, rest = line.partition(" ")
             table[int(number)] = rest
-    partitions = re.search(r"num_partitions=(\d+)", text[:100_000])
+    header = text.partition("\n")[0]
+    partitions = re.search(r"\bnum_partitions=(\d+)", header)
+    aliases = re.search(r"\binput_output_alias=\{((?:[^{}]|\{[^{}]*\})*)\}", header)
     if entry is None:
         raise ValueError("the text has no ENTRY computation")
     return HloModule(
         computations,
         entry,
         int(partitions[1]) if partitions else 1,
-        {n: rest.strip('"') for n, rest in tables["FileNames"].items()},
+        aliases[1].strip() if aliases else "",
+        {n: _unescape(rest.strip('"')) for n, rest in tables["FileNames"].items()},
         {n: (_number(r, "file_name_id"), _number(r, "line")) for n, r in tables["FileLocations"].items()},
         # The numbers of parents are printed with one added.
         {
@@ -318,8 +345,8 @@ def _parse_instruction(line: str) -> Instruction | None:
 def _closing(line: str, start: int) -> int:
     """The position of the parenthesis that closes the one at `start`."""
     depth = 0
-    for match in re.finditer(r"[()]", line[start:]):
+    for match in _PARENTHESIS.finditer(line, start):
         depth += 1 if match[0] == "(" else -1
         if depth == 0:
-            return start + match.start()
+            return match.start()
     return len(line)

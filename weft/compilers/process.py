@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,8 +106,7 @@ def run_compiler(
         "donated": list(donated),
         "options": {**target.options, **options},
     }
-    versions = [f"{package} {version(package)}" for package in PACKAGES[target.platform]]
-    key = hashlib.sha256(json.dumps([versions, request], sort_keys=True).encode() + program).hexdigest()
+    key = _key(compiler, target, request, program)
     folder = cache_folder()
     if found := _read_cached(folder / key, compiler):
         return found
@@ -120,9 +120,19 @@ def run_compiler(
         (work / "program").write_bytes(program)
         _run_worker(work, timeout, report, f"{name} for {target}", compiler)
         _store(work, folder / key)
-    output = _read_cached(folder / key, compiler)
+        output = _read_cached(folder / key, compiler)
     assert output is not None
     return output
+
+
+def _key(compiler: str, target: Target, request: Mapping[str, Any], program: bytes) -> str:
+    """The name of a result in the cache: a hash of all that it depends on."""
+    with from_extra(target.extra):
+        others = [f"{package} {version(package)}" for package in PACKAGES[target.platform][1:]]
+    key = hashlib.sha256(json.dumps([compiler, others, request], sort_keys=True).encode())
+    for part in (WORKER.read_bytes(), program):
+        key.update(hashlib.sha256(part).digest())
+    return key.hexdigest()
 
 
 def cache_folder() -> Path:
@@ -145,6 +155,7 @@ def _run_worker(work: Path, timeout: float, report: Progress, what: str, compile
             stdout=steps,
             stderr=log,
             env=environment,
+            start_new_session=True,
         )
         try:
             while process.poll() is None:
@@ -161,17 +172,20 @@ def _run_worker(work: Path, timeout: float, report: Progress, what: str, compile
                 time.sleep(POLL)
         finally:
             if process.poll() is None:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # with the assemblers that it runs
                 process.wait()
     if (work / "failed.json").exists():
         raise _failure(json.loads((work / "failed.json").read_text()), what, compiler)
-    if process.returncode or not (work / "compiled.json").exists():
+    # Written last: with it, the result is complete, even if the compiler crashes while it exits.
+    if not (work / "compiled.json").exists():
         log_lines = (work / "log").read_text(errors="replace").strip().splitlines()
         raise CompileError(
             f"{compiler} ended with code {process.returncode} while it compiled {what}",
             *log_lines[-5:],
             rule="a code below 0 is a signal: -9 usually means that the machine ran out of memory",
-            hint="compile a smaller program: fewer layers, or a smaller batch",
+            hint="compile a smaller program: fewer layers, or a smaller batch"
+            if process.returncode < 0
+            else "the lines above are the last ones that the compiler wrote",
         )
 
 
@@ -212,16 +226,17 @@ def _one_at_a_time(folder: Path, timeout: float, report: Progress) -> Iterator[N
 
 
 def _store(work: Path, entry: Path) -> None:
-    """Keep a result: the entry is complete or absent. The oldest ones are removed."""
-    draft = entry.with_name(f".{entry.name}.{os.getpid()}.part")
+    """Keep a result: the entry is complete or absent. The oldest ones are removed.
+
+    The caller has the lock, so no other process stores results. An entry that is there already is damaged.
+    """
+    draft = entry.with_name(f".{entry.name}.part")
+    for leftover in (draft, entry):
+        shutil.rmtree(leftover, ignore_errors=True)
     draft.mkdir()
-    try:
-        (draft / "compiled.hlo.z").write_bytes(zlib.compress((work / "compiled.hlo").read_bytes()))
-        shutil.copy(work / "compiled.json", draft / "compiled.json")
-        with contextlib.suppress(OSError):  # another process has stored it
-            draft.rename(entry)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    (draft / "compiled.hlo.z").write_bytes(zlib.compress((work / "compiled.hlo").read_bytes()))
+    shutil.copy(work / "compiled.json", draft / "compiled.json")
+    draft.rename(entry)
     entries = [p for p in entry.parent.iterdir() if p.is_dir()]
     for old in sorted(entries, key=lambda p: p.stat().st_mtime)[:-MOST_CACHED]:
         shutil.rmtree(old, ignore_errors=True)

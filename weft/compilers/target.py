@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ..core.errors import HardwareError, nearest
 from ..hardware.profile import Hardware
+from ..hardware.topology import device_count
 from .gpus import GPUS, compile_options, describe_gpu
 
 EXAMPLES = '"tpu-v5e:16x16", "tpu-v5p:4x4x8", "h100:16x8" (16 hosts of 8)'
@@ -49,6 +50,7 @@ TPUS = {
     "tpu-v5p": TpuGeneration("v5p", 1750e6, 3, (16, 16, 24)),
     "tpu-v6e": TpuGeneration("v6e", 1750e6, 2, (16, 16)),
 }
+_SHAPE = re.compile(r"[0-9]{1,6}(x[0-9]{1,6})*")
 # A host has 2 x 2 chips, so the first two sides of a slice are even.
 HOST_SIDE = 2
 MOST_GPUS = 8  # of a host
@@ -60,13 +62,12 @@ class Target:
 
     Attributes:
       name: `tpu-v5e:16x16`.
-      hardware: the profile.
-      shape: the sides of a TPU slice in chips; the hosts, and the GPUs in each.
+      hardware: the profile with its shape: the sides of a TPU slice in chips, or the hosts and the GPUs in
+        each.
     """
 
     name: str
     hardware: Hardware
-    shape: tuple[int, ...]
 
     @classmethod
     def of(cls, given: Target | str) -> Target:
@@ -75,6 +76,11 @@ class Target:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sides of a TPU slice in chips; the hosts, and the GPUs in each."""
+        return self.hardware.shape
 
     @property
     def platform(self) -> str:
@@ -89,9 +95,7 @@ class Target:
     @property
     def devices(self) -> int:
         """The number of devices."""
-        inner = self.hardware.network[0]
-        cores = inner.devices or 1 if self.platform == "tpu" and not inner.torus else 1
-        return math.prod(self.shape) * cores
+        return device_count(self.hardware)
 
     @property
     def generation(self) -> TpuGeneration | None:
@@ -125,25 +129,27 @@ def _parse(name: str) -> Target:
     known = [*TPUS, *GPUS]
     kind, _, sides = name.partition(":") if isinstance(name, str) else ("", "", "")
     if kind not in known:
-        close = nearest(kind.lower(), known) or nearest(f"tpu-{kind.lower()}", known)
+        close = kind and (nearest(kind.lower(), known) or nearest(f"tpu-{kind.lower()}", known))
         raise HardwareError(
             f"unknown target {name!r}{close}",
             f"known: {', '.join(known)}",
             rule="a target is one of these names and the shape of a slice",
             hint=f"for example {EXAMPLES}",
         )
-    shape = tuple(map(int, sides.split("x"))) if re.fullmatch(r"\d+(x\d+)*", sides) else ()
+    shape = tuple(map(int, sides.split("x"))) if _SHAPE.fullmatch(sides) else ()
     generation = TPUS.get(kind)
-    rule = _broken_rule(shape, generation) if shape else "it has no shape"
+    missing = f"{sides!r} is not a shape" if sides else "it has no shape"
+    rule = _broken_rule(shape, generation) if shape else missing
     if rule:
-        close = ", ".join(nearest_shapes(kind, math.prod(shape)))
+        close = ", ".join(nearest_shapes(kind, math.prod(shape) * _devices_per_chip(kind)))
         raise HardwareError(
             f"{name!r} is not a slice of {kind}: {rule}",
             rule="the shape of a TPU slice has the sides of its torus in chips; that of a GPU cluster the "
             "number of hosts and of GPUs in each",
             hint=f"the nearest ones: {close}",
         )
-    return Target(name, Hardware.of(kind), shape if generation or len(shape) == 2 else (1, *shape))
+    shape = shape if generation or len(shape) == 2 else (1, *shape)
+    return Target(name, replace(Hardware.of(kind), shape=shape))
 
 
 def _broken_rule(shape: tuple[int, ...], generation: TpuGeneration | None) -> str:
@@ -163,19 +169,24 @@ def _broken_rule(shape: tuple[int, ...], generation: TpuGeneration | None) -> st
     return ""
 
 
-def nearest_shapes(kind: str, chips: int) -> list[str]:
-    """Targets of about this many chips."""
-    sizes = sorted(
-        known_shapes(kind), key=lambda shape: (abs(math.log(math.prod(shape) / max(chips, 1))), shape)
-    )
+def nearest_shapes(kind: str, devices: int) -> list[str]:
+    """Targets of about this many devices."""
+    chips = max(devices, 1) / _devices_per_chip(kind)
+    sizes = sorted(known_shapes(kind), key=lambda shape: (abs(math.log(math.prod(shape) / chips)), shape))
     return [f"{kind}:{'x'.join(map(str, shape))}" for shape in sizes[:3]]
+
+
+def _devices_per_chip(kind: str) -> int:
+    generation = TPUS.get(kind)
+    single = (1,) * (generation.sides if generation else 2)
+    return device_count(replace(Hardware.of(kind), shape=single))
 
 
 def known_shapes(kind: str) -> list[tuple[int, ...]]:
     """The usual slices of a generation, and clusters of GPUs: powers of two, as square as they can be."""
     generation = TPUS.get(kind)
     if generation is None:
-        return [(2**n, MOST_GPUS) for n in range(11)]
+        return [(1, 1), (1, 2), (1, 4), *((2**n, MOST_GPUS) for n in range(11))]
     shapes = [(1,) * generation.sides]
     shape: tuple[int, ...] = (2, 2) if generation.sides == 2 else (2, 2, 1)
     while not _broken_rule(shape, generation):
@@ -183,5 +194,4 @@ def known_shapes(kind: str) -> list[tuple[int, ...]]:
         # The last of the smallest sides doubles.
         at = max(n for n, side in enumerate(shape) if side == min(shape))
         shape = tuple(sorted(side * 2 if n == at else side for n, side in enumerate(shape)))
-        shape = (2, 2, 1) if shape == (1, 2, 2) else shape
     return shapes

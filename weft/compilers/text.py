@@ -26,9 +26,10 @@ def explain(compiled: Compiled, width: int | None = None) -> str:
         _kinds(compiled, width),
         _work(compiled, width),
         _collectives(compiled, width),
+        _largest(compiled, width),
         _copies(compiled, width),
         _padding(compiled.padded, width),
-        _wrapped(_notes(compiled), width),
+        _wrapped(notes(compiled), width),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -44,6 +45,7 @@ def _totals(compiled: Compiled) -> Iterator[str]:
         f"compiled for {compiled.target} ({compiled.device_kind}) by {compiled.compiler} in "
         f"{human_seconds(compiled.seconds)}; nothing ran"
     )
+    yield from compiled.assignment.describe()
     verdict = "fits" if m.fits else "DOES NOT FIT"
     yield (
         f"memory: {human_bytes(m.peak)} of {human_bytes(m.available)}, {verdict}: arguments "
@@ -87,11 +89,11 @@ def _kinds(compiled: Compiled, width: int) -> str:
 
 
 def _seconds(group: Iterable[CompiledWork]) -> tuple[float, float]:
-    """The roofline and the compiler's estimate of some work."""
+    """The roofline and the compiler's estimate of some work; work without an estimate has its roofline."""
     group = list(group)
     return (
         sum(w.roofline_seconds * w.count for w in group),
-        sum((w.estimated_seconds or 0.0) * w.count for w in group),
+        sum(w.likely_seconds * w.count for w in group),
     )
 
 
@@ -163,6 +165,17 @@ def _collectives(compiled: Compiled, width: int) -> str:
     return format_table(columns, rows, width) + more
 
 
+def _largest(compiled: Compiled, width: int) -> str:
+    rows = [
+        [human_bytes(a.bytes * a.count), str(a.count), a.shape, str(a.op), a.layer or a.source]
+        for a in compiled.largest[:MOST_COPIES]
+    ]
+    if not rows:
+        return ""
+    table = format_table([">bytes", ">arrays", "array", "made by", "where"], rows, width)
+    return "the largest arrays at the peak\n" + table
+
+
 def _copies(compiled: Compiled, width: int) -> str:
     rows = [
         [human_bytes(w.bytes * w.count), str(w.count), w.shape, str(w.op), w.layer or w.source]
@@ -186,7 +199,7 @@ def _padding(padded: Iterable[PaddedArray], width: int) -> str:
     return "padding to full tiles\n" + table
 
 
-def _notes(compiled: Compiled) -> Iterator[str]:
+def notes(compiled: Compiled) -> Iterator[str]:
     changed = [c for c in compiled.collectives if c.requested and c.requested != c.kind]
     if changed:
         size = human_bytes(sum(c.bytes * c.count for c in changed))

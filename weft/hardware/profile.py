@@ -27,8 +27,12 @@ Each profile names the source of its numbers; `weft hardware list` shows them. Y
     latency = 4e-6
 
 A torus has `torus = 2` or 3, its number of directions, and `wrap = 4`: lengths that are multiples of 4 close
-to rings. `shared_cores` is for virtual devices that share the cores of a CPU: then all numbers are those of
-one core.
+to rings. `overlapped = ["all-gather"]` lists the kinds of collectives that the compiler overlaps with other
+work; without it, sums of gradients and gathers of parameters overlap. `shared_cores` is for virtual devices
+that share the cores of a CPU: then all numbers are those of one core.
+
+A name may have a shape, `tpu-v5e:16x16` or `h100:16x8`: the sides of a torus, or the sizes of the levels of
+the network, the outermost first. Plans then lay the axes of a mesh over its links (`hardware/topology.py`).
 
 A name is looked up in `~/.config/weft/` first, then among the profiles that come with Weft.
 """
@@ -38,16 +42,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ..core.errors import HardwareError, nearest
 from ..core.field_types import FieldType, NonNegative, NonNegativeInt, Positive, PositiveInt, Range, Text
 from ..core.fields import Offender, documented, field_types, validate
 from .toml import TomlTable
 
+CollectiveKind = Literal["all-reduce", "all-gather", "reduce-scatter"]
 PROFILES = Path(__file__).parent / "profiles"  # those that come with Weft
 
 
@@ -120,6 +126,12 @@ class Hardware:
     shared_cores: NonNegativeInt = 0
     """The number of cores that virtual devices share; all numbers are then those of one core. 0: real
     devices."""
+    overlapped: tuple[CollectiveKind, ...] = ("all-reduce", "all-gather", "reduce-scatter")
+    """The kinds of collectives that the machine's compiler overlaps with other work, with its default
+    options."""
+    shape: tuple[PositiveInt, ...] = ()
+    """The shape of a slice or a cluster, if it is known: the sides of a torus, or the sizes of the levels of
+    the network, the outermost first."""
 
     def __post_init__(self) -> None:
         validate(self, HardwareError, more=self._missing())
@@ -131,8 +143,20 @@ class Hardware:
 
     @classmethod
     def of(cls, given: HardwareLike) -> Hardware:
-        """The hardware itself, or the profile with this name or path."""
-        return given if isinstance(given, Hardware) else load_profile(find_profile(given))
+        """The hardware itself, or the profile with this name or path; `tpu-v5e:4x4` has a shape."""
+        if isinstance(given, Hardware):
+            return given
+        name, shape = _split_shape(given)
+        hardware = load_profile(find_profile(name))
+        if not shape:
+            return hardware
+        _check_shape(hardware, shape)
+        return dataclasses.replace(hardware, shape=shape)
+
+    @property
+    def label(self) -> str:
+        """The name with the shape, `tpu-v5e:4x4`."""
+        return f"{self.name}:{'x'.join(map(str, self.shape))}" if self.shape else self.name
 
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s of matmuls of this dtype; that of f32 if the profile does not list it."""
@@ -184,12 +208,38 @@ def find_profile(name: str | os.PathLike[str]) -> Path:
     )
 
 
+_SHAPED = re.compile(r"(.+):(\d+(?:x\d+)*)")
+
+
+def _split_shape(given: str | os.PathLike[str]) -> tuple[str | os.PathLike[str], tuple[int, ...]]:
+    """A name without its shape, and the shape."""
+    match = _SHAPED.fullmatch(given) if isinstance(given, str) else None
+    return (match[1], tuple(map(int, match[2].split("x")))) if match else (given, ())
+
+
+def _check_shape(hardware: Hardware, shape: tuple[int, ...]) -> None:
+    """Raise an error if a machine can't have a shape."""
+    torus = next((level for level in hardware.network if level.torus), None)
+    wanted = f"{torus.torus} sides" if torus is not None else f"up to {len(hardware.network)} levels"
+    fits = len(shape) == torus.torus if torus is not None else len(shape) <= len(hardware.network)
+    limits = [level.devices for level in hardware.network]
+    if torus is None and fits:
+        fits = shape[-1] <= (limits[0] or shape[-1])
+    if not fits or 0 in shape:
+        raise HardwareError(
+            f"{hardware.name} has no shape {'x'.join(map(str, shape))}: its network has {wanted}",
+            rule="a shape has the sides of a torus, such as tpu-v5e:4x4, or the sizes of the levels of the "
+            "network, the outermost first, such as h100:16x8 (16 hosts of 8)",
+            hint=f"leave it out if it is not known: {hardware.name}",
+        )
+
+
 # Reading
 
 PEAK = FieldType.of(Positive)
 # Tables in a file have these fields. The others are at its top, with the same names.
 TABLE_FIELDS = ("peak_flops", "memory_bytes", "memory_bandwidth", "network")
-SCALAR_FIELDS = [name for name in field_types(Hardware) if name not in TABLE_FIELDS]
+SCALAR_FIELDS = [name for name in field_types(Hardware) if name not in (*TABLE_FIELDS, "shape")]
 
 
 def load_profile(path: Path) -> Hardware:
@@ -254,9 +304,11 @@ def _rows(owner: Hardware | NetworkLevel, *names: str) -> list[str]:
     return [f"{name} = {_toml_value(value)}" for name, (value, default) in values.items() if value != default]
 
 
-def _toml_value(value: str | float) -> str:
+def _toml_value(value: str | float | tuple[str, ...]) -> str:
     return (
-        _quoted(value)
+        f"[{', '.join(map(_quoted, value))}]"
+        if isinstance(value, tuple)
+        else _quoted(value)
         if isinstance(value, str)
         else f"{value:.4g}"
         if isinstance(value, float)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from ..core.labels import OPTAX_LABEL
 from ..core.layout import axes_of
+from ..hardware.profile import Hardware
 from .facts import Advice, Collective, Work
+from .network import compiled_kind
 from .pipelines import bubble_share
 from .units import human_bytes, human_count
 
@@ -37,7 +39,29 @@ def generate_advice(plan: Plan) -> Iterator[Advice]:
         yield from kind(plan)
 
 
-def exceeds_memory(plan: Plan, available: int) -> Iterator[Advice]:
+def hardware_advice(plan: Plan, hardware: Hardware) -> Iterator[Advice]:
+    """Advice about a plan on a machine."""
+    yield from _exceeds_memory(plan, hardware.memory_bytes)
+    yield from _entire_slice_collectives(plan, hardware)
+
+
+def _entire_slice_collectives(plan: Plan, hardware: Hardware) -> Iterator[Advice]:
+    """Collectives that a TPU's compiler turns into all-reduces, because they run over an entire slice."""
+    changed: dict[str, list[Collective]] = defaultdict(list)
+    for c in plan.collectives:
+        if compiled_kind(c.kind, plan.mesh.ways(c.axes), hardware) != c.kind:
+            changed[c.over].append(c)
+    for axes, group in changed.items():
+        kinds = " and ".join(sorted({f"{c.kind}s" for c in group}))
+        size = human_bytes(sum(c.bytes * c.count for c in group))
+        yield Advice(
+            "warning",
+            f"{axes} spans all of {hardware.label}, where libtpu compiles {kinds} ({size}) to all-reduces of "
+            "twice the bytes; along an axis that spans a part of the slice it does not",
+        )
+
+
+def _exceeds_memory(plan: Plan, available: int) -> Iterator[Advice]:
     """If the peak exceeds the memory of a device: ways to reduce it, for the largest parts first.
 
     Args:

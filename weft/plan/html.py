@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.html import fragment, paragraph, table, title
 from ..hardware.profile import HardwareLike
-from .advice import exceeds_memory
+from .advice import hardware_advice
 from .facts import Collective, to_jsonable
 from .pipelines import describe_pipelines, pipeline_svg
 from .units import human_bytes, human_count
@@ -40,7 +40,7 @@ def plan_page(plan: Plan, hardware: HardwareLike | None = None) -> str:
         time = plan.time(hardware)
         available = time.hardware.memory_bytes
         data["time"] = time.to_data() | {"memory_bytes": available}
-        data["advice"] = to_jsonable(tuple(exceeds_memory(plan, available))) + data["advice"]
+        data["advice"] = to_jsonable(tuple(hardware_advice(plan, time.hardware))) + data["advice"]
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     # Split first: the data may contain the other markers.
     before, after = template.split("{{data}}")

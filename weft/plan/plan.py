@@ -48,6 +48,7 @@ from .pipelines import plan_pipelines
 from .units import human_bytes, human_count
 
 if TYPE_CHECKING:
+    from ..compilers.compiled import Compiled
     from .time import Time
 
 
@@ -170,14 +171,18 @@ class Plan:
         check_values(argument_types(Plan.explain), {"width": width}, ProgramError, hint, "explain")
         return explain(self, hardware, width)
 
-    def diff(self, other: Plan) -> str:
-        """The differences from another plan, as text."""
+    def diff(self, other: Plan | Compiled) -> str:
+        """The differences from another plan, or from what a compiler made of the program, as text."""
+        from ..compilers.compiled import Compiled  # compilers/ imports this module
+        from ..compilers.diff import diff_compiled
         from .diff import diff
 
+        if isinstance(other, Compiled):
+            return diff_compiled(self, other)
         if not isinstance(other, Plan):
             raise TensorTypeError(
                 f"{other!r} is not a plan",
-                rule="diff compares a plan with another plan",
+                rule="diff compares a plan with another plan, or with a compiled program",
                 hint="plan.diff(wf.spmd(fn, mesh, other_layout).plan(*args))",
             ).located("diff(other)")
         return diff(self, other)

@@ -12,15 +12,19 @@ _MODELS = f"{PACKAGE}models{os.sep}"
 
 
 def user_source(eqn: JaxprEqn) -> str:
-    """The user's `file:line` of an equation. Weft's own models count as user code."""
+    """The user's `file:line` of an equation."""
     traceback: Any = eqn.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        name = frame.file_name
-        # Frames of JAX, the standard library and Weft would point to code that the user can't change.
-        # Generated code has no file.
-        library = f"{os.sep}site-packages{os.sep}" in name or f"{os.sep}lib{os.sep}python" in name
-        if name.startswith(_MODELS):
-            return f"weft/{os.path.relpath(name, PACKAGE)}:{frame.line_num}"
-        if not name.startswith(PACKAGE) and not library and not name.startswith("<"):
-            return f"{short_path(name)}:{frame.line_num}"
-    return ""
+    frames = traceback.frames if traceback is not None else ()
+    return next(filter(None, (user_line(frame.file_name, frame.line_num) for frame in frames)), "")
+
+
+def user_line(file: str, line: int) -> str:
+    """`file:line` of user code, "" of other code. Weft's own models count as user code."""
+    # Frames of JAX, the standard library and Weft would point to code that the user can't change. So would
+    # the script that starts the command line. Generated code has no file.
+    library = f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}lib{os.sep}python" in file
+    if file.startswith(_MODELS):
+        return f"weft/{os.path.relpath(file, PACKAGE)}:{line}"
+    if file.startswith((PACKAGE, "<")) or library or os.path.basename(file) == "weft":
+        return ""
+    return f"{short_path(file)}:{line}"

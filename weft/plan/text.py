@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..hardware.profile import HardwareLike
-from .advice import exceeds_memory
+from .advice import hardware_advice
 from .facts import Collective, Event, LiveBuffer
 from .pipelines import describe_pipelines
 from .table import format_table, wrap
@@ -24,10 +24,10 @@ def explain(plan: Plan, hardware: HardwareLike | None = None, width: int | None 
     """The plan as plain text: the same on every terminal and in golden files, unless a width is given."""
     width = width or WIDTH
     time = plan.time(hardware) if hardware is not None else None
-    memory_advice = exceeds_memory(plan, time.hardware.memory_bytes) if time is not None else ()
+    own_advice = hardware_advice(plan, time.hardware) if time is not None else ()
     advice = [
         f"{one.level}: {one.text}" + (f" ({one.source})" if one.source else "")
-        for one in (*memory_advice, *plan.advice)
+        for one in (*own_advice, *plan.advice)
     ]
     paragraphs = [
         *_wrapped(_totals(plan, time), width),
@@ -73,6 +73,8 @@ def _totals(plan: Plan, time: Time | None) -> Iterator[str]:
             f"predicted time: {human_seconds(time.overlapped_seconds)} with overlap, "
             f"{human_seconds(time.total_seconds)} without; bound by {time.bound}"
         )
+        if time.assignment is not None:
+            yield from time.assignment.describe()
         available = time.hardware.memory_bytes
         if plan.memory.peak > available:
             yield f"does not fit: a device of {time.hardware.name} has {human_bytes(available)} of memory"

@@ -3,24 +3,8 @@
 **Local work** takes the longer of its compute time, `flops / (peak · matmul_efficiency)`, and its memory
 time, `bytes / bandwidth`.
 
-**Collectives.** Devices are numbered in mesh order: devices along the last axis are neighbors, on the
-innermost and fastest level of the network, and each axis before it lies further out. A collective takes
-`sent / rate + steps · latency`:
-
-| kind | sent by each device | steps |
-|---|---|---|
-| all-gather, reduce-scatter | bytes · (n-1) / n | n-1 |
-| all-reduce | 2 · bytes · (n-1) / n | 2 · (n-1) |
-| all-to-all | bytes · (n-1) / n, in a torus bytes · n / 4 | n-1 |
-| permute | bytes | 1 |
-
-Compilers merge the sums of gradients over the same axes: their latency counts once.
-
-The rate is a device's bandwidth at that level; in a torus, that of both directions if the axis closes to a
-ring. If a group spans levels (an axis of 16 GPUs in nodes of 8), its ring leaves a node once, through the
-adapters of all its members there. The slowest level sets the rate, and each level has its own steps. A mesh
-axis longer than the side of a torus is laid over two or three of its directions and uses their links
-together. Different mesh axes are assumed to have separate links.
+**Collectives** take the time of their network, see `plan/network.py`. Compilers merge the sums of gradients
+over the same axes: their latency counts once.
 
 **Overlap.** `total_seconds` is without overlap; in `overlapped_seconds` some collectives overlap with the
 compute of their phase, see `can_overlap`.
@@ -40,8 +24,10 @@ from typing import TYPE_CHECKING, Any
 from ..core.labels import GRADIENT
 from ..core.layout import axes_of
 from ..core.mesh import Mesh
-from ..hardware.profile import Hardware, HardwareLike, NetworkLevel
+from ..hardware.profile import Hardware, HardwareLike
+from ..hardware.topology import Assignment
 from .facts import Collective, Event, PlannedTensor, Work
+from .network import assign_mesh, collective_seconds
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -61,6 +47,7 @@ class Time:
       events: the timeline without overlap, in order; `start`, `seconds` (of all its calls), `kind`
         compute or network, `axis`, `index` into `plan.events`, `bound` and `hideable`.
       flops_share: the share of the peak that unique FLOPs reach: model FLOPs utilization.
+      assignment: where the axes of the mesh lie, if the hardware has a shape.
     """
 
     hardware: Hardware
@@ -71,6 +58,7 @@ class Time:
     network_seconds: dict[str, float]
     events: list[dict[str, Any]]
     flops_share: float
+    assignment: Assignment | None = None
 
     @property
     def bound(self) -> str:
@@ -93,6 +81,7 @@ class Time:
             "network_seconds": self.network_seconds,
             "bound": self.bound,
             "flops_share": self.flops_share,
+            "assignment": self.assignment.describe() if self.assignment is not None else None,
             "events": self.events,
         }
 
@@ -107,6 +96,7 @@ def estimate_time(plan: Plan, hardware: HardwareLike) -> Time:
     hardware = Hardware.of(hardware)
     sharing = plan.mesh.size / hardware.shared_cores if hardware.shared_cores else 1.0
     dtype = main_dtype(plan)
+    assignment = assign_mesh(plan.collectives, plan.mesh, hardware)
     events: list[dict[str, Any]] = []
     local: dict[str, float] = defaultdict(float)
     network: dict[str, float] = defaultdict(float)
@@ -118,11 +108,11 @@ def estimate_time(plan: Plan, hardware: HardwareLike) -> Time:
     # Compilers merge the gradient sums over the same axes, so only the first one pays the latency.
     merged: set[tuple[str, ...]] = set()
     for index, event in enumerate(plan.events):
-        parts = _seconds(event, plan.mesh, hardware, dtype)
+        parts = _seconds(event, plan.mesh, hardware, dtype, assignment)
         if isinstance(event, Collective) and is_gradient_sum(event):
             if event.axes in merged:
                 empty = replace(event, bytes=0, wire_bytes=0)
-                parts["network"] -= collective_seconds(empty, plan.mesh, hardware)
+                parts["network"] -= collective_seconds(empty, plan.mesh, hardware, assignment)
             merged.add(event.axes)
         bound = max(parts, key=parts.__getitem__)
         scale = event.count * sharing
@@ -131,7 +121,7 @@ def estimate_time(plan: Plan, hardware: HardwareLike) -> Time:
         if isinstance(event, Collective):
             axis = event.over
             network[axis] += seconds
-            overlaps = not hardware.shared_cores and can_overlap(event, plan)
+            overlaps = not hardware.shared_cores and can_overlap(event, plan, hardware)
             overlapping[event.phase] += seconds if overlaps else 0.0
         else:
             local["compute"] += parts["compute"] * scale
@@ -153,13 +143,16 @@ def estimate_time(plan: Plan, hardware: HardwareLike) -> Time:
         dict(network),
         events,
         useful / overlapped if overlapped else 0.0,
+        assignment,
     )
 
 
-def _seconds(event: Event, mesh: Mesh, hardware: Hardware, dtype: str) -> dict[str, float]:
+def _seconds(
+    event: Event, mesh: Mesh, hardware: Hardware, dtype: str, assignment: Assignment | None
+) -> dict[str, float]:
     """The seconds of one run of an event, by resource."""
     if isinstance(event, Collective):
-        return {"network": collective_seconds(event, mesh, hardware)}
+        return {"network": collective_seconds(event, mesh, hardware, assignment)}
     compute, memory = work_seconds(event, hardware, dtype)
     if hardware.shared_cores:
         return {"compute": compute, "memory": memory}
@@ -173,106 +166,11 @@ def work_seconds(work: Work, hardware: Hardware, dtype: str) -> tuple[float, flo
     return work.flops / (peak * hardware.matmul_efficiency), work.bytes / hardware.memory_bandwidth
 
 
-@dataclass(frozen=True)
-class RingSegment:
-    """The part of a group's ring on one level of the network.
-
-    Attributes:
-      level: the level.
-      inside: members of the group in one unit of the next inner level.
-      members: members of the group that this level connects.
-      ways: the number of such units that contain members.
-      directions: the number of torus directions that the ring uses.
-      length: the number of units along one direction.
-    """
-
-    level: NetworkLevel
-    inside: int
-    members: int
-    ways: int
-    directions: int
-    length: float
-
-    @property
-    def direction_rate(self) -> float:
-        """Bytes/s that a device sends along one direction."""
-        return self.level.bandwidth * self.level.links(self.ways, self.directions)
-
-    @property
-    def rate(self) -> float:
-        """Bytes/s of the ring: all members in a unit share the traffic that leaves it."""
-        return self.direction_rate * self.directions * self.inside
-
-    @property
-    def steps(self) -> float:
-        return self.directions * (self.length - 1)
-
-
-def ring_segments(axes: tuple[str, ...], mesh: Mesh, hardware: Hardware) -> list[RingSegment]:
-    """The levels that a group over these axes spans, innermost first."""
-    segments = []
-    unit, inside = 1, 1
-    for index, level in enumerate(hardware.network):
-        outermost = index == len(hardware.network) - 1
-        span = mesh.size if outermost or level.devices is None else level.devices
-        members = _members(axes, mesh, span)
-        if members > inside:
-            ways = -(-members // inside)
-            segments.append(RingSegment(level, inside, members, ways, *level.length(ways, unit)))
-        unit, inside = span, max(members, inside)
-    return segments
-
-
-def _members(axes: tuple[str, ...], mesh: Mesh, span: int) -> int:
-    """The number of members of a group among `span` neighboring devices."""
-    count, stride = 1, 1
-    for name, size in reversed(mesh.axes):
-        if name in axes:
-            count *= min(size, max(1, span // stride))
-        stride *= size
-    return count
-
-
-def collective_seconds(c: Collective, mesh: Mesh, hardware: Hardware) -> float:
-    """The seconds of one run of a collective."""
-    rings = ring_segments(c.axes, mesh, hardware)
-    if not rings:
-        return 0.0
-    # A permute is one step: all pairs send at the same time, and the slowest link decides.
-    if c.kind == "permute":
-        return max(c.bytes / r.level.bandwidth + r.level.latency for r in rings)
-    latency = sum(r.steps * r.level.latency for r in rings)
-    if hardware.shared_cores:  # threads synchronize once, however many they are
-        latency = max(r.level.latency for r in rings)
-        return max(_copy_seconds(c, r, mesh) for r in rings) + latency
-    if c.kind == "all-to-all":
-        return max(_all_to_all_seconds(c.bytes, r, mesh.ways(c.axes)) for r in rings) + latency
-    rounds = 2 if c.kind == "all-reduce" else 1
-    return c.wire_bytes / min(r.rate for r in rings) + rounds * latency
-
-
-def _copy_seconds(c: Collective, ring: RingSegment, mesh: Mesh) -> float:
-    """The seconds of the copies of a collective between threads."""
-    if c.kind == "all-to-all":
-        return _all_to_all_seconds(c.bytes, ring, mesh.ways(c.axes))
-    return c.wire_bytes / ring.rate
-
-
-def _all_to_all_seconds(size: int, ring: RingSegment, ways: int) -> float:
-    """The seconds of an all-to-all on one level.
-
-    Through a switch each byte is sent once. In a torus it travels a quarter of a ring on average (a half of
-    a line, which uses one link): the links carry bytes · length / 4 for each device.
-    """
-    if ring.level.torus:
-        return size * ring.members / ways * ring.length / 4 / ring.direction_rate
-    return size * (ring.members - ring.inside) / ways / ring.direction_rate
-
-
-def can_overlap(c: Collective, plan: Plan) -> bool:
+def can_overlap(c: Collective, plan: Plan, hardware: Hardware) -> bool:
     """Whether a collective can overlap with the compute of its phase.
 
-    Two kinds can, because no nearby op waits for them:
+    The compiler of the machine must do it (`Hardware.overlapped`). Two kinds can, because no nearby op waits
+    for them:
 
     - sums of gradients (all-reduce or reduce-scatter) in the backward pass, which only the update needs;
     - gathers of parameters that are stored split (ZeRO-3), which can be prefetched, and the
@@ -284,6 +182,8 @@ def can_overlap(c: Collective, plan: Plan) -> bool:
     them. This is an upper bound: the first gather and the last gradient have no compute to overlap with, and
     a compiler may miss the overlap.
     """
+    if c.kind not in hardware.overlapped:
+        return False
     if is_gradient_sum(c) or (c.phase == "backward" and c.kind == "reduce-scatter" and _is_gradient_op(c)):
         return True
     if c.phase == "update":  # the next step waits for the updated parameters
