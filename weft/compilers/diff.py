@@ -117,6 +117,12 @@ def _collectives(plan: Plan, compiled: Compiled, axes: str) -> tuple[str, ...]:
     found = _sums((c.op_in_layer, c.bytes * c.count) for c in compiled.collectives if c.over == axes)
     merged = sum((c.arrays - 1) * c.count for c in compiled.collectives if c.over == axes)
     lines = list(_largest(planned, found, human_bytes))
+    dtypes = _sums((c.dtype, c.bytes * c.count) for c in compiled.collectives if c.over == axes)
+    if len(dtypes) > 1:
+        # Where a matmul rounds its operands, the compiler may round them before it gathers them.
+        lines.append(
+            f"by dtype, as compiled: {', '.join(f'{d} {human_bytes(n)}' for d, n in dtypes.most_common())}"
+        )
     if merged:
         # A merged collective has the name of its largest part.
         lines.append(f"{merged} of the compiled collectives are merged into others, and counted with them")

@@ -195,6 +195,8 @@ def _failure(failed: Mapping[str, str], what: str, compiler: str) -> CompileErro
     hint = "the first line is the compiler's own message; compile smaller parts to find the op"
     if "libtpu" in failed["message"] and "in use" in failed["message"]:
         hint = "another process uses libtpu: end it, or wait for it"
+    if "RESOURCE_EXHAUSTED" in failed["message"]:
+        hint = "it does not fit a device; weft plan, or program.plan(*args), shows what needs the memory"
     if "No such compile option" in failed["message"]:
         hint = "compiler_options= takes the options of the target's compiler: xla_tpu_… or xla_gpu_…"
     return CompileError(f"{compiler} can't compile {what}", *lines[:6], hint=hint)
