@@ -166,6 +166,9 @@ def test_equal_ops_of_two_layers_are_two_labels():
     plan = program.plan(nn.specs(Two(Loop(), Loop())), wf.spec([batch, d]))
     assert [w.layer for w in plan.work if w.kind == "matmul"] == ["one", "two"]
     assert parse_label("local[batch] in one") != parse_label("local[batch] in two")
+    # XLA drops what follows "@" in a name.
+    compiled = program.lower(nn.specs(Two(Loop(), Loop())), wf.spec([batch, d])).compile().as_text()
+    assert "] in one/" in compiled and "] in two/" in compiled
 
 
 def test_a_backward_rule_belongs_to_the_layer_that_called_the_function():

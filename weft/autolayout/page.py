@@ -31,7 +31,7 @@ code, pre { background: #262626 } td, th { border-color: #333 } svg text { fill:
 
 def search_page(result: SearchResult, compare: RankedLayout | None) -> str:
     """The page, a complete HTML document."""
-    machine = f"{result.devices} × {result.hardware.name}"
+    machine = f"{result.devices} × {result.hardware.label}"
     best = result.best
     parts = [f"<h1>{escape(machine)}</h1>"]
     if best is not None:
@@ -95,7 +95,7 @@ def _scatter_plot(result: SearchResult) -> str:
 def search_summary(result: SearchResult) -> str:
     """The best layouts for a notebook; if nothing fits, the nearest one."""
     memory = f"at most {human_bytes(result.cap)} on each"
-    head = title(f"search on {result.devices} × {result.hardware.name}", memory)
+    head = title(f"search on {result.devices} × {result.hardware.label}", memory)
     counts = paragraph(describe_counts(result))
     if result.best is not None:
         return fragment(head, _table(result.ranked[:MAX_ROWS]), counts)

@@ -17,7 +17,7 @@ VERSION = 1
 def explain(result: SearchResult, compare: RankedLayout | None, rows: int) -> str:
     """The best layout, the table, the counts, and why the best is better than `compare`."""
     lines = [
-        f"{_name(result)} on {result.devices} × {result.hardware.name}, "
+        f"{_name(result)} on {result.devices} × {result.hardware.label}, "
         f"at most {human_bytes(result.cap)} on each",
         "",
     ]
@@ -171,7 +171,7 @@ def result_to_data(result: SearchResult, compare: RankedLayout | None) -> dict[s
         "version": VERSION,
         "name": _name(result),
         "devices": result.devices,
-        "hardware": result.hardware.name,
+        "hardware": result.hardware.label,
         "memory": result.cap,
         "objective": result.objective,
         "legal": result.legal,

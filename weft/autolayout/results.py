@@ -88,7 +88,7 @@ class SearchResult:
 
     def __repr__(self) -> str:
         best = f'"{self.best.mesh}" with {self.best.layout!r}' if self.best else "nothing fits"
-        return f"<search of {self.legal} candidates on {self.devices} × {self.hardware.name}: {best}>"
+        return f"<search of {self.legal} candidates on {self.devices} × {self.hardware.label}: {best}>"
 
     def __str__(self) -> str:
         return self.explain()

@@ -73,7 +73,7 @@ class Time:
     def to_data(self) -> dict[str, Any]:
         """The time as JSON-compatible data."""
         return {
-            "hardware": self.hardware.name,
+            "hardware": self.hardware.label,
             "total_seconds": self.total_seconds,
             "overlapped_seconds": self.overlapped_seconds,
             "compute_seconds": self.compute_seconds,

@@ -183,6 +183,6 @@ def _cost(plan: wf.Plan, hardware: Hardware) -> str:
     sent = [f"{human_bytes(size)} over {axes}" for axes, size in plan.comm_bytes.items()]
     return (
         f"{human_count(plan.flops, 'FLOP')}, {'sends ' + ', '.join(sent) if sent else 'sends nothing'}, "
-        f"at most {human_bytes(plan.memory.peak)} of memory; on {hardware.name} about "
+        f"at most {human_bytes(plan.memory.peak)} of memory; on {hardware.label} about "
         f"{human_seconds(predicted.overlapped_seconds)}, bound by {predicted.bound}"
     )
