@@ -142,7 +142,8 @@ def _flags(kind: type, names: Names, prefix: str = "--", *, switches: bool = Tru
         value = FieldType.of(hint)
         is_switch = value.kind is bool and switches
         no = "no-" if is_switch and one.default is True else ""
-        flag = f"{prefix}{no}{one.name.replace('_', '-')}"
+        name = (options.name if options is not None else "") or one.name
+        flag = f"{prefix}{no}{name.replace('_', '-')}"
         if isinstance(value.kind, type) and dataclasses.is_dataclass(value.kind):
             inner = prefix if options is not None and options.name == "" else f"{flag}."
             yield from _flags(value.kind, names, inner, switches=switches)
