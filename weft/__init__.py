@@ -55,6 +55,7 @@ NAMES = {
     "autodiff.remat": "remat",
     "pipelines.pipeline": "pipeline",
     "plan.plan": "Plan",
+    "compilers.compiled": "Compiled",
     "verification": "verify",
     "autolayout.ranking": "search",
     "ops.optax": "optimizer",

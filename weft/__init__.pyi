@@ -23,6 +23,7 @@ from .autodiff.jacobian import hessian as hessian
 from .autodiff.jacobian import jacobian as jacobian
 from .autodiff.remat import remat as remat
 from .autolayout.ranking import search as search
+from .compilers.compiled import Compiled as Compiled
 from .core.devices import cpu_devices as cpu_devices
 from .core.dims import Dim as Dim
 from .core.dims import DimLike as DimLike
