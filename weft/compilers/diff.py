@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..plan.facts import Collective
 from ..plan.table import format_table, wrap
 from ..plan.units import human_bytes, human_count, human_seconds
+from .analysis import MOST_LIVE
 from .facts import CompiledCollective
 
 if TYPE_CHECKING:
@@ -50,7 +51,13 @@ def compare(plan: Plan, compiled: Compiled) -> list[ComparedNumber]:
     """The numbers of a plan next to those of the same program compiled for a target."""
     time = plan.time(compiled.target.hardware)
     rows = [
-        ComparedNumber("memory at the peak", plan.memory.peak, compiled.memory.peak, human_bytes),
+        ComparedNumber(
+            "memory at the peak",
+            plan.memory.peak,
+            compiled.memory.peak,
+            human_bytes,
+            _memory(plan, compiled),
+        ),
         ComparedNumber(
             "FLOP on each device", plan.flops, compiled.flops, human_count, _flops(plan, compiled)
         ),
@@ -102,6 +109,21 @@ def diff_compiled(plan: Plan, compiled: Compiled) -> str:
 
 def format_difference(share: float) -> str:
     return "equal" if share == 0 else f"{share:+.1%}"
+
+
+def _memory(plan: Plan, compiled: Compiled) -> tuple[str, ...]:
+    """The largest arrays of the compiled program that are not among the planned ones, and what is lost."""
+    planned = {buffer.shape for buffer in plan.memory.largest}
+    lines = [
+        f"{human_bytes(a.bytes * a.count)} compiled: {a.count} × {a.shape} of {a.op_in_layer or 'no op'}"
+        for a in compiled.largest
+        if a.shape not in planned
+    ]
+    live = sum(a.bytes * a.count for a in compiled.largest)
+    own = compiled.memory.temporaries + compiled.memory.outputs - compiled.memory.aliased
+    if own > live * (1 + LARGE) and len(compiled.largest) < MOST_LIVE:
+        lines.append(f"{human_bytes(own - live)} compiled: gaps between arrays of different lifetimes")
+    return tuple(lines[:MOST_REASONS])
 
 
 def _flops(plan: Plan, compiled: Compiled) -> tuple[str, ...]:
