@@ -117,3 +117,22 @@ def test_an_error_of_the_compiler_is_written_down(tmp_path, capsys):
     assert failed["error"] and "abacus" in failed["message"]
     assert not (tmp_path / "compiled.json").exists()
     assert capsys.readouterr().out.splitlines() == ["loading the compiler"]
+
+
+class Chip:
+    """A device of a topology: its id, and for a TPU its place."""
+
+    def __init__(self, id, coords=None, core_on_chip=0):
+        self.id = id
+        if coords is not None:
+            self.coords, self.core_on_chip = coords, core_on_chip
+
+
+def test_devices_are_numbered_along_the_sides_of_the_torus():
+    """libtpu lists a slice of 4 x 2 chips host by host, 2 x 2 chips each."""
+    places = [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]
+    listed = [Chip(x + 4 * y, [x, y, 0]) for x, y in places]
+    assert [chip.id for chip in worker.numbered(listed)] == [*range(8)]
+    cores = [Chip(2 * (x + 4 * y) + core, [x, y, 0], core) for x, y in places for core in (1, 0)]
+    assert [chip.id for chip in worker.numbered(cores)] == [*range(16)]
+    assert [chip.id for chip in worker.numbered([Chip(3), Chip(1)])] == [3, 1]

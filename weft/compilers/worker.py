@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def compile_request(request: dict[str, Any], folder: Path) -> None:
     started = time.monotonic()
     exported = jax_export.deserialize(bytearray((folder / "program").read_bytes()))
     names, sizes = zip(*request["mesh"], strict=True) if request["mesh"] else ((), ())
-    devices = np.array(topology.devices, object)[request["order"]].reshape(sizes)
+    devices = np.array(numbered(topology.devices), object)[request["order"]].reshape(sizes)
     mesh = Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
     inputs = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
@@ -79,6 +79,16 @@ def compile_request(request: dict[str, Any], folder: Path) -> None:
 COMPUTATIONS = 3  # of HloModuleProto
 INSTRUCTIONS, COMPUTATION_ID = 2, 5  # of HloComputationProto
 NAME, OPCODE, CALLED, BACKEND_CONFIG = 1, 2, 38, 43  # of HloInstructionProto
+
+
+def numbered(devices: Sequence[Any]) -> list[Any]:
+    """Devices by number: those of a TPU along x, then y and z, as `hardware/topology.py` numbers them.
+
+    libtpu lists them host by host. GPUs have no coordinates, and are listed by host.
+    """
+    if not hasattr(devices[0], "coords"):
+        return list(devices)
+    return sorted(devices, key=lambda device: (*reversed(device.coords), device.core_on_chip))
 
 
 def hidden_costs(compiled: Any) -> dict[str, float]:
