@@ -57,8 +57,8 @@ def _public_call() -> str:
     call, frame = "", inspect.currentframe()
     while frame is not None and not is_user_frame(frame):
         module = frame.f_globals.get("__name__", "")
-        if module.startswith("weft."):
-            name = frame.f_code.co_qualname
+        name = frame.f_code.co_qualname
+        if module.startswith("weft.") and "<locals>" not in name:  # not the wrapper of a decorator
             call = f"import {module}" if name == "<module>" else name
         frame = frame.f_back
     return call

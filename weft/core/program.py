@@ -123,7 +123,7 @@ class Program(Generic[Params, Result]):
         self.placement = Placement.of(mesh, layout)
         self.static = as_selected("static", static)
         self.donate = as_selected("donate", donate)
-        self.compiler_options = dict(compiler_options or {})
+        self.compiler_options = _checked_options(compiler_options)
         if self.static or self.donate:
             check_selected(fn, self.static, self.donate)
         self.traces: list[Trace] = []
@@ -184,6 +184,12 @@ class Program(Generic[Params, Result]):
             self._check_donated_once(staged, arrays, args, kwargs)
         try:
             outs = staged(arrays)
+        except jax.errors.JaxRuntimeError as error:
+            if "compile option" not in str(error):
+                raise
+            raise _compiler_option_error(self.compiler_options, str(error)).located(
+                self._format_call(args, kwargs)
+            ) from None
         except jax.errors.UnexpectedTracerError:
             if not any(one.schedule == "1f1b" for one in staged.context.observations.pipelines):
                 raise
@@ -221,6 +227,7 @@ class Program(Generic[Params, Result]):
         """JAX's compiled form (`.as_text()` is HLO, `.memory_analysis()` its memory)."""
         return self.lower(*args, **kwargs).compile()
 
+    @checks_arguments
     def compile_for(self, target: Target | str, *args: PyTree, **kwargs: PyTree) -> Compiled:
         """Compile for TPUs or GPUs that need not be there, with the vendor's compiler.
 
@@ -234,6 +241,9 @@ class Program(Generic[Params, Result]):
         Returns:
           A `Compiled`: its memory, the collectives and the work as compiled, with `.explain()`.
         """
+        from ..compilers.target import Target  # compilers/ imports this module
+
+        target = Target.of(target)  # before tracing, which can take long
         return self.trace(*args, **kwargs).compile_for(target)
 
     def export(self, *args: PyTree, **kwargs: PyTree) -> ExportedProgram:
@@ -508,6 +518,29 @@ def _unstable_captures_error(found: Mapping[Hashable, Tensor]) -> ProgramError:
         f"the function captures different tensors in each trace: {', '.join(map(describe, found.values()))}",
         rule="tensors that a program captures become inputs: one trace finds them, the next one uses them",
         hint="pass tensors that change from call to call as arguments",
+    )
+
+
+def _checked_options(given: Any) -> dict[str, Any]:
+    """Options of the compiler by name."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ProgramError(
+            f"compiler_options= is {given!r}",
+            rule="the options of the compiler are a mapping from names to values",
+            hint='for example compiler_options={"xla_tpu_enable_async_collective_fusion": True}',
+        )
+    return dict(given)
+
+
+def _compiler_option_error(options: Mapping[str, Any], message: str) -> ProgramError:
+    """The error for an option that the compiler of the devices does not have."""
+    return ProgramError(
+        f"the compiler of these devices does not take all of compiler_options={dict(options)!r}",
+        f"XLA: {message.partition(chr(10))[0]}",
+        rule="options are those of the compiler of the devices: xla_tpu_… of TPUs, xla_gpu_… of GPUs",
+        hint="omit them here; program.trace(*args).compile_for(target, options=…) takes them for a target",
     )
 
 

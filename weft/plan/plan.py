@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from ..core.describe import short_dtype
 from ..core.dims import Dim
-from ..core.errors import ProgramError, TensorTypeError
+from ..core.errors import MeshError, ProgramError, TensorTypeError
 from ..core.field_types import PositiveInt
 from ..core.fields import argument_types, check_values
 from ..core.layout import Placement, axes_of
@@ -156,7 +156,10 @@ class Plan:
         """The predicted time on a machine: the name of a profile, a TOML file, or `Hardware`."""
         from .time import estimate_time
 
-        return estimate_time(self, hardware)
+        try:
+            return estimate_time(self, hardware)
+        except MeshError as error:  # of hardware with a shape
+            raise error.located(f"time({hardware!r})") from None
 
     def explain(self, hardware: HardwareLike | None = None, width: PositiveInt | None = None) -> str:
         """The plan as text.
