@@ -87,6 +87,14 @@ FAILED_ONCE = {
         plain=(2,),
         mesh="x=2",
     ),
+    "weak booleans that are rolled between unequal blocks": Case(
+        (Input("g=1 d=1", dtype="weak"), Input("b=2 g=1", "boolean")),
+        (Step("any > number", (1,), {"number": 2}), Step("roll of any", (2,), {"dim": "b", "by": -9})),
+        (3, 0),
+        plain=(3, 0),
+        mesh="x=3",
+        layout="b:x",
+    ),
 }
 
 

@@ -24,7 +24,7 @@ from ..core.operands import as_slice, as_slices, check_along, slice_tensor
 from ..core.padding import fill_padding, global_positions
 from ..core.reshard import layout_splits, reshard, reshard_together
 from ..core.tensor import Tensor
-from ..core.types import cast_like, common_type, constant_like
+from ..core.types import cast_like, common_type, constant_like, weak_type
 from .elementwise import align
 from .typing import Number
 
@@ -325,7 +325,9 @@ def where_varying(mask: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
     """`jnp.where`, with all arguments made varying over the same axes."""
     axes = frozenset().union(*map(collectives.varying_axes, (mask, x, y)))
     mask, x, y = (collectives.pvary(a, axes) for a in (mask, x, y))
-    return jnp.where(mask, x, y)
+    found = jnp.where(mask, x, y)
+    # Of weak booleans, `jnp.where` makes strong ones; of weak numbers it does not.
+    return cast_like(found, x) if weak_type(x) and weak_type(y) else found
 
 
 def as_integer(
