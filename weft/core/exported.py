@@ -19,7 +19,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from .context import active
 from .describe import format_call, reports_call, short_dtype
 from .dims import Dim, format_dims
 from .errors import DimError, ProgramError, TensorTypeError, WeftError
+from .jax_compat import Jaxpr, jaxprs_in_params
+from .labels import Scope
 from .layout import ROLES, Layout, Placement
 from .mesh import Mesh
 from .operands import check_same_placement
@@ -371,8 +373,36 @@ def export_for(staged: Staged, arrays: Sequence[Any], platform: str) -> bytes:
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec), weak_type=weak_type(a))
         for a, spec in zip(arrays, staged.in_specs, strict=True)
     ]
+    # JAX's message is about the mesh. The export below shares this trace.
+    traced = call_with_room(staged.jitted.trace, *inputs)
+    if callbacks := dict.fromkeys(_find_callbacks(traced.jaxpr.jaxpr, Scope(), "")):
+        raise ProgramError(
+            f"the program calls Python: {', '.join(callbacks)}",
+            rule="a callback runs code of this process, so a program with one can't be exported for another "
+            "platform",
+            hint="omit wf.debug and jax.debug.print; call the function of a wf.callback before the program, "
+            "and pass its result as an argument",
+        ).located(f"export_for({platform!r})")
     export = jax_export.export(staged.jitted, platforms=[platform], disabled_checks=PERMITTED)
     return bytes(call_with_room(export, *inputs).serialize())
+
+
+# JAX's primitives that call a Python function.
+CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
+
+
+def _find_callbacks(jaxpr: Jaxpr, outer: Scope, outer_source: str) -> Iterator[str]:
+    """The ops of a jaxpr that call Python, with the user's lines: `debug[batch] at step.py:3`."""
+    from ..plan.sources import user_source  # plan/ imports this package
+
+    for eqn in jaxpr.eqns:
+        scope = outer.extend(eqn.source_info.name_stack)
+        # JAX traces the function of a custom derivative later, where the user's line is lost.
+        source = user_source(eqn) or outer_source
+        if eqn.primitive.name in CALLBACKS:
+            yield (scope.op or eqn.primitive.name) + (f" at {source}" if source else "")
+        for inner in jaxprs_in_params(eqn.params):
+            yield from _find_callbacks(getattr(inner, "jaxpr", inner), scope, source)
 
 
 def plain(tree: PyTree) -> PyTree:
