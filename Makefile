@@ -4,6 +4,7 @@ PYTHON   ?= python3
 BIN      := .venv/bin
 STAMP    := .venv/.installed
 PEERS    := .venv-peers
+COMPILERS := .venv-compilers
 MESH_TF  := .venv-mesh-tensorflow
 NEWEST   := .venv-newest
 # The newest JAX needs a newer Python than 3.11. Those of pyenv are often not on the PATH.
@@ -13,10 +14,10 @@ WORKERS  ?= 3 # some tests wait for processes and servers; each worker may need 
 EXAMPLES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test test-docs coverage test-peers test-newest test-newest-quick newest-python soak lint format bench bench-peers pictures docs clean distclean
+.PHONY: help install demo check test test-docs coverage test-peers test-compilers test-compilers-quick test-newest test-newest-quick newest-python soak lint format bench bench-peers pictures docs clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create .venv and install Weft with its tools (again when pyproject.toml changes)
 
@@ -54,6 +55,20 @@ $(PEERS)/.installed: pyproject.toml
 	@test -x $(PEERS)/bin/python || { echo "creating $(PEERS)"; $(PYTHON) -m venv $(PEERS); }
 	@echo "installing Weft and PyTorch into $(PEERS) (the first time takes a few minutes)"
 	@$(PEERS)/bin/python -m pip install -q --disable-pip-version-check -e '.[peers]'
+	@touch $@
+	@echo "installed"
+
+# The vendors' compilers need no TPU or GPU. One runs at a time, so there is one worker.
+test-compilers: $(COMPILERS)/.installed ## compile all families of programs for TPUs and GPUs (the first time installs)
+	@JAX_PLATFORMS=cpu $(COMPILERS)/bin/python -m pytest tests/compilers -m 'slow or not slow'
+
+test-compilers-quick: $(COMPILERS)/.installed ## a part of them for TPUs (5 minutes)
+	@JAX_PLATFORMS=cpu $(COMPILERS)/bin/python -m pytest tests/compilers/test_families.py -k 'not gpu'
+
+$(COMPILERS)/.installed: pyproject.toml
+	@test -x $(COMPILERS)/bin/python || { echo "creating $(COMPILERS)"; $(PYTHON) -m venv $(COMPILERS); }
+	@echo "installing Weft, libtpu and JAX's CUDA plugin into $(COMPILERS) (the first time takes a few minutes)"
+	@$(COMPILERS)/bin/python -m pip install -q --disable-pip-version-check -e '.[dev,tpu-compiler,gpu-compiler]'
 	@touch $@
 	@echo "installed"
 
@@ -115,4 +130,4 @@ clean: ## remove what can be made again, except .venv and the record of the soak
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove all environments and the record of the soak as well
-	@rm -rf .venv $(PEERS) $(MESH_TF) $(NEWEST) .soak
+	@rm -rf .venv $(PEERS) $(COMPILERS) $(MESH_TF) $(NEWEST) .soak

@@ -37,8 +37,10 @@ WORKER = Path(__file__).with_name("worker.py")
 PACKAGES = {"tpu": ("libtpu", "jaxlib"), "cuda": ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jaxlib")}
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-}  # the second: no look-up of a TPU's metadata
+    "TPU_SKIP_MDS_QUERY": "1",  # no look-up of a TPU's metadata
+    # A job on this machine's TPU, or the user's own JAX, may hold libtpu's lock.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 # A user's settings for other backends, which the compiler may not know.
 DROPPED = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_")
 
@@ -193,7 +195,7 @@ def _failure(failed: Mapping[str, str], what: str, compiler: str) -> CompileErro
     """The error for a program that the compiler rejects."""
     lines = [line for line in failed["message"].splitlines() if line.strip()] or [failed["error"]]
     hint = "the first line is the compiler's own message; compile smaller parts to find the op"
-    if "libtpu" in failed["message"] and "in use" in failed["message"]:
+    if "libtpu" in failed["message"] and ("in use" in failed["message"] or "lockfile" in failed["message"]):
         hint = "another process uses libtpu: end it, or wait for it"
     if "RESOURCE_EXHAUSTED" in failed["message"]:
         hint = "it does not fit a device; weft plan, or program.plan(*args), shows what needs the memory"

@@ -84,9 +84,9 @@ NAME, OPCODE, CALLED, BACKEND_CONFIG = 1, 2, 38, 43  # of HloInstructionProto
 def numbered(devices: Sequence[Any]) -> list[Any]:
     """Devices by number: those of a TPU along x, then y and z, as `hardware/topology.py` numbers them.
 
-    libtpu lists them host by host. GPUs have no coordinates, and are listed by host.
+    libtpu lists them host by host. GPUs have no places in a torus, and are listed by host.
     """
-    if not hasattr(devices[0], "coords"):
+    if not hasattr(devices[0], "core_on_chip"):
         return list(devices)
     return sorted(devices, key=lambda device: (*reversed(device.coords), device.core_on_chip))
 
@@ -102,9 +102,7 @@ def hidden_costs(compiled: Any) -> dict[str, float]:
         fields = list(_fields(computation))
         of = next((value for number, value in fields if number == COMPUTATION_ID), 0)
         for instruction in (dict(_fields(value)) for number, value in fields if number == INSTRUCTIONS):
-            config = instruction.get(BACKEND_CONFIG, b"")
-            estimates = json.loads(config).get("reification_cost", []) if config.startswith(b"{") else []
-            for estimate in estimates:
+            for estimate in _estimates(instruction.get(BACKEND_CONFIG, b"")):
                 # Of several models, "sol" has the measured tables.
                 if of not in costs or estimate["name"] == "sol":
                     costs[of] = float(estimate["exec_time_us"])
@@ -112,6 +110,14 @@ def hidden_costs(compiled: Any) -> dict[str, float]:
                 called = instruction[CALLED]
                 starts[instruction[NAME].decode()] = called if isinstance(called, int) else _varint(called)[0]
     return {name: costs[called] for name, called in starts.items() if called in costs}
+
+
+def _estimates(config: bytes) -> list[dict[str, Any]]:
+    """The estimates in the configuration of an instruction; that of a foreign function is not JSON."""
+    try:
+        return json.loads(config).get("reification_cost") or []
+    except (ValueError, AttributeError):
+        return []
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:

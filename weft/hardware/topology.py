@@ -225,10 +225,10 @@ def arrange(devices: Sequence[Any], order: Sequence[int]) -> list[Any]:
     """
 
     def position(device: Any) -> tuple[int, ...]:
-        coordinates = getattr(device, "coords", None)
-        if coordinates is None:
+        # JAX's GPUs have coordinates too, which are all zeros.
+        if not hasattr(device, "core_on_chip"):
             return (device.id,)
-        return (*reversed(coordinates), getattr(device, "core_on_chip", 0))
+        return (*reversed(device.coords), device.core_on_chip)
 
     numbered = sorted(devices, key=position)
     return [numbered[n] for n in order]
