@@ -92,7 +92,7 @@ def compiler(tmp_path, monkeypatch):
 
 def is_running(pid):
     try:
-        # A process that nobody has waited for yet is a zombie.
+        # A killed process is a zombie until its parent waits for it.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False

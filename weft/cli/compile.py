@@ -35,8 +35,8 @@ class CompileCommand(ProgramFlags):
     The compilers are extras: pip install "weft[tpu-compiler]", "weft[gpu-compiler]". A result is kept, so the
     same command returns at once when it is repeated.
 
-        weft compile llama-3-8b --train adamw --for tpu-v5e:8x8 --mesh "data=8 model=8" --layout "batch:data
-          vocab:model d_ff:model heads:model kv_heads:model" --params "d_model:data"
+        weft compile lm-4.9b --train adafactor --for tpu-v2:16x16 --mesh "data=16 model=32"
+          --layout "batch:data vocab:model d_ff:model heads:model"
 
     FN is a function in FILE.py that takes no arguments. It returns the function to compile and a tuple of its
     arguments, as for weft plan."""

@@ -1,7 +1,8 @@
 """What XLA's GPU compiler needs to know of a GPU that is not there.
 
-The numbers are those of the data sheets and of NVIDIA's tuning guides for the architectures; memory size and
-bandwidth are those of the hardware profile. The text is a `GpuTargetConfigProto` of the XLA in JAX 0.10.2.
+The numbers of a chip are public ones, those of the target specifications in XLA's repository (rounded for
+the cache of B200); memory size and bandwidth are those of the hardware profile. The text is a
+`GpuTargetConfigProto` of the XLA in JAX 0.10.2.
 """
 
 from __future__ import annotations
@@ -37,13 +38,10 @@ class GpuModel:
 
 
 GPUS = {
-    # A100: NVIDIA A100 Tensor Core GPU Architecture (2020), table 4.
     "a100": GpuModel("NVIDIA A100-SXM4-80GB", 8, 108, 64, 164 << 10, 40 << 20, 1.41, has_estimates=False),
-    # H100 SXM: NVIDIA H100 Tensor Core GPU Architecture (2022), table 3.
     "h100": GpuModel("NVIDIA H100 80GB HBM3", 9, 132, 128, 228 << 10, 50 << 20, 1.98),
-    # H200: the same chip with other memory.
+    # The same chip as H100, with other memory.
     "h200": GpuModel("NVIDIA H200 141GB HBM3e", 9, 132, 128, 228 << 10, 50 << 20, 1.98),
-    # B200: two dies; NVIDIA's Blackwell tuning guide.
     "b200": GpuModel("NVIDIA B200", 10, 148, 128, 228 << 10, 126 << 20, 1.965),
 }
 

@@ -29,7 +29,7 @@ from ..core.errors import CompileError
 from ..core.extras import from_extra
 from .target import Target
 
-TIMEOUT = 1800.0  # seconds; the largest model that was tried takes about three minutes on two cores
+TIMEOUT = 1800.0  # seconds; a train step of GPT-2 took libtpu half a minute to a minute on two busy cores
 POLL = 0.1  # seconds between looks at the compiler's progress
 MOST_CACHED = 200  # results, of a few hundred kilobytes each
 WORKER = Path(__file__).with_name("worker.py")
