@@ -213,6 +213,6 @@ def notes(compiled: Compiled) -> Iterator[str]:
         yield f"warning: the number of iterations of {loop.op or 'a loop'} is not known; one is counted"
     yield (
         "note: the collectives, the work and the memory are the compiler's; the seconds are estimates: the "
-        "roofline ignores everything but FLOPs and memory traffic, and the compiler's own estimates choose its "
-        "tiles"
+        "roofline ignores everything but FLOPs and memory traffic, and the compiler's own estimates choose "
+        "its tiles"
     )
