@@ -31,7 +31,7 @@ from .target import Target
 
 TIMEOUT = 1800.0  # seconds; a train step of GPT-2 took libtpu half a minute to a minute on two busy cores
 POLL = 0.1  # seconds between looks at the compiler's progress
-MOST_CACHED = 200  # results, of a few hundred kilobytes each
+MOST_CACHED = 1000  # results, of a few hundred kilobytes each
 WORKER = Path(__file__).with_name("worker.py")
 # The packages of a compiler, the first of which names its version.
 PACKAGES = {"tpu": ("libtpu", "jaxlib"), "cuda": ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jaxlib")}

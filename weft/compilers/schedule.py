@@ -74,8 +74,10 @@ def _walk(schedule: HloSchedule, computation: Computation, count: int, depth: in
             trips = trip_count(module, computation, instruction)
             if trips is None:
                 schedule.unbounded.append(instruction)
-            body = module.computations[instruction.attribute("body")]
-            yield from _walk(schedule, body, count * (1 if trips is None else trips), depth + 1)
+            repeats = count * (1 if trips is None else trips)
+            for part in ("condition", "body"):
+                inside = module.computations[instruction.attribute(part)]
+                yield from _walk(schedule, inside, repeats, depth + 1)
         elif opcode == "conditional":
             branches = [_branch(module, name, count, depth) for name in _branch_names(instruction)]
             largest = max(branches, key=_total_traffic)

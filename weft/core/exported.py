@@ -37,7 +37,7 @@ from .context import active
 from .describe import format_call, reports_call, short_dtype
 from .dims import Dim, format_dims
 from .errors import DimError, ProgramError, TensorTypeError, WeftError
-from .jax_compat import Jaxpr, jaxprs_in_params
+from .jax_compat import ClosedJaxpr, Jaxpr, jaxprs_in_params
 from .labels import Scope
 from .layout import ROLES, Layout, Placement
 from .mesh import Mesh
@@ -334,7 +334,7 @@ def load(source: str | Path | bytes) -> ExportedProgram:
 
 
 def export_staged(
-    name: str, staged: Staged, arrays: Sequence[Any], args: PyTree, kwargs: PyTree, out_avals: Sequence[Any]
+    name: str, staged: Staged, arrays: Sequence[Any], args: PyTree, kwargs: PyTree, jaxpr: ClosedJaxpr
 ) -> ExportedProgram:
     """Export a staged function for the inputs `arrays`, which stand for the given arguments.
 
@@ -343,8 +343,9 @@ def export_staged(
       staged: the staged function.
       arrays: its inputs.
       args, kwargs: the arguments; those that were declared static are `Static`.
-      out_avals: the types of its results.
+      jaxpr: the traced function.
     """
+    _check_no_callbacks(jaxpr, "export()")
     exported = jax_export.export(staged.jitted, disabled_checks=PERMITTED)(*arrays)
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_argument_leaf)
     positions = itertools.count()
@@ -353,7 +354,7 @@ def export_staged(
     kinds = [kind for kind, *_ in staged.out_leaves]
     order = [n for kind in ("array", "deferred") for n, k in enumerate(kinds) if k == kind]
     outputs: list[Spec] = [StaticSpec(value) for _, value, _ in staged.out_leaves]
-    for position, (n, aval) in enumerate(zip(order, out_avals, strict=True)):
+    for position, (n, aval) in enumerate(zip(order, jaxpr.out_avals, strict=True)):
         outputs[n] = _array_spec(aval, staged.out_leaves[n][2], position)
     taken, returned = (
         plain(jax.tree.unflatten(tree, inputs)),
@@ -375,20 +376,24 @@ def export_for(staged: Staged, arrays: Sequence[Any], platform: str) -> bytes:
     ]
     # JAX's message is about the mesh. The export below shares this trace.
     traced = call_with_room(staged.jitted.trace, *inputs)
-    if callbacks := dict.fromkeys(_find_callbacks(traced.jaxpr.jaxpr, Scope(), "")):
-        raise ProgramError(
-            f"the program calls Python: {', '.join(callbacks)}",
-            rule="a callback runs code of this process, so a program with one can't be exported for another "
-            "platform",
-            hint="omit wf.debug and jax.debug.print; call the function of a wf.callback before the program, "
-            "and pass its result as an argument",
-        ).located(f"export_for({platform!r})")
+    _check_no_callbacks(traced.jaxpr, f"export_for({platform!r})")
     export = jax_export.export(staged.jitted, platforms=[platform], disabled_checks=PERMITTED)
     return bytes(call_with_room(export, *inputs).serialize())
 
 
 # JAX's primitives that call a Python function.
 CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
+
+
+def _check_no_callbacks(closed: ClosedJaxpr, call: str) -> None:
+    """Raise an error if a program calls Python: exported, it runs in other processes."""
+    if callbacks := dict.fromkeys(_find_callbacks(closed.jaxpr, Scope(), "")):
+        raise ProgramError(
+            f"the program calls Python: {', '.join(callbacks)}",
+            rule="a callback runs code of this process, so a program with one can't be exported",
+            hint="omit wf.debug and jax.debug.print; call the function of a wf.callback before the program, "
+            "and pass its result as an argument",
+        ).located(call)
 
 
 def _find_callbacks(jaxpr: Jaxpr, outer: Scope, outer_source: str) -> Iterator[str]:

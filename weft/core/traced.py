@@ -107,7 +107,7 @@ class Traced:
         args, kwargs = self.args, self.kwargs
         if self.program.static:
             args, kwargs = mark_static(self.program.fn, self.program.static, args, kwargs)
-        return export_staged(self.name, self._staged, self._arrays, args, kwargs, self.jaxpr.out_avals)
+        return export_staged(self.name, self._staged, self._arrays, args, kwargs, self.jaxpr)
 
     def export_for(self, platform: str) -> bytes:
         """The program exported for a platform that need not be there, `tpu` or `cuda`, for

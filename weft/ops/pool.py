@@ -150,8 +150,13 @@ def _pooled(
             if slide.low or slide.high:  # else only results in the padding see elements outside the dim
                 step = ctx.slice_size(slide.out, axes) * slide.stride
                 array = mask_outside(array, n, slide, collectives.axis_index(axes) * step - slide.low)
+    # The TPU compiler takes the gradient of a max only with at least two dims outside of the window.
+    missing = max(0, 2 - (len(dims) - len(slides)))
+    array = array.reshape(array.shape + (1,) * missing)
+    sizes, strides, pads = sizes + [1] * missing, strides + [1] * missing, pads + [(0, 0)] * missing
     # JAX recognizes a max or a sum, which have gradients, by a concrete initial value: pass a NumPy array.
-    return lax.reduce_window(array, np.array(init, array.dtype), combine, sizes, strides, pads)
+    pooled = lax.reduce_window(array, np.array(init, array.dtype), combine, sizes, strides, pads)
+    return pooled.reshape(pooled.shape[: len(dims)])
 
 
 @accept_dim_keys

@@ -87,7 +87,7 @@ class _Reader:
             scope, source = outer.extend(eqn.source_info.name_stack), user_source(eqn)
             operands = [self.value_of(env, atom) for atom in eqn.invars]
             node = Node(eqn.primitive.name, operands, [], eqn, scope, source, enclosing)
-            if node.fusion is Fusion.CALL:
+            if node.fusion is Fusion.CALL or eqn.params.get("branches_platforms"):
                 self._enclosing_source = source or enclosing
                 self._read_call(body, node, env)
             elif node.fusion is Fusion.CONTROL:
@@ -230,7 +230,10 @@ def _called(node: Node) -> tuple[Jaxpr, list[int]]:
         lengths, solve = params["const_lengths"], params["jaxprs"].solve.jaxpr
         first = lengths.matvec + lengths.vecmat
         return solve, operands[first : first + lengths.solve] + operands[sum(lengths) :]
-    jaxpr: Jaxpr = next(getattr(sub, "jaxpr", sub) for sub in jaxprs_in_params(params))
+    called = [getattr(sub, "jaxpr", sub) for sub in jaxprs_in_params(params)]
+    # Of `jax.lax.platform_dependent`, XLA compiles one branch. The last one may be for all other platforms.
+    platforms = params.get("branches_platforms") or [None]
+    jaxpr: Jaxpr = next(sub for sub, names in zip(called, platforms, strict=False) if "cpu" in (names or ["cpu"]))
     # A call can have more operands than its jaxpr has inputs, so they are matched from the end.
     return jaxpr, operands[len(operands) - len(jaxpr.invars) :]
 

@@ -86,17 +86,17 @@ def symmetric_product_flops(eqn: JaxprEqn) -> int:
 def conv_flops(eqn: JaxprEqn) -> int:
     """FLOPs of a convolution: along each dim every output position meets every tap of the kernel once.
 
-    If the input is smaller than the output (a transposed convolution, or the gradient of a strided one),
-    input positions are counted instead: XLA does not multiply the zeros between them.
+    If the input or the kernel is dilated (a transposed convolution, or the gradients of a strided one), there
+    are zeros between their elements, which XLA does not multiply. Along each dim a product belongs to two of
+    three: an element of the input, one of the kernel and one of the output. The smallest number of pairs counts.
     """
     left, kernel = aval_of(eqn.invars[0]).shape, aval_of(eqn.invars[1]).shape
     out = aval_of(eqn.outvars[0]).shape
     numbers = eqn.params["dimension_numbers"]
     (_, _, *spatial), (_, features, *window) = numbers.lhs_spec, numbers.rhs_spec
     batch, channels, *out_spatial = numbers.out_spec
-    taps = math.prod(
-        min(left[i], out[o]) * kernel[k] for i, o, k in zip(spatial, out_spatial, window, strict=True)
-    )
+    sizes = ((left[i], kernel[k], out[o]) for i, k, o in zip(spatial, window, out_spatial, strict=True))
+    taps = math.prod(min(a * k, k * o, a * o) for a, k, o in sizes)
     return 2 * out[batch] * out[channels] * kernel[features] * taps
 
 
