@@ -233,7 +233,9 @@ def _called(node: Node) -> tuple[Jaxpr, list[int]]:
     called = [getattr(sub, "jaxpr", sub) for sub in jaxprs_in_params(params)]
     # Of `jax.lax.platform_dependent`, XLA compiles one branch. The last one may be for all other platforms.
     platforms = params.get("branches_platforms") or [None]
-    jaxpr: Jaxpr = next(sub for sub, names in zip(called, platforms, strict=False) if "cpu" in (names or ["cpu"]))
+    jaxpr: Jaxpr = next(
+        sub for sub, names in zip(called, platforms, strict=False) if "cpu" in (names or ["cpu"])
+    )
     # A call can have more operands than its jaxpr has inputs, so they are matched from the end.
     return jaxpr, operands[len(operands) - len(jaxpr.invars) :]
 

@@ -88,7 +88,8 @@ def conv_flops(eqn: JaxprEqn) -> int:
 
     If the input or the kernel is dilated (a transposed convolution, or the gradients of a strided one), there
     are zeros between their elements, which XLA does not multiply. Along each dim a product belongs to two of
-    three: an element of the input, one of the kernel and one of the output. The smallest number of pairs counts.
+    three: an element of the input, one of the kernel and one of the output. The smallest number of pairs
+    counts.
     """
     left, kernel = aval_of(eqn.invars[0]).shape, aval_of(eqn.invars[1]).shape
     out = aval_of(eqn.outvars[0]).shape
