@@ -372,9 +372,10 @@ def test_instructions_without_work_are_no_steps():
     assert {(step.count, step.depth) for step in schedule.steps} == {(1, 0)}
 
 
-def test_the_body_of_a_loop_counts_once_per_iteration():
+def test_the_condition_and_the_body_of_a_loop_count_once_per_iteration():
     schedule = read_schedule(parse(MAIN, BODY, CONDITION))
     assert [(s.instruction.name, s.count, s.depth) for s in schedule.steps if s.depth == 1] == [
+        ("compare", 6, 1),
         ("next", 6, 1),
         ("work", 6, 1),
     ]
@@ -449,7 +450,7 @@ BRANCHES = {
 EVER = """
 %ever (e: f32[1024,1024]) -> pred[] {
   %e = f32[1024,1024]{1,0} parameter(0)
-  ROOT %more = pred[] custom-call(%e), custom_call_target="more"
+  ROOT %more = pred[] custom-call(), custom_call_target="more"
 }
 """
 ONCE = """
@@ -467,7 +468,7 @@ ONCE = """
         (["large", "small"], ["negate"], 0),
         (["small", "reads"], ["sum"], 0),  # what it reads counts, too
         (["large", "loops"], ["negate"], 0),
-        (["small", "loops"], ["same"], 1),
+        (["small", "loops"], ["more", "same"], 1),
         (["large", "small", "loops"], ["negate"], 0),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else "",

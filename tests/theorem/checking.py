@@ -6,6 +6,7 @@ import functools
 import warnings
 from typing import Any
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,10 +26,20 @@ TOLERANCE = 1e-9  # in float64, relative to the largest element
 LEVEL_1 = {"xla_backend_optimization_level": 1}
 
 
-def expected(case: Case) -> tuple[Any, list[Named], list[Any]]:
-    """The loss, the results and the gradients, computed by plain JAX."""
+def expected(case: Case, noise: float = 0.0) -> tuple[Any, list[Named], list[Any]]:
+    """The loss, the results and the gradients, computed by plain JAX.
+
+    Args:
+      case: the case.
+      noise: by how much real inputs differ from the case's, as a share of them.
+    """
     arrays = [given.values() for given in case.inputs]
     chosen = [n for n, given in enumerate(case.inputs) if given.has_gradient]
+    random = np.random.default_rng(0)
+    for n in chosen if noise else ():
+        if case.inputs[n].kind not in ("real", "positive"):  # the others are exact, and have ties
+            continue
+        arrays[n] = arrays[n] * (1 + noise * random.choice([-1, 1], arrays[n].shape))
     names: list[Any] = []
 
     def loss(some: list[Any]) -> tuple[Any, Any]:
@@ -110,7 +121,27 @@ def _check_staged(case: Case, where: str, placement: Any, want: Any) -> None:
     try:
         _compare(case, where, computed(case, *placement), want)
     except AssertionError:
-        _compare(case, where, computed(case, *placement, options=LEVEL_1), want)
+        try:
+            _compare(case, where, computed(case, *placement, options=LEVEL_1), want)
+        except AssertionError:
+            if depends_on_rounding(case, want):
+                hypothesis.reject()
+            raise
+
+
+def depends_on_rounding(case: Case, want: Any) -> bool:
+    """Whether the oracle itself gives another result if its operands differ in the last bits.
+
+    Then no result is the right one: a derivative of a derivative of arctan2 divides by squares of eigenvectors.
+    """
+    total, results, grads = expected(case, noise=2.0**-50)
+    pairs = [(total, want[0]), *zip(grads, want[2], strict=True)]
+    pairs += [(x.array, y.array) for x, y in zip(results, want[1], strict=True)]
+    return any(
+        np.any(np.abs(np.subtract(x, y)) > TOLERANCE * max(1.0, float(np.max(np.abs(y), initial=0.0))))
+        for x, y in pairs
+        if np.issubdtype(np.asarray(y).dtype, np.floating)
+    )
 
 
 def _compare(case: Case, where: str, got: Any, want: Any) -> None:

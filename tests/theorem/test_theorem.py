@@ -19,6 +19,8 @@ def holds(case):
     seen = repr(case)
     try:
         check(failed.get(seen, case))
+    except hypothesis.errors.UnsatisfiedAssumption:
+        raise
     except Exception as error:
         if seen not in failed:
             failed[seen] = reduced(case, error)

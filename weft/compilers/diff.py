@@ -49,6 +49,7 @@ class ComparedNumber:
 
 def compare(plan: Plan, compiled: Compiled) -> list[ComparedNumber]:
     """The numbers of a plan next to those of the same program compiled for a target."""
+    plan = plan.on(compiled.target.hardware)
     time = plan.time(compiled.target.hardware)
     rows = [
         ComparedNumber(

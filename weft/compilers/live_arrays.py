@@ -15,6 +15,7 @@ from .hlo import Array, Computation, HloModule, Instruction
 
 # Instructions whose results are (parts of) their operands.
 RENAMING = ("bitcast", "opt-barrier", "domain", "add-dependency", "copy-done", "optimization-barrier")
+NAMING = (*RENAMING, "get-tuple-element", "tuple")
 _ALIASES = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 
 
@@ -62,10 +63,12 @@ def _peak_of(module: HloModule, computation: Computation, in_place: set[int] | N
     made: list[list[Allocation]] = []
     for position, one in enumerate(computation.instructions):
         values[one.name], new = _results(module, computation, one, values)
-        for allocation in (a for name in one.operands for a in values.get(name, ())):
+        # A view, or a part of a tuple, is no use of what it names.
+        uses = () if one.opcode in NAMING else one.operands
+        for allocation in (a for name in uses for a in values.get(name, ())):
             allocation.last = position
-        for allocation in values[one.name]:
-            allocation.last = max(allocation.last, position)
+        for allocation in new:
+            allocation.last = position
         made.append(new)
     end = len(computation.instructions)
     for n, allocation in enumerate(values[computation.root.name]):

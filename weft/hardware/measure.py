@@ -94,6 +94,7 @@ def measure_cpu(devices: int = 8) -> Hardware:
         memory_bandwidth=bandwidth,
         network=(NetworkLevel("memory copies", wire * sharing / transfer, latency),),
         shared_cores=cores,
+        platform="cpu",
     )
 
 

@@ -28,8 +28,10 @@ Each profile names the source of its numbers; `weft hardware list` shows them. Y
 
 A torus has `torus = 2` or 3, its number of directions, and `wrap = 4`: lengths that are multiples of 4 close
 to rings. `overlapped = ["all-gather"]` lists the kinds of collectives that the compiler overlaps with other
-work; without it, sums of gradients and gathers of parameters overlap. `shared_cores` is for virtual devices
-that share the cores of a CPU: then all numbers are those of one core.
+work; without it, sums of gradients and gathers of parameters overlap. `platform` is "gpu" unless it says
+"tpu" or "cpu": plans follow the compiler of the platform. `on_chip_bytes` is the memory in which a TPU's
+compiler keeps arrays between kernels. `shared_cores` is for virtual devices that share the cores of a CPU:
+then all numbers are those of one core.
 
 A name may have a shape, `tpu-v5e:16x16` or `h100:16x8`: the sides of a torus, or the sizes of the levels of
 the network, the outermost first. Plans then lay the axes of a mesh over its links (`hardware/topology.py`).
@@ -129,6 +131,10 @@ class Hardware:
     overlapped: tuple[CollectiveKind, ...] = ("all-reduce", "all-gather", "reduce-scatter")
     """The kinds of collectives that the machine's compiler overlaps with other work, with its default
     options."""
+    platform: Literal["cpu", "gpu", "tpu"] = "gpu"
+    """Which of XLA's compilers compiles for it: they fuse and schedule differently."""
+    on_chip_bytes: NonNegativeInt = 0
+    """Bytes of the memory on the chip in which the compiler keeps arrays between kernels."""
     shape: tuple[PositiveInt, ...] = ()
     """The shape of a slice or a cluster, if it is known: the sides of a torus, or the sizes of the levels of
     the network, the outermost first."""

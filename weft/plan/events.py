@@ -24,16 +24,25 @@ from .primitives import Atom, Fusion, aval_of
 
 @dataclass
 class TracedEvent:
-    """An event with its full scope and the types of the arrays it reads and writes in memory."""
+    """An event with the node it comes from and the types of the arrays that it accesses in memory."""
 
     event: Event
-    scope: Scope
+    node: Node
     accessed: list[ShapedArray]
+
+    @property
+    def scope(self) -> Scope:
+        """The ops, layers and transformations around it."""
+        return self.node.scope
 
 
 def trace_events(graph: Graph) -> list[TracedEvent]:
     """The events of a graph, each with its scope and the arrays it accesses."""
-    events = list(_walk(graph.body, graph.mesh, 1))
+    return with_phases(list(_walk(graph.body, graph.mesh, 1)))
+
+
+def with_phases(events: list[TracedEvent]) -> list[TracedEvent]:
+    """Set the phase of each event; they are in program order."""
     seen_backward = False
     for traced in events:
         phase = traced.scope.phase(seen_backward)
@@ -71,7 +80,7 @@ def _walk(body: Body, mesh: Mesh, count: int) -> Iterator[TracedEvent]:
     for node in body.nodes:
         accessed = traffic.accessed(node)
         if node.row.collective:
-            yield TracedEvent(_collective(node, mesh, count, makers), node.scope, accessed)
+            yield TracedEvent(_collective(node, mesh, count, makers), node, accessed)
         # Which branch of a cond runs depends on data, so a plan can only count the most expensive one.
         elif node.primitive == "cond":
             branches = [list(_walk(branch, mesh, count)) for branch in node.bodies]
@@ -83,7 +92,7 @@ def _walk(body: Body, mesh: Mesh, count: int) -> Iterator[TracedEvent]:
         else:
             flops, bytes = primitives.flops(node.eqn), sum(map(primitives.aval_bytes, accessed))
             if flops or bytes:
-                yield TracedEvent(_work(node, mesh, count, flops, bytes), node.scope, accessed)
+                yield TracedEvent(work_of(node, mesh, count, flops, bytes), node, accessed)
 
 
 class _FusedTraffic:
@@ -194,7 +203,8 @@ def wire_bytes(kind: str, size: int, ways: int) -> int:
     return size if kind == "permute" else size * (ways - 1) // ways
 
 
-def _work(node: Node, mesh: Mesh, count: int, flops: int, traffic: int) -> Work:
+def work_of(node: Node, mesh: Mesh, count: int, flops: int, traffic: int) -> Work:
+    """The work of a node that runs `count` times."""
     varies = _varying_axes(node.eqn.outvars)
     dtype = getattr(node.eqn.outvars[0].aval, "dtype", None) if node.eqn.outvars else None
     return Work(

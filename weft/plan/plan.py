@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,7 +26,7 @@ from ..core.fields import argument_types, check_values
 from ..core.layout import Placement, axes_of
 from ..core.mesh import Mesh
 from ..core.traced import Traced
-from ..hardware.profile import HardwareLike
+from ..hardware.profile import Hardware, HardwareLike
 from .events import TracedEvent, find_unbounded_loops, find_unknown_primitives, trace_events
 from .facts import (
     VERSION,
@@ -43,7 +44,9 @@ from .facts import (
 )
 from .inputs import find_resharded_inputs
 from .jaxpr import read_jaxpr
+from .kernel_work import kernel_events
 from .memory.buffers import BufferAssignment, assign_buffers, summarize_memory
+from .memory.platforms import PLATFORMS
 from .pipelines import plan_pipelines
 from .units import human_bytes, human_count
 
@@ -84,6 +87,7 @@ class Plan:
     moved: tuple[ReshardedInput, ...] = ()
     loops: tuple[UnboundedLoop, ...] = ()
     unknown: tuple[UnknownPrimitive, ...] = ()
+    _plan_on: Callable[[Hardware], Plan] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         sent, peak = human_bytes(sum(self.comm_bytes.values())), human_bytes(self.memory.peak)
@@ -151,6 +155,18 @@ class Plan:
         from .advice import generate_advice
 
         return tuple(generate_advice(self))
+
+    def on(self, hardware: HardwareLike) -> Plan:
+        """The plan of the same call as the compiler of a machine compiles it.
+
+        Compilers for GPUs and TPUs fuse more work into a kernel, keep arrays on the chip, and schedule for
+        less memory than XLA's CPU compiler, which this plan follows. The collectives are the same.
+
+        Args:
+          hardware: the name of a profile, a TOML file, or `Hardware`.
+        """
+        machine = Hardware.of(hardware)
+        return self if self._plan_on is None or machine.platform == "cpu" else self._plan_on(machine)
 
     def time(self, hardware: HardwareLike) -> Time:
         """The predicted time on a machine: the name of a profile, a TOML file, or `Hardware`."""
@@ -264,7 +280,22 @@ def derive_plan(traced: Traced) -> TracedPlan:
         loops=tuple(loops),
         unknown=tuple(unknown),
     )
+    plan = replace(plan, _plan_on=functools.partial(_plan_on, traced, plan, inputs))
     return TracedPlan(plan, traced_events, assignment)
+
+
+def _plan_on(traced: Traced, plan: Plan, inputs: list[PlannedTensor], hardware: Hardware) -> Plan:
+    """The plan of a traced program as the compiler of a machine compiles it."""
+    graph = read_jaxpr(traced.jaxpr.jaxpr, plan.mesh)
+    events = trace_events(graph)
+    assignment = assign_buffers(graph, traced.jaxpr.jaxpr, traced.donated, PLATFORMS[hardware.platform])
+    kernels = kernel_events(graph, assignment, hardware, events)
+    return replace(
+        plan,
+        events=tuple(one.event for one in kernels),
+        memory=summarize_memory(assignment, inputs),
+        _plan_on=None,
+    )
 
 
 def _planned_tensor(

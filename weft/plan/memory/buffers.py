@@ -25,8 +25,11 @@ from ...core.labels import OpLabel
 from ..facts import LiveBuffer, Memory, PlannedTensor
 from ..graph import Body, Graph, Node
 from ..primitives import FUSIBLE, Fusion, aval_of
-from .fusion import Reads, fuse
+from .fusion import fuse
+from .kernels import Kernel
+from .platforms import CPU, Platform
 from .rewrites import rewrite_as_xla
+from .scheduling import Reads
 
 Interval = tuple[int, int]
 
@@ -274,7 +277,7 @@ class BufferAssignment:
 
     Attributes:
       graph: the program, and the sizes and types of its values.
-      reads: the values that each node reads.
+      kernels: the kernel of each node, by the id of the node.
       buffers: the buffer of each value that has one.
       returned: the buffers of results that do not reuse an input.
       spare: the memory of copied donated inputs, occupied from when their result is written.
@@ -282,7 +285,7 @@ class BufferAssignment:
     """
 
     graph: Graph
-    reads: Reads
+    kernels: dict[int, Kernel]
     buffers: dict[int, Buffer]
     returned: list[Buffer]
     spare: list[Buffer]
@@ -302,18 +305,22 @@ class BufferAssignment:
         return PeakMemory(sum(b.size for b in returned), *find_peak(temporary), temporary)
 
 
-def assign_buffers(graph: Graph, jaxpr: Jaxpr, donated: Sequence[int]) -> BufferAssignment:
+def assign_buffers(
+    graph: Graph, jaxpr: Jaxpr, donated: Sequence[int], platform: Platform = CPU
+) -> BufferAssignment:
     """Assign the buffers of a program on one device.
 
     Args:
       graph: the program; it is rewritten as XLA does.
       jaxpr: the jaxpr it was read from.
       donated: the positions of donated inputs.
+      platform: whose compiler assigns them.
     """
-    rewrite_as_xla(graph)
+    rewrite_as_xla(graph, platform)
     body, sizes = graph.body, graph.sizes
     body.aliases = _donations(jaxpr, body, sizes, body.inputs[len(jaxpr.constvars) :], donated)
-    reads = fuse(body, graph)
+    kernels = fuse(body, graph, platform)
+    reads = {key: kernel.reads for key, kernel in kernels.items()}
     buffers, copies = allocate_buffers(body, sizes, reads)
 
     end = max((node.end for node in body.nodes), default=0)
@@ -330,7 +337,7 @@ def assign_buffers(graph: Graph, jaxpr: Jaxpr, donated: Sequence[int]) -> Buffer
         if old in copied and new in producer
     ]
     others = {id(b): b for b in (*buffers.values(), *copies) if id(b) not in returned}
-    return BufferAssignment(graph, reads, buffers, [*returned.values()], spare, [*others.values()])
+    return BufferAssignment(graph, kernels, buffers, [*returned.values()], spare, [*others.values()])
 
 
 def summarize_memory(assignment: BufferAssignment, inputs: Sequence[PlannedTensor]) -> Memory:
@@ -378,7 +385,7 @@ def _saved_for_backward(assignment: BufferAssignment) -> int:
     saved, buffers = {}, assignment.buffers
     for node in assignment.graph.body.walk():
         if node.scope.phase() == "backward":
-            for buffer in (buffers[n] for n in assignment.reads[id(node)] if n in buffers):
+            for buffer in (buffers[n] for n in assignment.kernels[id(node)].reads if n in buffers):
                 if buffer.node is not None and buffer.node.scope.phase() == "forward":
                     saved[id(buffer)] = buffer.size
     return sum(saved.values())

@@ -1,68 +1,51 @@
 """Fusion: which nodes XLA computes inside their consumers, and the order in which it runs the others.
 
-`fuse(body, graph)` removes the nodes that need no buffer and puts the rest in XLA's order. It returns
-`Reads`: for each node, by its id, the values that it reads, and whether a result may take over the value's
-buffer.
+`fuse(body, graph, platform)` removes the nodes that need no buffer and puts the rest in XLA's order. It
+returns the kernel of each remaining node.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
-from ..graph import Body, Graph, Node
+from ..graph import Body, Graph
 from ..primitives import Fusion
-from .kernels import Kernel, Kernels, is_broadcast, post_order, topological_order
+from .accelerator_fusion import fuse_into_kernels
+from .kernels import Kernel, Kernels, is_broadcast, topological_order
 from .library_fusion import fuse_library_calls
 from .loop_fusion import fuse_loops
+from .platforms import CPU, Platform
+from .scheduling import breadth_first, least_memory_order
 
-Reads = dict[int, dict[int, bool]]
 
-
-def fuse(body: Body, graph: Graph) -> Reads:
+def fuse(body: Body, graph: Graph, platform: Platform) -> dict[int, Kernel]:
     """Remove fused nodes from a body and from its inner bodies, and order the rest.
 
     Args:
       body: the nodes of one device; changed in place.
       graph: the graph of the body.
+      platform: whose compiler it is.
 
     Returns:
-      The values that each remaining node reads.
+      The kernel that computes each remaining node, by the id of the node.
     """
+    alive = _cpu_kernels(body, graph) if platform is CPU else fuse_into_kernels(body, graph, platform)
+    kernels = {id(kernel.root): kernel for kernel in alive}
+    for kernel in alive:
+        kernel.reads = _reads(kernel)
+    body.nodes = [kernel.root for kernel in alive]
+    for node in body.nodes:
+        for inside in node.bodies:
+            kernels |= fuse(inside, graph, platform)
+    reads = {key: kernel.reads for key, kernel in kernels.items()}
+    order = breadth_first if platform is CPU else least_memory_order
+    body.nodes = order(body, reads, graph.sizes)
+    return kernels
+
+
+def _cpu_kernels(body: Body, graph: Graph) -> list[Kernel]:
     kernels = Kernels.of(body, graph)
     fuse_library_calls(kernels)
     fuse_loops(kernels)
-    reads = {id(kernel.root): _reads(kernel) for kernel in kernels.alive}
-    body.nodes = [kernel.root for kernel in kernels.alive]
-    body.nodes = breadth_first(post_order(body, lambda node: reads[id(node)]), reads)
-    for node in body.nodes:
-        for inside in node.bodies:
-            reads |= fuse(inside, graph)
-    return reads
-
-
-def breadth_first(nodes: list[Node], reads: Reads) -> list[Node]:
-    """Nodes in the order in which they become ready, given the values that each one reads.
-
-    XLA's CPU scheduler prefers work that can run concurrently: first in, first out.
-    """
-    producer = {n: node for node in nodes for n in node.results}
-    pending: dict[Node, int] = {}
-    users: dict[Node, list[Node]] = {node: [] for node in nodes}
-    for node in nodes:
-        producers = {producer[n] for n in reads[id(node)] if n in producer}
-        pending[node] = len(producers)
-        for other in producers:
-            users[other].append(node)
-    ready = deque(node for node, count in pending.items() if not count)
-    order = []
-    while ready:
-        node = ready.popleft()
-        order.append(node)
-        for user in users[node]:
-            pending[user] -= 1
-            if not pending[user]:
-                ready.append(user)
-    return order
+    return [*kernels.alive]
 
 
 # An element of the result is not where it is in the operand.

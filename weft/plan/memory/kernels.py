@@ -23,6 +23,7 @@ class Kernel:
       nodes: all nodes; producers come before consumers.
       operands: the values that it reads, in XLA's order.
       is_library: whether it is a call of a library, which no loop is fused with.
+      reads: the values that it reads, and whether a result may take over the buffer of each.
     """
 
     root: Node
@@ -30,6 +31,7 @@ class Kernel:
     nodes: list[Node]
     operands: list[int]
     is_library: bool = False
+    reads: dict[int, bool] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

@@ -13,23 +13,28 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 from ...core.jax_compat import JaxprEqn, Literal, scan_counts
 from ..events import is_no_op
 from ..graph import Body, Graph, Node, bodies, like
 from ..primitives import Fusion, aval_of
 from .expansions import expand
+from .platforms import CPU, Platform
 from .simplify import simplify
 
 
-def rewrite_as_xla(graph: Graph) -> None:
+def rewrite_as_xla(graph: Graph, platform: Platform) -> None:
     """Rewrite a graph as XLA does before fusion."""
-    expand(graph)
+    if platform is CPU:
+        expand(graph)
     _drop_aliases(graph.body, graph, {})
     for body in [*bodies(graph.body)]:
-        _reorder_operands(body, graph)
+        if platform.orders_dims:
+            _reorder_operands(body, graph)
         _lower_loops(body, graph)
+    if platform.hoists_casts:
+        _hoist_casts(graph)
     for body in bodies(graph.body):
         _merge_all_reduces(body)
         _transpose_products(body)
@@ -145,6 +150,48 @@ def _lower_while(node: Node) -> None:
     repeated.aliases, repeated.outputs = list(zip(carries, repeated.outputs, strict=True)), []
     # Carries first, as in `_lower_scan`.
     node.operands = node.operands[last:] + node.operands[:last] + node.hoisted
+
+
+def _hoist_casts(graph: Graph) -> None:
+    """Round entire arrays before a loop, if the loop only reads their slices to round them."""
+    casts: dict[tuple[int, str], int] = {}
+    for body in [*bodies(graph.body)]:
+        nodes: list[Node] = []
+        for node in body.nodes:
+            for inside in node.bodies if node.primitive == "scan" else ():
+                nodes += _hoisted_casts(node, inside, graph, casts)
+            nodes.append(node)
+        body.nodes = nodes
+
+
+def _hoisted_casts(
+    loop: Node, inside: Body, graph: Graph, casts: dict[tuple[int, str], int]
+) -> Iterator[Node]:
+    uses = Counter(n for node in inside.walk() for n in (*node.operands, *node.hoisted))
+    uses.update([*inside.outputs, *(n for pair in inside.aliases for n in pair)])
+    readers: dict[int, list[Node]] = {}
+    for node in inside.nodes:
+        for n in node.operands:
+            readers.setdefault(n, []).append(node)
+    for part in [node for node in inside.nodes if node.primitive == "dynamic_slice" and node.eqn is loop.eqn]:
+        (stack,), (piece,) = part.operands, part.results
+        found = readers.get(piece, [])
+        if not found or len(found) < uses[piece] or any(n.primitive != "convert_element_type" for n in found):
+            continue
+        types = {graph.avals[n.results[0]].dtype for n in found}
+        if len(types) > 1 or min(types, key=str).itemsize >= graph.avals[piece].dtype.itemsize:
+            continue
+        (dtype,) = types
+        key = stack, str(dtype)
+        if key not in casts:
+            casts[key] = graph.new_value(graph.avals[stack].update(dtype=dtype))
+            yield like(found[0], "convert_element_type", [stack], [casts[key]])
+        part.operands[0] = casts[key]
+        loop.operands = [casts[key] if n == stack else n for n in loop.operands]
+        part.results = found[0].results
+        same = {n.results[0]: part.results[0] for n in found[1:]}
+        inside.nodes = [n for n in inside.nodes if n not in found]
+        inside.replace(same)
 
 
 _REDUCTIONS = {"pmax": "max", "pmin": "min"}
