@@ -15,7 +15,8 @@ from benchmarks import handwritten, lm
 from weft import nn, optim, train
 from weft.core.layout import LayoutLike
 from weft.generate.batching import MAX_END_TOKENS, RowSettings
-from weft.generate.decode_loop import decode, prefill
+from weft.generate.cache import decode_step, prefill_cache, unstack_layers
+from weft.generate.decode_loop import prefill
 from weft.generate.sampling import SamplingParams
 from weft.models import Batch, Config, Transformer, preset
 from weft.models.presets import batch_specs
@@ -82,10 +83,8 @@ def of_ops(mesh: str, layout: LayoutLike) -> Made:
     return lm.step(size, mesh, layout), (in_bfloat16(params), tokens, targets)
 
 
-def served(
-    stage: str, config: Config, rows: int, prompt: int, new: int, mesh: str, layout: LayoutLike
-) -> Made:
-    """Prefill, or `new` steps of decoding, of a batch of prompts."""
+def prefilled(config: Config, rows: int, prompt: int, new: int, mesh: str, layout: LayoutLike) -> Made:
+    """The prefill of a batch of prompts, with room for `new` tokens."""
     batch = wf.Dim("batch", rows)
 
     def integers(*dims: wf.Dim) -> wf.Tensor:
@@ -99,14 +98,24 @@ def served(
         sampling=SamplingParams(temperature=floats, top_k=integers(), top_p=floats, penalty=floats),
         uniforms=wf.spec([batch, wf.Dim("generated", new)]),
     )
-    # Served weights are stored in bfloat16.
-    models = (in_bfloat16(nn.specs(Transformer(config))),)
     prompts = Batch(integers(wf.Dim("length", prompt)))
-    longest = prompt + new
-    if stage == "prefill":
-        return wf.spmd(prefill, mesh, layout, static=("max_length",)), (models, prompts, settings, longest)
-    state = wf.eval_shape(lambda *args: prefill(*args, longest), models, prompts, settings)
-    return wf.spmd(decode, mesh, layout, donate=("state",)), (models, state, new)
+    args = (served(config),), prompts, settings, prompt + new
+    return wf.spmd(prefill, mesh, layout, static=("max_length",)), args
+
+
+def decoded(config: Config, rows: int, longest: int, mesh: str, layout: LayoutLike) -> Made:
+    """One decode step of a batch, with a KV cache of `longest` positions."""
+    batch = wf.Dim("batch", rows)
+    tokens, model = wf.spec([batch], jnp.int32), served(config)
+    prompts = Batch(wf.spec([batch, wf.Dim("length", longest)], jnp.int32))
+    cache = wf.eval_shape(lambda model, prompts: prefill_cache(model, prompts, longest), model, prompts)
+    args = wf.eval_shape(unstack_layers, model), cache, tokens, tokens
+    return wf.spmd(decode_step, mesh, layout, donate=("cache",)), args
+
+
+def served(config: Config) -> Transformer:
+    """A model whose weights are stored in bfloat16."""
+    return in_bfloat16(nn.specs(Transformer(config)))
 
 
 # Sizes between the published models
@@ -180,15 +189,15 @@ CASES = (
         "tpu-v5e:2x4",
         "model=8",
         "d_ff:model heads:model vocab:model",
-        partial(served, "prefill", LLAMA_7B, 8, 1024, 128),
+        partial(prefilled, LLAMA_7B, 8, 1024, 128),
     ),
     Case(
         "llama-2-7b",
-        "decode",
+        "decode step",
         "tpu-v5e:2x4",
         "model=8",
         "d_ff:model heads:model vocab:model",
-        partial(served, "decode", LLAMA_7B, 32, 1024, 128),
+        partial(decoded, LLAMA_7B, 32, 1152),
     ),
     # TPU v5p
     Case(
@@ -210,12 +219,12 @@ CASES = (
     ),
     # TPU v6e
     Case(
-        "gpt2-medium",
+        "gpt",
         "FSDP",
         "tpu-v6e:4x4",
         "data=16",
         FSDP,
-        trained(published("gpt2-medium", remat="nothing"), 128, 1024),
+        trained(GPT.replace(remat="nothing"), 64, 2048),
     ),
     Case(
         "gpt",
@@ -264,11 +273,11 @@ CASES = (
     Case("llama-2-7b", "FSDP", "h100:2x8", "data=16", FSDP, trained(LLAMA_7B, 16, 4096)),
     Case(
         "llama-2-7b",
-        "decode",
+        "decode step",
         "h100:1x8",
         "model=8",
         "d_ff:model heads:model vocab:model",
-        partial(served, "decode", LLAMA_7B, 32, 1024, 128),
+        partial(decoded, LLAMA_7B, 32, 1152),
     ),
     # B200
     Case("gpt", "TP", "b200:1x8", "data=2 model=4", SPLIT, trained(GPT.replace(remat="dots+sums"), 32, 2048)),

@@ -15,7 +15,7 @@ from . import primitives
 from .events import TracedEvent, with_phases, work_of
 from .facts import Work
 from .graph import Body, Graph, Node
-from .memory.accelerator_fusion import PRODUCTS, read_share, written_values
+from .memory.accelerator_fusion import PRODUCTS, written_values
 from .memory.buffers import BufferAssignment
 from .memory.kernels import Kernel
 from .primitives import Fusion, aval_of
@@ -67,32 +67,32 @@ class _Reader:
         flops = sum(primitives.flops(node.eqn) for node in kernel.nodes if _counts(node))
         # A product has the name of its kernel: it takes most of the time.
         named = next((node for node in kernel.nodes if node.primitive in PRODUCTS), kernel.root)
-        traffic = sum(self._reads(kernel, on_chip).values()) + sum(self._writes(kernel, on_chip).values())
+        read = sum(size for n, size in kernel.access.items() if n not in on_chip)
+        traffic = read + sum(self._writes(kernel, on_chip).values())
         if flops or traffic:
             yield TracedEvent(work_of(named, self.graph.mesh, count, flops, round(traffic)), kernel.root, [])
-
-    def _reads(self, kernel: Kernel, on_chip: set[int]) -> dict[int, float]:
-        """The bytes that a kernel reads from memory, by value."""
-        found: dict[int, float] = {}
-        for n in kernel.operands:
-            if n in on_chip:
-                continue
-            shares = [read_share(node, n, self.graph) for node in kernel.nodes if n in node.operands]
-            # Several slices may be different ones.
-            found[n] = self.graph.sizes[n] * min(1.0, sum(shares))
-        return found
 
     def _writes(self, kernel: Kernel, on_chip: set[int]) -> dict[int, float]:
         """The bytes that a kernel writes to memory, by value."""
         root, sizes = kernel.root, self.graph.sizes
-        if root.fusion is Fusion.UPDATE:
-            updates = written_values(root)[-1 if root.primitive != "dynamic_update_slice" else 0]
-            share = self.graph.elements(updates) * aval_of(root.eqn.outvars[0]).dtype.itemsize
-            # A scatter reads what it adds to.
-            return {-1: share * (1 if root.primitive == "dynamic_update_slice" else 2)}
         if root.primitive == "zeros" and self.hardware.platform == "tpu":
             return {}  # results of loops that are written in full are allocated only
-        return {n: sizes[n] for n in root.results if n not in on_chip}
+        if root.fusion is not Fusion.UPDATE:
+            return {n: sizes[n] for n in root.results if n not in on_chip}
+        if self._is_updated_on_chip(root):
+            return {n: 2 * sizes[n] for n in root.results}
+        is_slice = root.primitive == "dynamic_update_slice"
+        update = written_values(root)[0 if is_slice else -1]
+        written = self.graph.elements(update) * aval_of(root.eqn.outvars[0]).dtype.itemsize
+        # A scatter reads what it adds to.
+        return {-1: written * (1 if is_slice else 2)}
+
+    def _is_updated_on_chip(self, node: Node) -> bool:
+        """Whether a scatter's array is moved to the chip, updated there, and moved back."""
+        # libtpu does so with a KV cache. It adds to arrays where they are.
+        return node.primitive == "scatter" and (
+            self.graph.sizes[node.operands[0]] <= self.hardware.on_chip_bytes
+        )
 
     def _seconds(self, event: TracedEvent) -> float:
         work = event.event
@@ -116,12 +116,14 @@ class _Reader:
             if node.bodies or node.row.collective:
                 leaving.update(kernel.operands, node.results)
             else:
-                saved.update({n: round(size) for n, size in self._reads(kernel, set()).items()})
+                saved.update({n: round(size) for n, size in kernel.access.items()})
                 saved.update({n: sizes[n] for n in node.results})
-            if node.fusion is Fusion.UPDATE and len(node.operands) > 1:
+            if node.fusion is Fusion.UPDATE and not self._is_updated_on_chip(node):
                 leaving.update(node.results, node.operands[:1])
         chosen, used = set[int](), [0] * len(body.nodes)
-        candidates = [n for n in made if n in last and n not in leaving and 0 < sizes[n] <= capacity]
+        updated = {n for node in body.nodes if self._is_updated_on_chip(node) for n in node.results}
+        stays = updated.union(made) - leaving | updated
+        candidates = [n for n in made if n in last and n in stays and 0 < sizes[n] <= capacity]
         for n in sorted(candidates, key=lambda n: (-saved[n] / sizes[n], last[n] - made[n], -sizes[n])):
             span = range(made[n], last[n] + 1)
             if max(used[k] for k in span) + sizes[n] <= capacity:

@@ -193,7 +193,7 @@ def _switch_weft(*xs: wf.Tensor, index: int, bodies: Sequence[Body], handed: int
         return lambda *some: like(run_weft(body.steps, [*some, *xs[handed:]])[body.result], xs[0])
 
     # A tensor that the compiler can't fold, so that all branches are compiled.
-    number = wf.sum(xs[0] > 1e6).astype(jnp.int32) + index
+    number = wf.sum(xs[0].astype(jnp.float32) > 1e6).astype(jnp.int32) + index
     return wf.switch(number, [branch(body) for body in bodies], *xs[:handed])
 
 

@@ -165,7 +165,10 @@ class _Fusion:
                 continue
             # Kernels that read the same arrays anyway compute it for nothing: compare all that they read.
             least, best = self._traffic(sinks), -1
-            for n in self._chain(node):
+            # `exp` and the like are computed once.
+            if node.fusion is Fusion.EXPENSIVE:
+                least = float("inf")
+            for n in self._chain(node) if least < float("inf") else node.results:
                 self.stored.add(n)
                 traffic = self._traffic([*sinks, self.producer[n]]) + self.graph.sizes[n]
                 self.stored.discard(n)
@@ -197,7 +200,8 @@ class _Fusion:
                 inner = self.inside([node])
                 results = {n for one in inner for n in one.results}
                 operands = [n for one in inner for n in one.operands if n not in results]
-                kernels.append(Kernel(node, index, inner, [*dict.fromkeys(operands)]))
+                (access,) = self.reads([node])
+                kernels.append(Kernel(node, index, inner, [*dict.fromkeys(operands)], access=access))
         return kernels
 
 
@@ -222,9 +226,11 @@ def merge_kernels(kernels: list[Kernel], fusion: _Fusion) -> list[Kernel]:
         size = _space(kernel, fusion)
         for n in kernel.operands if size else ():
             first = group[maker[n]] if n in maker else []
-            if not first or first is group[kernel] or fusion.graph.elements(n) != size:
+            if not first or first is group[kernel] or _space(first[0], fusion) != size:
                 continue
-            if _space(first[0], fusion) != size:
+            # What is computed from a sum of each row can be computed with it: the row is still on the chip.
+            is_row_sum = _sums_rows(maker[n].root, fusion) and not _has_product(first)
+            if fusion.graph.elements(n) != size and not is_row_sum:
                 continue
             # What runs between them must not need the first and be needed by the second.
             others = [maker[m] for m in kernel.operands if m in maker and group[maker[m]] is not first]
@@ -235,12 +241,25 @@ def merge_kernels(kernels: list[Kernel], fusion: _Fusion) -> list[Kernel]:
     return [*_joined(group)]
 
 
+def _has_product(kernels: list[Kernel]) -> bool:
+    return any(node.primitive in PRODUCTS for kernel in kernels for node in kernel.nodes)
+
+
+def _sums_rows(node: Node, fusion: _Fusion) -> bool:
+    """Whether a node reduces the last dims."""
+    if node.fusion is not Fusion.REDUCE:
+        return False
+    rank = len(fusion.graph.avals[node.operands[0]].shape)
+    axes = sorted(node.eqn.params.get("axes", ()))
+    return axes == [*range(rank - len(axes), rank)]
+
+
 def _space(kernel: Kernel, fusion: _Fusion) -> int:
     """The number of elements that a kernel works on, or 0 if it cannot be merged."""
     root = kernel.root
     if root.bodies or len(root.results) != 1:
         return 0
-    has_product = any(node.primitive in PRODUCTS for node in kernel.nodes)
+    has_product = _has_product([kernel])
     if root.fusion is Fusion.REDUCE:
         return fusion.graph.elements(root.operands[0])
     if root.fusion in _POINTWISE or (has_product and root.primitive in PRODUCTS):
@@ -260,6 +279,11 @@ def _joined(group: dict[Kernel, list[Kernel]]) -> Iterator[Kernel]:
             computed = {n for node in nodes for n in node.results}
             kernel.nodes = nodes
             kernel.operands = [*dict.fromkeys(n for one in nodes for n in one.operands if n not in computed)]
+            kernel.access = {}
+            for one in members:
+                for n, size in one.access.items():
+                    if n not in computed:
+                        kernel.access[n] = max(size, kernel.access.get(n, 0.0))
             # A new node: the others still compute their own results only.
             results = [n for one in members for n in one.root.results]
             kernel.root = like(kernel.root, kernel.root.primitive, kernel.operands, results)

@@ -24,6 +24,7 @@ class Kernel:
       operands: the values that it reads, in XLA's order.
       is_library: whether it is a call of a library, which no loop is fused with.
       reads: the values that it reads, and whether a result may take over the buffer of each.
+      access: the bytes that it reads of each value; only of kernels of accelerators.
     """
 
     root: Node
@@ -32,6 +33,7 @@ class Kernel:
     operands: list[int]
     is_library: bool = False
     reads: dict[int, bool] = field(default_factory=dict)
+    access: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

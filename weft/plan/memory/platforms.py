@@ -14,12 +14,17 @@ class Platform:
       orders_dims: operands of matmuls, convolutions and collectives are copied into the dim order that these
         require. Other compilers choose the order of each array such that most of the copies are unnecessary.
       fuses_products: elementwise work is computed inside matmuls and convolutions.
+      tiles_arrays: arrays are stored in tiles of their last two dims, and those of one dim in other tiles.
+      merges_products: small matmuls that share an operand become one, and their other operands are
+        concatenated.
       hoists_casts: if a loop reads an array only to round its slices, all of it is rounded before the loop.
     """
 
     name: str
     orders_dims: bool = False
     fuses_products: bool = False
+    tiles_arrays: bool = False
+    merges_products: bool = False
     hoists_casts: bool = False
 
 
@@ -27,8 +32,8 @@ PLATFORMS = {
     platform.name: platform
     for platform in (
         Platform("cpu", orders_dims=True),
-        Platform("gpu"),
-        Platform("tpu", fuses_products=True, hoists_casts=True),
+        Platform("gpu", merges_products=True),
+        Platform("tpu", fuses_products=True, tiles_arrays=True, hoists_casts=True),
     )
 }
 CPU = PLATFORMS["cpu"]

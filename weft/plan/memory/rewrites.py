@@ -28,11 +28,14 @@ def rewrite_as_xla(graph: Graph, platform: Platform) -> None:
     """Rewrite a graph as XLA does before fusion."""
     if platform is CPU:
         expand(graph)
-    _drop_aliases(graph.body, graph, {})
+    _drop_aliases(graph.body, graph, {}, platform)
     for body in [*bodies(graph.body)]:
         if platform.orders_dims:
             _reorder_operands(body, graph)
         _lower_loops(body, graph)
+    if platform.merges_products:
+        for body in bodies(graph.body):
+            _concatenate_operands(body, graph)
     if platform.hoists_casts:
         _hoist_casts(graph)
     for body in bodies(graph.body):
@@ -43,20 +46,30 @@ def rewrite_as_xla(graph: Graph, platform: Platform) -> None:
     simplify(graph)
 
 
-def _drop_aliases(body: Body, graph: Graph, same: dict[int, int]) -> None:
+def _drop_aliases(body: Body, graph: Graph, same: dict[int, int], platform: Platform) -> None:
     """Replace the results of aliases and no-ops by their operands; `same` has those of enclosing bodies."""
     remaining = []
     for node in body.nodes:
         node.operands = [same.get(n, n) for n in node.operands]
         node.hoisted = [same.get(n, n) for n in node.hoisted]
-        if node.fusion is Fusion.ALIAS or is_no_op(node, graph.mesh):
+        is_alias = node.fusion is Fusion.ALIAS and not (platform.tiles_arrays and _changes_tiles(node))
+        if is_alias or is_no_op(node, graph.mesh):
             same.update(zip(node.results, node.operands, strict=False))
             continue
         for inside in node.bodies:
             inside.inputs = [same.get(n, n) for n in inside.inputs]
-            _drop_aliases(inside, graph, same)
+            _drop_aliases(inside, graph, same, platform)
         remaining.append(node)
     body.nodes, body.outputs = remaining, [same.get(n, n) for n in body.outputs]
+
+
+def _changes_tiles(node: Node) -> bool:
+    """Whether a reshape is a copy from tiles of one dim to tiles of two, or back."""
+    if node.primitive != "reshape":
+        return False
+    (given,), (result,) = node.eqn.invars[:1], node.eqn.outvars
+    ranks = [sum(size > 1 for size in aval_of(v).shape) for v in (given, result)]
+    return min(ranks) == 1 < max(ranks)
 
 
 def required_dim_orders(eqn: JaxprEqn) -> list[list[int]]:
@@ -150,6 +163,32 @@ def _lower_while(node: Node) -> None:
     repeated.aliases, repeated.outputs = list(zip(carries, repeated.outputs, strict=True)), []
     # Carries first, as in `_lower_scan`.
     node.operands = node.operands[last:] + node.operands[:last] + node.hoisted
+
+
+_MERGED_BYTES = 32 << 20  # XLA's `xla_gpu_dot_merger_threshold_mb`
+
+
+def _concatenate_operands(body: Body, graph: Graph) -> None:
+    """Concatenate the right operands of small matmuls that share the left one: XLA merges them.
+
+    The matmuls remain nodes of their own, which read a part of the concatenated operands.
+    """
+    groups: dict[Hashable, list[Node]] = {}
+    for node in body.nodes:
+        if node.primitive == "dot_general":
+            size = sum(graph.sizes[n] for n in (*node.operands, *node.results))
+            dims = str(node.eqn.params["dimension_numbers"])
+            if size < _MERGED_BYTES:
+                groups.setdefault((node.operands[0], dims), []).append(node)
+    made: dict[Node, list[Node]] = {}
+    for group in groups.values():
+        if len(group) < 2 or len({node.operands[1] for node in group}) < len(group):
+            continue
+        for node in group:
+            part = graph.copy_of(node.operands[1])
+            made[node] = [like(node, "merged_operand", node.operands[1:2], [part])]
+            node.operands = [node.operands[0], part]
+    body.nodes = [one for node in body.nodes for one in (*made.get(node, ()), node)]
 
 
 def _hoist_casts(graph: Graph) -> None:

@@ -62,17 +62,25 @@ def _dependencies(nodes: list[Node], reads: Reads) -> tuple[list[int], list[list
 
 
 def _program_order(nodes: list[Node], reads: Reads) -> list[Node]:
-    """The nodes as they are, except that each comes after those that it needs."""
+    """The nodes as they are, except that each comes after those that it needs.
+
+    Arrays of zeros and the like, which depend on nothing, are computed where they are first read.
+    """
     pending, users = _dependencies(nodes, reads)
-    ready = [index for index, count in enumerate(pending) if not count]
+    first = [
+        min(found, default=index) if not count else index
+        for index, (found, count) in enumerate(zip(users, pending, strict=True))
+    ]
+    ready = [(first[index], index) for index, count in enumerate(pending) if not count]
+    heapq.heapify(ready)
     order = []
     while ready:
-        index = heapq.heappop(ready)
+        _, index = heapq.heappop(ready)
         order.append(nodes[index])
         for user in users[index]:
             pending[user] -= 1
             if not pending[user]:
-                heapq.heappush(ready, user)
+                heapq.heappush(ready, (first[user], user))
     return order
 
 
