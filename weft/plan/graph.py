@@ -7,6 +7,7 @@ memory.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -151,3 +152,27 @@ def bodies(body: Body) -> Iterator[Body]:
 def like(node: Node, primitive: str, operands: list[int], results: list[int]) -> Node:
     """A node that XLA adds for another one."""
     return Node(primitive, operands, results, node.eqn, node.scope, node.source, node.enclosing_source)
+
+
+def program_order(nodes: list[Node]) -> list[Node]:
+    """The nodes in their order, except that each comes after the producers of its operands."""
+    producer = {n: index for index, node in enumerate(nodes) for n in node.results}
+    pending = [{producer[n] for n in node.operands if n in producer} - {i} for i, node in enumerate(nodes)]
+    users: list[list[int]] = [[] for _ in nodes]
+    for index, producers in enumerate(pending):
+        for other in producers:
+            users[other].append(index)
+    # A heap, so that nodes stay in their original order where they can: the order decides how long
+    # buffers live.
+    ready = [index for index, producers in enumerate(pending) if not producers]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        index = heapq.heappop(ready)
+        ordered.append(nodes[index])
+        for user in users[index]:
+            pending[user].discard(index)
+            if not pending[user]:
+                heapq.heappush(ready, user)
+    assert len(ordered) == len(nodes)
+    return ordered

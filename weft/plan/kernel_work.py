@@ -118,7 +118,9 @@ class _Reader:
             else:
                 saved.update({n: round(size) for n, size in kernel.access.items()})
                 saved.update({n: sizes[n] for n in node.results})
-            if node.fusion is Fusion.UPDATE and not self._is_updated_on_chip(node):
+            # A scan's update of a stacked result has no other operand than what it adds.
+            is_update = node.fusion is Fusion.UPDATE and len(node.operands) > 1
+            if is_update and not self._is_updated_on_chip(node):
                 leaving.update(node.results, node.operands[:1])
         chosen, used = set[int](), [0] * len(body.nodes)
         updated = {n for node in body.nodes if self._is_updated_on_chip(node) for n in node.results}

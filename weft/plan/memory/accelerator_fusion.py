@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..graph import Body, Graph, Node, like
+from ..graph import Body, Graph, Node, like, program_order
 from ..primitives import CHAIN, FUSIBLE, Fusion
-from .kernels import Kernel, post_order
+from .kernels import Kernel
 from .platforms import Platform
 
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
@@ -49,7 +49,7 @@ class _Fusion:
 
     def __init__(self, body: Body, graph: Graph, platform: Platform):
         self.graph, self.platform = graph, platform
-        self.nodes = post_order(body)
+        self.nodes = program_order(body.nodes)
         self.position = {node: n for n, node in enumerate(self.nodes)}
         self.producer = {n: node for node in self.nodes for n in node.results}
         self.users: dict[int, list[Node]] = {n: [] for n in self.producer}
@@ -229,8 +229,10 @@ def merge_kernels(kernels: list[Kernel], fusion: _Fusion) -> list[Kernel]:
             if not first or first is group[kernel] or _space(first[0], fusion) != size:
                 continue
             # What is computed from a sum of each row can be computed with it: the row is still on the chip.
-            is_row_sum = _sums_rows(maker[n].root, fusion) and not _has_product(first)
-            if fusion.graph.elements(n) != size and not is_row_sum:
+            # Not if a product computes the row, in tiles.
+            sums = [m for m in kernel.operands if m in maker and group[maker[m]] is first]
+            sums = [m for m in sums if fusion.graph.elements(m) != size]
+            if sums and (_has_product(first) or not all(_sums_rows(maker[m].root, fusion) for m in sums)):
                 continue
             # What runs between them must not need the first and be needed by the second.
             others = [maker[m] for m in kernel.operands if m in maker and group[maker[m]] is not first]

@@ -17,6 +17,7 @@ class Platform:
       tiles_arrays: arrays are stored in tiles of their last two dims, and those of one dim in other tiles.
       merges_products: small matmuls that share an operand become one, and their other operands are
         concatenated.
+      repeats_broadcasts: what is broadcast to many times its size is computed in loops, not before them.
       hoists_casts: if a loop reads an array only to round its slices, all of it is rounded before the loop.
     """
 
@@ -25,6 +26,7 @@ class Platform:
     fuses_products: bool = False
     tiles_arrays: bool = False
     merges_products: bool = False
+    repeats_broadcasts: bool = False
     hoists_casts: bool = False
 
 
@@ -32,8 +34,8 @@ PLATFORMS = {
     platform.name: platform
     for platform in (
         Platform("cpu", orders_dims=True),
-        Platform("gpu", merges_products=True),
-        Platform("tpu", fuses_products=True, tiles_arrays=True, hoists_casts=True),
+        Platform("gpu", merges_products=True, repeats_broadcasts=True),
+        Platform("tpu", fuses_products=True, tiles_arrays=True, repeats_broadcasts=True, hoists_casts=True),
     )
 }
 CPU = PLATFORMS["cpu"]

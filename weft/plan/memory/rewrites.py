@@ -11,14 +11,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Hashable, Iterator
 
 from ...core.jax_compat import JaxprEqn, Literal, scan_counts
 from ..events import is_no_op
-from ..graph import Body, Graph, Node, bodies, like
-from ..primitives import Fusion, aval_of
+from ..graph import Body, Graph, Node, bodies, like, program_order
+from ..primitives import CHAIN, ELEMENTWISE, Fusion, aval_of
 from .expansions import expand
 from .platforms import CPU, Platform
 from .simplify import simplify
@@ -29,10 +28,15 @@ def rewrite_as_xla(graph: Graph, platform: Platform) -> None:
     if platform is CPU:
         expand(graph)
     _drop_aliases(graph.body, graph, {}, platform)
+    if platform.tiles_arrays:
+        for body in bodies(graph.body):
+            _sink_reshapes(body, graph)
     for body in [*bodies(graph.body)]:
         if platform.orders_dims:
             _reorder_operands(body, graph)
         _lower_loops(body, graph)
+    if platform.repeats_broadcasts:
+        _sink_broadcasts(graph)
     if platform.merges_products:
         for body in bodies(graph.body):
             _concatenate_operands(body, graph)
@@ -70,6 +74,31 @@ def _changes_tiles(node: Node) -> bool:
     (given,), (result,) = node.eqn.invars[:1], node.eqn.outvars
     ranks = [sum(size > 1 for size in aval_of(v).shape) for v in (given, result)]
     return min(ranks) == 1 < max(ranks)
+
+
+def _sink_reshapes(body: Body, graph: Graph) -> None:
+    """Compute on an array before it is copied to other tiles, if nothing else reads the copy: a comparison
+    with a number makes it smaller."""
+    uses = Counter(n for node in body.walk() for n in (*node.operands, *node.hoisted))
+    uses.update([*body.outputs, *(n for pair in body.aliases for n in pair)])
+    reshapes: dict[int, Node] = {}
+    nodes: list[Node] = []
+    for node in body.nodes:
+        moved = [n for n in node.operands if n in reshapes and uses[n] == 1]
+        others = [n for n in node.operands if n not in moved]
+        if len(moved) == 1 and node.fusion in ELEMENTWISE and all(graph.elements(n) == 1 for n in others):
+            reshape, (result,) = reshapes[moved[0]], node.results
+            (given,) = reshape.operands
+            early = graph.new_value(graph.avals[given].update(dtype=graph.avals[result].dtype))
+            nodes.remove(reshape)
+            nodes.append(
+                like(node, node.primitive, [given if n in moved else n for n in node.operands], [early])
+            )
+            node = like(reshape, "reshape", [early], [result])
+        if node.primitive == "reshape":
+            reshapes[node.results[0]] = node
+        nodes.append(node)
+    body.nodes = nodes
 
 
 def required_dim_orders(eqn: JaxprEqn) -> list[list[int]]:
@@ -165,6 +194,49 @@ def _lower_while(node: Node) -> None:
     node.operands = node.operands[last:] + node.operands[:last] + node.hoisted
 
 
+def _sink_broadcasts(graph: Graph) -> None:
+    """Compute what is broadcast from little inside the loops that read it, in each iteration."""
+    for body in bodies(graph.body):
+        producer = {n: node for node in body.nodes for n in node.results}
+        # The most elements that each value is computed from.
+        source: dict[int, int] = {}
+        for node in body.nodes:
+            most = max((source.get(n, graph.elements(n)) for n in node.operands), default=0)
+            for n in node.results:
+                source[n] = most if node.fusion in CHAIN else graph.elements(n)
+        large = {n for n in producer if source[n] * _MUCH_LARGER < graph.elements(n)}
+        for loop in body.nodes:
+            for inside in loop.bodies:
+                read = {n for one in inside.walk() for n in one.operands}
+                same = _cloned(sorted(large & read), large, producer, inside, graph)
+                inside.replace(same)
+                # The first operands are those that the results take over the memory of.
+                first, rest = loop.operands[: len(loop.results)], loop.operands[len(loop.results) :]
+                loop.operands = [*first, *(n for n in rest if n not in same)]
+
+
+def _cloned(
+    values: list[int], large: set[int], producer: dict[int, Node], body: Body, graph: Graph
+) -> dict[int, int]:
+    """Copy the nodes that compute some values to the start of a body; returns the new values."""
+    nodes: dict[Node, None] = {}
+    stack = [*values]
+    while stack:
+        node = producer[stack.pop()]
+        nodes[node] = None
+        stack += [n for n in node.operands if n in large and producer[n] not in nodes]
+    order = {node: position for position, node in enumerate(producer.values())}
+    same: dict[int, int] = {}
+    copies = []
+    for node in sorted(nodes, key=order.__getitem__):
+        results = [graph.copy_of(n) for n in node.results]
+        copies.append(like(node, node.primitive, [same.get(n, n) for n in node.operands], results))
+        same.update(zip(node.results, results, strict=True))
+    body.nodes = [*copies, *body.nodes]
+    return same
+
+
+_MUCH_LARGER = 64  # a mask of two dims that is broadcast to all rows and heads
 _MERGED_BYTES = 32 << 20  # XLA's `xla_gpu_dot_merger_threshold_mb`
 
 
@@ -267,7 +339,7 @@ def _merge_all_reduces(body: Body) -> None:
             target.operands += node.operands
             target.results += node.results
         depends_on.update((n, before) for n in node.results)
-    body.nodes = _topological_order(remaining) if len(remaining) < len(body.nodes) else remaining
+    body.nodes = program_order(remaining) if len(remaining) < len(body.nodes) else remaining
 
 
 def _transitive_closure(nodes: set[Node], waits_for: dict[Node, set[Node]]) -> set[Node]:
@@ -278,30 +350,6 @@ def _transitive_closure(nodes: set[Node], waits_for: dict[Node, set[Node]]) -> s
             closure.add(node)
             stack += waits_for.get(node, ())
     return closure
-
-
-def _topological_order(nodes: list[Node]) -> list[Node]:
-    """The nodes in their order, except that each comes after the producers of its operands."""
-    producer = {n: index for index, node in enumerate(nodes) for n in node.results}
-    pending = [{producer[n] for n in node.operands if n in producer} - {i} for i, node in enumerate(nodes)]
-    users: list[list[int]] = [[] for _ in nodes]
-    for index, producers in enumerate(pending):
-        for other in producers:
-            users[other].append(index)
-    # A heap, so that nodes stay in their original order where they can: the order decides how long
-    # buffers live.
-    ready = [index for index, producers in enumerate(pending) if not producers]
-    heapq.heapify(ready)
-    ordered = []
-    while ready:
-        index = heapq.heappop(ready)
-        ordered.append(nodes[index])
-        for user in users[index]:
-            pending[user].discard(index)
-            if not pending[user]:
-                heapq.heappush(ready, user)
-    assert len(ordered) == len(nodes)
-    return ordered
 
 
 def _transpose_products(body: Body) -> None:
