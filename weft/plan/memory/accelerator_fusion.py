@@ -121,6 +121,8 @@ class _Fusion:
         for node in self.inside(roots):
             access: Access = {}
             for n in dict.fromkeys(node.operands):
+                if self.graph.elements(n) == 1:  # numbers are parameters of the kernel
+                    continue
                 share = read_share(node, n, self.graph)
                 is_inside = n in self.producer and n not in self.stored
                 for m, size in (known[n] if is_inside else {n: float(self.graph.sizes[n])}).items():
