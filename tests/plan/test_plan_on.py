@@ -1,5 +1,6 @@
 """`plan.on(hardware)`: the plan as the compiler of a GPU or TPU compiles the program."""
 
+import copy
 from dataclasses import replace
 
 import jax
@@ -8,6 +9,7 @@ import pytest
 
 import weft as wf
 from benchmarks.memory import transformer
+from weft.core.errors import ProgramError
 from weft.hardware.profile import Hardware
 
 MACHINES = ["h100", "tpu-v2", "tpu-v5e"]
@@ -36,12 +38,19 @@ def test_only_work_and_memory_depend_on_the_machine(machine):
     ]
     assert (on.flops, on.unique_flops, on.stored) == (plan.flops, plan.unique_flops, plan.stored)
     assert traffic(on) < traffic(plan) and peak(on) < peak(plan)
-    assert on.on("a100") is on  # it is a plan of one machine
+    assert on.on(machine) == on and on.on("cpu") == plan
 
 
 def test_the_plan_itself_is_that_of_cpus():
     plan = plan_of(wf.exp, wf.spec("a=4"))
-    assert plan.on("cpu") is plan
+    assert plan.on("cpu") == plan
+
+
+def test_a_copied_plan_has_no_program():
+    plan = plan_of(wf.exp, wf.spec("a=4"))
+    assert copy.deepcopy(plan) == plan
+    with pytest.raises(ProgramError, match="without its program"):
+        copy.deepcopy(plan).on("h100")
 
 
 def test_phases_are_those_of_the_program():

@@ -166,7 +166,11 @@ class Plan:
           hardware: the name of a profile, a TOML file, or `Hardware`.
         """
         machine = Hardware.of(hardware)
-        return self if self._plan_on is None or machine.platform == "cpu" else self._plan_on(machine)
+        return self if self._plan_on is None else self._plan_on(machine)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A traced program can't be pickled or copied.
+        return {**self.__dict__, "_plan_on": _without_program}
 
     def time(self, hardware: HardwareLike) -> Time:
         """The predicted time on a machine: the name of a profile, a TOML file, or `Hardware`."""
@@ -284,8 +288,19 @@ def derive_plan(traced: Traced) -> TracedPlan:
     return TracedPlan(plan, traced_events, assignment)
 
 
+def _without_program(hardware: Hardware) -> Plan:
+    """For plans that were pickled or copied."""
+    raise ProgramError(
+        "this plan was pickled or copied, without its program",
+        rule="a plan for another machine is derived from the program",
+        hint="call on() before: program.plan(*args).on(hardware)",
+    ).located(f"on({hardware.label!r})")
+
+
 def _plan_on(traced: Traced, plan: Plan, inputs: list[PlannedTensor], hardware: Hardware) -> Plan:
     """The plan of a traced program as the compiler of a machine compiles it."""
+    if hardware.platform == "cpu":
+        return derive_plan(traced).plan
     graph = read_jaxpr(traced.jaxpr.jaxpr, plan.mesh)
     events = trace_events(graph)
     assignment = assign_buffers(graph, traced.jaxpr.jaxpr, traced.donated, PLATFORMS[hardware.platform])
@@ -294,7 +309,7 @@ def _plan_on(traced: Traced, plan: Plan, inputs: list[PlannedTensor], hardware: 
         plan,
         events=tuple(one.event for one in kernels),
         memory=summarize_memory(assignment, inputs),
-        _plan_on=None,
+        _plan_on=functools.partial(_plan_on, traced, plan, inputs),
     )
 
 
