@@ -99,14 +99,14 @@ def test_padding_ties_and_nan(mesh, layout):
 @pytest.mark.parametrize("mesh, layout", [("", ""), ("x=4", "b:x"), ("x=8", "b:x"), ("x=2 y=2", "a:x b:y")])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_approx_max_k_is_exact_on_cpus(mesh, layout, dtype):
-    """The order of ties and NaNs is that of top_k; JAX's is undefined."""
+    """The order of ties and NaNs is that of top_k, where zeros are equal; JAX's is undefined."""
     zeros = [[0.0, -0.0, -1, -0.0, 0.0, -2, 0.0, -3, -0.0], np.arange(9) % 3]
     rows = jnp.asarray(np.vstack([hard_rows(9), zeros]), dtype)
     x = wf.tensor(rows, [wf.Dim("a", len(rows)), wf.Dim("b", 9)])
     for k in (1, 4, 9):
         fn = lambda x, k=k: wf.approx_max_k(x, "b", wf.Dim("best", k), recall_target=0.5)
         got = wf.spmd(fn, mesh, layout)(x)
-        assert_same(got, tuple(lax.top_k(rows, k)))
+        assert_same(got, tuple(lax.top_k(jnp.where(rows == 0, 0, rows), k)))
 
 
 def test_approx_max_k_is_approximate_on_tpus():
@@ -308,3 +308,10 @@ def test_the_running_sum_of_one_nonzero_element():
         np.testing.assert_array_equal(wf.spmd(gradient)(x).numpy(), want)
     padded = wf.spmd(lambda x: wf.cumsum(wf.pad(x, "g", 2, 2), "g"))(cosines("g=1"))
     np.testing.assert_array_equal(padded.numpy() != 0, [False, False, True, True, True])
+
+
+@pytest.mark.parametrize("select", [wf.top_k, wf.approx_max_k])
+def test_zeros_are_equal_whatever_their_sign(select):
+    x = wf.tensor([-0.0, 0.0, -1.0], "a=3")
+    assert select(x, "a", "k=2")[1].numpy().tolist() == [0, 1]
+    assert wf.grad(lambda x: wf.sum(select(x, "a", "k=2")[0]))(x).numpy().tolist() == [1, 1, 0]

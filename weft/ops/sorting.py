@@ -94,6 +94,9 @@ def argmin(x: Tensor, dim: DimLike) -> Tensor:
 def top_k(x: Tensor, dim: DimLike, k_dim: DimLike) -> tuple[Tensor, Tensor]:
     """The k largest elements along a dim, in descending order, and their indices, like `jax.lax.top_k`.
 
+    The first of equal elements comes first. Zeros are equal, unlike in JAX, where -0 comes after 0: whether a
+    sum is 0 or -0 can depend on the layout.
+
     Args:
       x: a tensor.
       dim: the dim to select from.
@@ -168,7 +171,8 @@ def _largest(
     dims, splits = _replace(x.dims, dim_index, new), _replace(layout_splits(x), dim_index, ())
     check_distinct(dims)
     active.context.splits(dims)
-    array = fill_padding(reshard(x), x.dims, layout_splits(x), _lowest(x.dtype), only=[chosen])
+    array = _with_positive_zeros(reshard(x))
+    array = fill_padding(array, x.dims, layout_splits(x), _lowest(x.dtype), only=[chosen])
     block = array.shape[dim_index]
     # The k largest elements of the dim are among the k largest of the blocks.
     values, indices = select(array, min(new.size, block), axis=dim_index)
@@ -181,6 +185,17 @@ def _largest(
         indices = jnp.take_along_axis(indices, best, axis=dim_index)
     indices = fill_padding(indices, dims, splits)
     return slice_tensor(values, dims, splits), slice_tensor(indices, dims, splits)
+
+
+def _with_positive_zeros(array: jax.Array) -> jax.Array:
+    """The array without negative zeros, which `lax.top_k` orders before zero.
+
+    Whether a sum is 0 or -0 depends on the order of its terms, and so on the layout.
+    """
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    # A difference, so that the derivative at 0 is 1.
+    return array - lax.stop_gradient(jnp.where(array == 0, array, 0))
 
 
 def _lowest(dtype: DTypeLike) -> float | int | bool:
