@@ -63,6 +63,7 @@ TPU = {
     "ops: shapes": ({"x": 0.964, "y": 0.5}, EQUAL),
     "ops: transformations": ({"flops": 0.0}, SMALL),
     "ops: factorizations": ({"flops": math.inf, "loops": 3}, EXPANDED),
+    "ops: Fourier transforms": ({"flops": math.inf}, EXPANDED),
     "ops: Fourier transforms to real numbers": ({"flops": math.inf}, EXPANDED),
     "gradients of ops: elementwise": ({"flops": 0.0}, SMALL),
     "gradients of ops: reductions": ({"x": 5.016}, BOOLEANS, EQUAL),
